@@ -58,7 +58,7 @@ def second_persons(requester: str) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Power:
+class Right:
     """A way to be a second person: an account that administers, members of a group elsewhere that do here, a password
     (its hash, as `secret`), or an account that its password alone opens again. `taken`: it ends; a grant to administer
     a deployment counts only then."""
@@ -84,20 +84,20 @@ class Power:
         }[self.kind]
 
 
-def powers_beside(actor: str) -> frozenset[Power]:
+def rights_without_own_password(actor: str) -> frozenset[Right]:
     """All there are but the actor's own password."""
     claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
     passwords = User.objects.exclude(username=actor).exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     return frozenset(
         {
-            *(Power("admin", name) for name in User.objects.filter(admins()).values_list("username", flat=True)),
-            *(Power("claim", claim) for claim in claims),
-            *(Power("password", name, text) for name, text in passwords.values_list("username", "password") if text),
+            *(Right("admin", name) for name in User.objects.filter(admins()).values_list("username", flat=True)),
+            *(Right("claim", claim) for claim in claims),
+            *(Right("password", name, text) for name, text in passwords.values_list("username", "password") if text),
         }
     )
 
 
-def powers_of_others(actor: str) -> frozenset[Power]:
+def rights_of_other_people(actor: str) -> frozenset[Right]:
     """Those that no admin takes away alone: of people who administer, by a group, a claim or a grant. A program is no
     second person, and an admin may step down."""
     people = User.objects.filter(admins(), service_account__isnull=True).exclude(username=actor)
@@ -105,9 +105,9 @@ def powers_of_others(actor: str) -> frozenset[Power]:
     grants = Grant.objects.filter(role=Role.ADMIN.value, user__service_account__isnull=True)
     return frozenset(
         {
-            *(Power("admin", name, taken=True) for name in people.values_list("username", flat=True)),
-            *(Power("claim", claim, taken=True) for claim in claims),
-            *(Power("grant", str(grant), taken=True) for grant in grants.exclude(user__username=actor)),
+            *(Right("admin", name, taken=True) for name in people.values_list("username", flat=True)),
+            *(Right("claim", claim, taken=True) for claim in claims),
+            *(Right("grant", str(grant), taken=True) for grant in grants.exclude(user__username=actor)),
         }
     )
 

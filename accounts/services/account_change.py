@@ -12,7 +12,7 @@ from django.contrib.auth.models import Group, User
 from django.db import transaction
 
 from accounts.models import Grant, GroupRole
-from accounts.selectors import Power, powers_beside, powers_of_others, users_with_second_factor
+from accounts.selectors import Right, rights_of_other_people, rights_without_own_password, users_with_second_factor
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
 from accounts.services.second_factor import second_factors_remove
 from accounts.services.user import (
@@ -139,12 +139,12 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
 }
 
 
-class _TakesTwo(Exception):
+class _NeedsApproval(Exception):
     """Takes the change back; `password` is the hash that it set, "" for none."""
 
-    def __init__(self, powers: list[Power], password: str) -> None:
+    def __init__(self, rights: list[Right], password: str) -> None:
         super().__init__()
-        self.powers = powers
+        self.rights = rights
         self.password = password
 
 
@@ -158,9 +158,9 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
         return CHANGES[change](actor=actor, now=now, **fields)
     try:
         return _carry_out(change, actor, now, fields)
-    except _TakesTwo as found:
+    except _NeedsApproval as found:
         name = fields.get("username") or fields.get("name") or fields.get("deployment", "")
-        summary = f"{change} {name}: {', '.join(power.described for power in found.powers)}".replace(" :", ":")
+        summary = f"{change} {name}: {', '.join(right.described for right in found.rights)}".replace(" :", ":")
         plain = {key: part for key, part in fields.items() if key != "password"}
         secrets = {"password": found.password} if found.password else {}
         request = ApprovalRequest(summary, {"change": change, "fields": plain}, actor, now, why, secrets=secrets)
@@ -169,13 +169,17 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
 
 @transaction.atomic
 def _carry_out(change: str, actor: str, now: datetime, fields: Mapping[str, Any]) -> Any:
-    before, guarded, others = powers_beside(actor), users_with_second_factor(actor), powers_of_others(actor)
+    before, guarded, others = (
+        rights_without_own_password(actor),
+        users_with_second_factor(actor),
+        rights_of_other_people(actor),
+    )
     result = CHANGES[change](actor=actor, now=now, **fields)
-    gained = powers_beside(actor) - before
-    gained |= {Power("factor", name) for name in guarded - users_with_second_factor(actor)}
-    if powers := sorted(gained) + sorted(others - powers_of_others(actor)):
+    gained = rights_without_own_password(actor) - before
+    gained |= {Right("factor", name) for name in guarded - users_with_second_factor(actor)}
+    if rights := sorted(gained) + sorted(others - rights_of_other_people(actor)):
         user = User.objects.filter(username=fields.get("username", "")).first() if fields.get("password") else None
-        raise _TakesTwo(powers, user.password if user is not None else "")
+        raise _NeedsApproval(rights, user.password if user is not None else "")
     return result
 
 

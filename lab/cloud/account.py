@@ -1,7 +1,7 @@
-"""GetCallerIdentity that proves something: the signature is computed anew, with the secret of the key.
+"""GetCallerIdentity with a check of the signature, the price list, and quotas by name.
 
-moto checks no signature and answers for keys that it never made. Only what AWS itself refuses is refused here. What a
-caller demands beyond that, such as a signed header of his own, he has to demand himself.
+moto checks no signature, answers for keys that it never made, and knows neither prices nor quotas of EC2. A signature
+is rejected only where AWS rejects it. A caller that requires more, such as a signed header, has to check that.
 """
 
 import hmac

@@ -13,7 +13,7 @@ from lab.cloud.wire import Call, Refused
 from lab.cloud.world import WATCHES, World, handles, moment
 
 PAGE = range(5, 1001)
-"""What MaxResults may be: DescribeInstances, DescribeInstanceStatus."""
+"""Allowed values of MaxResults: DescribeInstances, DescribeInstanceStatus."""
 ALL = "1000000"
 
 

@@ -1,8 +1,8 @@
 """The instance metadata service of one machine: 169.254.169.254 as the machine's own programs see it, IMDSv2 alone.
 
-It listens on a socket that it is given, which whoever boots the machine has bound inside the machine's network. So the
-hop limit needs no code: that address is routed nowhere, and nothing outside of the machine reaches it. Keys of the role
-are real ones of this cloud, of a session that is named after the instance; so STS answers for whoever signs by them.
+It listens on a given socket that is bound inside the machine's network. The hop limit needs no code, because that
+address is not routed and cannot be reached from outside. Keys of the role are real keys of this cloud, of a session
+named after the instance, so STS accepts signatures by them.
 """
 
 import base64
@@ -35,7 +35,7 @@ Reply = tuple[int, str, dict[str, str]]
 
 
 class Metadata:
-    """What one machine is told. It may be asked by several threads."""
+    """The answers for one machine. Threads may share it."""
 
     def __init__(self, world: World, machine_id: str) -> None:
         self._world, self._id = world, machine_id

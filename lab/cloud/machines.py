@@ -1,5 +1,9 @@
-"""The life of instances by the cloud's clock. moto's own are running at once and terminated at once; here they are
-pending first and shutting down first, are not found for a while, and are forgotten an hour after their end."""
+"""The life of instances by the cloud's clock, capacity by type, zone and market, quotas and limits of calls.
+
+moto's instances run and terminate immediately. Here they are pending and shutting down first, are not found for a
+while, and are forgotten an hour after their end. Limits are from "Request throttling for the Amazon EC2 API"; names and
+codes of quotas from Service Quotas.
+"""
 
 import copy
 import math
@@ -301,7 +305,7 @@ class Machines:
         return iter(list(self._all.values()))
 
     def get(self, machine_id: str) -> Machine | None:
-        """None: never launched here, or forgotten."""
+        """Returns None if it was never launched here or is forgotten."""
         return self._all.get(machine_id)
 
     def add(self, machine: Machine) -> None:

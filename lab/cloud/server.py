@@ -14,7 +14,7 @@ __all__ = ["World", "account", "ec2_describe", "ec2_launch", "entry", "serve", "
 
 
 ENDS_WITHIN_S = 0.02
-"""How often a server looks whether it was told to end; by itself each 0.5 s, which tests would pay one by one."""
+"""How often a server checks whether to stop. The default of 0.5 s would delay every test."""
 
 
 class QuietRequests(MotoRequestHandler):

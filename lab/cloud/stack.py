@@ -1,7 +1,8 @@
-"""Resources of CloudFormation stacks that moto reports as complete without making them, or makes otherwise than told.
+"""Resources of CloudFormation stacks that moto reports as complete without making them, or makes differently. Deploys
+`deploy/aws/*.yaml`.
 
-moto finds resource types among the subclasses of its own class, so each maker here becomes one. They are registered in
-this process by the import, and work for accounts of a World alone.
+moto finds resource types among the direct subclasses of its class, so each maker here becomes one. The import
+registers them in this process. They work only for accounts of a World.
 """
 
 import json
@@ -192,7 +193,7 @@ class _Resource:
 
 
 def _register(kind: str, maker: Maker, attributes: tuple[str, ...]) -> type:
-    """moto takes the last class of a type, and looks at direct subclasses of its own alone."""
+    """moto takes the last direct subclass of a type."""
 
     def create(
         _cls: Any, /, resource_name: str, cloudformation_json: Any, account_id: str, region_name: str, **_: Any
@@ -221,7 +222,7 @@ def _without_no_value(resource_json: Any, resources_map: Any) -> Any:
 _CLEANED = parsing.clean_json
 parsing.clean_json = _without_no_value
 _KEPT = [_register(kind, *made) for kind, made in MAKERS.items()]
-"""A class that nobody holds is no subclass of anything."""
+"""Keeps the classes alive: moto finds them through weak references."""
 parsing.get_model_list.cache_clear()
 parsing.get_model_map.cache_clear()
 parsing.get_name_type_map.cache_clear()

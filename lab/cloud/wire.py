@@ -45,7 +45,7 @@ HTTP_STATUS = {
     "NotInThisCloud": 400,
     "UnrecognizedClientException": 403,
 }
-"""Of an error, where it is not the protocol's own (400). botocore repeats those of 500 and above by itself."""
+"""HTTP status of an error, if not the protocol's default (400). botocore retries 500 and above."""
 COMMON_ERROR_CODES.extend(HTTP_STATUS)  # codes of any service, for which moto would warn that a model lacks them
 NOT_IN_THIS_CLOUD = "NotInThisCloud"
 """Code of the error for calls that neither moto nor this package knows. AWS says no such thing."""

@@ -1,8 +1,8 @@
-"""A cloud for tests: moto, with what it lacks or gets wrong in front of it.
+"""A cloud for tests: a front of moto that adds what moto lacks or gets wrong.
 
-A WSGI application. Each call is counted, limited, made to fail where a test asked for it, and then answered by a
-handler of this package or by moto. Each World has an AWS account of its own, so that two of them, or another test's
-S3, share nothing of moto's state, which is the process's.
+A WSGI application. Each call is counted, limited, made to fail if a test requested it, and then answered by a handler
+of this package or by moto. Each World has its own AWS account, so two Worlds, or another test's S3, share nothing of
+moto's state, which belongs to the process.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class When(StrEnum):
 
 
 class Ending(StrEnum):
-    """What the client gets instead of an answer."""
+    """The failure that the client gets instead of an answer."""
 
     RESET = "reset"
     CUT = "cut"
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
 
 CALLS_KEPT = 100_000
 WAITING = {"ReceiveMessage"}
-"""Calls that may wait for seconds: nobody waits for their end."""
+"""Calls that may take seconds. `forget` does not wait for them."""
 
 os.environ.setdefault("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")  # 1,300 images, made anew for each account and region
 MOTO = DomainDispatcherApplication(create_backend_app)
@@ -159,7 +159,7 @@ StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
 
 WATCHES: list[Callable[["World"], None]] = []
-"""What looks at all of it whenever time may have passed."""
+"""Called whenever time may have passed."""
 
 
 def handles(service: str, operation: str) -> Callable[[Handler], Handler]:
@@ -230,20 +230,20 @@ class World:
         return backends[self.account][region]
 
     def client(self, service: str, region: str = "us-east-1", read_timeout_s: float = 60.0, **keys: str) -> Any:
-        """A client that repeats nothing by itself, of the account's own key or of these (`aws_access_key_id`, ...)."""
+        """Returns a client without retries, with the account's own key or the given one (`aws_access_key_id`, ...)."""
         keys = keys or {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret}
         config = Config(retries={"mode": "standard", "total_max_attempts": 1}, read_timeout=read_timeout_s)
         return _session().client(service, region_name=region, endpoint_url=self.endpoint, config=config, **keys)
 
     def settle(self) -> None:
-        """What happens by itself as time passes; each call begins with it."""
+        """Applies changes that are due. Each call starts with it."""
         self.machines.settle()
         for watch in WATCHES:
             watch(self)
 
     @contextlib.contextmanager
     def settled(self) -> Iterator[None]:
-        """As of now, and unchanged meanwhile: for who reads it beside the calls."""
+        """A consistent view for readers on other threads than the calls."""
         with self._lock:
             self.settle()
             yield

@@ -16,7 +16,7 @@ from lab.hosts.places import Places
 from lab.hosts.topology import NoLaboratory, Role, Topology
 
 PRIVATE = ("/var/lib/switchyard", "/etc/shadow")
-"""Below them whatever belongs to another account is nobody else's to read."""
+"""Below these folders no account may read the files of another one."""
 PROGRAM = r'''
 import ctypes, json, os, stat, sys
 
@@ -89,7 +89,7 @@ def succeeds(attempt):
 
 
 def tried(uid, pid, files, others):
-    """In a process of its own, which never comes back."""
+    """Runs in a separate process, which does not return."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         try:
@@ -113,12 +113,12 @@ def tried(uid, pid, files, others):
 
 
 known, files = kinds(), list(private_files())
-strangers = {uid: [pid for other, (_, pid) in known.items() if other != uid] for uid in known}
+others = {uid: [pid for other, (_, pid) in known.items() if other != uid] for uid in known}
 agents = [int(pid) for pid in filter(str.isdecimal, os.listdir("/proc")) if is_agent(pid)]
 print(json.dumps({
     "files": len(files),
     "accounts": {
-        name: {"uid": uid, "done": tried(uid, pid, files, [*strangers[uid], *agents])}
+        name: {"uid": uid, "done": tried(uid, pid, files, [*others[uid], *agents])}
         for uid, (name, pid) in known.items()
     },
 }))
@@ -143,7 +143,7 @@ def trespass(places: Places, host: str) -> Iterator[Account]:
     """
     done = client.captured(places, host, ["python3", "-I", "-S", "-c", PROGRAM, *PRIVATE])
     if done.returncode:
-        raise NoLaboratory(f"{host}: nobody can try what accounts may do: {done.stderr.strip()[-300:]}")
+        raise NoLaboratory(f"{host}: could not check what accounts may do: {done.stderr.strip()[-300:]}")
     for name, said in json.loads(done.stdout)["accounts"].items():
         yield Account(host, name, said["uid"], tuple(said["done"]))
 
@@ -214,7 +214,7 @@ class Check:
         client.ask(self.places, "power-off", name=name)
         self.say(f"{name} of {cell['id']} has lost its power")
         try:
-            self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"nobody noticed that {name} is gone")
+            self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"the loss of {name} was not noticed")
             how = f"without {name}"
             if not self._has_spare(cell["region"]):
                 client.ask(self.places, "boot", name=name)
@@ -254,7 +254,7 @@ class Check:
         raise NoLaboratory(f"After {within_s:.0f} s {otherwise}.")
 
     def _trespassers(self) -> None:
-        """Whoever breaks into an engine, a cell proxy or a HAProxy reads nothing of the agent and of the others."""
+        """An account of an engine, a cell proxy or a HAProxy can read nothing of the agent or of other accounts."""
         seen = 0
         for name in sorted(self._powered()):
             host = self.topology.hosts.get(name)

@@ -21,7 +21,7 @@ from lab.hosts.trials import Kind, Target, Trial
 
 app = typer.Typer(
     name="lab",
-    help="A laboratory of real hosts: network namespaces with addresses, files and clocks of their own.",
+    help="A laboratory of real hosts: network namespaces, each with its own addresses, files and clock.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -79,7 +79,7 @@ def _forward(text: str) -> client.Forward:
 
 @app.command()
 def down(
-    wipe: Annotated[bool, typer.Option("--wipe", help="Remove what the hosts wrote, too.")] = False,
+    wipe: Annotated[bool, typer.Option("--wipe", help="Also remove the files that the hosts wrote.")] = False,
 ) -> None:
     """End everything, from any state; what hosts wrote stays for the next `up`."""
     ran = client.stop(read_places(), wipe=wipe)
@@ -147,7 +147,7 @@ def _row(host: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command()
 def cut(name: Name, one_way: OneWay = False, deaf: Deaf = False, other: From = "") -> None:
-    """Let packets vanish, without a word to anybody."""
+    """Drop packets silently."""
     if one_way and deaf:
         raise NoLaboratory("Give --one-way or --deaf; without either both ways are cut.")
     lost = Lost.SENT if one_way else Lost.RECEIVED if deaf else Lost.BOTH

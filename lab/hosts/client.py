@@ -194,7 +194,7 @@ def run_on(places: Places, name: str, command: Sequence[str]) -> int:
 
 
 def captured(places: Places, name: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command on a host, and keep what it says instead of showing it. `run_on` in a process of its own."""
+    """Run a command on a host in a separate process, and capture its output."""
     return subprocess.run(
         [sys.executable, "-m", "lab.hosts.cli", "exec", name, "--", *command],
         cwd=CHECKOUT, env=_environment(places), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -236,7 +236,7 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    """Its exit status as a shell has it. What the terminal sends to stop it, it gets itself."""
+    """Returns its exit status as a shell reports it. Signals of the terminal reach the command itself."""
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

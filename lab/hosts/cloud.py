@@ -30,7 +30,7 @@ from lab.hosts.cloud_control import PORT, Settings
 from lab.hosts.cloud_control_api import METADATA, Control, Hypervisor
 from lab.hosts.forward import Target, carry, refuse
 from lab.hosts.places import Places, read_places
-from lab.hosts.topology import CLOUD, OUTSIDE, Guest, NoLaboratory, write_guest
+from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory, TemporaryHost, write_temporary_host
 
 METADATA_PORT = 80
 STEP_S = 0.2
@@ -73,8 +73,8 @@ class LaboratoryPower:
     def __init__(self, places: Places) -> None:
         self._places = places
 
-    def add(self, guest: Guest) -> None:
-        client.ask(self._places, "add", **write_guest(guest))
+    def add(self, added: TemporaryHost) -> None:
+        client.ask(self._places, "add", **write_temporary_host(added))
 
     def remove(self, name: str) -> None:
         client.ask(self._places, "remove", name=name)
@@ -87,7 +87,7 @@ class LaboratoryPower:
 
 
 class Cloud:
-    """What listens in the laboratory's networks, as hosts come and go."""
+    """The sockets in the laboratory's networks, as hosts are added and removed."""
 
     def __init__(self, world: World, hypervisor: Hypervisor) -> None:
         self._world, self._hypervisor = world, hypervisor

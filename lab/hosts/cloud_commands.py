@@ -14,14 +14,14 @@ from lab.hosts.fleet import read_ports
 from lab.hosts.places import read_places
 from lab.hosts.topology import REGIONS, Topology, checked
 
-app = typer.Typer(help="What happens to the cloud whose instances are hosts.", no_args_is_help=True)
+app = typer.Typer(help="Controls the cloud whose instances are hosts.", no_args_is_help=True)
 Instance = Annotated[str, typer.Argument(help="Such as i-0123456789abcdef0.")]
 Type = Annotated[str, typer.Argument(help="Of instances, such as trn1.32xlarge.")]
 Zone = Annotated[str, typer.Argument(help="Such as us-east-1a.")]
 InMarket = Annotated[str, typer.Option(help="on-demand, spot, capacity-block or interruptible-capacity-reservation.")]
 Operation = Annotated[str, typer.Argument(help="As AWS calls it, such as RunInstances.")]
 Times = Annotated[int, typer.Option(min=1, help="How often.")]
-Over = Annotated[bool, typer.Option("--over", help="It is as before.")]
+Over = Annotated[bool, typer.Option("--over", help="End this fault.")]
 
 
 @app.command()
@@ -138,7 +138,7 @@ def impaired(instance: Instance, over: Over = False) -> None:
 
 @app.command()
 def terminate(instance: Instance) -> None:
-    """End it, as somebody might in AWS's console."""
+    """Terminate it, as an operator might in AWS's console."""
     ask("terminate", instance=instance)
 
 

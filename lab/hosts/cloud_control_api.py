@@ -19,7 +19,7 @@ from lab.cloud.stack import deploy_base, deploy_region
 from lab.cloud.wire import Environ
 from lab.cloud.world import Ending, Fault, StartResponse, When, World
 from lab.hosts.file_tree import START_AT_BOOT
-from lab.hosts.topology import Guest, Host, NoLaboratory, Role
+from lab.hosts.topology import Host, NoLaboratory, Role, TemporaryHost
 
 METADATA = IPv4Address("169.254.169.254")
 FIRST_BOOT = f"{START_AT_BOOT}/00-cloud-init.start"
@@ -27,10 +27,10 @@ SHUT_DOWN = "Client.InstanceInitiatedShutdown"
 NOT_BOOTED = "Server.InternalError"
 
 
-class Power(Protocol):
+class PowerSwitch(Protocol):
     """Hosts that come and go. Each raises `NoLaboratory` where that cannot be."""
 
-    def add(self, guest: Guest) -> None:
+    def add(self, added: TemporaryHost) -> None:
         """It has booted when this returns."""
 
     def remove(self, name: str) -> None:
@@ -49,7 +49,7 @@ class Running:
 class Hypervisor:
     """The hosts of one cloud's instances. `environment`: what each host's processes get. It has one thread."""
 
-    def __init__(self, world: World, power: Power, environment: Mapping[str, str]) -> None:
+    def __init__(self, world: World, power: PowerSwitch, environment: Mapping[str, str]) -> None:
         self._world, self._power, self._environment = world, power, environment
         self._numbers = itertools.count(1)
         self.running: dict[str, Running] = {}
@@ -60,7 +60,7 @@ class Hypervisor:
         with self._world.settled():
             now = self._world.clock.now()
             wanted = {machine.id: machine for machine in self._world.machines if machine.state(now) == "running"}
-        # What has ended goes first: the next one may have its address.
+        # Ended ones first: a new one may get the address of an ended one.
         for machine_id in [each for each in self.running if each not in wanted]:
             self._power.remove(self.running.pop(machine_id).name)
         for machine_id, machine in wanted.items():
@@ -73,18 +73,18 @@ class Hypervisor:
 
     def _boot(self, machine: Machine) -> None:
         name = f"v{next(self._numbers)}"  # an instance's own name is longer than that of an interface may be
-        host = Host(name, Role.GUEST, machine.region, IPv4Address(machine.moto.private_ip_address))
+        host = Host(name, Role.TEMPORARY, machine.region, IPv4Address(machine.moto.private_ip_address))
         files = {FIRST_BOOT: Path(__file__).with_name("cloud-init.sh").read_text()}
         self.running[machine.id] = Running(name, machine.reboots)
         try:
-            self._power.add(Guest(host, (METADATA,), self._environment, files))
+            self._power.add(TemporaryHost(host, (METADATA,), self._environment, files))
         except NoLaboratory as error:
             del self.running[machine.id]
             with self._world.settled():
                 self._world.machines.end(machine, NOT_BOOTED, str(error))
 
     def machine_of(self, name: str) -> Machine | None:
-        """The instance that a host is; None: it is none of ours any more."""
+        """Returns the instance of a host, or None if it is no longer one."""
         machine_id = next((each for each, host in self.running.items() if host.name == name), "")
         return self._world.machines.get(machine_id)
 

@@ -1,5 +1,5 @@
-"""A fleet in a cloud, on a laboratory's hosts: c1 runs the control plane, the cloud has the stacks of `deploy/aws`, and
-all else follows from regions and a deployment that are declared by the API. What the cloud launches joins by itself.
+"""A fleet in a cloud, on a laboratory's hosts: c1 runs the control plane, and the cloud has the stacks of `deploy/aws`.
+Regions and a deployment are created by the API; machines that the cloud launches join automatically.
 """
 
 import secrets
@@ -80,10 +80,10 @@ def text_of(happened: Iterable[Happened]) -> str:
 
 
 def streamed(base_url: str, model: str) -> str:
-    """An answer, streamed to the `openai` client as to any application.
+    """Streams an answer with the `openai` client.
 
     Raises:
-        NoLaboratory: nobody answered, or it broke off.
+        NoLaboratory: no answer, or an incomplete one.
     """
     from openai import OpenAI, OpenAIError  # half a second, which other commands need not take
 
@@ -130,7 +130,7 @@ def forwards(topology: Topology, ports: Ports) -> list[client.Forward]:
 
 
 def new_settings(pending_s: float = PENDING_S) -> Settings:
-    """Of a cloud that nobody has keys of yet."""
+    """Account of a cloud without keys."""
     return Settings(f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20), pending_s)
 
 
@@ -164,7 +164,7 @@ class CloudFleet(Fleet):
         super().__init__(places, topology, ports, self._steps.say)
         self._home, self._entry = places.home.parent, ports.ingress
         self.trail = self._home / NAME
-        """What happened, a line each, once it was brought up or could not be."""
+        """Returns the trail, a line for each event, after the start or its failure."""
 
     def bring_up(self) -> None:
         """Deploy the stacks, declare regions and a deployment, and wait until every cell serves and answers. What

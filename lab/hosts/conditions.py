@@ -15,7 +15,7 @@ Pair = tuple[IPv4Network, IPv4Network]
 
 
 class Lost(StrEnum):
-    """Which packets of the one that is cut off are lost."""
+    """The direction in which packets of a cut-off host are lost."""
 
     BOTH = "both"
     SENT = "sent"
@@ -82,7 +82,7 @@ class Conditions:
         return replace(self, off=self.off - {name} if on else self.off | {name})
 
     def without(self, name: str) -> "Conditions":
-        """Of a laboratory without this host: whoever gets its address has nothing to do with what was wrong with it."""
+        """Removes the conditions of a host, because a new host may get its address."""
         cuts = tuple(cut for cut in self.cuts if name not in {cut.name, cut.other})
         slow = {each: how for each, how in self.slow.items() if each != name}
         return Conditions(cuts, slow, self.off - {name})
@@ -94,8 +94,8 @@ class Conditions:
 
 
 def dropped(topology: Topology, conditions: Conditions) -> frozenset[Pair]:
-    """What every router drops without a word. A host without power gets nothing, and whatever it still sent as it went
-    down must not tell anybody so."""
+    """Rules of every router that drop packets silently. A host without power receives nothing, and its last packets
+    must not reveal that it went down."""
     pairs: set[Pair] = set()
     cuts = (*conditions.cuts, *(Cut(name) for name in conditions.off))
     for cut in cuts:
@@ -107,7 +107,7 @@ def dropped(topology: Topology, conditions: Conditions) -> frozenset[Pair]:
 
 
 def _others(topology: Topology, cut: Cut) -> list[IPv4Network]:
-    """From whom. A site that is cut off from all goes on within itself."""
+    """The other side. A site that is cut off from all others still works internally."""
     if cut.other:
         return [topology.network_of(cut.other)]
     if cut.name in topology.hosts:
@@ -164,7 +164,7 @@ RELAY, RELAY_FAR_END = "relay0", "relay1"
 UPLINK, CABLE = "uplink", "eth0"
 RELAY_TABLE = 77
 DROP_RULE, RETURN_RULE, RELAY_RULE = 100, 200, 300
-"""In the order in which the kernel asks them: dropped is dropped on the way back from the relay, too."""
+"""In the order of the kernel. A dropped packet is also dropped on its way back from the relay."""
 SYSCTLS = {"ip_forward": "1", "conf/all/rp_filter": "0", "conf/default/rp_filter": "0"}
 """Of each router, under /proc/sys/net/ipv4."""
 
@@ -192,7 +192,7 @@ def router_steps(topology: Topology) -> Steps:
             ),
             (CORE, [f"route add {topology.networks[region]} via {far}"]),
         ]
-    # An address that nobody has is silent, as one of a host without power.
+    # An unused address is silent, as that of a host without power is.
     nobody = [(CORE, CONTROL_SITE), *((region, region) for region in topology.regions)]
     return [*steps, *((router, [f"route add blackhole {topology.networks[site]}"]) for router, site in nobody)]
 
@@ -271,9 +271,9 @@ def _prefix(network: IPv4Network) -> str:
 
 def write_state(topology: Topology, conditions: Conditions) -> dict[str, Any]:
     """What `read_state` reads."""
-    guests = [{**asdict(guest), "address": str(guest.address)} for guest in topology.guests]
+    temporary_hosts = [{**asdict(added), "address": str(added.address)} for added in topology.temporary_hosts]
     return {
-        "topology": {**asdict(topology), "guests": guests},
+        "topology": {**asdict(topology), "temporary_hosts": temporary_hosts},
         "conditions": {**asdict(conditions), "off": sorted(conditions.off)},
     }
 
@@ -282,11 +282,11 @@ def read_state(state: Mapping[str, Any]) -> tuple[Topology, Conditions]:
     """What `write_state` wrote."""
     topology, conditions = dict(state["topology"]), state["conditions"]
     topology["regions"] = tuple(topology["regions"])
-    topology["guests"] = tuple(_guest(each) for each in topology["guests"])
+    topology["temporary_hosts"] = tuple(_temporary_host(each) for each in topology["temporary_hosts"])
     cuts = tuple(Cut(each["name"], each["other"], Lost(each["lost"])) for each in conditions["cuts"])
     slow = {name: Slowness(**how) for name, how in conditions["slow"].items()}
     return Topology(**topology), Conditions(cuts, slow, frozenset(conditions["off"]))
 
 
-def _guest(written: Mapping[str, str]) -> Host:
+def _temporary_host(written: Mapping[str, str]) -> Host:
     return Host(written["name"], Role(written["role"]), written["site"], IPv4Address(written["address"]))

@@ -55,7 +55,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 @contextmanager
 def stopped_by_signals(wanted: bool) -> Iterator[Callable[[], None]]:
-    """What this process started ends with it, from its first moment, unless it is to be left running."""
+    """Stops the laboratory with this process, from the start, unless it is to be left running."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

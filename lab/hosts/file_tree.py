@@ -44,16 +44,16 @@ class FileTree:
 
 
 def etc_files(name: str, addresses: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What a host has of its own in /etc from the beginning. No name server: nothing here leads to the Internet."""
+    """A host's own files in /etc. It has no name server, because nothing here reaches the Internet."""
     lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in addresses)]
     return {"hostname": f"{name}\n", "hosts": "\n".join(lines) + "\n", "resolv.conf": "options attempts:1 timeout:1\n"}
 
 
 def place_of(folder: Path, path: str) -> Path:
-    """Where a file that a host sees as `path` lies in the folder of its files.
+    """Returns the place of the host's file `path` in the folder of its files.
 
     Raises:
-        ValueError: it would not be the host's own.
+        ValueError: the file does not belong to the host.
     """
     for name in (*OWN, *ON_TOP):
         if path.startswith(f"{name}/") and ".." not in path.split("/"):
@@ -97,7 +97,7 @@ def remove_files(folder: Path) -> None:
     """A host's, all that is kept of it, or all hosts': the folder and what is in it."""
     for depth in ("*", "files/*", "*/files/*"):
         for working in folder.glob(f"{depth}/scratch/work"):
-            working.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
+            working.chmod(0o700)  # overlayfs's own folder, closed even to its owner
     shutil.rmtree(folder, ignore_errors=True)
 
 

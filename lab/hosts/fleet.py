@@ -1,6 +1,6 @@
-"""A fleet on the laboratory's hosts: c1 and c2 run the control plane as `make up` does, on a database that they share.
-Every node and ingress joins by the line that `switchyard machine add` prints, as any host would. What a host
-installed starts by itself when it boots.
+"""A fleet on the laboratory's hosts: c1 and c2 run the control plane as `make up` does, on a shared database.
+Every node and ingress joins by the command that `switchyard machine add` prints, as any host would. Installed programs
+start when the host boots.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ def read_ports(environ: Mapping[str, str]) -> Ports:
 
 
 def exports(topology: Topology, host: Host, more: Mapping[str, str] = MappingProxyType({})) -> str:
-    """What the launcher of a host of the control plane gets, as lines of a shell; `more` counts before the usual."""
+    """Returns the environment of a control host's launcher as lines of a shell. `more` precedes the defaults."""
     controls = [each for each in topology.hosts.values() if each.role is Role.CONTROL]
     shared = {"DATABASE_URL": database_url(topology.host(DATABASE).address)} if DATABASE in topology.hosts else {}
     environment = {
@@ -127,7 +127,7 @@ def database_script(host: Host, python: Path) -> str:
 def install_control_plane(
     places: Places, topology: Topology, python: Path, more: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Have its hosts start the control plane at their next boot, with this environment beside the usual."""
+    """Make its hosts start the control plane at their next boot, with this additional environment."""
     for host in topology.hosts.values():
         if host.role is Role.CONTROL:
             write(places.files_of(host.name), START_SCRIPT, start_script(topology, host, python, more))
@@ -157,8 +157,8 @@ class Fleet:
         )
 
     def ask(self, method: str, path: str, body: Row | None = None) -> Any:
-        """One request to the REST API as the operator. What changes nothing is asked of the second host of the control
-        plane if the first one does not answer.
+        """Sends one request to the REST API as the operator. Reads go to the second control host if the first one does
+        not answer.
 
         Raises:
             NoLaboratory: it refuses, or does not answer.
@@ -217,8 +217,7 @@ class Fleet:
                 (home / f"{name}.new").rename(home / name)
 
     def _want_cells(self) -> None:
-        """A cell in each region that has hosts enough for one, and none elsewhere. Another number that somebody chose
-        stays."""
+        """Creates a cell in each region with enough hosts for one. Numbers that were changed in the meantime stay."""
         deployment = f"deployments/{DEPLOYMENT}/"
         wanted = {place["region"]: place["cells"] for place in self.ask("GET", deployment)["regions"]}
         served = self._topology.regions if self._topology.nodes >= NODES_PER_CELL else ()

@@ -29,7 +29,7 @@ class Target:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises:
-        OSError: nobody answers, or the host has no network just now.
+        OSError: the connection fails, or the host has no network now.
         """
         with kernel.inside_network(self.network):
             end = socket.socket()

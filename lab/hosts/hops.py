@@ -1,7 +1,7 @@
-"""Which connections between hosts are encrypted, by what passes the routers: `python -m lab.hosts.hops SECONDS` in the
-laboratory's namespaces, with its state on standard input. It prints one JSON list of `Hop`s.
+"""Finds which connections between hosts are encrypted, from packets at the routers: `python -m lab.hosts.hops SECONDS`
+in the laboratory's namespaces, with its state on standard input. It prints one JSON list of `Hop`s.
 
-Applications come from outside and may speak plain HTTP to an ingress: they are not looked at.
+Connections of applications from outside, which may be plain HTTP, are ignored.
 """
 
 import json

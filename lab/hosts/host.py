@@ -1,7 +1,7 @@
 """Boots a host: `python -m lab.hosts.host`, with a `Specification` as JSON on standard input. It becomes the host's
-PID 1 in namespaces of the host's own, starts what the host starts at boot, and reaps whoever lost its parent.
+PID 1 in the host's own namespaces, starts the host's boot programs, and reaps orphans.
 
-On standard output: the host's pid in this process's namespace and in the real one, or why it does not boot.
+It prints the host's pid in this process's namespace and in the real one, or why the host does not boot.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ class Specification:
 
 
 def host_environment(home: str, user: str, python: Path, *, has_clock: bool) -> dict[str, str]:
-    """What a process on a host gets that inherits nothing of ours: a clock of its own first of all.
+    """Returns the environment of a process on a host, above all its own clock.
 
-    Only the time of day is another: intervals are measured by the kernel's monotonic clock, as on a host whose clock
-    somebody sets. The library reads the file at most once a second. Its own arithmetic for waits on that clock is off:
-    with it they end early, and a process with several threads takes ten times its processor time.
+    Only the time of day differs. Intervals use the kernel's monotonic clock, as on a host whose clock is changed. The
+    library reads the file at most once a second. Its own arithmetic for waits is disabled: with it waits end early, and
+    a process with several threads takes ten times the CPU time.
     """
     clock = {
         "LD_PRELOAD": f"{LABORATORY}/{LIBRARY}",
@@ -80,7 +80,7 @@ def boot(specification: Specification) -> int:
         _become_init(specification, writing)
     os.close(writing)
     with os.fdopen(reading) as said:
-        answer: dict[str, Any] = json.loads(said.readline() or '{"error": "it ended at once"}')
+        answer: dict[str, Any] = json.loads(said.readline() or '{"error": "it exited immediately"}')
     print(json.dumps({"pid": pid, **answer}), flush=True)
     return pid
 
@@ -134,14 +134,14 @@ def start_at_boot(folder: Path, cron_table: Path) -> list[list[str]]:
 
 
 def _reap() -> None:
-    """Whoever lost its parent came to us."""
+    """Reaps orphans, which are children of PID 1."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def main() -> int:
-    """Boot it and end; the host's PID 1 goes on."""
+    """Boot the host and exit; its PID 1 keeps running."""
     given = json.loads(sys.stdin.readline())
     tree = given.pop("tree")
     tree |= {name: Path(tree[name]) for name in ("folder", "given")}

@@ -18,7 +18,7 @@ from lab.hosts import kernel
 from lab.hosts.conditions import Cut, Lost, Slowness, read_state
 from lab.hosts.laboratory import Laboratory, Listener
 from lab.hosts.places import Places, read_places
-from lab.hosts.topology import NoLaboratory, read_guest
+from lab.hosts.topology import NoLaboratory, read_temporary_host
 
 LONGEST_WATCH_S = 30.0
 
@@ -97,8 +97,8 @@ class Commands:
     async def boot(self, name: str) -> None:
         await self._laboratory.boot(name)
 
-    async def add(self, **guest: Any) -> None:
-        await self._laboratory.add(read_guest(guest))
+    async def add(self, **added: Any) -> None:
+        await self._laboratory.add(read_temporary_host(added))
 
     async def remove(self, name: str) -> None:
         await self._laboratory.remove(name)
@@ -178,7 +178,7 @@ def enter_namespaces(places: Places) -> None:
 
 
 async def run(settings: Mapping[str, Any], places: Places, forwards: list[Listener]) -> None:
-    """Make everything, say so, and do as one is told until the end."""
+    """Create the laboratory, report that, and execute commands until it is stopped."""
     topology, _ = read_state(settings)
     laboratory = Laboratory(topology, places)
     places.socket.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ from lab.hosts.conditions import (
 from lab.hosts.file_tree import FileTree, etc_files, place_of, remove_files, write
 from lab.hosts.host import CLOCK, CRONTAB, LIBRARY, SHUTDOWN, host_environment
 from lab.hosts.places import CHECKOUT, Places
-from lab.hosts.topology import CLOUD, OUTSIDE, Guest, NoLaboratory, Topology
+from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory, TemporaryHost, Topology
 
 IP_WITHIN_S = 20.0
 READY_WITHIN_S = 60.0
@@ -66,8 +66,8 @@ class Laboratory:
         self.running: dict[str, Running] = {}
         self.clocks: dict[str, float] = {}
         self.shut_down: set[str] = set()
-        """Hosts without power that ended by themselves."""
-        self._guests: dict[str, Guest] = {}
+        """Hosts that exited without a command to power off."""
+        self._temporary_hosts: dict[str, TemporaryHost] = {}
         self._places = places
         self._rules = {router: frozenset[str]() for router in topology.routers}
         self._relay: Process | None = None
@@ -151,14 +151,14 @@ class Laboratory:
             raise NoLaboratory(f"{module} has no pipes.")
         helper.stdin.write(first)
         if not await asyncio.wait_for(helper.stdout.readline(), READY_WITHIN_S):
-            raise NoLaboratory(f"{module} ended at once; why is in {self._places.log}.")
+            raise NoLaboratory(f"{module} exited immediately; see {self._places.log}.")
         return helper
 
     async def hops(self, seconds: float) -> Any:
-        """Which connections between hosts are encrypted, watched for so long.
+        """Returns which connections between hosts are encrypted, observed for `seconds`.
 
         Raises:
-            NoLaboratory: it could not be watched.
+            NoLaboratory: the observation failed.
         """
         watching = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lab.hosts.hops", str(seconds)), stdin=PIPE, stdout=PIPE, cwd=CHECKOUT
@@ -183,10 +183,10 @@ class Laboratory:
         host = self.topology.host(name)
         if name in self.running:
             raise NoLaboratory(f"{name} has power already.")
-        guest = self._guests.get(name)
+        added = self._temporary_hosts.get(name)
         try:
             _ip(None, [f"netns add {name}"])
-            self._do(host_cable(self.topology, host, guest.link_local if guest else ()))
+            self._do(host_cable(self.topology, host, added.link_local if added else ()))
             self.change(self.conditions.with_power(name, on=True))
             said = await self._start_host(name)
         except NoLaboratory:
@@ -217,10 +217,10 @@ class Laboratory:
         return said
 
     async def power_off(self, name: str) -> None:
-        """Take a host's power: nobody hears from it any more, then every process of it is gone. Its files stay.
+        """Power a host off: first its packets stop, then all its processes. Its files stay.
 
         Raises:
-            NoLaboratory: it has none.
+            NoLaboratory: it has no power.
         """
         self.topology.host(name)
         running = self.running.get(name)
@@ -257,42 +257,42 @@ class Laboratory:
         if (kernel.NETWORKS / name).exists():
             _ip(None, [f"netns del {name}"])
 
-    # --- guests -------------------------------------------------------------------------------------------------------
+    # --- temporary hosts ----------------------------------------------------------------------------------------------
 
-    async def add(self, guest: Guest) -> None:
+    async def add(self, added: TemporaryHost) -> None:
         """One host more, with power. Nothing is left of a host of this name that was here before.
 
         Raises:
             NoLaboratory: its name or its address is taken or cannot be, or it does not boot.
         """
-        topology = self.topology.with_guest(guest.host)
-        folder = self._places.files_of(guest.name)
+        topology = self.topology.with_temporary_host(added.host)
+        folder = self._places.files_of(added.name)
         remove_files(folder.parent)
         try:
-            for path, text in guest.files.items():
+            for path, text in added.files.items():
                 write(folder, path, text)
         except ValueError as error:
             raise NoLaboratory(str(error)) from None
-        self._guests[guest.name] = guest
+        self._temporary_hosts[added.name] = added
         self.topology = topology
         try:
-            await self.boot(guest.name)
+            await self.boot(added.name)
         except NoLaboratory:
-            await self.remove(guest.name)
+            await self.remove(added.name)
             raise
 
     async def remove(self, name: str) -> None:
-        """One guest less. Of its files those in /var/log stay, beside the folder that it had them in.
+        """Remove a temporary host. Of its files only /var/log is kept, next to the folder of its files.
 
         Raises:
-            NoLaboratory: it is none.
+            NoLaboratory: not a temporary host.
         """
-        topology = self.topology.without_guest(name)
+        topology = self.topology.without_temporary_host(name)
         if name in self.running:
             await self.power_off(name)
         self.topology = topology
         self.change(self.conditions.without(name))
-        del self._guests[name]
+        del self._temporary_hosts[name]
         self.clocks.pop(name, None)
         self.shut_down.discard(name)
         folder = self._places.files_of(name)
@@ -326,11 +326,11 @@ class Laboratory:
         }
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a process on a host gets."""
+        """Returns the environment of a process on a host."""
         user, home = self._places.user()
         every = host_environment(home, user, self._places.python, has_clock=self._places.faketime is not None)
-        guest = self._guests.get(name)
-        return {**every, **guest.environment} if guest else every
+        added = self._temporary_hosts.get(name)
+        return {**every, **added.environment} if added else every
 
     def set_clock(self, name: str, ahead_s: float) -> None:
         """Let a host's time of day differ from the real one. Its processes see it within a second."""

@@ -56,8 +56,8 @@ class Places:
         return name, "/root" if self.uid == 0 else f"/home/{name}"
 
     def views(self, role: Role) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a host of this role is shown of the real one, and what is hidden from it. This checkout only the hosts
-        of the control plane and its database see: all others have what they fetched themselves and nothing else."""
+        """Returns the real host's folders that a host of this role sees, and those hidden from it. Only hosts of the
+        control plane and the database see this checkout; all others have only what they have fetched."""
         prefix = str(self.python.parent.parent)
         environment = [str(Path(sys.prefix).resolve())] if sys.prefix != sys.base_prefix else []
         ours = (str(CHECKOUT), str(self.cache), *environment)
@@ -68,7 +68,7 @@ class Places:
 
 
 def is_within(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether the path is one of the folders or lies in one."""
+    """Whether the path is one of the folders or below one."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 

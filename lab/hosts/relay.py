@@ -1,7 +1,7 @@
-"""Keeps packets for as long as their path takes, and loses some: `python -m lab.hosts.relay`, with the laboratory's
-topology and conditions on standard input, a line each time that they change. It ends when standard input does.
+"""Delays packets and drops some: `python -m lab.hosts.relay`, with the laboratory's topology and conditions on standard
+input, a line for each change. It exits at the end of standard input.
 
-netem would do this inside the kernel, and many kernels are built without it. What needs no delay never comes here.
+netem would do this in the kernel, but many kernels lack it. Packets without delay are not routed here.
 """
 
 import contextlib

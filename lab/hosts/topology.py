@@ -1,7 +1,7 @@
-"""What the laboratory consists of: sites, their hosts, the routers between them and every address. Pure.
+"""The sites, hosts, routers and addresses of a laboratory. Pure.
 
-A site is a place with a router of its own: a region, or where the control plane runs. Between the sites lies one more
-router, and on it `outside`, where the clients of the real host come in.
+A site has its own router: a region, or the site of the control plane. One more router connects the sites, and on it
+`outside` is the entry of clients from the real host.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Role(StrEnum):
     NODE = "node"
     CLOUD = "cloud"
     DATABASE = "database"
-    GUEST = "guest"
+    TEMPORARY = "temporary"
     """It comes and goes while the laboratory runs."""
 
 
@@ -67,7 +67,7 @@ class Host:
 @dataclass(frozen=True)
 class Topology:
     """Hosts by site. `round_trip_s`: between the hosts of two different sites, in seconds; clients outside are near.
-    `cloud`: with one, whose instances are hosts. `guests`: those that are there just now."""
+    `cloud`: with one, whose instances are hosts. `temporary_hosts`: those that exist now."""
 
     regions: tuple[str, ...] = REGIONS
     controls: int = 2
@@ -75,7 +75,7 @@ class Topology:
     nodes: int = 4
     round_trip_s: float = 0.06
     cloud: bool = False
-    guests: tuple[Host, ...] = ()
+    temporary_hosts: tuple[Host, ...] = ()
 
     @cached_property
     def networks(self) -> dict[str, IPv4Network]:
@@ -86,7 +86,7 @@ class Topology:
     @cached_property
     def hosts(self) -> dict[str, Host]:
         """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region, the database of several
-        control hosts, the cloud, then guests."""
+        control hosts, the cloud, then temporary hosts."""
         controls = [(CONTROL_SITE, Role.CONTROL, self.controls)]
         rest = [
             (region, role, count)
@@ -105,7 +105,7 @@ class Topology:
             hosts[DATABASE] = Host(DATABASE, Role.DATABASE, CONTROL_SITE, address)
         if self.cloud:
             hosts[CLOUD] = Host(CLOUD, Role.CLOUD, CONTROL_SITE, self.networks[CONTROL_SITE][CLOUD_NUMBER])
-        return hosts | {guest.name: guest for guest in self.guests}
+        return hosts | {added.name: added for added in self.temporary_hosts}
 
     @cached_property
     def routers(self) -> tuple[str, ...]:
@@ -145,34 +145,34 @@ class Topology:
         """Of the hosts of a site: an address of its router."""
         return self.networks[site][254]
 
-    def with_guest(self, guest: Host) -> "Topology":
+    def with_temporary_host(self, added: Host) -> "Topology":
         """With one host more.
 
         Raises:
             NoLaboratory: its name or its address is taken, or cannot be.
         """
-        if not is_name(guest.name) or guest.name in {CORE, *self.names}:
+        if not is_name(added.name) or added.name in {CORE, *self.names}:
             raise NoLaboratory(
-                f"A guest {guest.name!r}: give a name that nothing here has, of at most {LONGEST_NAME} letters, digits "
+                f"{added.name!r}: give a name that is not in use, of at most {LONGEST_NAME} letters, digits "
                 "and hyphens."
             )
-        network = self.networks.get(guest.site)
-        if network is None or guest.site == OUTSIDE or guest.address not in network:
+        network = self.networks.get(added.site)
+        if network is None or added.site == OUTSIDE or added.address not in network:
             raise NoLaboratory(
-                f"{guest.name} at {guest.address} in {guest.site}: give a region and one of its addresses."
+                f"{added.name} at {added.address} in {added.site}: give a region and one of its addresses."
             )
-        taken = {host.address: host.name for host in self.hosts.values()} | {self.gateway(guest.site): "the router"}
-        if holder := taken.get(guest.address):
-            raise NoLaboratory(f"{guest.name} cannot have {guest.address}: {holder} has it.")
-        return replace(self, guests=(*self.guests, guest))
+        taken = {host.address: host.name for host in self.hosts.values()} | {self.gateway(added.site): "the router"}
+        if holder := taken.get(added.address):
+            raise NoLaboratory(f"{added.name} cannot have {added.address}: {holder} has it.")
+        return replace(self, temporary_hosts=(*self.temporary_hosts, added))
 
-    def without_guest(self, name: str) -> "Topology":
+    def without_temporary_host(self, name: str) -> "Topology":
         """Raises:
-        NoLaboratory: there is no guest of this name.
+        NoLaboratory: no temporary host has this name.
         """
-        if name not in {guest.name for guest in self.guests}:
-            raise NoLaboratory(f"{name} is no guest of this laboratory, so that it stays.")
-        return replace(self, guests=tuple(guest for guest in self.guests if guest.name != name))
+        if name not in {added.name for added in self.temporary_hosts}:
+            raise NoLaboratory(f"{name} is not a temporary host, so it cannot be removed.")
+        return replace(self, temporary_hosts=tuple(added for added in self.temporary_hosts if added.name != name))
 
     def distances(self) -> dict[tuple[str, str], float]:
         """Two sites -> seconds that a packet takes from the one to the other."""
@@ -215,7 +215,7 @@ LINK_LOCAL = "169.254."
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class TemporaryHost:
     """`link_local`: addresses on its loopback, which it alone reaches. `environment`: what its processes get beside
     what those of every host get. `files`: path -> text; what begins with `#!` is executable."""
 
@@ -229,29 +229,29 @@ class Guest:
         return self.host.name
 
 
-def write_guest(guest: Guest) -> dict[str, Any]:
-    """What `read_guest` reads, and the laboratory's command `add`."""
+def write_temporary_host(added: TemporaryHost) -> dict[str, Any]:
+    """What `read_temporary_host` reads, and the laboratory's command `add`."""
     return {
-        "name": guest.name,
-        "site": guest.host.site,
-        "address": str(guest.host.address),
-        "link_local": [str(address) for address in guest.link_local],
-        "environment": dict(guest.environment),
-        "files": dict(guest.files),
+        "name": added.name,
+        "site": added.host.site,
+        "address": str(added.host.address),
+        "link_local": [str(address) for address in added.link_local],
+        "environment": dict(added.environment),
+        "files": dict(added.files),
     }
 
 
-def read_guest(written: Mapping[str, Any]) -> Guest:
-    """What `write_guest` wrote.
+def read_temporary_host(written: Mapping[str, Any]) -> TemporaryHost:
+    """What `write_temporary_host` wrote.
 
     Raises:
         NoLaboratory: an address is none.
     """
     try:
-        host = Host(written["name"], Role.GUEST, written["site"], IPv4Address(written["address"]))
+        host = Host(written["name"], Role.TEMPORARY, written["site"], IPv4Address(written["address"]))
         link_local = tuple(IPv4Address(address) for address in written["link_local"])
     except ValueError as error:
         raise NoLaboratory(f"{written['name']}: {error}.") from None
     if wrong := [str(address) for address in link_local if not address.is_link_local]:
         raise NoLaboratory(f"{written['name']}: {wrong[0]} is not link-local: give one that begins with {LINK_LOCAL}")
-    return Guest(host, link_local, written["environment"], written["files"])
+    return TemporaryHost(host, link_local, written["environment"], written["files"])

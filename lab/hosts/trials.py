@@ -1,5 +1,8 @@
-"""Trials of a laboratory's fleet: something happens to a host under streams, again and again, and each round says what
-became of the streams, how long healing took, and what was wrong. What must hold is in `lab.hosts.trials`."""
+"""Trials of a laboratory's fleet: each round harms a host under streams, and reports the outcomes of the streams, the
+time to heal, and broken promises.
+
+No request fails. A stream may break off if it ran on a cell of that host, or through it: streams between regions pass
+two ingresses. Everything else continues in the same process, and no other node is lost."""
 
 import contextlib
 import time
@@ -22,7 +25,7 @@ LOSSES = frozenset({"node.lost", "node.faulty"})
 
 @dataclass(frozen=True, slots=True)
 class Harmed:
-    """What a harm may take away: hosts, and what ran on them when it began. `nodes`: ids of nodes and ingresses."""
+    """Everything that a harm may stop: hosts, and what ran on them. `nodes`: ids of nodes and ingresses."""
 
     hosts: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
@@ -104,7 +107,7 @@ def restarted(
 
 
 def wrong_events(events: Iterable[Row], harmed: Harmed) -> Iterator[str]:
-    """What happened to cells and nodes that nothing was done to."""
+    """Returns events of cells and nodes that were not harmed."""
     for event in events:
         ours = event["node"] in harmed.nodes or event["cell"] in harmed.cells
         if event["kind"] in RESTARTS | LOSSES and not ours:
@@ -123,7 +126,7 @@ BEFORE_S, AFTER_S = 5.0, 10.0
 POLL_S = 0.5
 WHOLE_WITHIN_S = 300.0
 STEPS_S = (3.0, -3.0, 300.0, -300.0)
-"""What clocks are set ahead by: within what agents take for well, and far beyond it."""
+"""Clock offsets: within the agents' tolerance, and far beyond it."""
 
 
 class Kind(StrEnum):

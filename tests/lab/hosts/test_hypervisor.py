@@ -6,7 +6,7 @@ from lab.cloud.ec2_describe import warn_of_interruption
 from lab.cloud.machines import Market
 from lab.cloud.server import World
 from lab.hosts.cloud_control_api import FIRST_BOOT, METADATA, Hypervisor
-from lab.hosts.topology import Guest, NoLaboratory
+from lab.hosts.topology import NoLaboratory, TemporaryHost
 from tests.lab.cloud.conftest import Network, network, refusal, world
 
 __all__ = ["network", "world"]
@@ -18,16 +18,16 @@ class Hosts:
     """Hosts without a laboratory. `done`: what was asked, in order; `refuses`: nothing boots."""
 
     def __init__(self) -> None:
-        self.there: dict[str, Guest] = {}
+        self.there: dict[str, TemporaryHost] = {}
         self.done: list[str] = []
         self.refuses = False
 
-    def add(self, guest: Guest) -> None:
+    def add(self, added: TemporaryHost) -> None:
         if self.refuses:
             raise NoLaboratory("there is no room")
-        assert guest.host.address not in {each.host.address for each in self.there.values()}
-        self.there[guest.name] = guest
-        self.done.append(f"add {guest.name}")
+        assert added.host.address not in {each.host.address for each in self.there.values()}
+        self.there[added.name] = added
+        self.done.append(f"add {added.name}")
 
     def remove(self, name: str) -> None:
         del self.there[name]
@@ -60,11 +60,11 @@ def test_an_instance_has_a_host_from_when_it_runs(
     assert hosts.done == ["add v1", "add v2"]
     described = network.ec2.describe_instances()["Reservations"][0]["Instances"]
     assert [each["PrivateIpAddress"] for each in described] == [str(each.host.address) for each in hosts.there.values()]
-    guest = hosts.there["v1"]
-    assert (guest.host.site, guest.link_local, dict(guest.environment)) == (
+    added = hosts.there["v1"]
+    assert (added.host.site, added.link_local, dict(added.environment)) == (
         "us-east-1", (METADATA,), {"AWS_ENDPOINT_URL": "http://cloud"},
     )  # fmt: skip
-    assert guest.files[FIRST_BOOT].startswith("#!/bin/sh")
+    assert added.files[FIRST_BOOT].startswith("#!/bin/sh")
 
 
 def test_whatever_ends_an_instance_ends_its_host(

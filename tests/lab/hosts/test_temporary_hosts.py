@@ -1,5 +1,4 @@
-"""Hosts that come and go while a laboratory runs: reached like any other, gone without a trace, and heard of when they
-end by themselves."""
+"""Temporary hosts: reached like any other host, removed completely, and reported when they shut down."""
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address
@@ -10,7 +9,15 @@ import pytest
 from lab.hosts import client
 from lab.hosts.conditions import Conditions, Lost, read_state, write_state
 from lab.hosts.file_tree import START_AT_BOOT
-from lab.hosts.topology import Guest, Host, NoLaboratory, Role, Topology, read_guest, write_guest
+from lab.hosts.topology import (
+    Host,
+    NoLaboratory,
+    Role,
+    TemporaryHost,
+    Topology,
+    read_temporary_host,
+    write_temporary_host,
+)
 from tests.lab.hosts.conftest import ASK, ECHO, NOT_REACHED_AFTER_S, ROUND_TRIP_S, WITHIN_S, Lab, eventually
 
 pytestmark = pytest.mark.processes
@@ -19,16 +26,16 @@ ADDRESS = "10.1.16.4"
 LINK_LOCAL = IPv4Address("169.254.169.254")
 
 
-def guest(name: str = "v1", site: str = "us-east-1", address: str = ADDRESS, **files: str) -> Guest:
+def temporary_host(name: str = "v1", site: str = "us-east-1", address: str = ADDRESS, **files: str) -> TemporaryHost:
     """One that answers on port 7000, as all hosts of this laboratory do."""
-    host = Host(name, Role.GUEST, site, IPv4Address(address))
+    host = Host(name, Role.TEMPORARY, site, IPv4Address(address))
     scripts = {f"{START_AT_BOOT}/echo.start": ECHO, **{f"/opt/{name}": text for name, text in files.items()}}
-    return Guest(host, (LINK_LOCAL,), {"CLOUD": "of tests"}, scripts)
+    return TemporaryHost(host, (LINK_LOCAL,), {"CLOUD": "of tests"}, scripts)
 
 
 @pytest.fixture(autouse=True)
 def alone(lab: Lab) -> Iterator[None]:
-    """Without guests, and healed, whatever a test left."""
+    """Removes temporary hosts and faults that a test left."""
     yield
     for name in ("v1", "v2"):
         if state(lab, name):
@@ -36,8 +43,8 @@ def alone(lab: Lab) -> Iterator[None]:
     lab.heal()
 
 
-def add(lab: Lab, which: Guest) -> None:
-    lab.ask("add", **write_guest(which))
+def add(lab: Lab, which: TemporaryHost) -> None:
+    lab.ask("add", **write_temporary_host(which))
     eventually(lambda: reaches(lab, which.name, str(which.host.address)), "it listens")
 
 
@@ -59,8 +66,8 @@ def reaches(lab: Lab, source: str, address: str) -> bool:
     return connect(lab, source, address, NOT_REACHED_AFTER_S) is not None
 
 
-def test_a_guest_is_a_host_of_its_region_with_files_and_environment(lab: Lab) -> None:
-    add(lab, guest(motd="welcome"))
+def test_a_temporary_host_is_a_host_of_its_region_with_files_and_environment(lab: Lab) -> None:
+    add(lab, temporary_host(motd="welcome"))
 
     assert connect(lab, "n1", ADDRESS, WITHIN_S / 2) is not None
     far_s = connect(lab, "n3", ADDRESS, WITHIN_S / 2)
@@ -70,18 +77,18 @@ def test_a_guest_is_a_host_of_its_region_with_files_and_environment(lab: Lab) ->
     assert lab.run("v1", "cat", "/opt/motd").stdout == "welcome"
     assert lab.run("v1", "sh", "-c", "echo $CLOUD").stdout == "of tests\n"
     assert lab.run("n1", "sh", "-c", "echo $CLOUD").stdout == "\n"
-    assert (state(lab, "v1")["address"], state(lab, "v1")["role"]) == (ADDRESS, "guest")
+    assert (state(lab, "v1")["address"], state(lab, "v1")["role"]) == (ADDRESS, "temporary")
 
 
-def test_a_link_local_address_is_reached_on_the_guest_alone(lab: Lab) -> None:
-    add(lab, guest())
+def test_a_link_local_address_is_reached_on_the_temporary_host_alone(lab: Lab) -> None:
+    add(lab, temporary_host())
 
     assert reaches(lab, "v1", str(LINK_LOCAL))
     assert not reaches(lab, "n1", str(LINK_LOCAL))
 
 
-def test_of_a_removed_guest_its_log_is_left_and_its_address_is_free(lab: Lab) -> None:
-    add(lab, guest(secret="of the first"))
+def test_of_a_removed_temporary_host_its_log_is_left_and_its_address_is_free(lab: Lab) -> None:
+    add(lab, temporary_host(secret="of the first"))
     lab.run("v1", "sh", "-c", "echo said > /var/log/said")
     lab.cut("v1")
     lab.cut("n1", "v1", Lost.SENT)
@@ -92,18 +99,18 @@ def test_of_a_removed_guest_its_log_is_left_and_its_address_is_free(lab: Lab) ->
     assert not lab.places.files_of("v1").exists()
     assert not reaches(lab, "n1", ADDRESS)
 
-    add(lab, guest("v2"))
+    add(lab, temporary_host("v2"))
     assert reaches(lab, "n1", ADDRESS)
     lab.ask("remove", name="v2")
-    add(lab, guest("v1"))
+    add(lab, temporary_host("v1"))
     assert reaches(lab, "n1", ADDRESS)
     assert state(lab, "v1")["wrong"] == []
     assert lab.run("v1", "cat", "/opt/secret").returncode != 0
     assert lab.run("v1", "cat", "/var/log/said").returncode != 0
 
 
-def test_a_guest_that_shuts_down_is_another_thing_than_one_without_power(lab: Lab) -> None:
-    add(lab, guest())
+def test_a_temporary_host_that_shuts_down_is_another_thing_than_one_without_power(lab: Lab) -> None:
+    add(lab, temporary_host())
     lab.ask("power-off", name="v1")
     assert (state(lab, "v1")["power"], state(lab, "v1")["shut_down"]) == (False, False)
     lab.ask("boot", name="v1")
@@ -124,40 +131,42 @@ def test_a_guest_that_shuts_down_is_another_thing_than_one_without_power(lab: La
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        (guest("n1"), "a name that nothing here has"),
-        (guest("i-0123456789abcdef0"), "at most 15 letters"),
-        (guest("core"), "a name that nothing here has"),
-        (guest(site="moon"), "give a region and one of its addresses"),
-        (guest(site="outside", address="10.3.0.9"), "give a region and one of its addresses"),
-        (guest(address="10.2.16.4"), "give a region and one of its addresses"),
-        (guest(address="10.1.0.1"), "n1 has it"),
-        (guest(address="10.1.0.254"), "the router has it"),
-        (Guest(guest().host, files={"/usr/bin/own": ""}), "no file of a host's own"),
-        (Guest(guest().host, files={"/etc/../own": ""}), "no file of a host's own"),
+        (temporary_host("n1"), "a name that is not in use"),
+        (temporary_host("i-0123456789abcdef0"), "at most 15 letters"),
+        (temporary_host("core"), "a name that is not in use"),
+        (temporary_host(site="moon"), "give a region and one of its addresses"),
+        (temporary_host(site="outside", address="10.3.0.9"), "give a region and one of its addresses"),
+        (temporary_host(address="10.2.16.4"), "give a region and one of its addresses"),
+        (temporary_host(address="10.1.0.1"), "n1 has it"),
+        (temporary_host(address="10.1.0.254"), "the router has it"),
+        (TemporaryHost(temporary_host().host, files={"/usr/bin/own": ""}), "no file of a host's own"),
+        (TemporaryHost(temporary_host().host, files={"/etc/../own": ""}), "no file of a host's own"),
     ],
 )
-def test_a_guest_that_cannot_be_is_refused_and_nothing_of_it_is_there(lab: Lab, wanted: Guest, complaint: str) -> None:
+def test_a_temporary_host_that_cannot_be_is_refused_and_nothing_of_it_is_there(
+    lab: Lab, wanted: TemporaryHost, complaint: str
+) -> None:
     before = client.ask(lab.places, "status")["hosts"]
     with pytest.raises(NoLaboratory, match=complaint):
-        client.ask(lab.places, "add", **write_guest(wanted))
+        client.ask(lab.places, "add", **write_temporary_host(wanted))
     names = [host["name"] for host in client.ask(lab.places, "status")["hosts"]]
     assert names == [host["name"] for host in before]
 
 
-def test_only_guests_are_removed(lab: Lab) -> None:
+def test_only_temporary_hosts_are_removed(lab: Lab) -> None:
     for name in ("n1", "v9"):
-        with pytest.raises(NoLaboratory, match=f"{name} is no guest"):
+        with pytest.raises(NoLaboratory, match=f"{name} is not a temporary host"):
             client.ask(lab.places, "remove", name=name)
 
 
-def test_what_is_said_of_a_guest_is_understood() -> None:
-    assert read_guest(write_guest(guest(motd="welcome"))) == guest(motd="welcome")
+def test_what_is_said_of_a_temporary_host_is_understood() -> None:
+    assert read_temporary_host(write_temporary_host(temporary_host(motd="welcome"))) == temporary_host(motd="welcome")
     for wrong in ({"address": "10.1"}, {"link_local": ["10.1.0.9"]}):
         with pytest.raises(NoLaboratory, match="v1: "):
-            read_guest({**write_guest(guest()), **wrong})
+            read_temporary_host({**write_temporary_host(temporary_host()), **wrong})
 
 
-def test_guests_are_part_of_what_routers_and_relay_are_told() -> None:
-    topology = Topology().with_guest(guest().host)
+def test_temporary_hosts_are_part_of_what_routers_and_relay_are_told() -> None:
+    topology = Topology().with_temporary_host(temporary_host().host)
     assert read_state(write_state(topology, Conditions()))[0] == topology
-    assert topology.without_guest("v1") == Topology()
+    assert topology.without_temporary_host("v1") == Topology()
