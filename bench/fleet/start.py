@@ -20,8 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.figures import table
-from bench.places import CACHE, ROOT
+from bench import CACHE, ROOT, table
 from controlplane.embedded.process_ownership import processes_of
 
 START_LIMIT_S = 900

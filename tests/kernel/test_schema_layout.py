@@ -62,3 +62,7 @@ def test_each_app_has_one_migration_until_the_first_release() -> None:
     }
     assert len(counts) >= 6
     assert set(counts.values()) == {1}, counts
+
+
+def test_checks_of_django_find_nothing() -> None:
+    call_command("check", fail_level="WARNING")
