@@ -1,4 +1,5 @@
-"""`python -m simulator`: runs a scenario over many seeds; says what held, what did not, and how to repeat it."""
+"""`python -m simulator`: runs a scenario over many seeds; prints which invariants held, which failed, and how to repeat
+a failure."""
 
 import argparse
 import sys
@@ -18,19 +19,19 @@ from simulator.scenario import (
 from simulator.scenarios import UnknownScenario, scenario_named, scenario_names
 
 MAX_LINES = 400
-"""Lines of a timeline that are printed; the figure has them all."""
+"""Lines of a timeline that are printed; the figure has all of them."""
 PRINT_EVERY_S = 2.0
 
 
 class Progress:
-    """One line on a terminal, rewritten; a line now and then in a log."""
+    """One line on a terminal, rewritten; one line now and then in a log."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._began_s = self._printed_s = perf_counter()
 
     def at(self, seed: int, part: float) -> None:
-        """Seed number `seed` has come so far, 0 to 1."""
+        """Shows the progress of seed number `seed`, 0 to 1."""
         now_s = perf_counter()
         if now_s - self._printed_s < PRINT_EVERY_S:
             return
@@ -41,7 +42,7 @@ class Progress:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 all held, 1 something did not, 2 wrong arguments."""
+    """Returns the exit status: 0 if all held, 1 if something failed, 2 for wrong arguments."""
     args = _parser().parse_args(arguments)
     try:
         scenario = scenario_named(args.scenario)
@@ -70,13 +71,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m simulator", description=__doc__)
     names = ", ".join(scenario_names())
     parser.add_argument("scenario", help=f"one of: {names}")
-    parser.add_argument("--seeds", type=int, default=1, help="how many runs, each with the next seed")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs, each with the next seed")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run")
-    parser.add_argument("--figure", type=Path, default=None, help="write a page with the run's course here")
-    parser.add_argument("--kill", type=int, default=None, metavar="N", help="kill before write N, and never else")
-    parser.add_argument("--whole", action="store_true", help="with --kill: all processes of the control plane die")
-    parser.add_argument("--sweep", action="store_true", help="every seed once per write, with a kill before that one")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the timeline of a run that went well too")
+    parser.add_argument("--figure", type=Path, default=None, help="write a page with a figure of the run here")
+    parser.add_argument("--kill", type=int, default=None, metavar="N", help="kill before write N only")
+    parser.add_argument("--whole", action="store_true", help="with --kill: kill all processes of the control plane")
+    parser.add_argument(
+        "--sweep", action="store_true", help="run every seed once per write, with a kill before that write"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="also print the timeline of successful runs")
     return parser
 
 
@@ -131,7 +134,7 @@ def _print_timeline(outcome: Outcome) -> None:
     for entry in entries[:MAX_LINES]:
         print(f"  {entry.at_s:9.2f} s  {entry.kind:18} {entry.subject:24} {entry.text}")
     if len(entries) > MAX_LINES:
-        print(f"  … and {len(entries) - MAX_LINES} lines more")
+        print(f"  … and {len(entries) - MAX_LINES} more lines")
     for failure in outcome.failures:
         print(f"  failed: {failure}")
 

@@ -1,5 +1,5 @@
-"""An agent's end of its connection to the control plane: it connects, reports, notices that nobody answers, and comes
-back. What is reported is for the machine to state."""
+"""An agent's end of its connection to the control plane: connects, reports, detects silence, and reconnects. The
+machine composes the reports."""
 
 from abc import ABC, abstractmethod
 
@@ -9,11 +9,11 @@ from simulator.context import AgentReport, SimulationContext
 REPORT_EVERY_S = 2.0
 RECONNECT_S = (0.2, 5.0)
 DEAD_AFTER_S = 20.0
-"""Silence after which both ends give a connection up."""
+"""Silence after which both ends close a connection."""
 
 
 class AgentLink(ABC):
-    """One agent's connection. `connection_id` 0: none; `no_contact_since_s`: since when, None while there is one."""
+    """One agent's connection. `connection_id` is 0 without one; `no_contact_since_s` is None with one."""
 
     def __init__(self, node: str, context: SimulationContext) -> None:
         self.node = node
@@ -33,11 +33,11 @@ class AgentLink(ABC):
 
     @abstractmethod
     def converge(self) -> None:
-        """Bring what runs to what is desired."""
+        """Starts and stops processes until they match the desired state."""
 
     @abstractmethod
     def compose_report(self, observed: Observed | None) -> AgentReport:
-        """What there is to report now; `observed` if that was worked out already."""
+        """Returns the report for now; `observed` if it was computed before."""
 
     # --- reports -----------------------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ class AgentLink(ABC):
             self._report_later(self.connection_id)
 
     def report_again(self) -> None:
-        """Report the whole state, as after a silence."""
+        """Reports the whole state, as after a silence."""
         if self.acts:
             self.converge()
             self.report()
@@ -59,7 +59,7 @@ class AgentLink(ABC):
         self._context.queue.after(pause_s, lambda: self._report_periodically(connection_id))
 
     def _report_periodically(self, connection_id: int) -> None:
-        """Repeat the report, unless it is known and nothing in it is new."""
+        """Repeats the report, unless the server has it and nothing has changed."""
         if connection_id != self.connection_id or not self.acts:
             return
         self.converge()
@@ -77,7 +77,7 @@ class AgentLink(ABC):
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def cut_network(self) -> None:
-        """Nothing comes through in either direction; both ends find out later."""
+        """Drops all messages in both directions; both ends detect it later."""
         if self.has_network:
             self.has_network = False
             connection_id = self.connection_id
@@ -90,7 +90,7 @@ class AgentLink(ABC):
                 self._connect_soon(0.0)
 
     def disconnected(self, connection_id: int) -> None:
-        """The server closed the connection, or ended."""
+        """The server closed the connection, or exited."""
         if connection_id == self.connection_id:
             self.connection_id = 0
             self.no_contact_since_s = self._context.queue.now_s

@@ -1,6 +1,6 @@
 """The control plane's end of the agents' connections: stores their reports and sends them their desired state.
 
-It may be down; then no report arrives, and the rows stay as they were.
+While it is down no report arrives, and the rows do not change.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,15 +15,15 @@ from simulator.machine import Machine
 from simulator.store import Store
 
 SEND_AFTER_S = 0.05
-"""From a change of desired state until it is sent: wake-ups are coalesced."""
+"""Delay from a change of desired state to its sending: wake-ups are coalesced."""
 BREAKS_AFTER_S = (1.0, 5.0)
-"""A connection that lost a message is dropped so much later, and the agent reconnects."""
+"""Delay after which a connection that lost a message is closed, and the agent reconnects."""
 REFUSED_AFTER_S = 1.0
 
 
 @dataclass
 class Connection:
-    """An open connection. `sent_version`: of the desired state last sent on it."""
+    """An open connection. `sent_version`: of the last desired state sent on it."""
 
     id: int
     since: datetime
@@ -32,7 +32,7 @@ class Connection:
 
 
 class RepeatedReport(ReportView):
-    """A report that is repeated every two seconds without an event for each: it was last seen at the newest pass."""
+    """A report repeated every two seconds without events: it counts as received at the newest pass."""
 
     __slots__ = ("_server",)
 
@@ -49,7 +49,7 @@ class RepeatedReport(ReportView):
 
 
 class AgentServer:
-    """All connections. `machines` are at their other ends; `on_change` wakes the reconciler."""
+    """All connections to `machines`; `on_change` wakes the reconciler."""
 
     def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
         self.connections: dict[str, Connection] = {}
@@ -62,7 +62,7 @@ class AgentServer:
         store.on_desired = self.desired_changed
 
     def attach(self, context: SimulationContext) -> None:
-        """Accept connections of this simulation."""
+        """Accepts connections of this simulation."""
         self._context = context
         self.newest_report_at = context.queue.now
         if self._store.listening_since is None:
@@ -75,7 +75,7 @@ class AgentServer:
         return self._context
 
     def crash(self, listening_lapses_s: float = 5.0) -> None:
-        """Its process ends: all connections close, and when its lease has lapsed nothing is listening."""
+        """Its process exits: all connections close, and after its lease no process listens."""
         self.is_up = False
         open_connections, self.connections = self.connections, {}
         for node, connection in open_connections.items():
@@ -83,7 +83,7 @@ class AgentServer:
         self.context.queue.after(listening_lapses_s, self._lease_lapses)
 
     def recover(self) -> None:
-        """Another process accepts connections. There was a gap, so listening begins anew."""
+        """Another process accepts connections. It knows nothing of the time between."""
         self.is_up = True
         self._store.listening_since = self.context.queue.now
 
@@ -126,7 +126,7 @@ class AgentServer:
             self._on_change()
 
     def is_known(self, node: str, report: AgentReport) -> bool:
-        """Whether this was reported already, will not change by itself, and no desired state waits to be sent."""
+        """Whether this was reported before, will not change without an event, and no desired state waits to be sent."""
         connection, known = self.connections.get(node), self._store.nodes.get(node)
         if connection is None or known is None or not isinstance(known.report, RepeatedReport):
             return False
@@ -162,7 +162,7 @@ class AgentServer:
     # --- to agents ---------------------------------------------------------------------------------------------------
 
     def desired_changed(self, nodes: Iterable[str]) -> None:
-        """The desired state of these nodes changed: send it soon."""
+        """Sends the changed desired state of these nodes soon."""
         for node in nodes:
             connection = self.connections.get(node)
             if connection is not None and not connection.is_send_due:

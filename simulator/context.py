@@ -16,8 +16,7 @@ from simulator.clock import Action, EventQueue
 
 @dataclass(frozen=True, slots=True)
 class NetworkQuality:
-    """Seconds, and shares of all messages. `slow_s`: the most that a message may be held up, so that later ones
-    overtake it."""
+    """Seconds, and shares of all messages. `slow_s`: maximum delay of a message, which lets later ones overtake it."""
 
     latency_s: float = 0.02
     slow_s: float = 0.0
@@ -27,11 +26,11 @@ class NetworkQuality:
 
 QUIET = NetworkQuality()
 UNRULY = NetworkQuality(latency_s=0.05, slow_s=3.0, loss=0.05, duplicates=0.05)
-"""Worse than any real network between two machines that still talk."""
+"""Worse than any real network between two connected machines."""
 
 
 class Network:
-    """Carries messages as events. Counts what it does to them."""
+    """Delivers messages as events, and counts losses and duplicates."""
 
     def __init__(self, queue: EventQueue, random: Random, quality: NetworkQuality) -> None:
         self.quality = quality
@@ -40,7 +39,7 @@ class Network:
         self._random = random
 
     def carry(self, deliver: Action) -> bool:
-        """Deliver later, perhaps twice, perhaps never. Returns whether it was not lost."""
+        """Delivers a message later, possibly twice or never. Returns whether it was not lost."""
         self.sent += 1
         if self.quality.loss and self._random.random() < self.quality.loss:
             self.lost += 1
@@ -59,7 +58,7 @@ class Network:
 
 
 SPREAD = ((0.6, 0.1), (0.8, 0.2), (1.0, 0.3), (1.2, 0.2), (1.5, 0.12), (2.0, 0.06), (3.0, 0.02))
-"""How latencies spread around the typical one: factor, share. A heavy tail, as serving has."""
+"""Distribution of latencies around the typical one: factor, share. It has a heavy tail, like real serving."""
 TTFT_S = 0.2
 ITL_S = 0.02
 TOKENS_PER_REQUEST = 20
@@ -67,9 +66,10 @@ TOKENS_PER_REQUEST = 20
 
 @dataclass(frozen=True, slots=True)
 class VersionBehaviour:
-    """Seconds; `load_spread` is the share by which loading varies. `fails_after_s`: it ends so long after it was ready.
+    """How engines of a version behave, which planners can only observe. Seconds; `load_spread` is the share by which
+    loading varies. `fails_after_s`: time from ready to failure.
 
-    `error_share` of its requests fail, `slowness` multiplies its latencies, `requests_per_s` is what a cell serves.
+    `error_share` of its requests fail, `slowness` multiplies its latencies, `requests_per_s` is the load of a cell.
     """
 
     load_s: float = 20.0
@@ -83,7 +83,7 @@ class VersionBehaviour:
 
 
 def counted(behaviour: VersionBehaviour, generation: int, served_s: float) -> CellCounters:
-    """What a cell has counted after so long in service, as its proxy would say."""
+    """Returns the counters of a cell after so long in service, as its proxy would report them."""
     requests = int(behaviour.requests_per_s * served_s)
     errors = int(requests * behaviour.error_share)
     answered = requests - errors
@@ -98,7 +98,7 @@ def counted(behaviour: VersionBehaviour, generation: int, served_s: float) -> Ce
 
 @lru_cache(maxsize=4096)
 def _counts(typical_s: float, samples: int) -> Mapping[int, int]:
-    """Cells that came into service together have counted the same."""
+    """Cached: cells that came into service together have the same counts."""
     return {bucket: int(share * samples) for bucket, share in _shares(typical_s).items()}
 
 
@@ -116,7 +116,7 @@ TYPICAL = VersionBehaviour()
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """A report on its way: the connection it belongs to, and what it states."""
+    """A report on its way: its connection, and its content."""
 
     connection: int
     observed: Observed
@@ -134,8 +134,8 @@ class TimelineEntry:
 
 @dataclass
 class Timeline:
-    """What happened. `starts` counts engines started by (node, cell, generation) while the control plane could be
-    reached."""
+    """The events of a run. `starts` counts engines started by (node, cell, generation) while the control plane was
+    reachable."""
 
     entries: list[TimelineEntry] = field(default_factory=list)
     violations: list[TimelineEntry] = field(default_factory=list)
@@ -160,13 +160,12 @@ class Server(Protocol):
     def report_received(self, node: str, report: AgentReport) -> None: ...
 
     def is_known(self, node: str, report: AgentReport) -> bool:
-        """Whether this was reported already, will not change by itself, and no desired state waits to be sent."""
+        """Whether this was reported before, will not change without an event, and no desired state waits to be sent."""
 
 
 @dataclass
 class SimulationContext:
-    """Shared by all machines of a run. `behaviours`: by version; `skip_repeats`: a report that repeats the last one
-    costs no event."""
+    """Shared by all machines of a run. `behaviours`: by version; `skip_repeats`: a repeated report causes no event."""
 
     queue: EventQueue
     random: Random
@@ -181,7 +180,7 @@ class SimulationContext:
         return self.behaviours.get(version, TYPICAL)
 
     def next_serial(self) -> int:
-        """A number that nothing else has: process ids, connections."""
+        """Returns a unique number: process ids, connections."""
         self.serial += 1
         return self.serial
 

@@ -1,6 +1,6 @@
-"""Simulated engines: they load, meet the other ranks of their cell and generation, serve, and die with each other.
+"""Simulated engines: they load, connect to the other ranks of their cell and generation, serve, and fail together.
 
-An engine knows its version's behaviour and what is broken about its machine; it knows nothing of planners or agents.
+An engine knows its version's behaviour and the faults of its machine, but no planners or agents.
 """
 
 from collections import defaultdict
@@ -15,15 +15,15 @@ from simulator.context import SimulationContext
 PEER_SEEN_S = 0.1
 """From the death of a rank until its leader answers 503 (docs/architecture.md)."""
 PEER_ENDS_S = 1.0
-"""From then until the others end too."""
+"""From then until the other ranks exit."""
 REQUEST_S = 4.0
-"""How long a request in flight takes at most."""
+"""Maximum duration of a request in flight."""
 IN_FLIGHT = 4
 
 
 @dataclass
 class Engine:
-    """One rank's process. `on_end` tells its machine that it ended by itself, `on_change` that its health changed."""
+    """One rank's process. `on_end` is called when it exits unexpectedly, `on_change` when its health changes."""
 
     assignment: Assignment
     membership: Membership
@@ -57,7 +57,7 @@ class Engine:
 
 @dataclass
 class Engines:
-    """All engines that run, by what they belong to: ranks of one cell and generation, which share a secret, meet."""
+    """All running engines by cell and generation: ranks with the same secret form a cell."""
 
     context: SimulationContext
     groups: dict[tuple[str, int], dict[int, Engine]] = field(default_factory=lambda: defaultdict(dict))
@@ -65,7 +65,7 @@ class Engines:
     def start(
         self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_change: Callable[[], None]
     ) -> Engine:
-        """Start a rank; it loads by itself from here."""
+        """Starts a rank, which then loads."""
         member = Membership(assignment.cell, assignment.generation, assignment.rank)
         engine = Engine(assignment, member, self.context.next_serial(), self.context.queue.now_s, on_end, on_change)
         self.groups[member.cell, member.generation][member.rank] = engine
@@ -82,7 +82,7 @@ class Engines:
     def adopt(
         self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_change: Callable[[], None]
     ) -> Engine:
-        """A rank that has served for long already."""
+        """Adds a rank that has been serving for a long time."""
         member = Membership(assignment.cell, assignment.generation, assignment.rank)
         now_s = self.context.queue.now_s
         engine = Engine(assignment, member, self.context.next_serial(), now_s, on_end, on_change, loaded=True)
@@ -91,7 +91,7 @@ class Engines:
         return engine
 
     def end(self, engine: Engine, reason: str, *, by_order: bool = False) -> None:
-        """A rank's process ends; the others notice."""
+        """A rank's process exits; the other ranks detect it."""
         if engine.ended:
             return
         engine.ended = True
@@ -107,20 +107,20 @@ class Engines:
             self.context.queue.after(PEER_SEEN_S, partial(self._peer_lost, other, engine))
 
     def is_serving(self, cell: str, generation: int) -> bool:
-        """Whether the whole cell would answer a request rightly routed."""
+        """Whether the whole cell would answer a request that is routed to it."""
         group = self.groups.get((cell, generation), {})
         leader = group.get(0)
         return leader is not None and leader.ready_since_s is not None and not leader.hung and not leader.lost_peer
 
     def unhealthy_for_s(self, cell: str, generation: int) -> float:
-        """Since when a leader that still runs would answer nothing; 0 if it would, or is gone and said so."""
+        """Returns since when a running leader would not answer; 0 if it would, or if its end is known."""
         leader = self.groups.get((cell, generation), {}).get(0)
         if leader is None or leader.unhealthy_since_s is None:
             return 0.0
         return self.context.queue.now_s - leader.unhealthy_since_s
 
     def hang(self, engine: Engine) -> None:
-        """From now on it lives and answers nothing."""
+        """The engine keeps running and answers nothing."""
         engine.hung, engine.unhealthy_since_s = True, self.context.queue.now_s
 
     def unhang(self, engine: Engine) -> None:

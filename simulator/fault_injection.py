@@ -13,7 +13,7 @@ from simulator.world import World
 
 
 def any_machine(world: World, *, in_cell: bool | None = None) -> Machine | None:
-    """One that has power, drawn at random; `in_cell` chooses among members or spares only."""
+    """Returns a random machine with power; `in_cell` chooses among members or among spares only."""
     machines = [
         machine
         for node, machine in sorted(world.provider.machines.items())
@@ -23,7 +23,7 @@ def any_machine(world: World, *, in_cell: bool | None = None) -> Machine | None:
 
 
 def machine_dies(world: World) -> None:
-    """Any machine, at once or silently."""
+    """A random machine fails, with a closed connection or silently."""
     if machine := any_machine(world):
         world.context.note("fault", machine.node, "the machine loses power")
         machine.power_off(silently=world.random.random() < 0.5)
@@ -36,13 +36,13 @@ def agent_dies(world: World) -> None:
 
 
 def network_cut(world: World, for_s: float) -> None:
-    """Any machine; its network comes back."""
+    """A random machine loses its network for a while."""
     if machine := any_machine(world):
         silence(world, [machine], for_s)
 
 
 def silence(world: World, machines: Iterable[Machine], for_s: float) -> None:
-    """Nothing arrives from or at these machines for a while; they go on working."""
+    """Drops all messages of these machines for a while; they keep working."""
     chosen = list(machines)
     world.context.note("fault", "network", f"{len(chosen)} machines are silent for {for_s:.0f} s")
     for machine in chosen:
@@ -51,7 +51,7 @@ def silence(world: World, machines: Iterable[Machine], for_s: float) -> None:
 
 
 def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float) -> None:
-    """The provider announces the end of these machines, and ends them then if nobody has given them back."""
+    """The provider announces the end of these machines, and terminates them then unless they were returned before."""
     for node in nodes:
         ends_at = world.queue.now + timedelta(seconds=lead_s)
         notice = NoticeView(node, kind, world.queue.now, ends_at)
@@ -63,7 +63,7 @@ def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float
 
 
 def engine_crashes(world: World) -> None:
-    """An engine of any cell ends by itself."""
+    """A random engine in a cell exits."""
     machine = any_machine(world, in_cell=True)
     if machine is not None and machine.engine is not None:
         world.context.note("fault", machine.node, "its engine crashes")
@@ -71,7 +71,7 @@ def engine_crashes(world: World) -> None:
 
 
 def engine_hangs(world: World) -> None:
-    """An engine lives and answers nothing."""
+    """A random engine keeps running and answers nothing."""
     machine = any_machine(world, in_cell=True)
     if machine is not None and machine.engine is not None:
         world.context.note("fault", machine.node, "its engine hangs")
@@ -107,7 +107,7 @@ FAULTS = (machine_dies, agent_dies, engine_crashes, engine_hangs)
 
 
 def random_faults(world: World, count: int, from_s: float, to_s: float) -> None:
-    """So many faults of any kind at random moments."""
+    """Schedules so many faults of random kinds at random times."""
     for _ in range(count):
         at_s = world.random.uniform(from_s, to_s)
         pick = world.random.random()
@@ -128,7 +128,7 @@ def scale(world: World, deployment: str, region: str, cells: int) -> None:
 
 
 def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolicy | None = None) -> None:
-    """Start a rollout; an active one is superseded and its versions count as old."""
+    """Starts a rollout; an active one is superseded and its versions count as old."""
     store = world.store
     spec = store.deployments[deployment]
     store.deployments[deployment] = replace(
@@ -156,12 +156,12 @@ def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolic
 
 
 def resume_paused(world: World, every_s: float) -> None:
-    """Resume, every so often, a rollout that is paused."""
+    """Resumes a paused rollout at regular intervals."""
 
     def resume() -> None:
         for name, rollout in list(world.store.rollouts.items()):
             if rollout.state is RolloutState.PAUSED:
-                world.context.note("rollout.resumed", name, f"somebody resumes it: {rollout.reason}")
+                world.context.note("rollout.resumed", name, f"an operator resumes it: {rollout.reason}")
                 world.store.rollouts[name] = replace(
                     rollout,
                     state=RolloutState.RUNNING,

@@ -1,5 +1,5 @@
-"""What decisions about faults do to the simulated rows, as `fleet.services.{incident,replacement}` do to the real ones.
-It decides nothing."""
+"""What decisions about faults change in the simulated rows, as `fleet.services.{incident,replacement}` do in the real
+ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ FaultDecision = OpenIncident | NoteIncident | CloseIncident | RequestReplacement
 def faults_after(
     faults: FaultsView, decision: FaultDecision, node: NodeView | None, now: datetime, number: int
 ) -> FaultsView:
-    """The rows once the decision is carried out. `node`: the one that it speaks of, if any; `number`: of a new row."""
+    """Returns the rows after the decision. `node`: the one it is about, if any; `number`: of a new row."""
     match decision:
         case OpenIncident():
             return replace(faults, incidents=(*faults.incidents, _opened(decision, now, number)))
@@ -44,7 +44,7 @@ def faults_after(
 
 
 def why_stale(faults: FaultsView, decision: FaultDecision, nodes: Mapping[str, NodeView], cell: str) -> str:
-    """Why the rows no longer allow it; empty: they do. `cell`: the one that the decision's node is in."""
+    """Returns why the rows no longer allow it; empty if they do. `cell`: the one that the decision's node is in."""
     match decision:
         case CloseReplacement(replacement=known):
             return "" if any(one.id == known for one in faults.replacements) else f"replacement {known} was closed"
@@ -78,7 +78,7 @@ def _why_not_replaced(
 
 
 def with_lost(faults: FaultsView, node: NodeView, cell: str, reason: str, number: int) -> FaultsView:
-    """A lost member is being replaced from that moment on."""
+    """A lost member is being replaced from that time on."""
     replaced = RequestReplacement(node.id, cell, Rule.SILENCE, reason)
     others = tuple(one for one in faults.replacements if one.node != node.id)
     known = next((one for one in faults.replacements if one.node == node.id), None)

@@ -1,7 +1,7 @@
-"""What of a fleet a what-if has to simulate: the rest is well, stays as it is, and would only cost time.
+"""The part of a fleet that a what-if simulates; the rest is healthy, would not change, and would only cost time.
 
-Left out is only what no planner would do anything about, and what takes nothing from the change in question. What it
-adds to the budgets of region and fleet is kept.
+A part is left out only if no planner would act on it and it takes nothing from the change in question. Its contribution
+to the budgets of region and fleet is kept.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from fleet.reconcile.planning.states import CellState, NodeState
 
 
 def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
-    """The fleet without the deployments that are at rest, and their machines; `deployment` stays in any case, and so do
-    those with which it shares machines that may get short."""
+    """Returns the fleet without the deployments at rest, and without their machines. `deployment` stays, and so do
+    deployments that share scarce machines with it."""
     cells = _cells_by_deployment(fleet)
     resting = {
         name
@@ -35,8 +35,8 @@ def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
 
 
 def _share_machines(fleet: FleetView, one: DeploymentView | None, other: DeploymentView) -> bool:
-    """Whether cells of one may have to make room for the other's: in a region whose machines are a pool of its own, or
-    under quotas of the same type."""
+    """Whether cells of one may have to make room for the other's: in a region with a fixed pool of machines, or under
+    quotas of the same type."""
     both_on = set(one.instance_types) & set(other.instance_types) if one is not None else set()
     if one is None or not both_on:
         return False
@@ -48,7 +48,8 @@ def _share_machines(fleet: FleetView, one: DeploymentView | None, other: Deploym
 
 
 def without_other_regions(fleet: FleetView, region: str) -> FleetView:
-    """The fleet of one region. While anything moves between versions, regions wait for each other: then it is whole."""
+    """Returns the fleet of one region, or the whole fleet while a rollout is active, because then regions wait for each
+    other."""
     if fleet.rollouts:
         return fleet
     here = (spec for spec in fleet.deployments.values() if region in spec.cells_wanted)
@@ -66,7 +67,8 @@ def without_other_regions(fleet: FleetView, region: str) -> FleetView:
 
 
 def limits_as_floors(fleet: FleetView, limits: LedgerLimits) -> LedgerLimits:
-    """The budgets of the whole fleet as floors, so that a part of it has them too. Of regions the tightest."""
+    """Converts the budgets of the whole fleet to floors, so that a part of it keeps them. Of several regions the
+    tightest."""
     wanted: Counter[str] = Counter()
     for spec in fleet.deployments.values():
         wanted.update(spec.cells_wanted)
@@ -86,7 +88,7 @@ def _cells_by_deployment(fleet: FleetView) -> Mapping[str, list[CellView]]:
 
 
 def _is_at_rest(fleet: FleetView, spec: DeploymentView, cells: Collection[CellView]) -> bool:
-    """Whether it has what it wants, all of it is well, and nobody moves it."""
+    """Whether it has all wanted cells, all of them healthy, and no rollout or operator moves it."""
     there = Counter(cell.region for cell in cells)
     wanted = {region: count for region, count in spec.cells_wanted.items() if count}
     if spec.name in fleet.rollouts or dict(there) != wanted:

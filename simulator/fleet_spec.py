@@ -1,4 +1,4 @@
-"""Fleets to begin with, in a few lines: regions, machines in racks, deployments with their cells in service."""
+"""Initial fleets in a few lines: regions, machines in racks, deployments with their cells in service."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,8 @@ KIND = "simulated.8xl"
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
-    """`cells` per region, of `size` nodes each, all in service at `version`. `floor` are no surplus; None: none is."""
+    """`cells` per region, of `size` nodes each, all in service at `version`. Up to `floor` cells are not surplus; None
+    means all."""
 
     name: str
     cells: Mapping[str, int]
@@ -42,8 +43,8 @@ class DeploymentSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """`spares` idle machines per region, of which as many are kept warm; 16 machines to a rack, 8 racks to a zone.
-    `pool`: so many free machines more each region has, of its own, and none can be bought; None: they are bought."""
+    """`spares` idle machines per region, of which as many are kept warm; 16 machines in a rack, 8 racks in a zone.
+    `pool`: further free machines in each region, where no machines can be launched; None: machines are launched."""
 
     deployments: tuple[DeploymentSpec, ...]
     spares: int = 2
@@ -58,7 +59,7 @@ class FleetSpec:
 
 
 def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
-    """The fleet as a snapshot in which all is well since an hour."""
+    """Returns the fleet as a snapshot that has been healthy for an hour."""
     before = now - timedelta(hours=1)
     nodes: dict[str, NodeView] = {}
     cells: dict[str, CellView] = {}
@@ -93,7 +94,7 @@ def _region(shape: FleetSpec, name: str) -> RegionView:
 
 
 def _topology(shape: FleetSpec, region: str, number: int) -> tuple[str, ...]:
-    """The network nodes above a region's machine of this number, widest first."""
+    """Returns the network nodes above a region's machine of this number, widest first."""
     zone, rack = divmod(number // shape.per_rack, shape.racks_per_zone)
     return f"{region}-zone-{zone + 1}", region, f"{region}-{zone + 1}-rack-{rack + 1}"
 

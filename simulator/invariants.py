@@ -21,18 +21,18 @@ from simulator.world import Invariant, World
 RESUMES_WITHIN_S = 15.0
 HURRIES_S = 45.0
 CUT_OFF_S = 10.0
-"""So long before its machine ends a cell may be stopped with requests in flight."""
+"""In the last seconds before its machine ends, a cell may be stopped with requests in flight."""
 KNOWN_WITHIN_S = 15.0
-"""A cell that answers nothing shows in its next reports; evidence is 10 s old at most, lost messages included."""
+"""A cell that answers nothing shows in its next reports; evidence is at most 10 s old, lost messages included."""
 
 
 def availability_kept(world: World, write: Write) -> Iterator[str]:
-    """Called after the write: whoever takes an available cell down leaves enough of them."""
+    """Called after the write: a decision that takes an available cell down must leave enough of them."""
     before, after = write.before, write.after
     if before is None or after is None or before.state is not CellState.READY or isinstance(write.cause, str):
         return
     if isinstance(write.cause, DrainCell) and write.cause.forced:
-        return  # its machine ends, whatever is decided; `forced_by_an_end` looks after these
+        return  # its machine ends in any case; `forced_by_an_end` checks these
     if after.state not in {CellState.DRAINING, CellState.STOPPED, CellState.STARTING}:
         return
     spec = world.store.deployments[after.deployment]
@@ -45,27 +45,27 @@ def availability_kept(world: World, write: Write) -> Iterator[str]:
     down = [cell.id for cell in cells if cell.disruption is not None and cell.state is not CellState.READY]
     short = sum(max(0, wanted - ready[region]) for region, wanted in spec.cells_wanted.items())
     if len(down) > budget and short > budget:
-        yield f"{len(down)} cells of {spec.name} are down on purpose ({', '.join(sorted(down))}), {budget} may be"
+        yield f"{len(down)} cells of {spec.name} are down on purpose ({', '.join(sorted(down))}), budget {budget}"
 
 
 def forced_by_an_end(world: World, write: Write) -> Iterator[str]:
-    """Only what runs on a machine that ends in a moment is taken down without leave."""
+    """Only cells on a machine that ends soon are taken down without budget."""
     before, cause = write.before, write.cause
     if before is not None and isinstance(cause, DrainCell) and cause.forced:
         drain_s = world.store.deployments[before.deployment].drain_deadline_s
         if _ends_in_s(world, before, write.at) > drain_s + HURRIES_S:
-            yield f"{before.id} was taken down without leave, and no machine of it ends within {drain_s:.0f} s"
+            yield f"{before.id} was taken down without budget, and none of its machines ends within {drain_s:.0f} s"
 
 
 def _ends_in_s(world: World, cell: CellView, now: datetime) -> float:
-    """Seconds until the first machine of a cell ends, as was announced."""
+    """Returns the seconds until the first machine of a cell ends, as announced."""
     members = {member.node for member in cell.members}
     ends = (notice.ends_at for notice in world.store.notices if notice.node in members)
     return min(((end - now).total_seconds() for end in ends if end is not None), default=math.inf)
 
 
 def floors_kept(world: World, write: Write) -> Iterator[str]:
-    """What a higher priority gets is never taken below a floor, unless that is preemptible."""
+    """A higher priority never takes cells below a floor, unless they are preemptible."""
     grant = write.cause
     if not isinstance(grant, GrantCells) or grant.rule is not GrantRule.PRIORITY or grant.granted is None:
         return
@@ -83,7 +83,7 @@ def cells_not_mixed(world: World) -> Iterator[str]:
         known = world.store.cells.get(cell)
         is_ready = known is not None and known.state is CellState.READY and known.generation == generation
         if known is not None and is_ready and versions != {known.version}:
-            yield f"{cell} is said to run {known.version} and runs {', '.join(sorted(versions))}"
+            yield f"{cell} should run {known.version} and runs {', '.join(sorted(versions))}"
 
 
 def drained_before_stopped(world: World, write: Write) -> Iterator[str]:
@@ -135,13 +135,13 @@ def ready_on_evidence(world: World, write: Write) -> Iterator[str]:
         node = world.store.nodes.get(member.node)
         report = node.report if node is not None else None
         if report is None or not report.is_about(after) or report.state is not EngineState.READY:
-            yield f"{after.id} is called ready; {member.node} does not say so of generation {after.generation}"
+            yield f"{after.id} is ready; {member.node} does not report so for generation {after.generation}"
 
 
 def resumed_in_time(world: World) -> Iterator[str]:
     killed_s = world.reconciler.last_kill_s
     if killed_s is not None and world.queue.now_s - killed_s > RESUMES_WITHIN_S:
-        yield f"the first pass after a kill came {world.queue.now_s - killed_s:.0f} s later"
+        yield f"the first pass after a kill was {world.queue.now_s - killed_s:.0f} s later"
 
 
 def promoted_on_evidence(world: World, write: Write) -> Iterator[str]:
@@ -153,19 +153,19 @@ def promoted_on_evidence(world: World, write: Write) -> Iterator[str]:
         return
     verdict = write.cause.verdict
     if before.state is RolloutState.BAKING and (verdict is None or verdict.finding is not Finding.PASSED):
-        yield f"rollout {after.id} went on from its bake without a verdict that says so"
+        yield f"rollout {after.id} continued from its bake without a verdict"
     spec = world.store.deployments[after.deployment]
     for cell in world.store.cells.values():
         updated = cell.deployment == spec.name and cell.version == after.to_version
         unwell_s = world.engines.unhealthy_for_s(cell.id, cell.generation)
         if updated and cell.state is CellState.READY and unwell_s > KNOWN_WITHIN_S:
-            yield f"rollout {after.id} went on while {cell.id}, updated, has answered nothing for {unwell_s:.0f} s"
+            yield f"rollout {after.id} continued while {cell.id}, updated, has answered nothing for {unwell_s:.0f} s"
 
 
 def way_back_open(world: World) -> Iterator[str]:
     for rollout in world.store.rollouts.values():
         if RolloutState.ROLLING_BACK not in ROLLOUT_ALLOWED[rollout.state]:
-            yield f"rollout {rollout.id} is {rollout.state} and cannot go back"
+            yield f"rollout {rollout.id} is {rollout.state} and cannot be rolled back"
         spec = world.store.deployments[rollout.deployment]
         if rollout.from_version != spec.version and rollout.from_version not in spec.others:
             yield f"rollout {rollout.id} has lost {rollout.from_version}, where it came from"
@@ -186,51 +186,51 @@ def charges_end(world: World) -> Iterator[str]:
 
 
 INVARIANTS: tuple[Invariant, ...] = (
-    Invariant("I1", "available >= wanted - max_unavailable, never lower because of us", on_write=availability_kept),
-    Invariant("I1", "only what ends in any case is taken down without leave", on_write=forced_by_an_end),
+    Invariant("I1", "available >= wanted - max_unavailable, except for faults", on_write=availability_kept),
+    Invariant("I1", "only cells on ending machines are taken down without budget", on_write=forced_by_an_end),
     Invariant("I1", "no cell is taken below a floor that is not preemptible", on_write=floors_kept),
     Invariant("I2", "a cell never serves mixed versions", on_world=cells_not_mixed),
-    Invariant("I3", "no cell stops while it is sent requests or works on some", on_write=drained_before_stopped),
+    Invariant("I3", "no cell stops while it receives or processes requests", on_write=drained_before_stopped),
     Invariant("I4", "a node is in one cell, at one rank", on_world=one_place_per_node),
     Invariant("I5", "a repeated order starts nothing twice, and never two engines", on_world=started_once),
     Invariant("I5", "generations only grow, and bind the members", on_write=generations_grow),
     Invariant("I6", "ready needs fresh evidence of every rank of this generation", on_write=ready_on_evidence),
-    Invariant("I6", "a rollout goes on only after its bake has passed", on_write=promoted_on_evidence),
-    Invariant("I7", "from every active state a rollout can go back", on_world=way_back_open),
-    Invariant("I8", "work goes on within 15 s of any crash", on_world=resumed_in_time),
-    Invariant("I9", "a node that is cut off ends nothing that is well"),
-    Invariant("I10", "who takes a cell down is charged in the same write", on_write=charged_with_the_step),
-    Invariant("I10", "a charge ends when the cell is back or gone", on_world=charges_end),
+    Invariant("I6", "a rollout continues only after its bake has passed", on_write=promoted_on_evidence),
+    Invariant("I7", "a rollout can be rolled back from every active state", on_world=way_back_open),
+    Invariant("I8", "work continues within 15 s of any crash", on_world=resumed_in_time),
+    Invariant("I9", "a disconnected node stops nothing that is healthy"),
+    Invariant("I10", "a disruption is charged in the write that causes it", on_write=charged_with_the_step),
+    Invariant("I10", "a charge ends when the cell is ready or gone", on_world=charges_end),
 )
-"""I9 is watched where an agent ends an engine (`simulator.machine`)."""
+"""I9 is checked where an agent stops an engine (`simulator.machine`)."""
 
 
 def not_all_ready(world: World) -> Iterator[str]:
-    """Places that lack cells, or have too many."""
+    """Yields places that lack cells, or have too many."""
     for name, spec in world.store.deployments.items():
         for region, wanted in spec.cells_wanted.items():
             cells = [c for c in world.store.cells.values() if (c.deployment, c.region) == (name, region)]
             ready = [cell for cell in cells if cell.state is CellState.READY]
             if len(ready) != wanted or len(cells) != wanted:
                 states = ", ".join(f"{cell.id} {cell.state}: {cell.reason}" for cell in cells if cell not in ready)
-                yield f"{name} in {region}: {len(ready)} of {wanted} cells are ready; {states or 'none other is there'}"
+                yield f"{name} in {region}: {len(ready)} of {wanted} cells are ready; {states or 'there are no others'}"
 
 
 def not_serving(world: World) -> Iterator[str]:
-    """Cells that are called ready and would not answer."""
+    """Yields cells in state ready that would not answer."""
     for cell in world.store.cells.values():
         if cell.state is CellState.READY and not world.engines.is_serving(cell.id, cell.generation):
-            yield f"{cell.id} is called ready and does not answer"
+            yield f"{cell.id} is ready and does not answer"
 
 
 def all_well(world: World) -> Iterator[str]:
-    """What a fleet that healed must be."""
+    """Yields what is wrong with a fleet that should have recovered."""
     yield from not_all_ready(world)
     yield from not_serving(world)
 
 
 def never_touched(world: World, kinds: Iterable[str]) -> Iterator[str]:
-    """Things that were written down and must not have happened."""
+    """Yields events that must not have happened."""
     for kind in kinds:
         if count := world.timeline.counts[kind]:
             example = next(entry for entry in world.timeline.entries if entry.kind == kind)
@@ -238,7 +238,7 @@ def never_touched(world: World, kinds: Iterable[str]) -> Iterator[str]:
 
 
 def mixed_versions(world: World) -> Iterator[str]:
-    """Deployments whose cells run several versions, or another than their own."""
+    """Yields deployments whose cells run several versions, or another than theirs."""
     for name, spec in world.store.deployments.items():
         versions = {cell.version for cell in world.store.cells.values() if cell.deployment == name}
         if name not in world.store.rollouts and versions - {spec.version}:
@@ -246,6 +246,6 @@ def mixed_versions(world: World) -> Iterator[str]:
 
 
 def touched_cells(world: World) -> set[str]:
-    """Cells that were taken down or broke at any time."""
+    """Returns the cells that were taken down or failed at any time."""
     kinds = {"cell.draining", "cell.failed", "cell.lost"}
     return {entry.subject for entry in world.timeline.entries if entry.kind in kinds}

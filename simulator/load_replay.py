@@ -1,8 +1,8 @@
-"""A load that comes to a deployment of a simulated fleet, how its cells serve it, and a scaler that follows it.
+"""A load for a deployment of a simulated fleet, how its cells serve it, and a scaler that follows it.
 
-The load is a fluid: requests arrive at a rate, each is worked on for a while, what finds no place waits, and what finds
-no place to wait is refused. That is coarse, but it is what the number of cells depends on. Cells come and go as the
-live planners decide: machines boot, engines load, drains wait for the ledger.
+The load is a fluid: requests arrive at a rate, each takes some time, and those without a free place wait or are
+refused. That is coarse, but sufficient for the number of cells. Cells come and go as the live planners decide: machines
+boot, engines load, drains wait for the budget.
 """
 
 from collections import deque
@@ -28,17 +28,17 @@ from simulator.fault_injection import scale
 from simulator.world import Place, World
 
 MEANS_S = 15.0
-"""Loads are means of so long, as those that ingresses report (`traffic.region_shares.planning.load`)."""
+"""Loads are means over this time, like those that ingresses report (`traffic.region_shares.planning.load`)."""
 MINUTE_S = 60.0
 LOST_MINUTE = "minute.lost"
 UTILISATION_CAP = 0.8
-"""Of the region autopilot, by default."""
+"""The default of the region autopilot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What cells are to a load: `per_cell` requests at once that one works on, for `service_s` each. And who waits:
-    `waiting_per_cell` at most and `wait_s` long, as real-time requests at an ingress."""
+    """How cells serve a load: each works on `per_cell` concurrent requests, for `service_s` each. `waiting_per_cell`
+    requests may wait for `wait_s`, like real-time requests at an ingress."""
 
     per_cell: float
     service_s: float
@@ -49,8 +49,8 @@ class Serving:
 
 @dataclass
 class Course:
-    """What came of it. Requests are a fluid; `machine_s` are of all machines of the fleet, spares and those that boot
-    included. A minute is lost in which more came late or not at all than the objective allows."""
+    """The outcome so far. Requests are a fluid; `machine_s` counts all machines of the fleet, including spares and
+    booting ones. A minute is lost if more requests are late or refused than the objective allows."""
 
     seconds: float = 0.0
     arrived: float = 0.0
@@ -65,17 +65,17 @@ class Course:
 
 
 class Scaler(Protocol):
-    """Says how many cells there should be, by what is seen of a place at this look."""
+    """Returns how many cells a place should have."""
 
     def wanted(self, place: ScaledPlace, now: datetime) -> int:
-        """Asked at every look, in the order of time; what it remembers is its own."""
+        """Called at each interval, in order of time; it may keep state."""
         ...
 
 
 @dataclass
 class PolicyScaler:
-    """The live planner. `forecast`: the load, in requests at once, that is to be expected a start-up after a moment;
-    `planned`: what a plan has then."""
+    """The live planner. `forecast`: the expected load, in concurrent requests, one start-up after a time; `planned`:
+    the load of a plan then."""
 
     policy: ScalingPolicy
     per_cell: float
@@ -103,8 +103,8 @@ class PolicyScaler:
 
 
 class LoadReplay:
-    """Lets a load come to one place of a world from its first second on. `rate`: requests a second by the second of
-    the run; `course` is what came of it so far."""
+    """Applies a load to one place of a world from its first second. `rate`: requests per second by the second of the
+    run; `course` is the outcome so far."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class LoadReplay:
 
     @property
     def working(self) -> float:
-        """Requests at once that cells worked on in the last look's time."""
+        """Concurrent requests that cells worked on in the last interval."""
         return self._loads[-1][0] if self._loads else 0.0
 
     def _look(self) -> None:
@@ -150,7 +150,7 @@ class LoadReplay:
         queue.after(self._every_s, self._look)
 
     def _serve(self, rate: float) -> None:
-        """One look's time: what arrives and waits is served as far as cells can, the rest waits or is refused."""
+        """Serves one interval: requests beyond the capacity wait or are refused."""
         serving, seconds = self._serving, self._every_s
         ready = self._world.ready[self._place]
         per_s = ready * serving.per_cell / serving.service_s

@@ -1,6 +1,6 @@
-"""A simulated machine with its agent: the live agent's planners decide, this only carries out their steps.
+"""A simulated machine with its agent: the live agent's planners decide, this module carries out their steps.
 
-The journal outlives the agent, the engine outlives the agent, and neither outlives the machine.
+Journal and engine outlive the agent; nothing outlives the machine.
 """
 
 from dataclasses import dataclass, replace
@@ -33,20 +33,20 @@ from simulator.engines import IN_FLIGHT, REQUEST_S, Engine, Engines
 
 POLL_S = 0.2
 ENGINE_ENDS_S = 0.5
-"""From a request to end until an engine that obeys has ended; one that hangs takes the whole grace."""
+"""From a request to stop until a healthy engine has exited; a hung engine takes the whole grace period."""
 PROXY_STARTS_S = 0.5
 
 
 @dataclass
 class Proxy:
-    """The cell proxy beside a leader."""
+    """The cell proxy of a leader."""
 
     process: RunningProcess
     phase: Phase | None = None
 
 
 class Machine(AgentLink):
-    """One node. `has_power`, `agent_lives` and `has_network` are the three ways in which it can be gone."""
+    """One node. `has_power`, `agent_lives` and `has_network` are the three ways in which it can fail."""
 
     def __init__(self, node: str, context: SimulationContext, engines: Engines) -> None:
         super().__init__(node, context)
@@ -77,7 +77,7 @@ class Machine(AgentLink):
         return self.order.assignment if self.order is not None else None
 
     def boot(self) -> None:
-        """Its agent starts, adopts what runs, and connects."""
+        """Its agent starts, adopts running processes, and connects."""
         self.agent_lives = True
         self._agent_starts += 1
         self._watched_since_s = self._context.queue.now_s
@@ -89,7 +89,7 @@ class Machine(AgentLink):
         self.converge()
 
     def receive(self, order: Desired) -> None:
-        """Take an order if it is of a later state; journal it before acting."""
+        """Accepts an order if it is of a later state; writes it to the journal before acting."""
         if not self.acts:
             return
         if refusal(self.order, order, self.node) is not None:
@@ -100,7 +100,7 @@ class Machine(AgentLink):
             self.converge()
 
     def converge(self) -> None:
-        """Plan, act, and report if what is observed changed."""
+        """Plans, acts, and reports if the observed state changed."""
         if not self.acts:
             return
         now_s = self._context.queue.now_s
@@ -113,7 +113,7 @@ class Machine(AgentLink):
             self.report(observed)
 
     def compose_report(self, observed: Observed | None) -> AgentReport:
-        """What the agent observes, and how healthy its engine is."""
+        """Returns the observed state and the health of the engine."""
         snapshot = self._snapshot()
         seen = observed or observe(self.desired, snapshot, self._context.queue.now_s)
         return AgentReport(self.connection_id, seen, _reported_health(seen, snapshot.health), self.in_flight())
@@ -130,13 +130,13 @@ class Machine(AgentLink):
     # --- what can happen to it ---------------------------------------------------------------------------------------
 
     def agent_dies(self) -> None:
-        """Only the agent: what it started runs on. Its connection closes at once."""
+        """Only the agent exits: its processes keep running. Its connection closes."""
         if self.acts:
             self.agent_lives = False
             self._disconnect()
 
     def power_off(self, *, silently: bool = True) -> None:
-        """Everything ends. Silently: the server finds out later."""
+        """Everything stops. `silently`: the server detects it later."""
         if self.has_power:
             self.has_power = False
             if self.engine is not None:
@@ -211,7 +211,7 @@ class Machine(AgentLink):
         kept = desired is not None and desired.phase is not Phase.STOP and membership_of(desired) == engine.membership
         if self.no_contact_since_s is not None and kept and self.was_ready and self._probe(engine).ok:
             self._context.timeline.violation(
-                self._context.queue.now_s, "I9", f"{self.node} ends an engine while cut off"
+                self._context.queue.now_s, "I9", f"{self.node} stops an engine while disconnected"
             )
         self.engine_stopping = True
         delay_s = grace_s if engine.hung else ENGINE_ENDS_S
@@ -224,7 +224,7 @@ class Machine(AgentLink):
             self.converge()
 
     def engine_ended(self, engine: Engine, reason: str) -> None:
-        """By itself. Without an agent nobody sees it before one starts again."""
+        """The engine exited unexpectedly. Without an agent it is detected when one starts again."""
         if self.engine is not engine or not self.acts:
             return
         ran_stably = self.was_ready and self._context.queue.now_s - engine.started_s >= LIMITS.stable_after_s
@@ -266,7 +266,7 @@ class Machine(AgentLink):
             self.converge()
 
     def engine_changed(self) -> None:
-        """Something about the engine changed; the next poll sees it."""
+        """Something about the engine changed; the next poll reads it."""
         self._context.queue.after(POLL_S * self._context.random.random(), self.converge)
 
     def _wake_at(self, at_s: float) -> None:
@@ -280,7 +280,7 @@ class Machine(AgentLink):
 
 
 def _reported_health(observed: Observed, probed: Health | None) -> Health | None:
-    """What the probe found, unless the state already says that the engine does not serve."""
+    """The result of the probe, unless the state shows that the engine does not serve."""
     if observed.state in (EngineState.STARTING, EngineState.FAILED) and (probed is None or probed.ok):
         return Health(ok=False, reason=observed.reason)
     return probed

@@ -1,5 +1,5 @@
-"""Draws one run: cells in service against cells wanted over time, with what happened as marks. Writes one HTML file
-that needs nothing else."""
+"""Draws one run: cells in service and wanted cells over time, with events as marks. Writes one self-contained HTML
+file."""
 
 from collections.abc import Iterable
 from html import escape
@@ -12,7 +12,7 @@ from simulator.context import TimelineEntry
 from simulator.world import Series, World
 
 POINTS = 5000
-"""Per line; more cannot be told apart on a screen."""
+"""Points per line; more cannot be distinguished on a screen."""
 MARKS = {"fault": ("x", "#c0392b"), "killed": ("triangle-down", "#c0392b"), "violation": ("star", "#8e44ad")}
 ROLLOUT_MARK = ("diamond", "#2c7fb8")
 
@@ -36,7 +36,7 @@ def figure_html(world: World, title: str) -> str:
 
 
 def write_figure(world: World, title: str, path: Path) -> None:
-    """Write the page, and the folder that it lies in."""
+    """Writes the page, and creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(figure_html(world, title), encoding="utf-8")
 

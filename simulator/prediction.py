@@ -1,7 +1,7 @@
-"""What-if: what the fleet would do from now on after a change, found by simulating it on virtual time.
+"""What-if: what the fleet would do after a change, simulated on virtual time.
 
-Typical durations and no faults: it shows what the planners would decide, not what may break meanwhile. What is at rest
-and has no part in it is left out. Nothing is changed.
+Typical durations and no faults: it shows what the planners would decide, not what may fail meanwhile. Parts that are at
+rest and not involved are left out. Nothing is changed.
 """
 
 from collections import Counter
@@ -22,22 +22,21 @@ from simulator.world import Place, World
 
 HORIZON_S = 6 * 3600.0
 MAX_EVENTS = 300_000
-"""Bound on the work of one forecast; a forecast that reaches it states how far it looked."""
+"""Limit of the work of one forecast; a forecast that reaches it states how far it looked."""
 POLL_EVERY_S = 15.0
 CALM_S = 60.0
-"""So long nothing must have been on its way for the change to be over."""
+"""The change is over after this time without activity."""
 PACE = Pace(every_s=5.0, quiet_s=15.0, wake_up_s=0.5)
 LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, wake_up_s=4.0)
 LARGE_FLEET_NODES = 300
-"""Beyond so many machines, now or after a scaling, passes are rarer, to keep a forecast short; moments are up to 20 s
-late."""
+"""With more machines, now or after a scaling, passes are rarer, to keep a forecast short; times are up to 20 s late."""
 MAX_STEPS = 500
 STEP_KINDS = ("rollout.", "cell.", "node.", "grant.")
 
 
 @dataclass(frozen=True, slots=True)
 class RollOut:
-    """Move a deployment to a version; `size` is what that needs on its machines, `further` on those of other types."""
+    """Moves a deployment to a version; `size` is its number of nodes, `further` those on other instance types."""
 
     deployment: str
     to_version: str
@@ -48,8 +47,8 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Want so many cells in these regions; `roles`: prefill and decode cells among them, mixed where none are named;
-    `by_type`: how many should be on which instance types, in regions of which something else is stated than now."""
+    """Sets the number of cells in these regions; `roles`: prefill and decode cells among them, mixed if none are named;
+    `by_type`: cells by instance type, in regions where they change."""
 
     deployment: str
     cells: Mapping[str, int]
@@ -59,7 +58,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class LoseRegion:
-    """Every machine of a region is gone at once, and its provider says so."""
+    """Every machine of a region fails at the same time, and its provider reports it."""
 
     region: str
 
@@ -69,7 +68,7 @@ Change = RollOut | Scale | LoseRegion
 
 @dataclass(frozen=True, slots=True)
 class PlaceForecast:
-    """A deployment in a region: cells in service now, at the worst moment, and in the end."""
+    """A deployment in a region: cells in service now, at the worst time, and at the end."""
 
     deployment: str
     region: str
@@ -81,8 +80,8 @@ class PlaceForecast:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`steps` are what would be decided, in seconds from now. `took_s`: until the last of them; None: not over within
-    what was looked at. `refusals`: what would wait, and for what."""
+    """`steps` are the predicted decisions, in seconds from now. `took_s`: until the last of them; None if it is not
+    over within the simulated time. `refusals`: decisions that would wait, and for what."""
 
     steps: tuple[TimelineEntry, ...]
     took_s: float | None
@@ -103,8 +102,8 @@ def predict(
     horizon_s: float = HORIZON_S,
     has_time: Callable[[], bool] = lambda: True,
 ) -> Forecast:
-    """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready;
-    `has_time`: whether to continue, called before each event."""
+    """Applies the change to this fleet and returns the outcome. `load_s`: version -> typical seconds from a start until
+    it is ready; `has_time`: whether to continue, called before each event."""
     queue = EventQueue(now)
     chosen = settings or FleetSettings()
     part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
@@ -120,7 +119,7 @@ def predict(
 
 
 def _nodes_then(part: FleetView, change: Change) -> int:
-    """About how many machines passes will look at: those that there are, or those that a scaling needs."""
+    """Returns roughly how many machines passes will process: the existing ones, or those that a scaling needs."""
     if not isinstance(change, Scale):
         return len(part.nodes)
     spec = part.deployments[change.deployment]
@@ -170,8 +169,8 @@ def _begin(world: World, change: Change) -> None:
 
 
 def _state_roles(world: World, name: str, cells: Mapping[str, int], roles: Mapping[str, tuple[int, int]]) -> None:
-    """Have so many prefill and decode cells in these regions; whoever states some has made sure that its versions can
-    hand prompts over."""
+    """Sets the numbers of prefill and decode cells in these regions; the caller has checked that the versions can hand
+    prompts over."""
     spec = world.store.deployments[name]
     if roles:
         others = {version: replace(view, hands_over=True) for version, view in spec.others.items()}
@@ -197,7 +196,7 @@ def _run(world: World, change: Change, horizon_s: float, has_time: Callable[[], 
 
 
 def _is_at_rest(world: World, change: Change) -> bool:
-    """Whether nothing more will come of it: all is well, or what is left waits for something that does not come."""
+    """Whether nothing more will happen: all is well, or the remaining steps wait for something that will not happen."""
     if any(rollout.state is not RolloutState.PAUSED for rollout in world.store.rollouts.values()):
         return False
     lost = change.region if isinstance(change, LoseRegion) else None
@@ -231,7 +230,7 @@ def _warnings(
     world: World, change: Change, places: tuple[PlaceForecast, ...], steps: list[TimelineEntry], is_over: bool
 ) -> Iterator[str]:
     if not is_over:
-        yield f"not over within {world.queue.now_s:.0f} s, which is as far as this looked"
+        yield f"not over within {world.queue.now_s:.0f} s, the limit of this forecast"
     if len(steps) > MAX_STEPS:
         yield f"{len(steps)} steps; the first {MAX_STEPS} are listed"
     for rollout in world.store.rollouts.values():

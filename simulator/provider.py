@@ -13,7 +13,7 @@ from simulator.machine import Machine
 
 @dataclass
 class SimulatedProvider:
-    """`boot_s`: from a launch until the agent connects. `is_answering`: a cloud may be down."""
+    """`boot_s`: from a launch until the agent connects. `is_answering` is False while the cloud is down."""
 
     context: SimulationContext
     agent_server: AgentServer
@@ -25,10 +25,10 @@ class SimulatedProvider:
     racks: Counter[tuple[str, ...]] = field(default_factory=Counter)
     launched: int = 0
     sold_out: set[str] = field(default_factory=set)
-    """Regions in which nothing boots any more."""
+    """Regions in which no more machines boot."""
 
     def add(self, node: str, topology: tuple[str, ...]) -> Machine:
-        """A machine that is there from the beginning."""
+        """Adds a machine that exists from the beginning."""
         machine = self.machines[node] = self.agent_server.machines[node] = Machine(node, self.context, self.engines)
         self.racks[topology] += 1
         return machine
@@ -52,7 +52,7 @@ class SimulatedProvider:
             self.context.queue.after(1.0, machine.boot)
 
     def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
-        """A rack with room, below `near` if there is one."""
+        """Returns a rack with room, below `near` if there is one."""
         for topology, count in self.racks.items():
             fits = topology[: len(near)] == near if near else topology[1:2] == (region,)
             if count < self.per_rack and fits:
@@ -68,5 +68,5 @@ class SimulatedProvider:
         return ProviderStatus.RUNNING if machine.agent_lives else ProviderStatus.AGENT_DEAD
 
     def in_region(self, region: str, regions: Mapping[str, str]) -> list[Machine]:
-        """Machines of one region, in a stable order."""
+        """Returns the machines of one region, in a stable order."""
         return [machine for node, machine in sorted(self.machines.items()) if regions.get(node) == region]

@@ -1,6 +1,6 @@
 """The reconciler on virtual time: the live planners, in the live order, over the reference store.
 
-Its process can be killed before any write, and can stall between planning and writing while another works.
+Its process can be killed before any write, and can stall between planning and writing while another one works.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,8 @@ RECONCILER, TRAFFIC = "reconciler", "traffic"
 
 @dataclass(frozen=True, slots=True)
 class ProcessFaults:
-    """What happens to processes: shares of writes and of passes. `restart_s`: until a new process is there.
-
-    `whole`: one that is killed takes the others of the control plane with it, as a machine does.
-    """
+    """Faults of processes: shares of writes and of passes. `restart_s`: until a new process runs. `whole`: a kill also
+    hits the other processes of the control plane, as the loss of a machine would."""
 
     killed: float = 0.0
     stalled: float = 0.0
@@ -36,8 +34,8 @@ class ProcessFaults:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `wake_up_s` after news.
-    Live the first two are 1 s; a pass in quiet decides nothing that one a minute later would not."""
+    """Seconds between passes: `every_s` during activity, `quiet_s` otherwise, `wake_up_s` after news. In production the
+    first two are 1 s; a quiet pass decides nothing that one a minute later would not."""
 
     every_s: float = 1.0
     quiet_s: float = 1.0
@@ -45,7 +43,7 @@ class Pace:
 
 
 class Reconciler:
-    """One reconciler at a time holds the lease, or two believe they do."""
+    """One reconciler at a time holds the lease, unless one of two has stalled."""
 
     def __init__(self, context: SimulationContext, store: Store, provider: Provider, settings: FleetSettings) -> None:
         self.settings = settings
@@ -68,15 +66,15 @@ class Reconciler:
         store.before_write = self._maybe_killed
 
     def start(self) -> None:
-        """Begin to pass, again and again."""
+        """Starts the regular passes."""
         self._schedule(self.pace.every_s)
 
     def wake(self) -> None:
-        """Something changed: do not wait for the next pass."""
+        """Something changed: runs a pass soon."""
         self._schedule(self.pace.wake_up_s)
 
     def killed(self, whose: str) -> None:
-        """This process was killed before a write; its lease runs on."""
+        """This process was killed before a write; its lease remains."""
         now_s = self.context.queue.now_s
         self.kills += 1
         self.last_kill_s = now_s
@@ -99,7 +97,7 @@ class Reconciler:
             self._schedule(self.pace.quiet_s if self.is_quiet() else self.pace.every_s)
 
     def run_pass(self) -> None:
-        """Rounds until nothing is left to decide, unless another holds the lease."""
+        """Runs rounds until nothing is left to decide, unless another process holds the lease."""
         now_s = self.context.queue.now_s
         if now_s < self.down_until_s or now_s < self._lease_until_s:
             return

@@ -1,6 +1,6 @@
-"""Routing on virtual time: tables, the ingresses that follow them, and which draining cells get nothing new any more.
+"""Routing on virtual time: tables, the ingresses that follow them, and which draining cells get no new requests.
 
-The decision which cells are unrouted is the live one; tables are only the cells that they send to.
+The decision which cells are unrouted is the live one; a table is only the set of cells to send to.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ REPORT_EVERY_S = 2.0
 
 @dataclass
 class Ingress:
-    """One region's. `revision` and `routed` are what it runs; `acknowledged` and `seen_at` what is known of it."""
+    """The ingress of one region. `revision` and `routed` are what it runs; `acknowledged` and `seen_at` what is known
+    of it."""
 
     region: str
     revision: int = 0
@@ -49,7 +50,7 @@ class Routing:
         self._down_until_s = 0.0
 
     def start(self) -> None:
-        """Publish the first tables; the ingresses run them already."""
+        """Publishes the first tables, which the ingresses run from the start."""
         self._publish()
         for region, ingress in self.ingresses.items():
             ingress.revision = ingress.acknowledged = self.tables[region].revision
@@ -62,7 +63,7 @@ class Routing:
             self._context.queue.after(PUBLISH_AFTER_S, self._poll)
 
     def routes_to(self, cell: str) -> bool:
-        """Whether some ingress would still send this cell something new."""
+        """Whether an ingress would still send this cell new requests."""
         return any(ingress.is_up and cell in ingress.routed for ingress in self.ingresses.values())
 
     def crash(self, for_s: float) -> None:

@@ -28,16 +28,16 @@ from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
 
 
 class StaleWrite(Exception):
-    """What the decision saw is no longer so."""
+    """The rows have changed since the decision was made."""
 
 
 class ProcessKilled(Exception):
-    """The process that writes ends here."""
+    """The writing process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One transaction that was committed: why, and the cell or the rollout before and after if it changed one."""
+    """One committed transaction: its cause, and the cell or the rollout before and after if it changed one."""
 
     cause: Decision | str
     at: datetime
@@ -48,24 +48,24 @@ class Write:
 
 
 class Provider(Protocol):
-    """What the store's effects outside of a transaction need."""
+    """The provider's interface for effects outside of a transaction."""
 
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None: ...
 
     def terminate(self, node: str) -> None:
-        """End a machine; nothing if there is none."""
+        """Terminates a machine; does nothing if there is none."""
 
     def restart_agent(self, node: str) -> None:
-        """Start the agent of a running machine."""
+        """Starts the agent of a running machine."""
 
     def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
-        """The network nodes of the machine that is launched next, below `near` if there is place."""
+        """Returns the network nodes of the machine that is launched next, below `near` if there is room."""
 
     def describe(self, node: str) -> ProviderStatus: ...
 
 
 class NoProvider:
-    """Says nothing and does nothing: for stores without a world under them."""
+    """Does nothing: for stores without a world."""
 
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
         pass
@@ -113,7 +113,7 @@ class Rows:
     # --- what is read ------------------------------------------------------------------------------------------------
 
     def fleet(self) -> FleetView:
-        """The rows as one snapshot, that stays as it is."""
+        """The rows as an immutable snapshot."""
         return FleetView(
             regions=dict(self.regions),
             nodes=dict(self.nodes),
@@ -135,7 +135,7 @@ class Rows:
     # --- what agents and ingresses report ----------------------------------------------------------------------------
 
     def report(self, node: str, report: ReportView) -> bool:
-        """Keep the last report of a node. Returns whether a planner may care."""
+        """Stores the last report of a node. Returns whether a planner may need it."""
         known = self.nodes.get(node)
         if known is None or known.state is NodeState.RETIRED:
             return False
@@ -143,7 +143,7 @@ class Rows:
         return _relevant_part(known.report) != _relevant_part(report)
 
     def mark_unrouted(self, cell_id: str, generation: int, now: datetime) -> bool:
-        """Every ingress has acknowledged a table that sends this cell nothing new."""
+        """Every ingress has acknowledged a table that sends this cell no new requests."""
         cell = self.cells[cell_id]
         if (cell.generation, cell.state, cell.unrouted_at) != (generation, CellState.DRAINING, None):
             return False
@@ -154,7 +154,7 @@ class Rows:
     # --- machines of a region's own pool ---------------------------------------------------------------------------
 
     def take_free(self, region: str, instance_type: str, count: int) -> None:
-        """So many of its free machines become nodes; negative: nodes become free machines again."""
+        """Turns so many free machines into nodes; a negative number turns nodes into free machines."""
         view = self.regions[region]
         if view.free is not None:
             free = view.free.get(instance_type, 0) - count
@@ -163,7 +163,7 @@ class Rows:
     # --- one transaction ---------------------------------------------------------------------------------------------
 
     def _pool(self, region: str, instance_type: str) -> int:
-        """Machines of a pool that are not retired, counted again only after some were."""
+        """Machines of a pool that are not retired, counted again only after a retirement."""
         if self._pools is None:
             rows = (node for node in self.nodes.values() if node.state is not NodeState.RETIRED)
             self._pools = Counter((node.region, node.instance_type) for node in rows)
@@ -195,7 +195,7 @@ class Rows:
                 self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
 
     def _desired_changed(self, nodes: Iterable[str]) -> None:
-        in_order = sorted(nodes)  # a set's order differs between processes, and a seed must tell one story
+        in_order = sorted(nodes)  # the order of a set differs between processes, and a seed must be reproducible
         for node in in_order:
             self.versions[node] += 1
         self.on_desired(in_order)
@@ -210,7 +210,7 @@ def _relevant_part(report: ReportView) -> tuple[object, ...]:
 
 
 def assignment_of(cell: CellView, spec: DeploymentView, node: str) -> Assignment:
-    """What a member of a cell is to run, as the services derive it from the same rows."""
+    """Returns the assignment of a cell's member, as the services derive it from the same rows."""
     rank = next(member.rank for member in cell.members if member.node == node)
     timeout_s = spec.of_cell(cell).ready_timeout_s
     return Assignment(

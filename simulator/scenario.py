@@ -1,4 +1,4 @@
-"""What a scenario is, and one run of it: a world, what happens to it, and what must be so in the end."""
+"""A scenario and one run of it: a world, the events in it, and the expectations at the end."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,16 +11,16 @@ from simulator.reconciler import Pace, ProcessFaults
 from simulator.world import World
 
 STEPS = 200
-"""In so many parts a run is divided, to show how far it is and to see whether it is over."""
+"""A run is divided into so many parts, to show progress and to check whether it is over."""
 CALM_STEPS = 6
-"""In so many of them nothing must have been on its way."""
+"""A run is over after so many parts without activity."""
 NEVER = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`play` schedules what happens, with the world's own chance. `expect` yields what is not as it must be at the end,
-    one sentence each. A run ends at `until_s`, or after `busy_s` as soon as nothing has been on its way for a while."""
+    """`play` schedules the events, with the world's random numbers. `expect` yields one sentence for each wrong state
+    at the end. A run ends at `until_s`, or after `busy_s` as soon as there is no activity for a while."""
 
     about: str
     fleet: FleetSpec
@@ -38,7 +38,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Before the write of this number one process is killed, once; `whole`: all processes of the control plane are."""
+    """One process is killed once, before the write of this number; `whole`: all processes of the control plane are."""
 
     write: int
     whole: bool = False
@@ -46,7 +46,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run that is over. `failures`: violated invariants and disappointed expectations."""
+    """A finished run. `failures`: violated invariants and failed expectations."""
 
     seed: int
     world: World
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
-    """The world as it begins, with everything scheduled that will happen to it. With a `kill` no other comes."""
+    """Returns the initial world with all events scheduled. With a `kill` there are no other kills."""
     world = World(
         build_fleet(scenario.fleet),
         seed=seed,
@@ -77,7 +77,7 @@ def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
 def run(
     scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None, *, kill: Kill | None = None
 ) -> Outcome:
-    """Run one seed to its end. `progress` is called with the part that is done, 0 to 1."""
+    """Runs one seed to its end. `progress` is called with the finished part, 0 to 1."""
     world = world_of(scenario, seed, kill)
     calm = 0
     for step in range(1, STEPS + 1):
@@ -94,9 +94,9 @@ def run(
 
 
 def sweep(scenario: Scenario, seed: int, *, whole: bool = False) -> Iterator[Outcome]:
-    """Run one seed again and again, each time with a kill before another write, until all writes had theirs.
+    """Runs one seed repeatedly, each time with a kill before another write, until each write had one.
 
-    The first outcome is that of the run without a kill, which says how many writes there are.
+    The first outcome is that of the run without a kill, which determines the number of writes.
     """
     undisturbed = run(scenario, seed, kill=Kill(NEVER, whole))
     yield undisturbed

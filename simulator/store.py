@@ -1,6 +1,6 @@
 """PostgreSQL and the services over it, in memory: rows as planners see them, and every decision as one compare-and-set.
 
-The reference that the services are compared with. It decides nothing, and applies nothing that is stale.
+The services are compared with this reference. It decides nothing, and applies nothing that is stale.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,10 +59,10 @@ class Store(Rows):
 
     @singledispatchmethod
     def apply(self, decision: Decision, now: datetime) -> None:
-        """Carry out one decision, as `fleet.reconcile.services.apply` does.
+        """Applies one decision, as `fleet.reconcile.services.apply` does.
 
         Raises:
-            StaleWrite: what the decision saw is no longer so.
+            StaleWrite: the rows have changed since the decision was made.
         """
         raise TypeError(f"no way to apply {decision!r}")
 
@@ -128,7 +128,7 @@ class Store(Rows):
         for number in range(decision.count):
             self.before_write()
             if self._pool(decision.region, decision.instance_type) != decision.there + number:
-                raise StaleWrite(f"{decision.region} has bought or retired nodes meanwhile")
+                raise StaleWrite(f"{decision.region} has launched or retired nodes since")
             node = next(name for number in self._node_numbers if (name := f"n-{number:06d}") not in self.nodes)
             beside = topology if number % decision.unit else ()
             topology = self.provider.topology(decision.region, decision.near or beside)
@@ -283,9 +283,9 @@ class Store(Rows):
         if node is None or node.state is not decision.seen:
             raise StaleWrite(f"node {decision.node}")
         if isinstance(decision, ReplaceNode) and node.state_since != decision.since:
-            raise StaleWrite(f"node {decision.node} has left that state and come back to it")
+            raise StaleWrite(f"node {decision.node} has left that state and returned to it")
         if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.reported_at:
-            raise StaleWrite(f"node {decision.node} has spoken since")
+            raise StaleWrite(f"node {decision.node} has reported since")
         self.before_write()
         moved = replace(node, state=to, state_since=now, cordoned=node.cordoned or to is NodeState.FAULTY)
         if decision.seen is NodeState.JOINING:
@@ -314,7 +314,7 @@ def ledger_counts(
     settle_s: float,
     now: datetime,
 ) -> LedgerCounts:
-    """What one more disruption, of this cell, would start from. Cells count once ready for `settle_s`."""
+    """Returns the counts before one more disruption, of this cell. Cells count once ready for `settle_s`."""
     spec = deployments[about.deployment]
     available = available_here = available_prefill = own_open = region_open = fleet_open = 0
     for cell in cells:

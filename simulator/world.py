@@ -1,4 +1,4 @@
-"""A simulated world: a fleet as rows, the machines under it, the control plane over it, and everything between them."""
+"""A simulated world: a fleet as rows, its machines, its control plane, and everything between them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +29,7 @@ Place = tuple[str, str]
 
 @dataclass
 class Series:
-    """What the figure shows of one place: moments, and how many cells served from then on."""
+    """What the figure shows of one place: times, and the number of serving cells from then on."""
 
     at_s: list[float] = field(default_factory=list)
     ready: list[int] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """A promise: its number in the design, its text, and how it is checked."""
+    """An invariant: its number in the design, its text, and its check."""
 
     name: str
     text: str
@@ -47,14 +47,14 @@ class Invariant:
 
 
 class World:
-    """One run. `fleet` is how it begins: ready cells serve, connected nodes are connected.
+    """One run. `fleet` is its initial state: ready cells serve, connected nodes are connected.
 
-    `skip_repeats` leaves out the events of reports that repeat the last one, for large fleets; nothing else differs.
+    `skip_repeats` omits the events of reports that repeat the last one, for large fleets; nothing else differs.
     """
 
     store_type: type[Store] = Store
     reconciler_type: type[Reconciler] = Reconciler
-    """A subclass may bring real ones."""
+    """Tests replace it with a reconciler over real services."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class World:
         self._settle(fleet)
 
     def _wire(self) -> None:
-        """Connect the parts that know each other only by callbacks."""
+        """Connects the parts that know each other only by callbacks."""
         self.store.provider = self.provider
         self.store.limits = self.reconciler.settings.ledger
         self.store.on_write = self._written
@@ -108,10 +108,10 @@ class World:
         self.routing.on_kill = lambda: self.reconciler.killed(TRAFFIC)
         self.routing.is_reachable = lambda: self.agent_server.is_up
 
-    # --- how it begins -----------------------------------------------------------------------------------------------
+    # --- initial state -----------------------------------------------------------------------------------------------
 
     def _settle(self, fleet: FleetView) -> None:
-        """Put machines, processes and connections into the state that the rows state."""
+        """Puts machines, processes and connections into the state of the rows."""
         for node in fleet.nodes.values():
             if node.state is NodeState.RETIRED:
                 continue
@@ -163,19 +163,19 @@ class World:
                 process = RunningProcess(Membership(cell.id, cell.generation, 0), self.context.next_serial(), 0.0)
                 machine.proxy = Proxy(process, Phase.SERVE)
 
-    # --- as it goes on -----------------------------------------------------------------------------------------------
+    # --- during the run ----------------------------------------------------------------------------------------------
 
     def run_until(self, end_s: float, has_time: Callable[[], bool] = lambda: True) -> bool:
-        """Let time pass until that second of the run, or as far as `has_time` allows: then False."""
+        """Runs until that second of the run, or as long as `has_time` allows; then returns False."""
         return self.queue.run_until(end_s, has_time)
 
     def region_of(self, node: str) -> str:
-        """Where a node is; empty if there is none of this name."""
+        """Returns the region of a node; empty if there is none of this name."""
         view = self.store.nodes.get(node)
         return view.region if view is not None else ""
 
     def is_settled(self) -> bool:
-        """Whether every cell serves, every node is well, and no rollout is on its way."""
+        """Whether every cell serves, every node is healthy, and no rollout is active."""
         return not self.unsettled and not self.store.rollouts
 
     def _wake_reconciler(self) -> None:
@@ -197,7 +197,7 @@ class World:
                     leader.unrouted_since_s = self.queue.now_s
 
     def _with_counters(self, view: FleetView) -> FleetView:
-        """What leaders count matters while a rollout compares."""
+        """Adds the counters of leaders, which matter only while a rollout compares them."""
         self.agent_server.newest_report_at = self.queue.now
         rolling = {rollout.deployment: rollout.counters for rollout in view.rollouts.values()}
         if not rolling:
@@ -246,7 +246,7 @@ class World:
                 self._complain(invariant, invariant.on_world(self))
 
     def check(self) -> None:
-        """Hold the whole world against the invariants, now."""
+        """Checks all invariants of the whole world now."""
         for invariant in self.invariants:
             if invariant.on_world is not None:
                 self._complain(invariant, invariant.on_world(self))

@@ -29,39 +29,38 @@ from engine_agent.protocol.manifest import (
 
 
 def describe_folder(folder: Path, source: Mapping[str, str]) -> Manifest:
-    """The manifest of a folder as it is now; reads every file in it."""
+    """Returns the manifest of a folder's current content; reads every file."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
     return Manifest({path.relative_to(folder).as_posix(): file_sha256(path) for path in paths}, source)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json` into the folder."""
     (folder / MANIFEST_NAME).write_text(manifest_text(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a folder, without looking at the other files.
+    """Reads the manifest of a folder, and no other file.
 
     Raises:
-        BadArtifact: there is none, or it is not a manifest, or its own digest does not fit its list of files.
+        BadArtifact: there is none, it is not a manifest, or its digest does not match its list of files.
     """
     path = folder / MANIFEST_NAME
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise BadArtifact(f"{folder} is no artifact: it has no {MANIFEST_NAME}") from None
+        raise BadArtifact(f"{folder} is not an artifact: it has no {MANIFEST_NAME}") from None
     return parse_manifest(text, str(path))
 
 
 def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
-    """Check every file against the manifest, and the manifest against `expected_digest` if given.
+    """Checks every file against the manifest, and the manifest against `expected_digest` if given.
 
     Raises:
-        BadArtifact: a file is missing, changed or not listed, or it is another artifact than the expected one.
+        BadArtifact: a file is missing, changed or not listed, or this is not the expected artifact.
     """
     listed = read_manifest(folder)
     if expected_digest is not None and listed.digest != expected_digest:
-        raise BadArtifact(f"{folder} holds {listed.digest}, but {expected_digest} was asked for")
+        raise BadArtifact(f"{folder} holds {listed.digest}, but {expected_digest} was requested")
     actual = describe_folder(folder, listed.source)
     for path in sorted(listed.files.keys() | actual.files.keys()):
         if path not in actual.files:
@@ -76,17 +75,16 @@ def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
 
 
 def file_sha256(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file."""
+    """Returns the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def exclusively(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `lock`; calls `on_wait` once if another process holds it, then waits for its end.
+    """Holds the lock file `lock`. Calls `on_wait` once if another process holds it, then waits without a limit.
 
-    There is no time limit: the kernel drops the lock with the process that holds it, however that ends, and whoever
-    holds it limits its own work.
+    The kernel releases the lock when its process exits, however that happens. The holder limits its own work.
     """
     with lock.open("w") as file:
         try:
@@ -98,23 +96,23 @@ def exclusively(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 FREE_RESERVE_BYTES = 1024**3
-"""What a download leaves free on the disk for logs and journals."""
+"""Disk space that a download leaves free for logs and journals."""
 LIMIT_VARIABLE = "SWITCHYARD_ARTIFACT_CACHE_GIB"
 HOLD_TRIES = 5
-"""How often an artifact may be gone again before it could be held."""
+"""How often an artifact may disappear again before it is locked."""
 LOOK_EVERY_S = 0.1
-"""At an entry that somebody else fills."""
+"""Interval between checks of an entry that another process fills."""
 ROOM_LOCK = "room.lock"
 GONE = ".gone-"
 
 
 class CannotFetch(Exception):
-    """The artifact did not come; the text names the object or folder, what is wrong and what would help."""
+    """The artifact did not arrive. The text names the object or folder, the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one artifact of the cache lies."""
+    """The paths of one artifact in the cache."""
 
     cache: Path
     hex_digest: str
@@ -125,17 +123,17 @@ class Entry:
 
     @property
     def partial(self) -> Path:
-        """What has come so far: `files` whole ones, `parts` beginnings, `total` how many bytes there will be."""
+        """An unfinished download: complete files in `files`, incomplete ones in `parts`, the total size in `total`."""
         return self.cache / f"{self.hex_digest}.partial"
 
     @property
     def lock(self) -> Path:
-        """Held by readers together or by one writer; its time of change is the last use."""
+        """Shared by readers or held by one writer; its modification time is the time of last use."""
         return self.cache / f"{self.hex_digest}.lock"
 
     @property
     def damaged(self) -> Path:
-        """Is there while a file of the folder is known to be another than it should be."""
+        """Exists while a file of the folder is known to be wrong."""
         return self.cache / f"{self.hex_digest}.damaged"
 
     @property
@@ -145,33 +143,35 @@ class Entry:
 
 
 def entry_of(digest: str, cache: Path) -> Entry:
-    """The entry of an artifact's digest.
+    """Returns the entry for an artifact's digest.
 
     Raises:
-        ValueError: the digest is no `sha256:<64 hexadecimal digits>`, and must become no path.
+        ValueError: the digest is not `sha256:<64 hexadecimal digits>`, so it must not become a path.
     """
     hex_digest = digest.removeprefix(DIGEST_PREFIX)
     if not digest.startswith(DIGEST_PREFIX) or not is_sha256(hex_digest):
-        raise ValueError(f"{digest[:80]!r} is no digest of an artifact; it must be sha256: and 64 hexadecimal digits")
+        raise ValueError(
+            f"{digest[:80]!r} is not the digest of an artifact; it must be sha256: and 64 hexadecimal digits"
+        )
     return Entry(cache, hex_digest)
 
 
 def mark_damaged(folder: Path) -> None:
-    """Note that a folder is not the artifact it should be. The next start repairs it if it is one of a cache; of any
-    other folder nothing is noted."""
+    """Records that a folder does not match its manifest, so that the next start repairs it. Does nothing for folders
+    outside a cache."""
     if folder.with_name(f"{folder.name}.lock").exists():
         with contextlib.suppress(OSError):
             folder.with_name(f"{folder.name}.damaged").touch()
 
 
 def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) -> int:
-    """Have the artifact, and the lock that keeps it; returns the lock's descriptor, which is to stay open.
+    """Returns the descriptor of a shared lock on the complete artifact. The lock lasts until the descriptor is closed.
 
-    `fill` is called by one process at a time, if the entry is not complete; `on_wait` before each wait for another, at
-    most one a try.
+    `fill` is called by one process at a time if the entry is incomplete. `on_wait` is called before each wait for
+    another process, at most once per try.
 
     Raises:
-        CannotFetch: from `fill`, or others removed it again and again.
+        CannotFetch: `fill` failed, or other processes removed the entry repeatedly.
         OSError: the cache cannot be written.
     """
     entry.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,8 +198,8 @@ def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) ->
 
 
 def make_room(entry: Entry, total: int, limit: int | None) -> None:
-    """Let `total` bytes of this artifact have room, of which some may be there; removes what was used longest ago and
-    is not in use, and nothing at all if that does not suffice. The caller holds the entry's lock alone.
+    """Makes room for `total` bytes of this artifact, including those already downloaded. Removes the least recently
+    used entries that are not in use, but none if that would not suffice. The caller holds the entry's lock exclusively.
 
     Raises:
         CannotFetch: the disk or the cache's `limit` is too small.
@@ -224,7 +224,7 @@ def make_room(entry: Entry, total: int, limit: int | None) -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of all files below a folder; files that go away meanwhile count nothing."""
+    """Returns the bytes of all files below a folder; files that disappear meanwhile count 0."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -233,10 +233,10 @@ def bytes_in(folder: Path) -> int:
 
 
 def size_limit(stated: str) -> int | None:
-    """Bytes that the cache may have, from `SWITCHYARD_ARTIFACT_CACHE_GIB`; None: as much as the disk.
+    """Returns the maximum size of the cache in bytes, from `SWITCHYARD_ARTIFACT_CACHE_GIB`; None means no limit.
 
     Raises:
-        CannotFetch: it is no number of GiB.
+        CannotFetch: the value is not a number of GiB.
     """
     if not stated:
         return None
@@ -247,7 +247,7 @@ def size_limit(stated: str) -> int | None:
 
 @dataclass(frozen=True)
 class _Other:
-    """Another entry as it is now. `to_come`: bytes that a download that runs has yet to write."""
+    """Another entry. `to_come`: bytes that its running download has not written yet."""
 
     entry: Entry
     bytes: int
@@ -257,7 +257,7 @@ class _Other:
 
 
 class _Shortage:
-    """By how many bytes an artifact does not fit, on the disk or in the limit."""
+    """The bytes by which an artifact exceeds the disk or the limit."""
 
     def __init__(self, entry: Entry, total: int, limit: int | None, others: list[_Other]) -> None:
         self._entry, self._total, self._limit = entry, total, limit
@@ -271,12 +271,11 @@ class _Shortage:
 
     @property
     def bytes(self) -> int:
-        """0 or less: it fits."""
+        """0 or less if it fits."""
         beyond_disk = self._missing + FREE_RESERVE_BYTES - self._free
         return beyond_disk if self._limit is None else max(beyond_disk, self._used + self._total - self._limit)
 
     def reason(self) -> str:
-        """Why it does not fit, what is in use left alone."""
         if self._limit is not None and self._used + self._total > self._limit:
             return (
                 f"the artifact has {self._total / 1e9:.1f} GB and the cache may have {self._limit / 1e9:.1f} GB, of "
@@ -284,25 +283,25 @@ class _Shortage:
             )
         return (
             f"the disk of {self._entry.cache} has room for {max(0, self._free) / 1e9:.1f} GB and the artifact needs "
-            f"{(self._missing + FREE_RESERVE_BYTES) / 1e9:.1f} GB more with reserve: make room; what engines read is "
+            f"{(self._missing + FREE_RESERVE_BYTES) / 1e9:.1f} GB more with reserve: free space; artifacts in use are "
             f"never removed"
         )
 
 
 def _look_at(entry: Entry, locks: contextlib.ExitStack) -> _Other:
-    """The entry, locked by `locks` if nobody uses it."""
+    """Returns the entry, locked by `locks` if no process uses it."""
     present = bytes_in(entry.folder) + bytes_in(entry.partial)
     descriptor = os.open(entry.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     locks.callback(os.close, descriptor)
     if _lock_now(descriptor, fcntl.LOCK_EX):
         return _Other(entry, present, 0, os.fstat(descriptor).st_mtime, is_free=True)
-    os.utime(descriptor)  # it is used now, which its next eviction should know
+    os.utime(descriptor)  # in use now, so it must not be the next to be evicted
     to_come = 0 if entry.folder.is_dir() else max(0, total_of(entry) - present)
     return _Other(entry, present, to_come, time.time(), is_free=False)
 
 
 def total_of(entry: Entry) -> int:
-    """How many bytes a download will have brought; 0 while that is not known."""
+    """Returns the size of a download in bytes; 0 while it is unknown."""
     try:
         text = (entry.partial / "total").read_text()
     except OSError:
@@ -316,7 +315,7 @@ def _entries(cache: Path) -> Iterator[Entry]:
 
 
 def _remove(entry: Entry) -> None:
-    """Take an entry away at once, and then its files; the caller holds its lock alone."""
+    """Renames an entry, then deletes its files. The caller holds its lock exclusively."""
     for path in (entry.folder, entry.partial):
         if path.is_dir():
             aside = entry.cache / f"{GONE}{path.name}"
@@ -327,7 +326,7 @@ def _remove(entry: Entry) -> None:
 
 
 def _take_damaged(entry: Entry) -> None:
-    """Make a damaged folder the beginning of a download, which keeps what is right of it."""
+    """Turns a damaged folder into an unfinished download, which keeps its correct files."""
     if entry.damaged.exists():
         if entry.folder.is_dir():
             shutil.rmtree(entry.partial, ignore_errors=True)
@@ -345,8 +344,9 @@ def _lock_now(descriptor: int, kind: int) -> bool:
 
 
 def _wait_for(entry: Entry, descriptor: int, wanted: int) -> None:
-    """Until the lock is ours, or the entry complete, which needs no lock alone. Whoever filled it may have taken the
-    lock that it keeps before anybody who waited was woken: the kernel would have us wait until its engine ends."""
+    """Waits until the lock is acquired or the entry is complete, which makes an exclusive lock unnecessary. The process
+    that filled it may take its shared lock before a waiting one wakes: the kernel would then block until its engine
+    exits."""
     while not _lock_now(descriptor, wanted):
         if wanted == fcntl.LOCK_EX and entry.is_complete:
             return
@@ -354,5 +354,5 @@ def _wait_for(entry: Entry, descriptor: int, wanted: int) -> None:
 
 
 def _is_current(descriptor: int) -> bool:
-    """Whether the lock file is still in the folder: who removes an entry removes it, too."""
+    """Whether the lock file still exists: the process that removes an entry also removes its lock."""
     return os.fstat(descriptor).st_nlink > 0

@@ -22,20 +22,20 @@ LOOPBACK = "127.0.0.1"
 NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
 CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"  # noqa: S105  (the name of a variable)
 CELL_CERTIFICATE_VARIABLE = "SWITCHYARD_CELL_CERTIFICATE"
-"""Of a leader: certificate and key, PEM, that it serves its followers with."""
+"""The certificate and key, PEM, that a leader serves its followers with."""
 
 
 class EngineUnavailable(Exception):
-    """This node cannot run the engine that the assignment asks for; the text says why and what would help."""
+    """This node cannot run the engine of the assignment; the text states cause and remedy."""
 
 
 @dataclass(frozen=True)
 class EngineContext:
-    """What only the node knows.
+    """Facts that only the node knows.
 
-    `host` is the address that its cell proxy and leader listen on, `port_base` the first of its ports, `repo_root` the
-    folder that holds the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment
-    by engine.
+    `host` is the address that its cell proxy and leader listen on, `port_base` its first port, `repo_root` the folder
+    of the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment by engine,
+    `cache` the folder for downloads from S3, shared by all nodes of the machine.
     """
 
     node_id: str
@@ -45,14 +45,13 @@ class EngineContext:
     repo_root: Path
     engine_pythons: Mapping[str, Path]
     cache: Path
-    """Of what comes from S3, for all nodes of the machine."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start an engine process; `env` is what to add to the agent's own environment.
+    """How to start an engine process; `env` is added to the agent's environment.
 
-    `reads` and `writes` are folders beside its installation, `programs` what the first program becomes.
+    `reads` and `writes` are folders besides its installation, `programs` those that the first program executes.
     """
 
     argv: tuple[str, ...]
@@ -63,21 +62,19 @@ class Launch:
 
 
 class EngineAdapter(Protocol):
-    """One engine, as the agent sees it."""
-
     @property
     def name(self) -> str:
-        """The value of `EnginePlan.engine` that means this engine."""
+        """The value of `EnginePlan.engine` for this engine."""
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """Say how to start this rank's engine process.
+        """Returns how to start this rank's engine process.
 
         Raises:
             EngineUnavailable: this node cannot run it.
         """
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """URL that answers 200 while this rank's engine can do its work, and anything else while it cannot.
+        """Returns the URL that answers 200 while this rank's engine can work.
 
         Raises:
             EngineUnavailable: this node cannot run it.
@@ -86,15 +83,15 @@ class EngineAdapter(Protocol):
 
 @runtime_checkable
 class MeasuresSteps(Protocol):
-    """What an engine's adapter has besides, if its ranks can say what each of them computed."""
+    """An adapter whose ranks report what each of them computed."""
 
     def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """URL that answers with this rank's `StepTimes` as JSON, or not with 200 while it has none."""
+        """Returns the URL of this rank's `StepTimes` as JSON; it does not answer 200 while there are none."""
 
 
 def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
-    """Which member of the cell this rank is, on which ports it listens, and whom it meets: options that every engine
-    takes. What an engine serves, it serves on loopback, to the cell proxy beside it."""
+    """Returns the options that every engine takes: this rank's place in the cell, its ports and its leader. Engines
+    serve on loopback, for the cell proxy on the same node."""
     return (
         *("--node-id", context.node_id),
         *("--cell", assignment.cell),
@@ -109,7 +106,7 @@ def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ..
 
 
 def member_environment(assignment: Assignment, context: EngineContext) -> dict[str, str]:
-    """The variables of the plan and of the member; the member's win."""
+    """Returns the variables of the plan and of the member; the member's take precedence."""
     return {
         **assignment.plan.env,
         "PYTHONPATH": str(context.repo_root),
@@ -119,23 +116,23 @@ def member_environment(assignment: Assignment, context: EngineContext) -> dict[s
 
 
 def member_health_url(assignment: Assignment, context: EngineContext) -> str:
-    """`/health` of the leader's API; a follower has no API and answers on its administration port."""
+    """Returns `/health` of the leader's API; a follower has no API and answers on its administration port."""
     return f"http://{LOOPBACK}:{member_health_port(assignment, context)}/health"
 
 
 def member_health_port(assignment: Assignment, context: EngineContext) -> int:
-    """The port on loopback where a member is asked for its health."""
+    """Returns the loopback port that serves a member's health."""
     return context.port_base + (ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN)
 
 
 def follower_count(assignment: Assignment) -> int:
-    """Number of ranks in the cell besides the leader."""
+    """Returns the number of ranks besides the leader."""
     ranks = {peer.rank for peer in assignment.peers} | {assignment.rank}
     return len(ranks - {0})
 
 
 def leader_endpoint(assignment: Assignment, context: EngineContext) -> str:
-    """`host:port` where the followers of this generation meet their leader.
+    """Returns `host:port` where the followers of this generation connect to their leader.
 
     Raises:
         EngineUnavailable: the assignment names no leader.
@@ -152,32 +149,34 @@ SPECULATION = "--speculative-config"
 
 
 def local_folder(artifact: Artifact, cache: Path) -> Path:
-    """Where an artifact lies, or will lie once it is fetched into the machine's `cache`.
+    """Returns the folder of an artifact, which exists once it is fetched into the machine's `cache`.
 
     Raises:
-        EngineUnavailable: its URI is neither `file:///…` nor `s3://bucket/…`, or its digest is none.
+        EngineUnavailable: its URI is neither `file:///…` nor `s3://bucket/…`, or its digest is malformed.
     """
     parts = urlsplit(artifact.uri)
     if parts.scheme == "s3" and parts.netloc:
         try:
             return entry_of(artifact.digest, cache).folder
         except ValueError as error:
-            raise EngineUnavailable(f"artifact {artifact.uri} cannot be had: {error}") from error
+            raise EngineUnavailable(f"artifact {artifact.uri} cannot be fetched: {error}") from error
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.startswith("/"):
         return Path(unquote(parts.path))
-    raise EngineUnavailable(f"artifact {artifact.uri} cannot be had; it must be file:///absolute/path or s3://bucket/…")
+    raise EngineUnavailable(
+        f"artifact {artifact.uri} cannot be fetched; it must be file:///absolute/path or s3://bucket/…"
+    )
 
 
 def read_in_place(plan: EnginePlan) -> tuple[Path, ...]:
-    """Folders of the node that are read where they lie: those of artifacts that do not come from S3."""
+    """Returns the node's folders that are read directly: those of artifacts that do not come from S3."""
     return tuple(local_folder(each, Path()) for each in plan.artifacts if not _is_fetched(each))
 
 
 def after_fetching(launch: Launch, assignment: Assignment, context: EngineContext) -> Launch:
-    """The launch, preceded by what fetches the artifacts of its plan; unchanged where none comes from S3.
+    """Returns the launch, preceded by the fetch of the plan's artifacts from S3 if there are any.
 
     Raises:
-        EngineUnavailable: an artifact's URI or digest is none.
+        EngineUnavailable: an artifact's URI or digest is malformed.
     """
     fetched = [each for each in dict.fromkeys(assignment.plan.artifacts) if _is_fetched(each)]
     for each in fetched:
@@ -196,10 +195,10 @@ def after_fetching(launch: Launch, assignment: Assignment, context: EngineContex
 
 
 def with_local_draft(args: Sequence[str], plan: EnginePlan, cache: Path) -> tuple[str, ...]:
-    """The plan's arguments with its draft model, if it has one, where that lies on this node.
+    """Returns the plan's arguments with the folder of its draft model on this node.
 
     Raises:
-        EngineUnavailable: the plan's JSON is none, or the draft's URI or digest.
+        EngineUnavailable: the plan's JSON, or the draft's URI or digest, is malformed.
     """
     if plan.draft is None or SPECULATION not in args:
         return tuple(args)
@@ -208,10 +207,10 @@ def with_local_draft(args: Sequence[str], plan: EnginePlan, cache: Path) -> tupl
 
 
 def json_option(args: Sequence[str], name: str) -> dict[str, Any]:
-    """What a JSON option of a plan's arguments states; empty where it is not given.
+    """Returns the value of a JSON option in a plan's arguments; empty if it is not given.
 
     Raises:
-        EngineUnavailable: it is no JSON object.
+        EngineUnavailable: it is not a JSON object.
     """
     if name not in args:
         return {}
@@ -219,14 +218,14 @@ def json_option(args: Sequence[str], name: str) -> dict[str, Any]:
     try:
         value: Any = strict_loads(text)
     except ValueError as error:
-        raise EngineUnavailable(f"the plan's {name} is no JSON ({error}): {text[:80]}") from error
+        raise EngineUnavailable(f"the plan's {name} is not JSON ({error}): {text[:80]}") from error
     if not isinstance(value, dict):
-        raise EngineUnavailable(f"the plan's {name} is no JSON object: {text[:80]}")
+        raise EngineUnavailable(f"the plan's {name} is not a JSON object: {text[:80]}")
     return value
 
 
 def with_json_option(args: Sequence[str], name: str, value: dict[str, Any]) -> tuple[str, ...]:
-    """The arguments with another value of a JSON option, appended where it is not given."""
+    """Returns the arguments with another value of a JSON option, appended if it is not given."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     position = args.index(name) + 1 if name in args else 0
     return (*args[:position], text, *args[position + 1 :]) if position else (*args, name, text)

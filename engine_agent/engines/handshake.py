@@ -29,16 +29,16 @@ _RETRY_LONGEST_S = 1.0
 
 
 class HandshakeFailed(Exception):
-    """This attempt failed and another may succeed; the text says why."""
+    """This attempt failed and another may succeed; the text states the cause."""
 
 
 class MembershipRefused(Exception):
-    """A leader that proved itself refuses this member; the text says why, and trying again would not help."""
+    """An authenticated leader rejects this member permanently; the text states the cause."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a member is: what it claims in the handshake, and the secret that proves it."""
+    """What a member states in the handshake, and the secret that proves it."""
 
     cell: str
     generation: int
@@ -50,7 +50,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Joined:
-    """A follower that proved itself; what comes on its connection from now on is its own."""
+    """A follower that has authenticated; its connection now belongs to it."""
 
     rank: int
     node_id: str
@@ -61,9 +61,9 @@ class Joined:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the leader decided: the line that tells the follower, and who joined or the reason why none did.
+    """The leader's decision: the reply to the follower, and either the follower that joined or the reason.
 
-    `incompatible`: it proved itself a member of this cell, and the cell cannot form because its software differs.
+    `incompatible`: the follower is a member of this cell, but its software differs, so the cell cannot form.
     """
 
     reply: bytes
@@ -73,14 +73,14 @@ class Decision:
 
 
 WhyTaken = Callable[[int], str]
-"""Why a rank cannot be had; empty: it is free."""
+"""Why a rank is unavailable; empty if it is free."""
 
 
 class LeaderHandshake:
-    """The leader's side of one connection: send `challenge`, give the line that comes to `decide`, send its reply."""
+    """The leader's side of one connection: send `challenge`, pass the answer to `decide`, send its reply."""
 
     def __init__(self, leader: Identity, followers: int, binding: bytes) -> None:
-        """`binding` is `engine_agent.engines.handshake.binding_of` the leader's own certificate."""
+        """`binding` is `binding_of` the leader's certificate."""
         self._leader = leader
         self._binding = binding
         self._followers = followers
@@ -92,10 +92,10 @@ class LeaderHandshake:
         return _line(self._challenge)
 
     def decide(self, line: bytes, why_taken: WhyTaken, *, taken_for_good: bool) -> Decision:
-        """Let the follower in or not. `taken_for_good`: a follower whose rank is taken need not try again.
+        """Admits or rejects the follower. `taken_for_good`: a follower whose rank is taken need not retry.
 
         Raises:
-            HandshakeFailed: the line is no join; there is nothing to reply.
+            HandshakeFailed: the line is not a join; there is nothing to reply.
         """
         join = _fields(line)
         proof = str(join.pop("proof", ""))
@@ -131,35 +131,35 @@ class LeaderHandshake:
         return mismatch(own, Rank(joined.rank, joined.node_id, theirs))
 
     def _refusal(self, join: Mapping[str, Any], reason: str, *, for_good: bool) -> bytes:
-        """A refusal that the follower must believe carries a proof; without one it tries again."""
+        """A refusal that makes the follower stop carries a proof; without one it retries."""
         proof = self._sign("refusal", {**join, "refused": reason}).hex() if for_good else ""
         return _line({"refused": reason, "proof": proof})
 
-    def _sign(self, purpose: str, claims: Mapping[str, Any]) -> bytes:
-        return _sign(self._leader.secret, purpose, self._binding, self._challenge, claims)
+    def _sign(self, purpose: str, stated: Mapping[str, Any]) -> bytes:
+        return _sign(self._leader.secret, purpose, self._binding, self._challenge, stated)
 
 
 class FollowerHandshake:
     """The follower's side of one connection: answer the challenge with `join`, then `confirm` the leader's reply."""
 
     def __init__(self, follower: Identity, binding: bytes) -> None:
-        """`binding` is that of the certificate that the server of this connection showed."""
+        """`binding` is `binding_of` the certificate that this connection's server presented."""
         self._follower = follower
         self._binding = binding
         self._challenge: dict[str, Any] = {}
         self._join: dict[str, Any] = {}
 
     def join(self, challenge: bytes) -> bytes:
-        """The line that follows the leader's challenge.
+        """Returns the answer to the leader's challenge.
 
         Raises:
-            HandshakeFailed: it is no challenge, or that of another cell or generation.
+            HandshakeFailed: it is not a challenge, or it is one of another cell or generation.
         """
         follower, received = self._follower, _fields(challenge)
         if (received.get("cell"), received.get("generation")) != (follower.cell, follower.generation):
             other = f"cell {received.get('cell')} generation {received.get('generation')}"
             raise HandshakeFailed(
-                f"what answers there leads {other}, not cell {follower.cell} generation {follower.generation}"
+                f"the server leads {other}, not cell {follower.cell} generation {follower.generation}"
             )
         self._challenge = received
         self._join = {
@@ -173,11 +173,11 @@ class FollowerHandshake:
         return _line({**self._join, "proof": self._sign("join", self._join).hex()})
 
     def confirm(self, reply: bytes) -> None:
-        """Return once the leader has let this member in.
+        """Returns once the leader has admitted this member.
 
         Raises:
-            HandshakeFailed: what answers does not prove that it is the leader, or lets this member try again.
-            MembershipRefused: the leader refuses this member for good.
+            HandshakeFailed: the server does not prove that it is the leader, or it lets this member retry.
+            MembershipRefused: the leader rejects this member permanently.
         """
         received = _fields(reply)
         proof, refused = str(received.get("proof", "")), str(received.get("refused", ""))
@@ -186,14 +186,14 @@ class FollowerHandshake:
                 raise MembershipRefused(refused)
             raise HandshakeFailed(f"refused: {refused}")
         if not _is_proof(proof, self._sign("welcome", self._join)):
-            raise HandshakeFailed("what listens there does not prove that it knows the cell's secret")
+            raise HandshakeFailed("the server does not prove that it knows the cell's secret")
 
-    def _sign(self, purpose: str, claims: Mapping[str, Any]) -> bytes:
-        return _sign(self._follower.secret, purpose, self._binding, self._challenge, claims)
+    def _sign(self, purpose: str, stated: Mapping[str, Any]) -> bytes:
+        return _sign(self._follower.secret, purpose, self._binding, self._challenge, stated)
 
 
 def retry_pauses_s() -> Iterator[float]:
-    """Seconds between a follower's attempts: longer and longer, and not in step with other followers'."""
+    """Yields the seconds between a follower's attempts: increasing, with jitter."""
     pause_s = _RETRY_FIRST_S
     while True:
         yield pause_s * random.uniform(0.8, 1.2)
@@ -201,14 +201,14 @@ def retry_pauses_s() -> Iterator[float]:
 
 
 def derived_key(secret: bytes, purpose: str, *context: object) -> bytes:
-    """A key for one purpose, 32 bytes: HMAC-SHA256 over purpose and context."""
+    """Returns a key for one purpose, 32 bytes: HMAC-SHA256 over purpose and context."""
     return hmac.new(secret, json.dumps([purpose, *map(str, context)]).encode(), hashlib.sha256).digest()
 
 
 def _sign(
-    secret: bytes, purpose: str, binding: bytes, challenge: Mapping[str, Any], claims: Mapping[str, Any]
+    secret: bytes, purpose: str, binding: bytes, challenge: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> bytes:
-    signed = (json.dumps(each, sort_keys=True) for each in (challenge, claims))
+    signed = (json.dumps(each, sort_keys=True) for each in (challenge, stated))
     return derived_key(secret, purpose, binding.hex(), *signed)
 
 
@@ -224,9 +224,9 @@ def _fields(line: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise HandshakeFailed(f"what answers there speaks another protocol: {error}") from error
+        raise HandshakeFailed(f"the server speaks another protocol: {error}") from error
     if not isinstance(fields, dict):
-        raise HandshakeFailed("what answers there speaks another protocol")
+        raise HandshakeFailed("the server speaks another protocol")
     return fields
 
 
@@ -234,26 +234,26 @@ _END_OF_CERTIFICATE = "-----END CERTIFICATE-----"
 
 
 class BadCertificate(ValueError):
-    """What the leader was given to serve TLS with is none; the text says why."""
+    """The leader's certificate or key is malformed; the text states how."""
 
 
 @dataclass(frozen=True)
 class LeaderCertificate:
-    """What a leader serves TLS with; `binding` is what the handshake signs of it."""
+    """A leader's TLS context, and the `binding` that the handshake signs."""
 
     context: ssl.SSLContext = field(repr=False)
     binding: bytes
 
 
 def leader_certificate(pem: str) -> LeaderCertificate:
-    """From certificate and key as PEM, in this order.
+    """Loads certificate and key, PEM, in this order.
 
     Raises:
-        BadCertificate: it is not that.
+        BadCertificate: it is malformed.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # nobody resumes: a member that is gone ends the cell
+    context.num_tickets = 0  # no session is resumed: a lost member ends the cell
     certificate, end, _ = pem.partition(_END_OF_CERTIFICATE)
     try:
         _load(context, pem)
@@ -263,7 +263,7 @@ def leader_certificate(pem: str) -> LeaderCertificate:
 
 
 def follower_context() -> ssl.SSLContext:
-    """Encrypts to whoever answers; the handshake says who that was."""
+    """Accepts any certificate; the handshake authenticates the leader."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -272,18 +272,18 @@ def follower_context() -> ssl.SSLContext:
 
 
 def binding_of(certificate: bytes | None) -> bytes:
-    """What binds a handshake to the server's certificate, given as DER: its SHA-256, by RFC 5929, section 4.1."""
+    """Binds a handshake to the server's certificate, given as DER: its SHA-256 (RFC 5929, section 4.1)."""
     return hashlib.sha256(certificate or b"").digest()
 
 
 def without_tls(error: ssl.SSLError) -> str:
-    """Why no TLS connection came about, in words."""
+    """Returns why the TLS connection failed."""
     why = (error.reason or error.strerror or str(error)).lower().replace("_", " ")
-    return f"what answers there does not speak TLS 1.3 ({why})"
+    return f"the server does not speak TLS 1.3 ({why})"
 
 
 def _load(context: ssl.SSLContext, pem: str) -> None:
-    """`ssl` reads keys from files only; this one is in memory, and nobody else can open it."""
+    """`ssl` reads keys only from files; this one is in memory, where no other process can open it."""
     descriptor = os.memfd_create("cell-certificate")
     try:
         os.write(descriptor, pem.encode())

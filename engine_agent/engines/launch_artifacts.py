@@ -1,10 +1,10 @@
-"""Gets what a plan names from S3 and then becomes the engine, in the same process and under the same id.
+"""Fetches a plan's artifacts from S3 and then becomes the engine, in the same process.
 
 `python -m engine_agent.engines.launch_artifacts --cache DIR --health-port N --fetch URI DIGEST … -- COMMAND …`. Run by
-the agent's Python, which can talk to S3; the engine's own need not. Until the engine listens, it says on the engine's
-port how much has come. The locks of what it fetched pass to the engine, and end with it.
+the agent's Python, which has an S3 client. It reports progress on the engine's port until the engine listens there. The
+engine inherits the locks of the fetched artifacts and releases them when it exits.
 
-Exit status: 2 bad command line, 4 bad or missing artifact, 5 address in use; then what the engine says.
+Exit status: 2 bad command line, 4 bad or missing artifact, 5 address in use; then the engine's.
 """
 
 import argparse
@@ -33,16 +33,16 @@ from engine_agent.protocol.messages import Artifact
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SAY_EVERY_S = 5.0
-"""How often the words on progress change: each change is a report to the control plane."""
+"""Interval of progress updates; each one causes a report to the control plane."""
 Become = Callable[[str, list[str]], object]
 
 
 def main(argv: Sequence[str], become: Become = os.execv) -> int:
-    """Fetch, then become the engine; returns only where that fails."""
+    """Fetches, then becomes the engine; returns only on failure."""
     own, engine = _split(argv)
     parser = argparse.ArgumentParser(prog="engine_agent.engines.launch_artifacts", allow_abbrev=False)
     parser.add_argument("--cache", required=True, type=Path, help="the machine's folder for what comes from S3")
-    parser.add_argument("--health-port", required=True, type=int, help="of GET /health on loopback until it is there")
+    parser.add_argument("--health-port", required=True, type=int, help="of GET /health on loopback during the download")
     parser.add_argument("--fetch", nargs=2, action="append", required=True, metavar=("URI", "DIGEST"))
     read = parser.parse_args(own)
     if not engine:
@@ -72,14 +72,11 @@ def main(argv: Sequence[str], become: Become = os.execv) -> int:
 
 
 class Progress:
-    """Says on a port, in words that change every few seconds, how far it is."""
+    """Serves the progress on a port; the text changes every few seconds."""
 
     def __init__(self, port: int) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the port cannot be had.
-        """
+        """Raises:
+        OSError: the port cannot be bound."""
         self._words: Callable[[], str] = lambda: "looking for the artifact"
         self._health = MemberHealth(port, self._words())
         self._ended = threading.Event()
@@ -91,7 +88,7 @@ class Progress:
         self._health.say(words())
 
     def close(self) -> None:
-        """Listen no more: the port is the engine's."""
+        """Stops listening, so that the engine can use the port."""
         self._ended.set()
         self._thread.join()
         self._health.close()
@@ -102,14 +99,14 @@ class Progress:
 
 
 def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress: Progress, say: Say) -> int:
-    """Have the artifact in the cache, downloaded unless it is there; returns the descriptor of the lock that keeps it
-    there. `limit`: bytes that the cache may have.
+    """Fetches the artifact into the cache unless it is there; returns the descriptor of its lock. `limit` is the
+    maximum size of the cache in bytes.
 
-    Each file is checked as it comes; whoever loads the artifact checks the folder as it is then.
+    Each file is checked while it arrives; the launcher checks the folder again before it loads.
 
     Raises:
         CannotFetch: as in `download`.
-        ValueError: its digest is none.
+        ValueError: its digest is malformed.
         OSError: the cache cannot be written.
     """
     entry = entry_of(artifact.digest, cache)
@@ -120,14 +117,14 @@ def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress:
         download(artifact, entry, partial(make_room, entry, limit=limit), arrived, say)
 
     def on_wait() -> None:
-        say(f"another start on this machine fetches {artifact.uri}, or reads what is damaged of it; waiting for it")
+        say(f"another process on this machine fetches {artifact.uri} or checks its files; waiting for it")
         progress.show(partial(_waiting_words, entry))
 
     return hold(entry, fill, on_wait)
 
 
 def _waiting_words(entry: Entry) -> str:
-    return f"waiting for another start: {fetching_words(bytes_in(entry.partial), total_of(entry))}"
+    return f"waiting for another process: {fetching_words(bytes_in(entry.partial), total_of(entry))}"
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,6 +1,9 @@
-"""What a member that has no API says of itself over HTTP, on loopback: a follower always, a leader while its weights
-come. `GET /health` is 200 while it is part of a cell that serves, else 503 with the reason; held while nothing changes,
-if the question says so. It answers nothing else but what a member adds (`page`)."""
+"""The health of a member without an API, over HTTP on loopback: of a follower always, of a leader while its weights
+arrive.
+
+`GET /health` answers 200 while it is part of a serving cell, else 503 with the reason. A long poll waits until the
+state changes. Members can add pages (`page`).
+"""
 
 import json
 from collections.abc import Callable
@@ -15,13 +18,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class MemberHealth:
-    """The answer, and the server that gives it from the first moment of the process on."""
-
     def __init__(self, port: int, reason: str) -> None:
-        """Listen; `reason` is why it is not ready at first.
+        """Listens. `reason`: why it is not ready at first.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: the port cannot be bound.
         """
         self._reason = reason
         self._changed = Condition()
@@ -30,13 +31,13 @@ class MemberHealth:
         Thread(target=self._server.serve_forever, name="member-health", daemon=True).start()
 
     def say(self, reason: str) -> None:
-        """Why this member is not ready; empty: it is."""
+        """Sets why this member is not ready; empty if it is."""
         with self._changed:
             self._reason = reason
             self._changed.notify_all()
 
     def page(self, path: str, content: Callable[[], bytes | None]) -> None:
-        """Answer there, too, with JSON; 404 while there is none."""
+        """Serves JSON at this path; 404 while `content` returns None."""
         self.pages[path] = content
 
     def close(self) -> None:
@@ -44,7 +45,8 @@ class MemberHealth:
         self._server.server_close()
 
     def answer(self, query: str) -> tuple[str, dict[str, object]]:
-        """Why it is not ready, and the whole answer to a question of this query, once it may be given."""
+        """Returns why it is not ready, and the body for a request with this query, after a long poll if it asks for
+        one."""
         known, for_s = parse_long_poll(query)
         began_s = monotonic()
         with self._changed:
@@ -71,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path != "/health":
             content = self.server.health.pages.get(path, lambda: None)()
-            missing = json.dumps({"reason": f"it answers GET /health, and has nothing at {path[:80]}"}).encode()
+            missing = json.dumps({"reason": f"only GET /health is served here, not {path[:80]}"}).encode()
             self._send(HTTPStatus.NOT_FOUND if content is None else HTTPStatus.OK, content or missing)
             return
         reason, answer = self.server.health.answer(query)
@@ -88,4 +90,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Probes come several times a second; they are not worth a line."""
+        """Probes come several times a second and are not logged."""

@@ -1,4 +1,4 @@
-"""Which engines there are, by the name that an engine plan gives. It looks them up and never starts one."""
+"""The engines by the name that an engine plan gives, and the checks that every plan must pass."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ HAND_OVER = frozenset({SimAdapter.name, VllmAdapter.name})
 
 
 def engine_adapter(engine: str) -> EngineAdapter:
-    """The adapter of an engine.
+    """Returns the adapter of an engine.
 
     Raises:
         EngineUnavailable: no engine has this name.
@@ -36,10 +36,10 @@ def engine_adapter(engine: str) -> EngineAdapter:
 
 
 def check_plan(plan: EnginePlan) -> None:
-    """Refuse what an engine may not be given, whoever ordered it and whenever.
+    """Rejects options and variables that an engine may not get.
 
     Raises:
-        EngineUnavailable: an option or a variable of the plan is not on the lists and was not widened.
+        EngineUnavailable: an option or variable of the plan is not listed and was not allowed separately.
     """
     places = {artifact.uri.removeprefix("file://") for artifact in plan.artifacts}
     refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened, places)
@@ -48,7 +48,7 @@ def check_plan(plan: EnginePlan) -> None:
 
 
 def check_role(assignment: Assignment) -> None:
-    """Refuse a role that this cell cannot have.
+    """Rejects a role that this cell cannot have.
 
     Raises:
         EngineUnavailable: its engine cannot hand prompts over, or not in a cell of several nodes.
@@ -61,15 +61,15 @@ def check_role(assignment: Assignment) -> None:
         raise EngineUnavailable(f"engine {engine} cannot be a {role} cell: {can} can; make the cell mixed")
     if follower_count(assignment) > 0:
         raise EngineUnavailable(
-            f"a {role} cell has one node, and this one has {follower_count(assignment) + 1}: what several nodes"
-            " computed is not handed over yet; make the cell mixed"
+            f"a {role} cell has one node, and this one has {follower_count(assignment) + 1}: cells of several nodes"
+            " cannot hand prompts over; make the cell mixed"
         )
     if not assignment.kv_layout:
-        raise EngineUnavailable(f"the order of a {role} cell names no KV layout, by which its pairs would be found")
+        raise EngineUnavailable(f"the order of a {role} cell names no KV layout, which its peers are found by")
 
 
 def engine_pythons(cache: Path) -> dict[str, Path]:
-    """The interpreters of the engine environments that are installed in a cache, by engine, and the programs of engine
-    generic by `generic/NAME`."""
+    """Returns the interpreters of installed engine environments by engine, and programs of engine generic by
+    `generic/NAME`."""
     pythons = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
     return {**installed_programs(cache), **{engine: path for engine, path in pythons.items() if path is not None}}

@@ -1,8 +1,8 @@
-"""Brings an artifact from S3 into the entry of a cache, whole or not at all.
+"""Downloads an artifact from S3 into an entry of the cache, completely or not at all.
 
-Under the prefix lie `manifest.json` and the files that it lists. They are gathered beside the final folder, which
-appears by one renaming at the end, so a folder that exists is complete. A broken download goes on where it stopped, of
-the same object or not at all (`If-Match`). What a file's digest does not prove is never kept.
+The prefix holds `manifest.json` and the files that it lists. They are collected next to the final folder, which appears
+by one rename at the end, so an existing folder is complete. An interrupted download resumes where it stopped, if the
+object is unchanged (`If-Match`). No file is kept whose digest is wrong.
 """
 
 import errno
@@ -30,20 +30,20 @@ from engine_agent.protocol.manifest import (
 from engine_agent.protocol.messages import Artifact
 
 STREAMS = 8
-"""Files at once. One stream of S3 gives about 80 MB/s, AWS says (Amazon S3 performance guidelines)."""
+"""Parallel downloads. One stream of S3 gives about 80 MB/s (Amazon S3 performance guidelines)."""
 CHUNK_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 60
 ATTEMPTS = 5
-"""Of one request, and of a file in a row without a further byte."""
+"""Of one request, and of a file without a further byte."""
 FIRST_PAUSE_S = 0.5
-"""Before a broken stream is asked for again; each further pause is twice as long."""
+"""Before a broken stream is requested again; each further pause is twice as long."""
 
 Say = Callable[[str], None]
 
 
 class Arrived:
-    """How much of an artifact has come, told from several threads."""
+    """How much of an artifact has arrived, counted by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Arrived:
         self.total = 0
 
     def add(self, count: int) -> None:
-        """Further bytes; below 0, of a beginning that is thrown away."""
+        """Adds bytes; a negative count discards the beginning of a file."""
         with self._lock:
             self._bytes += count
 
@@ -61,7 +61,7 @@ class Arrived:
 
 
 def fetching_words(arrived: int, total: int) -> str:
-    """`fetching 3.1 of 12 GB`; without figures while the total, in bytes, is not known."""
+    """Returns `fetching 3.1 of 12 GB`; without figures while the total, in bytes, is unknown."""
     if not total:
         return "fetching the artifact"
     unit, length = next(
@@ -92,17 +92,17 @@ class _Object:
 
 
 def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arrived: Arrived, say: Say) -> None:
-    """Complete the entry. `room` is called with all its bytes before any is written; the caller lets no other process
-    do this meanwhile.
+    """Completes the entry. `room` is called with the total size before anything is written. The caller holds the
+    entry's lock.
 
     Raises:
-        CannotFetch: it is not there, is another one than `artifact.digest` says, is not to be read with this node's
-            credentials, changed meanwhile, does not come, or the disk is too small.
+        CannotFetch: the artifact is missing, differs from `artifact.digest`, cannot be read with this node's
+            credentials, changed meanwhile, does not arrive, or the disk is too small.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     place = _place(artifact.uri)
-    kept = "what came so far is kept for next time"
+    kept = "the part that arrived is kept for the next attempt"
     try:
         client = _client()
         text, manifest = _manifest(client, place, artifact)
@@ -129,7 +129,7 @@ def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arri
 def _place(uri: str) -> _Place:
     parts = urlsplit(uri)
     if parts.scheme != "s3" or not parts.netloc:
-        raise CannotFetch(f"{uri} is no place in S3; it must be s3://bucket/prefix")
+        raise CannotFetch(f"{uri} is not in S3; it must be s3://bucket/prefix")
     return _Place(parts.netloc, unquote(parts.path).strip("/"))
 
 
@@ -152,7 +152,7 @@ def _manifest(client: Any, place: _Place, artifact: Artifact) -> tuple[bytes, Ma
     with answer["Body"] as body:
         if answer["ContentLength"] > MOST_MANIFEST_BYTES:
             raise CannotFetch(
-                f"{place.uri(MANIFEST_NAME)} has {answer['ContentLength']} bytes; at most {MOST_MANIFEST_BYTES} may be"
+                f"{place.uri(MANIFEST_NAME)} has {answer['ContentLength']} bytes; the limit is {MOST_MANIFEST_BYTES}"
             )
         text: bytes = body.read(MOST_MANIFEST_BYTES)
     try:
@@ -160,14 +160,14 @@ def _manifest(client: Any, place: _Place, artifact: Artifact) -> tuple[bytes, Ma
     except BadArtifact as error:
         raise CannotFetch(str(error)) from error
     if manifest.digest != artifact.digest:
-        raise CannotFetch(f"{artifact.uri} holds {manifest.digest}, but {artifact.digest} was asked for")
+        raise CannotFetch(f"{artifact.uri} holds {manifest.digest}, but {artifact.digest} was requested")
     if wrong := wrong_list(manifest, MOST_FILES):
         raise CannotFetch(f"{place.uri(MANIFEST_NAME)} {wrong}")
     return text, manifest
 
 
 def _objects(client: Any, place: _Place, manifest: Manifest) -> dict[str, _Object]:
-    """The files of the manifest as the bucket has them now."""
+    """Returns the manifest's files as the bucket has them now."""
     start, objects, listed = place.key(""), dict[str, _Object](), 0
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=start):
         for item in page.get("Contents", ()):
@@ -179,12 +179,12 @@ def _objects(client: Any, place: _Place, manifest: Manifest) -> dict[str, _Objec
                 f"{place.uri('')} holds more than {2 * MOST_FILES} objects; give the artifact its own prefix"
             )
     if missing := sorted(manifest.files.keys() - objects.keys()):
-        raise CannotFetch(f"{place.uri(missing[0])} is missing, one of {len(missing)} files of its manifest")
+        raise CannotFetch(f"{place.uri(missing[0])} is missing: {len(missing)} files of its manifest are")
     return objects
 
 
 class _Download:
-    """Brings the files of a manifest into a folder, several at once; the first one that cannot be had ends it."""
+    """Downloads the files of a manifest in parallel; the first failure stops all."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Download:
         self._given_up = threading.Event()
 
     def run(self) -> None:
-        """Return once all files are there; the largest begin first."""
+        """Downloads all files, the largest first."""
         order = sorted(enumerate(sorted(self._objects)), key=lambda item: -self._objects[item[1]].size)
         with ThreadPoolExecutor(STREAMS) as pool:
             coming: list[Future[None]] = [pool.submit(self._file, number, path) for number, path in order]
@@ -214,7 +214,7 @@ class _Download:
                 pool.shutdown(cancel_futures=True)
 
     def _file(self, number: int, path: str) -> None:
-        """Bring one file, from where an earlier attempt stopped; a beginning that was wrong costs one more attempt."""
+        """Downloads one file, from where an earlier attempt stopped. A wrong beginning costs one more attempt."""
         target, wanted = self._partial / "files" / path, self._manifest.files[path]
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if target.exists() and file_sha256(target) == wanted:
@@ -239,10 +239,10 @@ class _Download:
         )
 
     def _bring_rest(self, path: str, beginning: "_Beginning") -> None:
-        """Ask again, from where it broke off, as long as that brings anything.
+        """Requests the rest again as long as bytes arrive.
 
         Raises:
-            CannotFetch: nothing more comes.
+            CannotFetch: no more bytes arrive.
         """
         from botocore.exceptions import BotoCoreError
 
@@ -258,8 +258,8 @@ class _Download:
             failures = 1 if beginning.size > before else failures + 1
             where = f"{self._place.uri(path)} broke off at {beginning.size} of {beginning.whole.size} B"
             if failures >= ATTEMPTS:
-                raise CannotFetch(f"{where}: {trouble}; what came so far is kept for next time")
-            self._say(f"{where} ({trouble}); going on")
+                raise CannotFetch(f"{where}: {trouble}; the part that arrived is kept for the next attempt")
+            self._say(f"{where} ({trouble}); continuing")
             self._given_up.wait(FIRST_PAUSE_S * 2 ** (failures - 1))
 
     def _append(self, path: str, beginning: "_Beginning") -> None:
@@ -274,7 +274,7 @@ class _Download:
                 raise
             beginning.discard()
             raise CannotFetch(
-                f"{self._place.uri(path)} changed while it came: an artifact never changes, upload another beside it"
+                f"{self._place.uri(path)} changed during the download: an artifact never changes, upload another one"
             ) from error
         with body:
             for chunk in body.iter_chunks(CHUNK_BYTES):
@@ -284,7 +284,7 @@ class _Download:
 
 
 class _Beginning:
-    """What has come of one file, with its digest so far, and of which object it is."""
+    """The part of one file that has arrived, its digest so far, and its object."""
 
     def __init__(self, file: Path, whole: _Object, arrived: Arrived) -> None:
         self.file, self.whole, self._arrived = file, whole, arrived
@@ -293,7 +293,7 @@ class _Beginning:
         self.size = 0
 
     def resume(self) -> bool:
-        """Begin, or go on with what is there if it is of the same object; says which."""
+        """Starts, or continues a file of the same object; returns whether it continues."""
         self._digest, self.size = hashlib.sha256(), 0
         same = self._tag_file.exists() and self._tag_file.read_text() == self.whole.tag
         if not same or not self.file.exists() or self.file.stat().st_size > self.whole.size:
@@ -309,14 +309,14 @@ class _Beginning:
         return self.size > 0
 
     def write(self, chunk: bytes) -> None:
-        """Append.
+        """Appends a chunk.
 
         Raises:
-            CannotFetch: more comes than the object had.
+            CannotFetch: there are more bytes than the object has.
             OSError: the disk refused.
         """
         if self.size + len(chunk) > self.whole.size:
-            raise CannotFetch(f"more than the {self.whole.size} bytes that it has came for {self.file.name}")
+            raise CannotFetch(f"more than {self.whole.size} bytes arrived for {self.file.name}")
         with self.file.open("ab") as file:
             file.write(chunk)
         self._digest.update(chunk)
@@ -324,13 +324,13 @@ class _Beginning:
         self._arrived.add(len(chunk))
 
     def finish(self) -> str:
-        """The file's digest, in hexadecimal, once the disk has it."""
+        """Returns the file's digest in hexadecimal after it is on disk."""
         with self.file.open("rb") as file:
             os.fsync(file.fileno())
         return self._digest.hexdigest()
 
     def discard(self) -> None:
-        """Forget it, so that the next attempt begins anew."""
+        """Deletes the part, so that the next attempt starts from the beginning."""
         self._arrived.add(-self.size)
         self.file.unlink(missing_ok=True)
         self._tag_file.unlink(missing_ok=True)
@@ -338,7 +338,7 @@ class _Beginning:
 
 
 def _put_in_place(entry: Entry, manifest: Manifest, text: bytes) -> None:
-    """Let the gathered files be the artifact: all of them, and nothing else that a damaged one may have held."""
+    """Makes the collected files the artifact, without files that a damaged one may have contained."""
     files = entry.partial / "files"
     for path in files.rglob("*"):
         if not path.is_dir() and path.relative_to(files).as_posix() not in manifest.files:
@@ -364,8 +364,8 @@ def _explained(error: Any, uri: str) -> str:
         "AccessDenied": f"this node may not read {uri}: its role needs s3:GetObject and s3:ListBucket there",
         "PermanentRedirect": elsewhere,
         "AuthorizationHeaderMalformed": elsewhere,
-        "ExpiredToken": f"this node's AWS credentials have run out, which {uri} needs: look at its instance's role",
-        "InvalidAccessKeyId": f"S3 does not know this node's AWS credentials, which {uri} needs",
-        "RequestTimeTooSkewed": f"S3 refused {uri} because this node's clock is wrong: set it",
+        "ExpiredToken": f"this node's AWS credentials for {uri} have expired: check its instance's role",
+        "InvalidAccessKeyId": f"S3 does not accept this node's AWS credentials for {uri}",
+        "RequestTimeTooSkewed": f"S3 refused {uri} because this node's clock is wrong: correct it",
     }
     return reasons.get(code, f"S3 refused {uri}: {error}")

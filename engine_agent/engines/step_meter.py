@@ -1,4 +1,4 @@
-"""Sums up what one member computed itself, by batch size. It reads no clock: others say how long steps take."""
+"""Sums of a member's computing time by batch size. It reads no clock: callers pass durations."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from engine_agent.protocol.metrics import batch_bucket
 
 
 class StepMeter:
-    """Decode steps and their own computing time since the engine started."""
+    """Decode steps and their computing time since the engine started."""
 
     def __init__(self) -> None:
         self._steps: Counter[int] = Counter()
@@ -15,13 +15,13 @@ class StepMeter:
         self._known = StepTimes()
 
     def note(self, sequences: int, compute_ms: float) -> None:
-        """One more step of so many sequences."""
+        """Adds a step of so many sequences."""
         self._add(batch_bucket(sequences), 1, compute_ms)
 
     def follow(self, cell: StepTimes, slow_factor: float) -> None:
-        """What the cell computed since the last call, as a member does it that needs `slow_factor` times as long.
+        """Adds what the cell computed since the last call, for a member that takes `slow_factor` times as long.
 
-        `cell` counts since the start, so that a beat that is lost loses nothing.
+        `cell` counts since the start, so a lost heartbeat loses nothing.
         """
         for bucket, steps in cell.steps.items():
             more = steps - self._known.steps.get(bucket, 0)

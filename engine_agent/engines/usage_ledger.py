@@ -46,18 +46,18 @@ from engine_agent.protocol.proxy_messages import (
 )
 
 KEPT_BLOCKS = 100_000
-"""Named in the events that are kept: 1.6 million tokens, minutes of a busy engine. A reader asks each second."""
+"""Blocks named in the events that are kept: 1.6 million tokens, minutes of a busy engine. Readers poll every second."""
 
 
 class CacheLog:
-    """One cache. Used from one thread, that of the engine's HTTP."""
+    """The changes of one cache. Used only from the thread of the engine's HTTP."""
 
     def __init__(self, block_tokens: int, *, kept_blocks: int = KEPT_BLOCKS, most_blocks: int = MAX_BLOCKS) -> None:
         self.block_tokens = block_tokens
         self._kept_blocks, self._most_blocks = kept_blocks, most_blocks
         self._life = f"{getrandbits(64):016x}"
         self._parents: dict[int, int] = {}
-        """Of each block that is there, the one before it."""
+        """Block -> the block before it, of all blocks in the cache."""
         self._events: deque[BlockEvent] = deque()
         self._named = 0
         self._upto = 0
@@ -76,8 +76,8 @@ class CacheLog:
         changed.set()
 
     def forget(self) -> None:
-        """Some events were lost for good: what is listed from now on is what was stored since. It is less than what is
-        there, and never more."""
+        """Clears the list after lost events: it then contains what was stored since, which is less than the cache has,
+        never more."""
         self.add((CacheCleared(),))
 
     def _apply(self, event: BlockEvent) -> None:
@@ -96,17 +96,17 @@ class CacheLog:
                 self._parents.clear()
 
     def after(self, life: str, number: int) -> BlockChanges:
-        """What a reader has to learn that knows all up to `number` of `life`."""
+        """Returns what a reader needs that knows everything up to `number` of `life`."""
         oldest = self._upto - len(self._events)
         if life == self._life and oldest <= number <= self._upto:
             news = tuple(self._events)[number - oldest :]
             return BlockChanges(self._life, self._upto, False, self.block_tokens, news)
-        # While all that ever happened is kept, it says more: for which requests blocks were stored.
+        # The complete history also names the requests that blocks were stored for.
         whole = self._events if oldest == 0 else self._whole()
         return BlockChanges(self._life, self._upto, True, self.block_tokens, tuple(whole))
 
     def _whole(self) -> Iterator[BlocksStored]:
-        """All blocks, those behind each other together. Their parents may be gone."""
+        """Yields all blocks, chains together. Their parents may have been removed."""
         run: list[int] = []
         first = 0
         for block, parent in self._parents.items():
@@ -120,8 +120,8 @@ class CacheLog:
             yield BlocksStored(first, tuple(run))
 
     async def answer(self, life: str, number: int, hold_s: float = CACHE_POLL_S) -> tuple[int, bytes]:
-        """Status and body for a reader that knows all up to `number` of `life`: once there is news, or after `hold_s`.
-        404: this cache is not listed."""
+        """Returns status and body for a reader that knows everything up to `number` of `life`: once there is news, or
+        after `hold_s`. 404 means that this cache is not listed."""
         if self.overflowed:
             return 404, b"{}"
         changed = self._changed
@@ -148,17 +148,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_HEADER_CHARS = 128
-"""Of the name of a request, and of its scope: the longest tenant has 64."""
+"""Of the name and of the scope of a request; the longest tenant has 64."""
 LOOK_EVERY_S = 0.01
-"""Of a question whether a prompt is read: a batch prompt takes some steps, of 20 ms or more each."""
+"""Interval of checks whether a prompt is read: a batch prompt takes several steps of 20 ms or more."""
 KEPT = 4096
-"""Requests that have ended and can still be asked about; whoever asks does so within a second."""
+"""Finished requests whose usage can still be queried; proxies query within a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceTokens:
-    """Tokens of one sequence. Sequences of one `prompt` (any name for it) share that; `is_read`: it was computed.
-    `dropped_tokens` were generated and belong to no answer."""
+    """Tokens of one sequence. Sequences of the same `prompt` (any name) share it; `is_read`: it was computed.
+    `dropped_tokens` were generated and are part of no answer."""
 
     prompt: str
     prompt_tokens: int
@@ -179,18 +179,18 @@ class Sequence(Protocol):
 
 @dataclass(slots=True)
 class Exchange:
-    """One request. `usage` is kept when nothing of it runs any more."""
+    """One request. `usage` is set once nothing of it runs."""
 
     name: str = ""
     scope: str = ""
-    """Whose prompts in the cache it may find; empty: not said."""
+    """Limits which prompts in the cache it may find; empty means not stated."""
     sequences: list[Sequence] = field(default_factory=list)
     usage: ExchangeUsage | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_read(self) -> bool:
-        """Whether it has prompts, and the engine has read them."""
+        """Whether it has prompts and the engine has computed all of them."""
         return bool(self.sequences) and all(each.tokens().is_read for each in self.sequences)
 
     def prompt_tokens(self) -> int:
@@ -201,22 +201,22 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def note(sequence: Sequence) -> None:
-    """The engine begins a sequence for the request that it is answering."""
+    """Adds a sequence to the request that the engine is answering."""
     if (exchange := _current.get()) is not None:
         exchange.sequences.append(sequence)
 
 
 def current_exchange() -> str:
-    """The name of the request that the engine is answering; empty: it has none."""
+    """Returns the name of the request that the engine is answering; empty if it has none."""
     exchange = _current.get()
     return "" if exchange is None else exchange.name
 
 
 def scoped_salt(given: str | None) -> str | None:
-    """The salt of the blocks of the request that the engine is answering, which itself asks for the salt `given`.
+    """Returns the cache salt of the request that the engine is answering, which states the salt `given`.
 
-    Whoever has another scope has another salt, whatever salt he asks for: it is a hash of both. A scope that is
-    nobody's (it ends in a colon) adds none by itself, so that what needs no key shares its blocks as ever.
+    Requests of different scopes get different salts, whatever salt they state: it is a hash of both. A scope without a
+    tenant (it ends in a colon) adds no salt, so that requests without a key share their blocks.
     """
     exchange = _current.get()
     scope = "" if exchange is None else exchange.scope
@@ -226,7 +226,8 @@ def scoped_salt(given: str | None) -> str | None:
 
 
 def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedApart]:
-    """Usage of a request, and what its engine counts beside it: each prompt once, and all that was generated."""
+    """Returns the usage of a request, and what its engine counts in addition: each prompt once, and everything that was
+    generated."""
     read: set[str] = set()
     prompt = cached = completion = again = dropped = 0
     for each in sequences:
@@ -244,8 +245,8 @@ def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedAp
 
 
 class UsageLedger:
-    """The exchanges of one engine, around its application. It also says what is in the engine's prefix `cache`, where
-    that is known."""
+    """The requests of one engine, as middleware around its application. It also serves the changes of the engine's
+    prefix `cache`, if they are known."""
 
     def __init__(self, app: App, cache: CacheLog | None = None) -> None:
         self._app = app
@@ -255,15 +256,15 @@ class UsageLedger:
         self._apart = CountedApart(0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a question about usage, or note what is computed while the engine answers."""
+        """Answers a query about usage, or counts what is computed for a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"] == USAGE_PATH:
-            await self._tell(_asked(scope), send)
+            await self._answer_usage(_asked(scope), send)
         elif scope["path"] == READ_PATH:
-            await self._tell_read(_asked(scope), send)
+            await self._answer_read(_asked(scope), send)
         elif scope["path"] == EVENTS_PATH:
-            await self._tell_cache(scope, send)
+            await self._answer_cache(scope, send)
         elif scope["path"] == COUNTED_APART_PATH:
             await _answer(send, 200, msgspec.json.encode(self._apart))
         elif name := _header(scope, EXCHANGE_HEADER):
@@ -294,9 +295,8 @@ class UsageLedger:
             self._apart.prompt_tokens + apart.prompt_tokens, self._apart.completion_tokens + apart.completion_tokens
         )
 
-    async def _tell_read(self, name: str, send: Send) -> None:
-        """Looked at from time to time: engines call nobody when a prompt is read. The question may be here before what
-        it is about."""
+    async def _answer_read(self, name: str, send: Send) -> None:
+        """Polls, because engines do not signal that a prompt is read. The query may arrive before its request."""
         ends_at = monotonic() + READ_LIMIT_S
         while (exchange := self._open.get(name)) is None or not exchange.is_read:
             if name in self._ended:
@@ -307,16 +307,16 @@ class UsageLedger:
             await asyncio.sleep(LOOK_EVERY_S)
         await _answer(send, 200, b"{}")
 
-    async def _tell_cache(self, scope: Scope, send: Send) -> None:
+    async def _answer_cache(self, scope: Scope, send: Send) -> None:
         if self.cache is None:
-            await _answer(send, 404, b'{"error":"this engine does not say what is in its cache"}')
+            await _answer(send, 404, b'{"error":"this engine does not list its cache"}')
             return
         query = _query_of(scope)
         after = query.get("after", ["0"])[0]
         status, body = await self.cache.answer(query.get("life", [""])[0], int(after) if after.isdecimal() else 0)
         await _answer(send, status, body)
 
-    async def _tell(self, name: str, send: Send) -> None:
+    async def _answer_usage(self, name: str, send: Send) -> None:
         exchange = self._open.get(name) or self._ended.get(name)
         if exchange is None:
             await _answer(send, 404, b'{"error":"no such exchange"}')
@@ -347,7 +347,7 @@ def _header(scope: Scope, wanted: bytes) -> str:
 
 
 def _with_prompt_tokens(exchange: Exchange, send: Send) -> Send:
-    """Hold the head of the answer until its first bytes: then it is known how long the prompts are."""
+    """Delays the head of the answer until its first bytes, when the length of the prompts is known."""
     head: MutableMapping[str, Any] | None = None
 
     async def sending(message: MutableMapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 
 class CannotInstall(Exception):
-    """Why it is not there; one sentence for a person."""
+    """Why the installation failed, in one sentence."""
 
 
 def say_on_stdout(line: str) -> None:
@@ -32,14 +32,15 @@ def say_on_stdout(line: str) -> None:
 def install_command(
     module: str, description: str | None, title: str, install: Callable[[Path, Say], Path], argv: Sequence[str]
 ) -> int:
-    """Exit status: 0 with what was installed on the last line of standard output, or 1 with the reason.
+    """Runs an installer's command line. Returns 0 with the result on the last line of standard output, or 1 with the
+    reason.
 
     Args:
         module: for the usage line.
-        description: what it installs, at length.
-        title: what it installs, in a word.
-        install: makes it, in the cache that it is given.
-        argv: the command line's words.
+        description: of what is installed.
+        title: of what is installed, in a word.
+        install: the installer; it gets the cache.
+        argv: the words of the command line.
     """
     parser = argparse.ArgumentParser(prog=module, description=description)
     install_parser = parser.add_subparsers(required=True).add_parser("install", help=f"install {title}")
@@ -57,18 +58,18 @@ KEPT_LINES = 40
 """Of uv's output, to find the reason of a failure in; its longest explanations have about 20 lines."""
 
 _DRAWING = "\u00d7\u2570\u2500\u25b6\u251c\u2502 "
-"""The characters that uv draws the tree of an error with."""
+"""The characters of uv's error trees."""
 
 
 class UvFailed(Exception):
-    """uv is not there, or failed; the text is its reason in one line."""
+    """uv is missing or failed; the text is the reason in one line."""
 
 
 class UvProgram:
-    """The uv that is installed beside this Python."""
+    """The uv that is installed in this Python."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Find uv and read pip's configuration; `say` is called with ignored settings and with downloads.
+        """Finds uv and reads pip's configuration; `say` is called with ignored settings and with downloads.
 
         Raises:
             UvFailed: this Python has no uv.
@@ -80,7 +81,7 @@ class UvProgram:
             say(f"warning: {warning}")
 
     def run(self, arguments: Sequence[str], limit_s: float) -> None:
-        """Run `uv <arguments>` to its end.
+        """Runs `uv <arguments>` to its end.
 
         Raises:
             UvFailed: it failed, or took longer than `limit_s`.
@@ -108,13 +109,13 @@ class UvProgram:
             finally:
                 limit.cancel()
         if process.returncode < 0:
-            raise UvFailed(f"uv was ended by signal {-process.returncode}; it may take {limit_s:.0f} s")
+            raise UvFailed(f"uv was killed by signal {-process.returncode}; its limit is {limit_s:.0f} s")
         if process.returncode != 0:
             raise UvFailed(failure_reason(kept))
 
 
 def failure_reason(lines: Sequence[str]) -> str:
-    """uv's error in one line, without the drawing around it and the hints after it."""
+    """Returns uv's error in one line, without the drawing around it and the hints after it."""
     starts = [i for i, line in enumerate(lines) if line.startswith(("error", _DRAWING[0]))]
     output = (line.strip(_DRAWING) for line in list(lines)[starts[0] if starts else 0 :])
     reason = " ".join(line for line in output if line)
@@ -122,7 +123,7 @@ def failure_reason(lines: Sequence[str]) -> str:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End uv and what it started: a child that went on would hold the pipe that we read."""
+    """Kills uv and its children: a surviving child would keep our pipe open."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -151,13 +152,13 @@ _UV_VARIABLES = {
 }
 _SEPARATORS = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE_HOST": " "}
 _SECTIONS = ("global", "install", ":env:")
-"""Those that `pip install` reads, the weakest first."""
+"""Those that `pip install` reads, in ascending priority."""
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """The settings that `pip install` would use, from the output of `pip config list`.
+    """Returns the settings that `pip install` would use, from the output of `pip config list`.
 
-    A line is `section.option='value'`, the value written as Python would; other lines are ignored.
+    A line is `section.option='value'`, with the value as a Python literal; other lines are ignored.
     """
     sections: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in listing.splitlines():
@@ -169,11 +170,11 @@ def pip_settings(listing: str) -> dict[str, str]:
 
 
 def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) -> tuple[dict[str, str], list[str]]:
-    """uv's variables for pip's `settings`, and a warning for each place that is not there, which is left out as by pip.
+    """Returns uv's variables for pip's `settings`, and a warning for each missing location, which pip ignores as well.
 
     Args:
         settings: pip's options by name, such as `index-url`.
-        exists: tells whether a local path exists.
+        exists: whether a local path exists.
     """
     variables: dict[str, str] = {}
     warnings: list[str] = []
@@ -188,10 +189,10 @@ def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) 
         if values:
             variables[variable] = _SEPARATORS.get(variable, "").join(values)
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        # uv has no variable for it. Without the network it asks no index either, and still reads local find-links.
+        # uv has no variable for it. Offline it queries no index either, and still reads local find-links.
         variables["UV_OFFLINE"] = "1"
     if "UV_INDEX" in variables:
-        # pip takes the best version from all indexes together; uv would stop at the first index that has the package.
+        # pip chooses the best version of all indexes; uv would stop at the first index that has the package.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return variables, warnings
 
@@ -204,13 +205,13 @@ def _place_exists(place: str, exists: Callable[[Path], bool]) -> bool:
 
 
 def read_pip_settings() -> dict[str, str]:
-    """pip's settings on this machine; those in `PIP_*` variables alone where there is no pip to run."""
+    """Returns pip's settings on this machine; only those in `PIP_*` variables if there is no pip."""
     environment = "".join(
         f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n"
         for name, value in os.environ.items()
         if name.startswith("PIP_")
     )
-    # A virtual environment may be without pip; the Python that it was made from has the same configuration.
+    # A virtual environment may have no pip; the Python that created it has the same configuration.
     for python in dict.fromkeys((sys.executable, sys._base_executable)):  # type: ignore[attr-defined]
         try:
             listing = subprocess.run(
@@ -227,6 +228,6 @@ def read_pip_settings() -> dict[str, str]:
 
 
 def uv_environment_here() -> tuple[dict[str, str], list[str]]:
-    """`uv_environment` for this machine, under the variables that the user has set for uv, which win."""
+    """Returns `uv_environment` of this machine, overridden by the user's variables for uv."""
     variables, warnings = uv_environment(read_pip_settings(), Path.exists)
     return {**variables, **os.environ}, warnings

@@ -1,2 +1,2 @@
-"""Visits every state that a small fleet can come to in the middle of a rollout, whatever is lost, repeated, late, or
-crashes: `python -m simulator.model_checker`."""
+"""Visits every state of a small fleet in the middle of a rollout with lost, repeated and late messages and crashes:
+`python -m simulator.model_checker`."""

@@ -1,5 +1,5 @@
-"""`python -m simulator.model_checker`: visits every state of the small model and says how many there are, what broke,
-and whether each has a way to the end."""
+"""`python -m simulator.model_checker`: visits every state of the small model and prints their number, the violations,
+and whether each state can reach an end."""
 
 import argparse
 import sys
@@ -11,13 +11,13 @@ from simulator.model_checker.state import FaultBudget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 all held, 1 something did not or was not looked at."""
+    """Returns the exit status: 0 if all invariants held, 1 if one failed or some states were not visited."""
     parser = argparse.ArgumentParser(prog="python -m simulator.model_checker", description=__doc__)
     parser.add_argument("--cells", type=int, default=3)
-    parser.add_argument("--crashes", type=int, default=1, help="engines that may end by themselves")
-    parser.add_argument("--duplicates", type=int, default=1, help="old orders that may come again")
+    parser.add_argument("--crashes", type=int, default=1, help="engines that may crash")
+    parser.add_argument("--duplicates", type=int, default=1, help="old orders that may be delivered again")
     parser.add_argument("--stalls", type=int, default=0, help="decisions that a stalled process may write late")
-    parser.add_argument("--most", type=int, default=1_000_000, help="states to visit at most")
+    parser.add_argument("--most", type=int, default=1_000_000, help="maximum number of states")
     args = parser.parse_args(arguments)
     began_s = perf_counter()
     budget = FaultBudget(crashes=args.crashes, duplicates=args.duplicates, stalls=args.stalls)

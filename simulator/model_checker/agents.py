@@ -1,5 +1,5 @@
-"""What the machines of the small model do: the live agents' decisions, with engines that start when their health says
-so and end at once."""
+"""What the machines of the small model do: the live agents' decisions, with engines that start when they report health
+and stop without delay."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -24,7 +24,7 @@ from simulator.model_checker.state import AgentState
 
 
 class AgentModel:
-    """How agents react. What follows from an agent alone is worked out once; `violations` are those of I5."""
+    """How agents react. Results that depend on an agent alone are cached; `violations` are those of I5."""
 
     def __init__(self, connected_at: datetime | None, reported_at: datetime) -> None:
         self.violations: list[str] = []
@@ -34,17 +34,17 @@ class AgentModel:
         self._reports: dict[tuple[object, ...], ReportView] = {}
 
     def received(self, agent: AgentState, order: Desired, node: str) -> AgentState:
-        """The agent once it got this order, which it may refuse."""
+        """Returns the agent after this order, which it may refuse."""
         if refusal(agent.order, order, node) is not None:
             return agent
         return self.converged(replace(agent, order=order))
 
     def crashed(self, agent: AgentState) -> AgentState:
-        """The agent once its engine ended by itself."""
+        """Returns the agent after a crash of its engine."""
         return self.converged(replace(agent, engine=None, healthy=False, failed=agent.engine))
 
     def converged(self, agent: AgentState) -> AgentState:
-        """The agent once it has taken steps until it waits."""
+        """Returns the agent after all steps until it waits."""
         if agent.key not in self._converged:
             self._converged[agent.key] = self._take_steps(agent)
         return self._converged[agent.key]
@@ -59,7 +59,7 @@ class AgentModel:
         return self._reports[agent.key]
 
     def _take_steps(self, agent: AgentState) -> AgentState:
-        """Ends take no time here; starts do."""
+        """Stops take no time here; starts do."""
         while True:
             assignment = agent.order.assignment if agent.order is not None else None
             before = agent
@@ -78,7 +78,7 @@ class AgentModel:
         if member.generation < agent.highest:
             self.violations.append(f"I5: {member} starts after generation {agent.highest}")
         if agent.engine is not None:
-            self.violations.append(f"I5: {member} starts beside {agent.engine}")
+            self.violations.append(f"I5: {member} starts while {agent.engine} runs")
         return replace(
             agent,
             engine=member,

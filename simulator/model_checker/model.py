@@ -1,8 +1,8 @@
 """The small model: three cells in the middle of a rollout, and everything that can happen to them next.
 
-The live planners and agents again, without a clock: a pass sees everything as just begun or as long ago, in any order,
-which allows more than time would. The search visits every state, breadth first: how many there are, what breaks in
-them, and whether from each some way leads to the end.
+The live planners and agents without a clock: a pass sees everything as either recent or long past, in any order, which
+allows more than real time would. The search visits every state, breadth first. It counts states, violations, and states
+that cannot reach an end.
 """
 
 from collections import Counter, deque
@@ -26,7 +26,7 @@ from simulator.rows import StaleWrite, Write
 from simulator.store import Store
 
 LONG_S = 50_000.0
-"""So long ago everything began in a late pass: beyond every limit but those that give a start or a rollout up."""
+"""The age of everything in a late pass: beyond every limit except those that abandon a start or a rollout."""
 EARLY, LATE = EPOCH, EPOCH + timedelta(seconds=LONG_S)
 NAME, REGION = "llama", "east"
 POLICY = UpdatePolicy(
@@ -35,11 +35,11 @@ POLICY = UpdatePolicy(
 SETTINGS = FleetSettings()
 
 _Rows = tuple[tuple[CellView, ...], tuple[int, ...], RolloutView | None, str]
-"""What decisions change of a state: its cells, the nodes' order numbers, the rollout, the version deployed."""
+"""What decisions change in a state: its cells, the nodes' order numbers, the rollout, the deployed version."""
 
 
 class Model:
-    """The fleet of the model and its moves. Machines serve one cell each, and none dies."""
+    """The fleet of the model and its moves. Machines serve one cell each, and none fails."""
 
     def __init__(self, cells: int = 3) -> None:
         shape = FleetSpec(
@@ -54,7 +54,7 @@ class Model:
         connected_at = self._nodes[0].report.connection_changed_at
         self._agents = AgentModel(connected_at, EARLY)
         self._violations: list[str] = []
-        # What follows from few things alone is worked out once; states differ in the rest.
+        # Results that depend on few fields are cached; states differ in the other fields.
         self._plans: dict[tuple[object, ...], list[tuple[Decision, ...]]] = {}
         self._orders: dict[tuple[object, ...], Desired] = {}
         self._outcomes: dict[tuple[object, ...], _Rows] = {}
@@ -62,11 +62,11 @@ class Model:
 
     @property
     def violations(self) -> list[str]:
-        """Invariants that some visited step broke."""
+        """Invariants that a visited step violated."""
         return self._violations + self._agents.violations
 
     def initial(self, budget: FaultBudget) -> State:
-        """All cells serve v1, and a rollout to v2 has just been requested."""
+        """All cells serve v1, and a rollout to v2 was just requested."""
         store = Store(self._fleet)
         orders = tuple(store.desired(node.id) for node in self._nodes)
         rollout = RolloutView(
@@ -105,7 +105,7 @@ class Model:
             yield replace(state, reports=with_item(state.reports, index, report))
 
     def _deliveries(self, state: State, index: int) -> Iterator[State]:
-        """The machine's newest order comes, or an old one comes again."""
+        """The machine's newest order is delivered, or an old one again."""
         agent, budget, order = state.agents[index], state.budget, self._order(state, index)
         if agent.order is None or order.version > agent.order.version:
             may_repeat = agent.order is not None and budget.duplicates > 0
@@ -114,7 +114,7 @@ class Model:
         old = state.old_orders[index]
         if old is not None and budget.duplicates:
             left = replace(budget, duplicates=budget.duplicates - 1)
-            # Once none may come again, what could have come is all the same.
+            # Without further repetitions the old orders make no difference.
             kept = state.old_orders if left.duplicates else (None,) * len(self._nodes)
             yield self._delivered(replace(state, budget=left, old_orders=kept), index, old)
 
@@ -125,7 +125,8 @@ class Model:
     # --- the control plane -------------------------------------------------------------------------------------------
 
     def _passes(self, state: State, now: datetime) -> Iterator[State]:
-        """One round: all it decides, or only the first part of it, because it dies; or it stalls with the first."""
+        """One round: all its decisions, or only the first part because the process dies; or it stalls after the first
+        part."""
         for decisions in self._planned(state, now):
             after = self._applied(state, decisions)
             for count in range(1, len(decisions)):
@@ -138,7 +139,7 @@ class Model:
                 return
 
     def _planned(self, state: State, now: datetime) -> Iterator[tuple[Decision, ...]]:
-        """What each planner decides that decides anything, in their order."""
+        """Yields the decisions of each planner that decides anything, in order."""
         progress = _progress(state.rollout)
         known = self._plans.setdefault((state.cells, state.reports, progress, state.deployed, now), [])
         view: FleetView | None = None
@@ -150,7 +151,7 @@ class Model:
                 yield known[number]
 
     def _order(self, state: State, index: int) -> Desired:
-        """The desired state that this machine would be sent now."""
+        """Returns the desired state that this machine would be sent now."""
         key = (state.cells, state.deployed, state.rollout is None, index, state.versions[index])
         if key not in self._orders:
             self._orders[key] = self._store(state).desired(self._nodes[index].id)
@@ -218,7 +219,7 @@ class Model:
         return self._seen_nodes[key]
 
     def is_end(self, state: State) -> bool:
-        """No rollout, every cell serves the deployment's version, and agents run what rows say."""
+        """No rollout, every cell serves the deployment's version, and agents match the rows."""
         serving = {agent.engine.cell: agent for agent in state.agents if agent.engine is not None and agent.healthy}
         for cell in state.cells:
             agent = serving.get(cell.id)
@@ -230,7 +231,7 @@ class Model:
 
 
 def _progress(rollout: RolloutView | None) -> tuple[object, ...] | None:
-    """All in which views of the one rollout differ, but for when."""
+    """Everything in which views of the rollout differ, except times."""
     if rollout is None:
         return None
     return rollout.state, rollout.stage, rollout.failed, rollout.revision, rollout.reason
@@ -251,7 +252,7 @@ def _timeless(cell: CellView) -> CellView:
 
 @dataclass
 class SearchResult:
-    """`is_complete`: no state was left out. `stuck`: states from which no way leads to the end."""
+    """`is_complete`: no state was left out. `stuck`: states that cannot reach an end."""
 
     states: int = 0
     ends: int = 0
@@ -267,7 +268,7 @@ class SearchResult:
 
 
 def search(model: Model, budget: FaultBudget, max_states: int = 200_000) -> SearchResult:
-    """Visit, breadth first, every state that the budget of faults allows, but no more than `max_states`."""
+    """Visits, breadth first, every state that the budget of faults allows, but at most `max_states`."""
     first = model.initial(budget)
     result, numbers, waiting = SearchResult(), {first.key: 0}, deque([(0, first)])
     predecessors: list[list[int]] = [[]]
@@ -293,7 +294,7 @@ def search(model: Model, budget: FaultBudget, max_states: int = 200_000) -> Sear
 
 
 def _reaching(predecessors: list[list[int]], ends: list[int]) -> set[int]:
-    """States from which some way leads to one of the ends."""
+    """Returns the states that can reach one of the ends."""
     reached, waiting = set(ends), deque(ends)
     while waiting:
         for before in predecessors[waiting.popleft()]:

@@ -1,6 +1,6 @@
-"""One state of the small model: the rows, the machines, what is still on its way, and which faults may still happen.
+"""One state of the small model: the rows, the machines, messages on their way, and which faults may still happen.
 
-Equal keys are equal futures, so a state is visited once per key.
+States with equal keys have equal futures, so a state is visited once per key.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class AgentState:
-    """A machine: the order it journalled, what runs, whether that has failed, the highest generation ever started."""
+    """A machine: the order in its journal, what runs, whether that has failed, the highest generation ever started."""
 
     order: Desired | None
     engine: Membership | None
@@ -33,7 +33,7 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class FaultBudget:
-    """How many of each may still happen."""
+    """How many faults of each kind may still happen."""
 
     crashes: int
     duplicates: int
@@ -46,7 +46,7 @@ class FaultBudget:
 
 @dataclass(frozen=True)
 class State:
-    """Rows, machines, one old order per machine that may come again, and a decision that a stalled process holds."""
+    """Rows, machines, one old order per machine that may be repeated, and a decision that a stalled process holds."""
 
     cells: tuple[CellView, ...]
     reports: tuple[ReportView, ...]
@@ -72,7 +72,7 @@ class State:
 
 
 def order_key(order: Desired | None) -> tuple[object, ...]:
-    """All in which orders of one machine differ here."""
+    """The fields in which orders of one machine differ here."""
     if order is None or order.assignment is None:
         return (order.version if order is not None else 0,)
     given = order.assignment
@@ -80,5 +80,5 @@ def order_key(order: Desired | None) -> tuple[object, ...]:
 
 
 def with_item(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
-    """The tuple with another value at `index`."""
+    """Returns the tuple with another value at `index`."""
     return (*values[:index], value, *values[index + 1 :])

@@ -8,7 +8,7 @@ from simulator.scenario import Scenario
 
 
 class UnknownScenario(ValueError):
-    """No scenario has this name; the text names those that there are."""
+    """No scenario has this name; the text lists the names."""
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def scenario_names() -> tuple[str, ...]:
 
 
 def scenario_named(name: str) -> Scenario:
-    """The scenario of this name.
+    """Returns the scenario of this name.
 
     Raises:
         UnknownScenario: there is none.

@@ -58,7 +58,7 @@ SWINGS_SERVING = Serving(per_cell=10.0, service_s=5.0)
 SWINGS_RANGE = CellRange(2, 12)
 SWINGS_POLICY = ScalingPolicy(ScalingMode.ACT, down_after_s=300.0)
 SWINGS_AT_REST = 2
-"""Cells that the last of the load takes: 10 requests at once at 70 % of 10 each."""
+"""Cells that the last of the load takes: 10 concurrent requests at 70 % of 10 each."""
 SWINGS_LOST_MOST = 3 * SWINGS_FAULTS
 """Minutes: each fault takes one of a few cells for about a minute, and may hit what heals another."""
 
@@ -84,9 +84,9 @@ def _swings_expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     wanted = world.store.deployments[SWINGS_PLACE[0]].cells_wanted[SWINGS_PLACE[1]]
     if wanted != SWINGS_AT_REST:
-        yield f"{wanted} cells are wanted in the end, and {SWINGS_AT_REST} would do"
+        yield f"{wanted} cells are wanted at the end instead of {SWINGS_AT_REST}"
     if (lost := world.timeline.counts[LOST_MINUTE]) > SWINGS_LOST_MOST:
-        yield f"users lost {lost} minutes; {SWINGS_LOST_MOST} are what the faults may cost"
+        yield f"users lost {lost} minutes; the faults may cost {SWINGS_LOST_MOST}"
 
 
 # Providers announce the end of machines: cells on them are drained before, and other machines replace them.
@@ -182,7 +182,7 @@ SCENARIOS = {
         process_faults=ProcessFaults(killed=0.01, stalled=0.01),
     ),
     "load_swings": Scenario(
-        about="A load that swings between 10 and 50 requests at once twice, cells that follow it, and six faults.",
+        about="A load that swings between 10 and 50 concurrent requests twice, cells that follow it, and six faults.",
         fleet=FleetSpec((DeploymentSpec("llama", {"east": 2}),)),
         play=_swings_play,
         until_s=2 * SWINGS_BUSY_S,

@@ -1,4 +1,4 @@
-"""Says at the end of a test run how much of the small model was explored."""
+"""Prints at the end of a test run how much of the small model was explored."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ _told = pytest.StashKey[list[str]]()
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """A line for the end of the run."""
+    """Adds a line to the end of the run."""
     return request.config.stash.setdefault(_told, []).append
 
 

@@ -1,4 +1,4 @@
-"""`python -m simulator` says what it checked, repeats what failed, and draws."""
+"""`python -m simulator` prints what it checked, repeats failures, and draws."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_a_run_prints_its_invariants_and_draws_a_figure(tmp_path: Path, capsys: 
     output = capsys.readouterr().out
     assert "timeline of seed 3" in output
     assert "rollout.rolled_back" in output
-    assert "I10  who takes a cell down is charged in the same write" in output
+    assert "I10  a disruption is charged in the write that causes it" in output
     assert "1 seed in" in output
     assert "llama in east" in page.read_text(encoding="utf-8")
 

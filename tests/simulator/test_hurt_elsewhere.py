@@ -1,6 +1,6 @@
-"""What users of other systems were hurt by: each has a test of its planners whose name says so, and a scenario.
+"""Faults that hurt users of other systems: each has a test of its planners whose name states it, and a scenario.
 
-`test_scenarios.py` runs the scenarios; `make simulate S=… SEEDS=200` runs each under many seeds.
+`test_scenarios.py` runs the scenarios; `make simulate S=… SEEDS=200` runs each with many seeds.
 """
 
 from importlib import import_module
@@ -62,7 +62,7 @@ HURT = {
         "stale_verdicts",
     ),
 }
-"""What hurt: the module and the name of the test, and the scenario."""
+"""The fault: the module and the name of the test, and the scenario."""
 
 
 @pytest.mark.parametrize("hurt", HURT)

@@ -1,4 +1,4 @@
-"""The invariants see what they are there for: a world that is broken on purpose is said to be."""
+"""The invariants detect worlds that are broken on purpose."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""The control plane is killed before every single write of a rollout under faults, one run each: the invariants hold,
-and the end is the same. `make simulate S=rollout_under_faults SWEEP=1` does it with more of everything."""
+"""The control plane is killed before every write of a rollout under faults, one run each: the invariants hold, and the
+end is the same. `make simulate S=rollout_under_faults SWEEP=1` does the same with a larger scenario."""
 
 from collections.abc import Iterator
 

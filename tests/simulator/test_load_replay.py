@@ -1,4 +1,4 @@
-"""A load that comes to a simulated fleet: nothing of it is lost, and scalers are what they are called."""
+"""A load on a simulated fleet: no request is unaccounted for, and scalers follow the load."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Every state of a rollout over three cells is met, whatever is lost or late, and with crashes, repeated orders and
-stalled writes: no invariant breaks, and from each a way leads to the end.
+"""Every state of a rollout over three cells is visited, with lost and late messages, crashes, repeated orders and
+stalled writes: no invariant breaks, and each state can reach an end.
 
 A crash and a stalled write together are 45,000 states: `python -m simulator.model_checker --stalls 1 --duplicates 0`.
 """

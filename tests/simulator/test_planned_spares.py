@@ -1,4 +1,4 @@
-"""Machines that the plan of the day has warm, in a simulated fleet: the reconciler's own planner launches them."""
+"""Machines that the plan of the day keeps warm, in a simulated fleet: the reconciler's planner launches them."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ PLACE = ("llm", "east")
 
 
 def world_of(*cells: int) -> World:
-    """One cell of two machines, machines that boot, and a plan of so many cells by quarters of an hour."""
+    """One cell of two machines, machines that boot, and a plan of cells by quarter of an hour."""
     fleet = build_fleet(FleetSpec((DeploymentSpec("llm", {"east": 1}, size=2, ready_timeout_s=600.0),), spares=0))
     limits = ProviderLimits(join_timeout_s=4 * BOOT_S, boot_s=BOOT_S)
     regions = {name: replace(region, limits=limits) for name, region in fleet.regions.items()}
@@ -39,7 +39,7 @@ def machines(world: World) -> int:
 
 
 def ready_after(world: World, cells: int) -> float:
-    """Seconds from now until so many serve, once they are wanted."""
+    """Seconds from the request until so many cells serve."""
     begins_s = world.queue.now_s
     scale(world, *PLACE, cells)
     while world.ready[PLACE] < cells:

@@ -1,4 +1,4 @@
-"""What-if: the live planners say what a change would do, from a snapshot, without touching it."""
+"""What-if: the live planners predict the effect of a change from a snapshot, without changing it."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def test_a_forecast_without_time_ends_between_two_events_and_says_how_far_it_loo
     assert calls == 51, "it is asked before each event, and once says no"
     assert 0 < found.looked_s < POLL_EVERY_S
     assert found.took_s is None
-    assert f"not over within {found.looked_s:.0f} s, which is as far as this looked" in found.warnings
+    assert f"not over within {found.looked_s:.0f} s, the limit of this forecast" in found.warnings
     assert {place.wanted for place in found.places} == {300}
 
 
@@ -130,7 +130,7 @@ def test_the_other_regions_are_left_out_unless_a_rollout_binds_them() -> None:
 
 
 def short_pool(*, team: str = "") -> FleetView:
-    """Five machines that are all there is: two cells of an urgent deployment, and three of batch."""
+    """Five machines in a fixed pool: two cells of an urgent deployment, and three of batch."""
     chat = DeploymentSpec(
         "chat", {"east": 2}, size=1, policy=POLICY, floor=9, sharing=SharingPolicy(6, False), team=team
     )

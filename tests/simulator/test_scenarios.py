@@ -1,4 +1,4 @@
-"""Every scenario holds its promises for some seeds; `make simulate` tries many more."""
+"""Every scenario meets its expectations for some seeds; `make simulate` tries many more."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_a_run_repeats_itself() -> None:
 
 
 def test_a_run_repeats_itself_in_another_process() -> None:
-    """Sets of names come in another order there."""
+    """Sets of names have another order there."""
     command = [sys.executable, "-m", "simulator", "rollout_under_faults", "--first-seed", "43", "-v"]
     outputs = [
         subprocess.run(

@@ -1,5 +1,5 @@
-"""Hypothesis looks for a story that breaks an invariant, and shrinks it: whatever happens in whatever order, I1-I10
-hold after every step, and once things stop happening the fleet heals."""
+"""Hypothesis searches for a sequence of events that violates an invariant, and shrinks it: I1-I10 hold after every
+step, and the fleet recovers once the events stop."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ HEALS_WITHIN_S = 3600.0
 
 
 class AnyStory(RuleBasedStateMachine):
-    """People and faults act on a small world; time passes between them."""
+    """Operators and faults act on a small world; time passes between them."""
 
     @initialize(seed=st.integers(0, 2**32), surge=st.booleans(), spares=st.integers(0, 2))
     def begin(self, seed: int, surge: bool, spares: int) -> None:

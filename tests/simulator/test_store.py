@@ -1,4 +1,4 @@
-"""What the reference store does where nothing of the services can be compared with it."""
+"""The reference store in cases that have no counterpart in the services."""
 
 from fleet.reconcile.planning.decisions import LaunchNodes
 from simulator.clock import EPOCH
@@ -8,7 +8,7 @@ from simulator.store import Store
 
 
 class Racks(NoProvider):
-    """The next machine stands in a rack of its own, unless it shall stand near another one."""
+    """The next machine is in a new rack, unless it is launched near another one."""
 
     racks = 0
 

@@ -1,7 +1,7 @@
-"""The reference store and the services over PostgreSQL do the same with the same decisions, right, stale or forbidden.
+"""The reference store and the services over PostgreSQL react alike to the same decisions, correct, stale or forbidden.
 
-Decisions are drawn at random from what is there, often slightly wrong. What a provider does (launches, retirements and
-restarts of agents) is tested where it is.
+Decisions are drawn at random from the rows, often slightly wrong. Effects of providers (launches, retirements and
+restarts of agents) are tested elsewhere.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.django_db
 REGION = "us-east-1"
 DECISIONS = 60
 LIKELY = 0.8
-"""The share of what a decision saw that is so."""
+"""The probability that what a decision saw is correct."""
 
 
 def small_fleet() -> None:
@@ -99,7 +99,7 @@ class Draw:
         return GrantCells("sim-70b", REGION, asked, seen, granted, rule, "machines are short", "chat")
 
     def _cell(self) -> tuple[str, CellState, int]:
-        """One that is there, with a state and a generation that are mostly its own."""
+        """An existing one, mostly with its real state and generation."""
         cell = self._random.choice(sorted(self._store.cells.values(), key=lambda cell: cell.id))
         state = cell.state if self._is_right() else self._random.choice(list(CellState))
         generation = cell.generation if self._is_right() else cell.generation - 1
@@ -148,7 +148,7 @@ class Draw:
         return CordonNode(node, "a fault", for_notice=self._random.random() < 0.5)
 
     def _condemn(self) -> Decision:
-        """Wish for another node, take one out of use, or call that done."""
+        """Requests another node, takes one out of use, or completes that."""
         open_ones = [one.id for one in self._store.faults.replacements]
         if open_ones and self._random.random() < 0.4:
             return CloseReplacement(self._random.choice(open_ones) + (not self._is_right()), "done")
@@ -172,7 +172,7 @@ class Draw:
 
 
 def as_numbered_there(decision: Decision, store: Store) -> Decision:
-    """PostgreSQL numbers replacements in its own way."""
+    """PostgreSQL numbers replacements differently."""
     if not isinstance(decision, CloseReplacement):
         return decision
     node = next((one.node for one in store.faults.replacements if one.id == decision.replacement), "")
@@ -181,7 +181,7 @@ def as_numbered_there(decision: Decision, store: Store) -> Decision:
 
 
 def outcome(do: Callable[[Decision, datetime], None], decision: Decision, now: datetime) -> str:
-    """What became of a decision, in a word."""
+    """The outcome of a decision, in a word."""
     try:
         with transaction.atomic():
             do(decision, now)
@@ -193,7 +193,7 @@ def outcome(do: Callable[[Decision, datetime], None], decision: Decision, now: d
 
 
 def gist(view: FleetView) -> dict[str, Any]:
-    """What both must agree on; reports and addresses are none of the store's business."""
+    """The fields that both must agree on; the store has no reports and addresses."""
     cells = {
         cell.id: (
             cell.state, cell.generation, cell.members, cell.version, cell.disruption, cell.restarts, cell.reason,
@@ -213,7 +213,7 @@ def gist(view: FleetView) -> dict[str, Any]:
 
 
 def moments() -> Callable[[], datetime]:
-    """A clock that moves two seconds with every look."""
+    """A clock that moves two seconds with every reading."""
     now = rows.NOW
 
     def tick() -> datetime:

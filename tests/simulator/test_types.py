@@ -1,4 +1,4 @@
-"""A simulated fleet with a deployment on two instance types: the reconciler's own planners say which cell is where."""
+"""A simulated fleet with a deployment on two instance types: the reconciler's planners decide which cell is where."""
 
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +18,7 @@ CELLS = 3
 
 
 def world_of(prices: dict[str, float] | None = None) -> World:
-    """Three cells of one machine on the first type, and three idle machines of the other, in a pool of their own."""
+    """Three cells of one machine on the first type, and three idle machines of the other, in a fixed pool."""
     fleet = build_fleet(FleetSpec((DeploymentSpec("llm", {"east": CELLS}, size=1),), spares=CELLS, pool=0))
     members = {member.node for cell in fleet.cells.values() for member in cell.members}
     nodes = {name: node if name in members else replace(node, instance_type=BIG) for name, node in fleet.nodes.items()}
@@ -64,7 +64,7 @@ def test_another_mix_is_reached_without_a_cell_fewer_and_stays() -> None:
 
 @pytest.mark.slow
 def test_cells_move_to_a_cheaper_type_that_is_idle_and_no_further() -> None:
-    world = world_of({KIND: 8.0, BIG: 12.0})  # a dollar a request at once, and three quarters of one
+    world = world_of({KIND: 8.0, BIG: 12.0})  # a dollar per concurrent request, and three quarters of one
     world.run_until(1500.0)
     assert types(world) == {BIG: CELLS}
     assert min(world.series[PLACE].ready) == CELLS

@@ -1,1 +1,1 @@
-"""Any server that speaks OpenAI's API, as an engine: a program that the operator of a machine has put there."""
+"""Engine `generic`: any server with OpenAI's API that the operator of a machine has installed."""

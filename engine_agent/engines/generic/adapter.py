@@ -1,7 +1,6 @@
-"""A program of others as the agent sees it: the launcher's command line, and where it says that it is up. It starts
-nothing.
+"""A third-party program for the agent: the launcher's command line and the health URL.
 
-What such a program cannot do is refused by name: cells of several nodes, adapters, draft models.
+Features that such programs lack are refused by name: cells of several nodes, adapters, draft models.
 """
 
 import sys
@@ -32,7 +31,7 @@ class GenericAdapter:
     name = "generic"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """See `EngineAdapter.launch`; the plan's `args` are `--command NAME` and the program's own options."""
+        """See `EngineAdapter.launch`; the plan's `args` are `--command NAME` and the program's options."""
         plan = assignment.plan
         _refuse(assignment)
         command, options = split_command(plan.args)
@@ -65,12 +64,12 @@ class GenericAdapter:
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`: its list of models, which every such server has."""
+        """See `EngineAdapter.health_url`: the list of models, which every such server has."""
         return f"http://{LOOPBACK}:{context.port_base + ENGINE}{HEALTH_PATH}"
 
 
 def split_command(args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """The program that a plan's arguments name, and those that are the program's own.
+    """Returns the program that a plan's arguments name, and the program's own arguments.
 
     Raises:
         EngineUnavailable: they name none.

@@ -29,10 +29,10 @@ NEEDED = ("cmake", "c++")
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Make the program unless it is there; returns it.
+    """Installs the program unless it exists, and returns it. `serve` is written last and marks it as installed.
 
     Raises:
-        CannotInstall: there is no compiler, or a package cannot be had or built.
+        CannotInstall: there is no compiler, or a package cannot be downloaded or built.
     """
     folder = cache / FOLDER / NAME
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def install(cache: Path, say: Say) -> Path:
 
 
 def _refresh(folder: Path) -> None:
-    """How the server is started may have changed since it was compiled."""
+    """Updates the script that starts the server, which may be newer than the compiled program."""
     ours, there = SERVER.read_bytes(), folder / "serve.py"
     if there.exists() and there.read_bytes() == ours:
         return
@@ -56,7 +56,7 @@ def _refresh(folder: Path) -> None:
 
 def _install_anew(folder: Path, say: Say) -> Path:
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
-        raise CannotInstall(f"llama-cpp-python is compiled here, and there is no {' and no '.join(missing)}")
+        raise CannotInstall(f"llama-cpp-python needs a compiler, and this machine has no {' and no '.join(missing)}")
     began_s = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -93,7 +93,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
 def installed_programs(cache: Path) -> Mapping[str, Path]:
-    """`generic/NAME` -> its executable. What is none, or is named otherwise than `llama-cpp`, is left out."""
+    """Returns `generic/NAME` -> its executable. Other files and folders are ignored."""
     found = {}
     for program in sorted((cache / FOLDER).glob(f"*/{PROGRAM}")):
         if _NAME.fullmatch(program.parent.name) and program.is_file() and os.access(program, os.X_OK):

@@ -1,6 +1,6 @@
-"""The program `llama-cpp` of engine generic: starts llama-cpp-python's server with the options that engines are given.
+"""The program `llama-cpp` of engine generic: starts llama-cpp-python's server with the options that engines get.
 
-Copied into the environment that has llama-cpp-python, and run by its Python; standard library until then.
+It is copied into the environment of llama-cpp-python and run by its Python.
 """
 
 import sys
@@ -11,20 +11,20 @@ RENAMED = {"--alias": "--model_alias", "--context-length": "--n_ctx"}
 
 
 def translated(argv: Sequence[str]) -> list[str]:
-    """The same options as that server spells them."""
+    """Returns the options under that server's names."""
     return [RENAMED.get(word, "--" + word[2:].replace("-", "_")) if word.startswith("--") else word for word in argv]
 
 
 def take_any_request_id() -> None:
-    """That server answers 400 to every request whose X-Request-ID is no UUID, and cells pass their clients' own on."""
+    """Accepts any X-Request-ID: that server answers 400 unless it is a UUID, and cells forward their clients' ids."""
     from starlette_context.plugins import RequestIdPlugin
 
     RequestIdPlugin.validate_uuid = lambda plugin, text: None
 
 
 class KnownModels:
-    """An ASGI application before that server's own: its list of models, once it has given it, for good. It gives none
-    while it generates, and is asked for it every second by who wants to know whether it is well."""
+    """ASGI middleware that caches the list of models: the server cannot answer while it generates, and the list is the
+    health check of every second."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -38,15 +38,15 @@ class KnownModels:
             await send(message)
         if self._known:
             return
-        said: list[Any] = []
+        sent: list[Any] = []
 
         async def noted(message: Any) -> None:
-            said.append(message)
+            sent.append(message)
             await send(message)
 
         await self._app(scope, receive, noted)
-        if said and said[0].get("status") == 200:
-            self._known = said
+        if sent and sent[0].get("status") == 200:
+            self._known = sent
 
 
 def main(argv: Sequence[str]) -> None:

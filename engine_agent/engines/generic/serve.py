@@ -1,7 +1,7 @@
-"""Checks the weights and becomes a program of others: `python -m engine_agent.engines.generic.serve --program PATH …
-[-- options]`. Standard library alone.
+"""Checks the weights and becomes a third-party program: `python -m engine_agent.engines.generic.serve --program PATH …
+[-- options]`. Standard library only.
 
-Exit status: 2 bad command line, 4 bad artifact, 126 the program cannot be run; 0 and others are the program's.
+Exit status: 2 bad command line, 4 bad artifact, 126 the program cannot be run; then the program's.
 """
 
 import argparse
@@ -20,13 +20,13 @@ Become = Callable[[str, list[str]], object]
 
 
 def main(argv: Sequence[str], become: Become = os.execv) -> int:
-    """Check, then become the program; returns only where that fails."""
+    """Checks, then becomes the program; returns only on failure."""
     own, options = _parted(argv)
     parser = argparse.ArgumentParser(prog="engine_agent.engines.generic.serve", allow_abbrev=False)
     parser.add_argument("--node-id", required=True, help="node this engine runs on")
-    parser.add_argument("--program", required=True, help="what to become")
+    parser.add_argument("--program", required=True, help="the program to execute")
     parser.add_argument("--model-dir", required=True, type=Path)
-    parser.add_argument("--digest", required=True, help="of the manifest of the weights; empty: any")
+    parser.add_argument("--digest", required=True, help="digest of the weights' manifest; empty accepts any")
     parser.add_argument("--alias", required=True, help="the model's name in requests")
     parser.add_argument("--port", required=True, type=int)
     read = parser.parse_args(own)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str], become: Become = os.execv) -> int:
 
 
 def _model_in(folder: Path) -> Path:
-    """The one GGUF file of a folder, or the folder where there is none.
+    """Returns the GGUF file of a folder, or the folder if there is none.
 
     Raises:
         BadArtifact: there are several.
@@ -62,7 +62,7 @@ def _model_in(folder: Path) -> Path:
 
 
 def _parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is this launcher's, and what is the program's."""
+    """Splits the launcher's arguments from the program's."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]

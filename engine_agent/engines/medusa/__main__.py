@@ -1,11 +1,11 @@
-"""`python -m engine_agent.engines.medusa train --model DIR --output DIR`: Medusa heads for a model, as an errand.
+"""`python -m engine_agent.engines.medusa train --model DIR --output DIR`: trains Medusa heads for a model.
 
-It has the model answer prompts, trains heads on these answers, judges them by answers on products that they have not
-seen, and writes an artifact with its calibration. It needs torch, transformers and safetensors, and no vLLM; it is run
-by hand and never in the path of a request. Progress goes to standard output, whose last line is the artifact as JSON.
-Run again after an interruption, with the same options, it goes on where it was.
+The model answers prompts, heads are trained on these answers and evaluated on answers about other products, and an
+artifact with its calibration is written. Needs torch, transformers and safetensors, but no vLLM. Run by hand. The last
+line of standard output is the artifact as JSON. Run again with the same options after an interruption: it continues
+where it stopped.
 
-Exit status: 1 with the reason; 75 (EX_TEMPFAIL) when `--limit-s` was over: run it again.
+Exit status: 1 with the reason; 75 (EX_TEMPFAIL) after `--limit-s`: run it again.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 
 EXIT_OUT_OF_TIME = 75
 TOP_K = 10
-"""Ranks of a head that are told apart, as many as NxD reads."""
+"""Ranks of a head that are distinguished; NxD reads as many."""
 ANSWERS = {"chat": (352, 64), "plan": (256, 64)}
-"""Prompts that are learnt from, and by which heads are judged."""
+"""Numbers of prompts for training and for evaluation."""
 MOST_TOKENS = {"chat": 96, "plan": 64}
 
 
@@ -58,25 +58,25 @@ def _train(options: argparse.Namespace) -> int:
     digest = _digest(options.model)
     work = _work_folder(options, digest)
     model, tokenizer = _load(options)
-    learnt: list[Any] = []
-    judged: dict[str, list[Any]] = {}
+    trained: list[Any] = []
+    evaluated: dict[str, list[Any]] = {}
     try:
         for family in options.families:
             limits = CaptureLimits(options.batch, MOST_TOKENS[family], until_s)
             for count, held_out in zip(_counts(options, family), (False, True), strict=True):
-                asked = prompts(family, count, held_out=held_out)
-                folder = work / f"{family}-{'judged' if held_out else 'learnt'}"
-                found = capture(model, tokenizer, asked, folder, limits, _say)
+                chosen = prompts(family, count, held_out=held_out)
+                folder = work / f"{family}-{'evaluated' if held_out else 'trained'}"
+                found = capture(model, tokenizer, chosen, folder, limits, _say)
                 if held_out:
-                    judged[family] = found
+                    evaluated[family] = found
                 else:
-                    learnt += found
+                    trained += found
         whole = model.lm_head.weight.shape[0]
-        vocabulary = vocabulary_of(learnt, options.vocabulary, whole).to(options.device)
+        vocabulary = vocabulary_of(trained, options.vocabulary, whole).to(options.device)
         heads = MedusaHeads(options.heads, model.lm_head.weight.detach().float()[vocabulary], vocabulary)
         heads.to(options.device)
-        states, wanted = training_rows(learnt, options.heads, vocabulary.cpu(), whole)
-        _say(f"training {options.heads} heads on {len(states)} positions of {len(learnt)} answers")
+        states, wanted = training_rows(trained, options.heads, vocabulary.cpu(), whole)
+        _say(f"training {options.heads} heads on {len(states)} positions of {len(trained)} answers")
         rules = TrainingRules(options.heads, options.epochs)
         train(
             heads,
@@ -88,7 +88,7 @@ def _train(options: argparse.Namespace) -> int:
             _say,
         )
     except OutOfTime as late:
-        _say(f"the limit of {options.limit_s:g} s is over: {late}; run it again to go on")
+        _say(f"the limit of {options.limit_s:g} s is reached: {late}; run it again to continue")
         return EXIT_OUT_OF_TIME
     calibration = {
         "format": 1,
@@ -97,9 +97,9 @@ def _train(options: argparse.Namespace) -> int:
         "top_k": TOP_K,
         "tasks": [
             {"name": family, "answers": [ranks_of(heads, answer, TOP_K, whole) for answer in answers]}
-            for family, answers in judged.items()
+            for family, answers in evaluated.items()
         ],
-        "learnt_from": {"answers": len(learnt), "tokens": len(states), "epochs": options.epochs},
+        "learnt_from": {"answers": len(trained), "tokens": len(states), "epochs": options.epochs},
     }
     folder, manifest = write_heads(heads, whole, calibration, options.name, options.output)
     _say(f"done in {time.monotonic() - began:.0f} s: {folder}")
@@ -108,7 +108,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _digest(model: Path) -> str:
-    """Of the model that the heads are for."""
+    """Returns the digest of the model that the heads are for."""
     if (model / MANIFEST_NAME).exists():
         return read_manifest(model).digest
     if not (model / "config.json").exists():
@@ -117,10 +117,10 @@ def _digest(model: Path) -> str:
 
 
 def _work_folder(options: argparse.Namespace, digest: str) -> Path:
-    """Where parts are kept; what they are parts of is written beside them.
+    """Returns the folder for intermediate files, with a note of what they belong to.
 
     Raises:
-        ValueError: they are of something else.
+        ValueError: they belong to something else.
     """
     work: Path = options.work or options.output / f".work-{options.name}"
     work.mkdir(parents=True, exist_ok=True)
@@ -128,9 +128,7 @@ def _work_folder(options: argparse.Namespace, digest: str) -> Path:
     wanted = {"model": digest, "answers": counts, "batch": options.batch, "most_tokens": MOST_TOKENS}
     note = work / "of.json"
     if note.exists() and json.loads(note.read_text()) != wanted:
-        raise ValueError(
-            f"{work} has parts of another model or other numbers of answers: name another --work, or remove it"
-        )
+        raise ValueError(f"{work} belongs to another model or other options: choose another --work, or remove it")
     note.write_text(json.dumps(wanted))
     return work
 
@@ -150,8 +148,8 @@ def _load(options: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _counts(options: argparse.Namespace, family: str) -> tuple[int, int]:
-    learnt, judged = ANSWERS[family]
-    return max(1, round(learnt * options.share)), max(2, round(judged * options.share))
+    trained, evaluated = ANSWERS[family]
+    return max(1, round(trained * options.share)), max(2, round(evaluated * options.share))
 
 
 def _say(line: str) -> None:
@@ -160,21 +158,25 @@ def _say(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="engine_agent.engines.medusa", description=__doc__)
-    trainer = parser.add_subparsers(required=True).add_parser("train", help="capture, train, judge, write")
+    trainer = parser.add_subparsers(required=True).add_parser("train", help="capture, train, evaluate, write")
     trainer.add_argument("--model", type=Path, required=True, help="folder of the model, as transformers reads it")
-    trainer.add_argument("--output", type=Path, required=True, help="folder that gets the artifact's folder")
-    trainer.add_argument("--name", default="medusa-heads", help="of the artifact's folder, before its digest")
-    trainer.add_argument("--work", type=Path, help="folder for what is kept between runs (one beside the artifact)")
-    trainer.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of prompts (all)")
-    trainer.add_argument("--share", type=float, default=1.0, help="of the prompts that there are, for a short try (1)")
-    trainer.add_argument("--heads", type=int, default=4, help="tokens that are guessed beyond the model's own (4)")
-    trainer.add_argument("--vocabulary", type=int, default=2048, help="tokens that heads can guess (2048)")
+    trainer.add_argument("--output", type=Path, required=True, help="parent of the artifact's folder")
+    trainer.add_argument("--name", default="medusa-heads", help="name of the artifact's folder, before its digest")
+    trainer.add_argument("--work", type=Path, help="folder for intermediate files (next to the artifact)")
+    trainer.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="families of prompts (all)"
+    )
+    trainer.add_argument("--share", type=float, default=1.0, help="share of the prompts, for a short trial (1)")
+    trainer.add_argument("--heads", type=int, default=4, help="tokens predicted beyond the model's own (4)")
+    trainer.add_argument("--vocabulary", type=int, default=2048, help="tokens that heads can predict (2048)")
     trainer.add_argument("--epochs", type=int, default=8)
-    trainer.add_argument("--batch", type=int, default=32, help="prompts that are answered together (32)")
+    trainer.add_argument("--batch", type=int, default=32, help="prompts answered together (32)")
     trainer.add_argument("--device", default="cpu", help="cpu or cuda")
     trainer.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of the model (float32)")
-    trainer.add_argument("--threads", type=int, default=0, help="of the processor (as many as torch takes)")
-    trainer.add_argument("--limit-s", type=float, default=86400.0, help="stop in between after so many seconds")
+    trainer.add_argument("--threads", type=int, default=0, help="processor threads (torch's default)")
+    trainer.add_argument(
+        "--limit-s", type=float, default=86400.0, help="stop after so many seconds; a later run continues"
+    )
     return parser
 
 

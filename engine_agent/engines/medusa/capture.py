@@ -1,8 +1,7 @@
-"""Has a model answer prompts, and keeps the tokens of its greedy answers with the hidden state that each came from.
+"""Captures a model's greedy answers to prompts: tokens, and the hidden state that each token came from.
 
-What heads learn is how this model goes on, so nothing but its own answers will do. A part of the prompts is one file,
-which is there whole or not at all: a run that was ended goes on with the first that is missing. Answers are the model's
-own greedy ones in the precision it is loaded in; it never samples.
+Heads must learn how this model continues, so only its own answers are used, in the precision it is loaded in. A part of
+the prompts is one file, which is complete or missing: an interrupted run continues with the first missing file.
 """
 
 import os
@@ -20,12 +19,12 @@ Say = Callable[[str], None]
 
 
 class OutOfTime(Exception):
-    """The limit is over, and what is done is on disk; the text says how far it is."""
+    """The time limit is reached and finished parts are on disk; the text states the progress."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """`tokens[j]` was taken from `states[j]`, the hidden state behind the token before it as the LM head reads it."""
+    """`tokens[j]` was taken from `states[j]`, the hidden state of the token before it, as the LM head reads it."""
 
     tokens: Any
     states: Any
@@ -33,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class CaptureLimits:
-    """`batch`: prompts at once; `most_tokens`: of an answer; `until_s`: on `time.monotonic`."""
+    """`batch`: prompts at a time; `most_tokens`: of an answer; `until_s`: on `time.monotonic`."""
 
     batch: int = 32
     most_tokens: int = 96
@@ -43,10 +42,10 @@ class CaptureLimits:
 def capture(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], folder: Path, limits: CaptureLimits, say: Say
 ) -> list[Answer]:
-    """The model's answers to the prompts, in their order.
+    """Returns the model's answers to the prompts, in their order.
 
     Raises:
-        OutOfTime: not all are there yet.
+        OutOfTime: some are missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts = [prompts[first : first + limits.batch] for first in range(0, len(prompts), limits.batch)]
@@ -75,7 +74,7 @@ def _write_whole(content: Any, file: Path) -> None:
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
 def answer_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], most_tokens: int) -> list[Answer]:
-    """Greedy answers to prompts of one family, read and continued together."""
+    """Returns greedy answers to prompts of one family, computed as one batch."""
     texts = [as_text(tokenizer, prompt) for prompt in prompts]
     tokenizer.padding_side = "left"
     read = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False).to(model.device)
@@ -96,7 +95,7 @@ def answer_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], most_token
 
 
 def _steps(model: Any, ids: Any, mask: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    """The last hidden states and what the LM head makes of them, step by step."""
+    """Yields the last hidden states and the tokens chosen by the LM head, step by step."""
     decoder, cache = model.get_decoder(), None
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     for _ in range(most):

@@ -25,7 +25,7 @@ from engine_agent.protocol.manifest import DIGEST_PREFIX, Manifest
 
 Say = Callable[[str], None]
 IGNORED = -100
-"""Of targets: `torch.nn.functional.cross_entropy` passes over them."""
+"""A target that `torch.nn.functional.cross_entropy` ignores."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TrainingRules:
 
 
 class MedusaHeads(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
-    """The blocks; `lm_head`: rows of the model's own for the tokens of `vocabulary`."""
+    """The blocks; `lm_head`: rows of the model's LM head for the tokens of `vocabulary`."""
 
     def __init__(self, heads: int, lm_head: Any, vocabulary: Any) -> None:
         super().__init__()
@@ -53,12 +53,13 @@ class MedusaHeads(torch.nn.Module):  # type: ignore[misc]  # torch has no types 
         self.register_buffer("vocabulary", vocabulary)
 
     def forward(self, states: Any) -> list[Any]:
-        """Logits over the vocabulary, by head."""
+        """Returns logits over the vocabulary, by head."""
         return [functional.linear(states + functional.silu(block(states)), self.lm_head) for block in self.blocks]
 
 
 def vocabulary_of(answers: Iterable[Answer], size: int, whole: int) -> Any:
-    """The `size` tokens that occur most, in the order of their numbers; filled up with the lowest that do not occur."""
+    """Returns the `size` most frequent tokens, ordered by number; filled up with the lowest numbers that do not
+    occur."""
     seen = Counter(token for answer in answers for token in answer.tokens.tolist())
     size = min(size, whole)
     chosen = [token for token, _ in seen.most_common(size)]
@@ -68,8 +69,8 @@ def vocabulary_of(answers: Iterable[Answer], size: int, whole: int) -> Any:
 
 
 def training_rows(answers: Sequence[Answer], heads: int, vocabulary: Any, whole: int) -> tuple[Any, Any]:
-    """States of all positions, and for each the numbers within the vocabulary of the tokens that heads should guess, or
-    `IGNORED` where there is none."""
+    """Returns the states of all positions, and for each position and head the index in the vocabulary of the token to
+    predict, or `IGNORED` if there is none."""
     place = torch.full((whole,), IGNORED)
     place[vocabulary] = torch.arange(len(vocabulary))
     wanted = []
@@ -82,10 +83,10 @@ def training_rows(answers: Sequence[Answer], heads: int, vocabulary: Any, whole:
 def train(
     heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules, file: Path, until_s: float, say: Say
 ) -> None:
-    """Train the blocks. After each epoch `file` has all that is needed to go on.
+    """Trains the blocks. After each epoch `file` has everything that is needed to continue.
 
     Raises:
-        OutOfTime: not all epochs are done.
+        OutOfTime: some epochs are missing.
     """
     optimizer = torch.optim.AdamW(heads.blocks.parameters(), lr=rules.rate)
     batches = (len(states) + rules.positions - 1) // rules.positions
@@ -130,10 +131,10 @@ def _loss(heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules) ->
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
 def ranks_of(heads: MedusaHeads, answer: Answer, top_k: int, whole: int) -> str:
-    """At which rank each head guesses right, position by position: one character for each head, a digit or `-` for none
-    of the first `top_k`, 10 at most. The end of an answer counts as not guessed.
+    """Returns at which rank each head is right, position by position: one digit for each head, or `-` if it is not
+    among the first `top_k`, 10 at most. Positions behind the end of an answer count as wrong.
 
-    The rank is how many other tokens have a higher logit, which is the order in which a decoder would take them.
+    The rank is the number of other tokens with a higher logit, the order in which a decoder would take them.
     """
     count = len(heads.blocks)
     states, wanted = training_rows([answer], count, heads.vocabulary.cpu(), whole)
@@ -153,8 +154,8 @@ CALIBRATION_NAME = "calibration.json"
 def write_heads(
     heads: MedusaHeads, whole_vocabulary: int, calibration: Mapping[str, Any], name: str, output: Path
 ) -> tuple[Path, Manifest]:
-    """The artifact's folder, `<output>/<name>-<digest>`, and its manifest. `calibration` gets the digest of the weights
-    that it is of, `heads_sha256`."""
+    """Returns the artifact's folder, `<output>/<name>-<digest>`, and its manifest. The digest of the weights is added
+    to `calibration` as `heads_sha256`."""
     from safetensors.torch import save_file
 
     unfinished = output / f".unfinished-{name}"
@@ -173,7 +174,7 @@ def write_heads(
     manifest = describe_folder(unfinished, source)
     write_manifest(unfinished, manifest)
     for path, mode in ((unfinished, 0o755), *((path, 0o644) for path in unfinished.iterdir())):
-        path.chmod(mode)  # engines run as accounts of their own, and nothing of it is secret
+        path.chmod(mode)  # engines run as other accounts, and no content is secret
     folder = output / f"{name}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
     shutil.rmtree(folder, ignore_errors=True)
     os.rename(unfinished, folder)
@@ -181,8 +182,8 @@ def write_heads(
 
 
 def _config(heads: MedusaHeads, whole_vocabulary: int) -> dict[str, Any]:
-    """As vLLM's `MedusaConfig` reads it: it takes any key with "num" and "heads" in it for `num_heads`, so there must
-    be no other."""
+    """As vLLM's `MedusaConfig` reads it: it takes any key that contains "num" and "heads" for `num_heads`, so there
+    must be no other."""
     return {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],

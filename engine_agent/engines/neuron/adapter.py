@@ -26,7 +26,7 @@ from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import COLLECTIVES_MASTER, ROOT_COMMUNICATOR
 
 ENVIRONMENT = "engines/neuron"
-"""The engine's environment in the cache: a virtual environment of the Neuron SDK, or a link to the image's own."""
+"""The engine's environment in the cache: a virtual environment of the Neuron SDK, or a link to the image's."""
 
 
 class NeuronAdapter:
@@ -35,11 +35,11 @@ class NeuronAdapter:
     name = "neuron"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """See `EngineAdapter.launch`; the plan's `args` are vLLM's own options, `--additional-config` NxDI's."""
+        """See `EngineAdapter.launch`; the plan's `args` are vLLM's options, `--additional-config` has NxDI's."""
         python = context.engine_pythons.get(self.name)
         if python is None:
             raise EngineUnavailable(
-                f"Neuron's vLLM is not installed on this node; make a virtual environment of it, or a link to one, at "
+                f"Neuron's vLLM is not installed on this node; create a virtual environment, or a link to one, at "
                 f"{ENVIRONMENT} in the cache"
             )
         plan = assignment.plan
@@ -71,7 +71,7 @@ def _draft_args(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
 
 
 def installed_python(cache: Path) -> Path | None:
-    """The interpreter of Neuron's environment in a cache, or None while there is none."""
+    """Returns the interpreter of Neuron's environment in a cache, or None if there is none."""
     python = cache / ENVIRONMENT / "bin" / "python"
     return python if python.exists() else None
 
@@ -82,17 +82,17 @@ KEY_DIGITS = 16
 
 @dataclass(frozen=True)
 class NodePart:
-    """A node's part of a compiled model that spans several nodes: `ranks` devices from number `first` on."""
+    """A node's part of a compiled model that spans several nodes: `ranks` devices, starting at number `first`."""
 
     first: int
     ranks: int
 
 
 def node_part(args: Sequence[str], rank: int) -> NodePart | None:
-    """This rank's part as the plan's arguments imply it; None in a cell of one node.
+    """Returns this rank's part according to the plan's arguments; None in a cell of one node.
 
     Raises:
-        EngineUnavailable: the plan's NxDI configuration is no JSON.
+        EngineUnavailable: the plan's NxDI configuration is not JSON.
     """
     override = json_option(args, "--additional-config").get("override_neuron_config", {})
     ranks = override.get("local_ranks_size")
@@ -100,10 +100,11 @@ def node_part(args: Sequence[str], rank: int) -> NodePart | None:
 
 
 def rank_args(assignment: Assignment, cache: Path) -> tuple[str, ...]:
-    """The plan's arguments with this rank's `start_rank_id`, and with the draft model where it lies on this node.
+    """Returns the plan's arguments with this rank's `start_rank_id`, and with the draft model's folder on this node.
 
     Raises:
-        EngineUnavailable: a JSON argument of the plan is none, or the cell has several nodes and the plan has not.
+        EngineUnavailable: a JSON argument of the plan is malformed, or the plan was rendered for one node and the cell
+            has several.
     """
     plan = assignment.plan
     part = node_part(plan.args, assignment.rank)
@@ -121,10 +122,11 @@ def rank_args(assignment: Assignment, cache: Path) -> tuple[str, ...]:
 
 
 def rank_environment(assignment: Assignment, context: EngineContext) -> dict[str, str]:
-    """Variables of Neuron for this rank; the plan may replace those of caches and of the network.
+    """Returns Neuron's variables for this rank; the plan may replace those of caches and of the network.
 
-    The compiled model is found by everything it depends on, because the plugin takes what lies in
-    NEURON_COMPILED_ARTIFACTS without comparing. It is a rank's own: a rank's part of the devices is compiled in.
+    The folder of the compiled model is named by everything that it depends on, because the plugin loads the content of
+    NEURON_COMPILED_ARTIFACTS without a comparison. Each rank has its own folder, because its part of the devices is
+    compiled in.
     """
     folder = context.home / NEURON_FOLDER
     args = rank_args(assignment, context.cache)

@@ -24,12 +24,12 @@ Installed = Callable[[str], str | None]
 
 
 class NoTarget(Exception):
-    """This environment is no Neuron stack that the agent knows, or none that the plan is for; the text says what it has
-    and what would do."""
+    """This environment is not a known Neuron stack, or not the one that the plan is for; the text states the cause and
+    the remedy."""
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of a distribution in this Python; None where it is not installed."""
+    """Returns the version of a distribution in this Python; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -37,10 +37,10 @@ def installed_version(distribution: str) -> str | None:
 
 
 def installed_target(installed: Installed = installed_version) -> NeuronTarget:
-    """The target that this Python has installed.
+    """Returns the target that is installed in this Python.
 
     Raises:
-        NoTarget: none, or one with parts of other versions.
+        NoTarget: there is none, or some of its parts have other versions.
     """
     plugin = installed(PLUGIN)
     if plugin is None:
@@ -57,10 +57,10 @@ def installed_target(installed: Installed = installed_version) -> NeuronTarget:
 
 
 def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
-    """Check that the plan's settings are those of this build: another one would read none of them, without a word.
+    """Checks that the plan's settings are those of this build: another build would silently ignore them.
 
     Raises:
-        NoTarget: they are for another.
+        NoTarget: they are for another build.
     """
     stated = [name for name in SETTINGS if name in json_option(args, "--additional-config")]
     if stated and target.settings not in stated:
@@ -82,7 +82,7 @@ _HEADER_LENGTH_BYTES = 8
 
 
 def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
-    """Serve, or follow; returns the exit status."""
+    """Serves or follows; returns the exit status."""
     try:
         target = installed_target(installed)
         check_plan_is_for(target, argv)
@@ -94,24 +94,24 @@ def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
         prepare_compiled(os.environ.get(COMPILED_VARIABLE, ""))
         prepare_quantized(argv)
     except OSError as error:
-        sys.stderr.write(f"cannot prepare what NxDI writes: {error}\n")
+        sys.stderr.write(f"cannot prepare NxDI's folders: {error}\n")
         return 1
     return serve.main(argv, serve.Server(target.server_argv, partial(run_server, target)))
 
 
 def target_environment(target: NeuronTarget, given: Mapping[str, str]) -> dict[str, str]:
-    """Variables that select the target's backend, apart from those that are `given` already."""
+    """Returns variables that select the target's backend, except those already `given`."""
     if target.framework is None or FRAMEWORK_VARIABLE in given:
         return {}
     return {FRAMEWORK_VARIABLE: target.framework}
 
 
 def prepare_compiled(compiled: str) -> None:
-    """Make place for the compiled model, and take one away that a start was killed in the middle of writing.
+    """Creates the parent of the compiled model's folder, and deletes a model whose compilation was interrupted.
 
-    The plugin loads whatever lies there, and compiles where nothing does; but a file cut short ends every start. It is
-    looked for in the files themselves: a mark that the start had not ended would also throw away, after an hour of
-    compiling, what a start that failed later had written whole.
+    The plugin loads any content of the folder, and a truncated file fails every start. The files themselves are
+    checked: a marker for unfinished starts would also discard, after an hour of compilation, the complete output of a
+    start that failed later.
 
     Raises:
         OSError: the disk refuses.
@@ -119,16 +119,16 @@ def prepare_compiled(compiled: str) -> None:
     if not compiled.startswith("/"):
         return
     folder = Path(compiled)
-    folder.parent.mkdir(parents=True, exist_ok=True)  # the folder itself is the compiler's to make
+    folder.parent.mkdir(parents=True, exist_ok=True)  # the compiler creates the folder itself
     cut_short = [path for path in folder.rglob("*") if path.is_file() and not is_whole(path)]
     if cut_short:
-        sys.stderr.write(f"{cut_short[0]} was not written to its end: compiling again\n")
+        sys.stderr.write(f"{cut_short[0]} is truncated: compiling again\n")
         shutil.rmtree(folder)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file has the end that its kind says: of PyTorch's (`model.pt`) the archive's directory, of safetensors
-    as many bytes as its header counts. Other kinds are taken as they are."""
+    """Whether a file is complete: PyTorch's (`model.pt`) have the archive's directory, safetensors have as many bytes
+    as the header states. Other kinds are not checked."""
     if path.suffix == ".pt":
         return zipfile.is_zipfile(path)
     if path.suffix != ".safetensors":
@@ -146,10 +146,10 @@ def is_whole(path: Path) -> bool:
 
 
 def prepare_quantized(argv: Sequence[str]) -> None:
-    """Make the folder in which NxDI writes the file of quantized weights, which it does not make itself.
+    """Creates the folder for the file of quantized weights, which NxDI does not create.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     override = json_option(argv, "--additional-config").get("override_neuron_config", {})
     if path := override.get("quantized_checkpoints_path"):
@@ -157,7 +157,7 @@ def prepare_quantized(argv: Sequence[str]) -> None:
 
 
 def run_server(target: NeuronTarget, argv: Sequence[str], last_act: Callable[[], None]) -> None:
-    """Be the target's API server until it ends, then do the last act."""
+    """Runs the target's API server until it exits, then calls `last_act`."""
     sys.argv = [target.server, *argv]
     try:
         runpy.run_module(target.server, run_name="__main__", alter_sys=True)

@@ -1,1 +1,1 @@
-"""The simulator engine: the same HTTP and metrics as vLLM, with a time model in place of a network of weights."""
+"""The simulator engine: vLLM's HTTP API and metrics, with a time model instead of a neural network."""

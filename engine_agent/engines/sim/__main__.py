@@ -1,4 +1,4 @@
-"""Entry point: `python -m engine_agent.engines.sim --node-id … --role leader|follower …`. It lives in one process."""
+"""Runs one member of a cell: `python -m engine_agent.engines.sim --node-id … --role leader|follower …`."""
 
 import asyncio
 import logging
@@ -25,7 +25,6 @@ async def _live(settings: Settings) -> int:
 
 
 def main() -> int:
-    """Run one member of a cell and return its exit status."""
     settings = parse_settings(sys.argv[1:])
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(PlainLines(f"%(asctime)s {settings.node_id} %(message)s", "%H:%M:%S"))

@@ -1,4 +1,4 @@
-"""The simulator as the agent sees it: its command line on every rank. It starts nothing."""
+"""The simulator for the agent: its command line on every rank."""
 
 import sys
 from pathlib import Path
@@ -18,14 +18,14 @@ from engine_agent.protocol.states import CellRole
 
 
 class SimAdapter:
-    """Runs `python -m engine_agent.engines.sim`, in the agent's own Python unless the context names another."""
+    """Runs `python -m engine_agent.engines.sim`, in the agent's Python unless the context names another."""
 
     name = "sim"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
         """See `EngineAdapter.launch`; the plan's `args` are parameters of the time model.
 
-        It loads no weights, but takes as long to get those of S3 as any engine.
+        It loads no weights, but fetches those in S3 like any engine.
         """
         python = context.engine_pythons.get(self.name, Path(sys.executable))
         argv = (

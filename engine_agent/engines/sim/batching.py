@@ -1,10 +1,10 @@
-"""The time model of continuous batching: which requests are in a step, how long it takes, and who gets a token.
+"""The time model of continuous batching: which requests are in a step, how long it takes, and which get a token.
 
-It decides and never acts: it reads no clock, never sleeps and does no I/O; the caller says what time it is, waits
-until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so only
-batch work is ever preempted (vLLM preempts others, too; it shows only with a full cache). Of a prompt whose beginning
-lies in the prefix cache, or that another cell has read, only the rest is computed; what it read for another cell, a
-cell keeps until it is told to forget it. Batch requests are served as `engine_agent.engines.class_order` says.
+It reads no clock and does no I/O: the caller passes the time, waits until a step ends, and finishes it. Memory is
+reserved for a request's whole length at admission, so only batch requests are preempted (vLLM also preempts others,
+which matters only with a full cache). Of a prompt that starts in the prefix cache, or that another cell has read, only
+the rest is computed. A prompt that was read for another cell is kept until `forget`. `engine_agent.engines.class_order`
+has the rules for batch requests.
 """
 
 import heapq
@@ -19,17 +19,17 @@ _ANY = 2**31
 
 
 class TooLong(ValueError):
-    """A request that could never fit into the KV cache, however long it waited."""
+    """A request that can never fit into the KV cache."""
 
 
 @dataclass(frozen=True)
 class ModelParameters:
-    """How fast the simulated cell is. The defaults resemble a 70B model on one 8-accelerator node.
+    """The speed of the simulated cell. The defaults resemble a 70B model on one node with 8 accelerators.
 
     A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
-    `prefill_chunk_tokens` tokens; all of it varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`.
-    A prefix is found in blocks of `prefix_block_tokens` (vLLM's default; 0: nothing is found). Of batch prompts a step
-    reads at most `batch_prompt_tokens` (0: batch requests are like all others, in the order in which they came).
+    `prefill_chunk_tokens` tokens. The sum varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`. Prefixes
+    are found in blocks of `prefix_block_tokens` (vLLM's default; 0 disables the cache). A step reads at most
+    `batch_prompt_tokens` of batch prompts (0 treats batch requests like all others).
     """
 
     prefill_tokens_per_s: float = 8000.0
@@ -46,8 +46,8 @@ class ModelParameters:
 
 @dataclass(frozen=True)
 class Handover:
-    """A prompt's part in two cells. `taken_over`: tokens of it that another cell has read, whose keys and values are
-    here before it is admitted. `is_kept`: its memory stays after its end, until `forget`."""
+    """A prompt's part in two cells. `taken_over`: its tokens that another cell has computed and that are here before
+    admission. `is_kept`: its memory stays after its end, until `forget`."""
 
     taken_over: int = 0
     is_kept: bool = False
@@ -58,8 +58,8 @@ NO_HANDOVER = Handover()
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request as the model sees it: lengths in tokens. A lower `priority` goes first. Without output it is over once
-    its prompt is read, as an embedding is.
+    """A request for the model: lengths in tokens. A lower `priority` goes first. Without output it ends when its prompt
+    is read, like an embedding.
 
     `blocks` are the hashes of the full blocks of prompt and answer (`block_hashes`).
     """
@@ -73,13 +73,13 @@ class Sequence:
 
     @property
     def total_tokens(self) -> int:
-        """What it occupies of the KV cache once it is complete."""
+        """Its size in the KV cache at its end."""
         return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True)
 class TokenGiven:
-    """One token of one sequence; `index` counts from 0. -1: the prompt is read, and no token comes."""
+    """A token of a sequence; `index` counts from 0. -1: the prompt is read, and there is no token."""
 
     sequence: str
     index: int
@@ -90,9 +90,8 @@ class TokenGiven:
 class Step:
     """One pass of the model. Times are the caller's, in seconds.
 
-    `admitted` left the queue for this step for the first time, mapped to the prompt tokens that the prefix cache had of
-    them; `prefilled` says how many prompt tokens it reads of whom, and the sequences in `yielding` get a token when it
-    ends.
+    `admitted` left the queue for this step for the first time, mapped to their prompt tokens in the prefix cache.
+    `prefilled`: prompt tokens that it reads, by sequence. The sequences in `yielding` get a token when it ends.
     """
 
     starts_at_s: float
@@ -104,7 +103,7 @@ class Step:
 
 @dataclass
 class _Running:
-    """`resumed`: tokens of its answer that it had when it was preempted, which are read with its prompt."""
+    """`resumed`: tokens of its answer before it was preempted, which are read again with its prompt."""
 
     sequence: Sequence
     prefilled: int = 0
@@ -123,8 +122,8 @@ class _Running:
 
 @dataclass
 class BatchingModel:
-    """The queue and the batch of one cell. `begin_step` and `finish_step` are called in turn. `notes_cache`: what
-    happens to the prefix cache is kept until it is taken."""
+    """The queue and the batch of one cell. `begin_step` and `finish_step` alternate. `notes_cache`: changes of the
+    prefix cache are kept for `take_cache_changes`."""
 
     parameters: ModelParameters
     notes_cache: bool = False
@@ -132,9 +131,9 @@ class BatchingModel:
     _order: list[tuple[int, int, str]] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
     _kept: dict[str, _Running] = field(default_factory=dict)
-    """Sequences that are over, for another cell to read."""
+    """Finished sequences, kept for another cell."""
     _preempted: dict[str, int] = field(default_factory=dict)
-    """Waiting sequences that were in the batch, and how many tokens of their answers they have."""
+    """Waiting sequences that were in the batch -> tokens of their answers so far."""
     _private_tokens: int = 0
     _arrivals: int = 0
     _step: Step | None = None
@@ -145,13 +144,13 @@ class BatchingModel:
         self._cache_changes: list[CacheChange] = []
 
     def take_cache_changes(self) -> tuple[CacheChange, ...]:
-        """What happened to the prefix cache since the last time. A sequence is named while it is in the batch, and in
-        the call after it left."""
+        """Returns the changes of the prefix cache since the last call. A sequence is named while it is in the batch,
+        and in the call after it left."""
         changes, self._cache_changes = tuple(self._cache_changes), []
         return changes
 
     def found_tokens(self, blocks: Iterable[int]) -> int:
-        """How many tokens of a prompt of these blocks the cache has."""
+        """Returns how many tokens of a prompt with these blocks are cached."""
         return len(self._cache.found(blocks, _ANY)) * self.parameters.prefix_block_tokens
 
     @property
@@ -166,13 +165,12 @@ class BatchingModel:
 
     @property
     def kept(self) -> int:
-        """Number of sequences that are over and kept for another cell."""
+        """Number of finished sequences that are kept for another cell."""
         return len(self._kept)
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens of the batch, and of what is kept, that lie in the KV cache now; a block that several share counts
-        once."""
+        """Tokens in the KV cache of sequences in the batch and kept ones; shared blocks count once."""
         block_tokens = self.parameters.prefix_block_tokens
         return self._cache.held_tokens + sum(
             running.computed - len(running.held) * block_tokens
@@ -181,16 +179,16 @@ class BatchingModel:
 
     @property
     def kv_reserved_tokens(self) -> int:
-        """Tokens that the sequences in the batch will occupy when they are complete, and those that are kept do."""
+        """Tokens that sequences in the batch will occupy at their end, and those of kept ones."""
         return self._cache.held_tokens + self._private_tokens
 
     @property
     def kv_kept_tokens(self) -> int:
-        """Tokens in the KV cache that no sequence in the batch uses, kept for prompts to come."""
+        """Tokens in the KV cache that no sequence uses, kept for later prompts."""
         return self._cache.free_tokens
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue of its priority.
+        """Appends a sequence to the queue of its priority.
 
         Raises:
             TooLong: it is longer than the whole KV cache.
@@ -210,17 +208,17 @@ class BatchingModel:
         self._arrivals += 1
 
     def cancel(self, sequence_id: str) -> bool:
-        """Forget a sequence and free its memory at once. False: it was not (or no longer) here."""
+        """Removes a sequence and frees its memory. Returns False if it is not here."""
         self._preempted.pop(sequence_id, None)
         if self._waiting.pop(sequence_id, None) is not None:
-            # Its entry leaves `_order` now, too: the same id may come again.
+            # Its entry leaves `_order` as well: the same id may be submitted again.
             self._order = [entry for entry in self._order if entry[2] != sequence_id]
             heapq.heapify(self._order)
             return True
         return self._leave_batch(sequence_id)
 
     def forget(self, sequence_id: str) -> bool:
-        """Free the memory of a sequence that was kept. False: none of this id is."""
+        """Frees the memory of a kept sequence. Returns False if it is not kept."""
         kept = self._kept.pop(sequence_id, None)
         if kept is None:
             return False
@@ -228,15 +226,14 @@ class BatchingModel:
         return True
 
     def begin_step(self, now_s: float, slow_factor: float = 1.0) -> Step | None:
-        """Admit what fits and plan the step that starts now, `slow_factor` times as long as it should be.
-
-        None: nothing to do until the next `submit`.
+        """Admits what fits and plans the step that starts now, `slow_factor` times as long as normal. Returns None if
+        there is nothing to do until the next `submit`.
 
         Raises:
-            RuntimeError: the step before is not finished.
+            RuntimeError: the previous step is not finished.
         """
         if self._step is not None:
-            raise RuntimeError("the step before is not finished")
+            raise RuntimeError("the previous step is not finished")
         admitted = self._admit()
         if self._preempt_for_urgent():
             admitted |= self._admit()
@@ -254,7 +251,7 @@ class BatchingModel:
         return self._step
 
     def finish_step(self) -> tuple[TokenGiven, ...]:
-        """Give the tokens of the step that ended; sequences cancelled meanwhile get none.
+        """Returns the tokens of the step that ended; sequences that were cancelled meanwhile get none.
 
         Raises:
             RuntimeError: no step was begun.
@@ -269,7 +266,7 @@ class BatchingModel:
         return tuple(self._give(name) for name in step.yielding if name in self._running)
 
     def _admit(self) -> dict[str, int]:
-        """Strictly in order: a long request at the head waits for room and no request overtakes it, so none starves."""
+        """Strictly in order: no request overtakes a long one at the head that waits for room, so none starves."""
         admitted: dict[str, int] = {}
         block_tokens = self.parameters.prefix_block_tokens
         while self._order and len(self._running) < self.parameters.max_num_seqs:
@@ -300,7 +297,7 @@ class BatchingModel:
         return admitted
 
     def _preempt_for_urgent(self) -> bool:
-        """Take the batch sequence that came last out of the batch if an urgent one waits for room: one a step."""
+        """Preempts the latest batch sequence if an urgent one waits for room: one per step."""
         if not self._order or not self.parameters.batch_prompt_tokens or is_batch(self._order[0][0]):
             return False
         last = next((name for name in reversed(self._running) if is_batch(self._running[name].sequence.priority)), None)
@@ -309,7 +306,7 @@ class BatchingModel:
         running = self._running[last]
         self._leave_batch(last)
         self._preempted[last] = running.generated
-        self._waiting[last] = replace(running.sequence, handover=NO_HANDOVER)  # it is gone with the rest
+        self._waiting[last] = replace(running.sequence, handover=NO_HANDOVER)  # its tokens are freed as well
         heapq.heappush(self._order, (running.sequence.priority, -self._arrivals, last))
         self._arrivals += 1
         return True
@@ -335,7 +332,7 @@ class BatchingModel:
             self._cache_changes.append(CacheChange(tuple(blocks), running.sequence.id, parent))
 
     def _keep_full_blocks(self, running: _Running) -> None:
-        """What was computed now is there for others, too."""
+        """Makes the blocks that were computed now available to other sequences."""
         if self.parameters.prefix_block_tokens:
             full = running.computed // self.parameters.prefix_block_tokens
             self._hold(running, running.sequence.blocks[len(running.held) : full])
@@ -362,7 +359,7 @@ class BatchingModel:
         return chunk
 
     def _batch_rests(self, prefilled: Iterable[str]) -> bool:
-        """Whether an urgent prompt is read in a step that reads these."""
+        """Whether an urgent prompt is among those that this step reads."""
         is_on = self.parameters.batch_prompt_tokens > 0
         return is_on and any(not is_batch(self._running[name].sequence.priority) for name in prefilled)
 

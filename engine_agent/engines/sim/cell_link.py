@@ -37,19 +37,19 @@ from engine_agent.protocol.messages import StepTimes
 
 
 class BadFrame(ValueError):
-    """A line that is no frame of this protocol."""
+    """A line that is not a frame of this protocol."""
 
 
 class Beat(Struct, frozen=True, tag="beat"):
-    """I live; these are the effects of my faults, and from a leader what the cell computed. The next one says
-    everything again."""
+    """A heartbeat with the effects of the sender's faults and, from a leader, the cell's step times. Each beat repeats
+    everything."""
 
     effects: Effects = Effects()
     work: StepTimes = StepTimes()
 
 
 class Farewell(Struct, frozen=True, tag="farewell"):
-    """I am about to go: stopped on purpose (`failed` False) or because the cell failed."""
+    """Sent before the sender exits: stopped on purpose (`failed` False) or because the cell failed."""
 
     reason: str
     failed: bool
@@ -66,11 +66,11 @@ def encode(frame: Frame) -> bytes:
 
 
 async def read_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes:
-    """The next line of a connection.
+    """Returns the next line of a connection.
 
     Raises:
         EOFError: the other side closed the connection, or its process is gone.
-        TimeoutError: nothing came for `timeout_s` seconds.
+        TimeoutError: nothing arrived for `timeout_s` seconds.
         BadFrame: the line is too long.
     """
     async with asyncio.timeout(timeout_s):
@@ -86,7 +86,7 @@ async def read_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, timeout_s: float) -> Frame:
-    """The next frame of a connection.
+    """Returns the next frame of a connection.
 
     Raises:
         EOFError, TimeoutError: see `read_line`.
@@ -100,14 +100,14 @@ async def read_frame(reader: asyncio.StreamReader, timeout_s: float) -> Frame:
 
 
 async def read_living(reader: asyncio.StreamReader) -> Frame:
-    """The next frame of a member that beats.
+    """Returns the next frame of a member that sends heartbeats.
 
-    It waits for one heartbeat at a time: after a stall of this process itself, of whatever length, the frames that came
-    meanwhile are still read before anyone is called silent.
+    It waits for one heartbeat at a time: after a stall of this process, frames that arrived meanwhile are read before
+    the member counts as silent.
 
     Raises:
         EOFError, BadFrame: see `read_frame`.
-        TimeoutError: `SILENT_BEATS` heartbeats in turn did not come.
+        TimeoutError: `SILENT_BEATS` heartbeats in a row did not arrive.
     """
     for _ in range(SILENT_BEATS - 1):
         try:
@@ -121,22 +121,22 @@ log = logging.getLogger(__name__)
 
 
 class CellWatcher(Protocol):
-    """Who wants to know of the cell's members, and knows what the cell computed."""
+    """Receives the events of the cell's members."""
 
     def work(self) -> StepTimes:
-        """What a healthy member computed since the cell started."""
+        """Returns what a healthy member computed since the cell started."""
 
     def follower_joined(self) -> None:
-        """One more is connected; see `LeaderLink.missing`."""
+        """Another follower is connected; see `LeaderLink.missing`."""
 
     def follower_lost(self, reason: str) -> None:
-        """One that was connected is gone, for good: a cell lives and dies whole."""
+        """A connected follower is gone, and with it the cell."""
 
     def follower_unfit(self, reason: str) -> None:
-        """A member of this cell came and runs something else than the leader: the cell cannot form."""
+        """A member of this cell runs other software than the leader: the cell cannot form."""
 
     def follower_leaving(self, reason: str) -> None:
-        """One is stopping and waits for the cell to finish its requests."""
+        """A follower is stopping and waits for the cell to finish its requests."""
 
     def effects_changed(self) -> None:
         """A follower's faults changed; see `LeaderLink.effects`."""
@@ -154,7 +154,7 @@ class _Follower:
 
 
 class LeaderLink:
-    """The rendezvous port and everyone connected to it."""
+    """The rendezvous port and all connections to it."""
 
     def __init__(self, settings: Settings, watcher: CellWatcher) -> None:
         self._settings = settings
@@ -169,11 +169,11 @@ class LeaderLink:
         return self._settings.followers - len(self._followers)
 
     def effects(self) -> tuple[Effects, ...]:
-        """The faults that each follower last reported."""
+        """Returns the faults that each follower last reported."""
         return tuple(follower.effects for follower in self._followers.values())
 
     async def listen(self, certificate: LeaderCertificate) -> None:
-        """Open the rendezvous port.
+        """Opens the rendezvous port.
 
         Raises:
             PortTaken: it cannot be bound.
@@ -188,7 +188,7 @@ class LeaderLink:
         )
 
     def close(self, reason: str, failed: bool) -> None:
-        """Tell every follower why the cell ends, and hang up."""
+        """Sends every follower the reason for the end of the cell, and disconnects."""
         self._closing = True
         if self._server is not None:
             self._server.close()
@@ -213,14 +213,14 @@ class LeaderLink:
             join = await read_line(reader, HANDSHAKE_TIMEOUT_S)
             decision = handshake.decide(join, self._why_taken, taken_for_good=False)
         except (EOFError, TimeoutError, BadFrame, HandshakeFailed) as error:
-            log.warning("rendezvous: a caller did not introduce itself: %s", str(error) or type(error).__name__)
+            log.warning("rendezvous: a connection did not authenticate: %s", str(error) or type(error).__name__)
             return None
         writer.write(decision.reply)
         if decision.incompatible:
             self._watcher.follower_unfit(decision.reason)
             return None
         if decision.joined is None:
-            log.warning("rendezvous: refused a caller: %s", decision.reason)
+            log.warning("rendezvous: refused a follower: %s", decision.reason)
             return None
         follower = _Follower(decision.joined.node_id, decision.joined.rank, writer)
         self._followers[follower.rank] = follower
@@ -234,7 +234,7 @@ class LeaderLink:
         return "the cell is ending" if self._closing else ""
 
     async def _attend(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
-        beating = asyncio.create_task(_beat_for_ever(follower.writer, self._watcher.work))
+        beating = asyncio.create_task(_send_heartbeats(follower.writer, self._watcher.work))
         try:
             reason = await self._listen_to(follower, reader)
         finally:
@@ -244,7 +244,7 @@ class LeaderLink:
             self._watcher.follower_lost(f"{follower} {reason}")
 
     async def _listen_to(self, follower: _Follower, reader: asyncio.StreamReader) -> str:
-        """Listen until it is gone, and return how it went."""
+        """Reads frames until the follower is gone, and returns how it left."""
         while True:
             try:
                 frame = await read_living(reader)
@@ -255,14 +255,14 @@ class LeaderLink:
             except BadFrame as error:
                 return f"sent something unreadable: {error}"
             if isinstance(frame, Farewell):
-                self._watcher.follower_leaving(f"{follower} was told to stop: {frame.reason}")
+                self._watcher.follower_leaving(f"{follower} is stopping: {frame.reason}")
             elif frame.effects != follower.effects:
                 follower.effects = frame.effects
                 self._watcher.effects_changed()
 
 
-async def _beat_for_ever(writer: asyncio.StreamWriter, work: Callable[[], StepTimes]) -> None:
-    # A dead connection shows itself to the reader; the writer has nothing to add.
+async def _send_heartbeats(writer: asyncio.StreamWriter, work: Callable[[], StepTimes]) -> None:
+    # The reader reports a dead connection.
     with contextlib.suppress(OSError):
         while True:
             writer.write(encode(Beat(work=work())))
@@ -271,7 +271,7 @@ async def _beat_for_ever(writer: asyncio.StreamWriter, work: Callable[[], StepTi
 
 
 class NoLeader(Exception):
-    """The leader was not reached, or is gone; the text says which, and why."""
+    """The leader was not reached, or is gone; the text states which, and why."""
 
 
 class FollowerLink:
@@ -282,7 +282,7 @@ class FollowerLink:
         on_retry: Callable[[str], None],
         on_work: Callable[[StepTimes], None] = lambda _: None,
     ) -> None:
-        """`on_work` hears with every beat what the cell computed since it started."""
+        """`on_work` receives with every heartbeat what the cell computed since it started."""
         self._on_work = on_work
         self._settings = settings
         self._faults = faults
@@ -293,10 +293,10 @@ class FollowerLink:
         faults.subscribe(self._beat_now.set)
 
     async def connect(self) -> None:
-        """Reach the leader and be taken in; `on_retry` hears why it took another attempt.
+        """Connects to the leader and joins the cell; `on_retry` receives the reason for each further attempt.
 
         Raises:
-            NoLeader: not within `rendezvous_timeout_s` seconds, or the leader refused for good.
+            NoLeader: not within `rendezvous_timeout_s` seconds, or the leader refused permanently.
         """
         reason = "no attempt was made"
         try:
@@ -316,14 +316,14 @@ class FollowerLink:
             raise NoLeader(f"no leader at {self._settings.leader} within {limit}: {reason}") from error
 
     async def stay(self) -> Farewell:
-        """Beat until the leader ends the cell, and return its farewell.
+        """Sends heartbeats until the leader ends the cell, and returns its farewell.
 
         Raises:
-            NoLeader: it went without one.
+            NoLeader: the leader disappeared without one.
         """
         if self._reader is None or self._writer is None:
             raise NoLeader("not connected")
-        beating = asyncio.create_task(self._beat_for_ever(self._writer))
+        beating = asyncio.create_task(self._send_heartbeats(self._writer))
         try:
             while True:
                 frame = await read_living(self._reader)
@@ -341,7 +341,8 @@ class FollowerLink:
             beating.cancel()
 
     def announce_leaving(self, reason: str) -> bool:
-        """Ask the leader to finish what is in flight and end the cell. False: there is no leader to ask."""
+        """Requests that the leader finishes what is in flight and ends the cell. Returns False if there is no
+        leader."""
         if self._writer is None:
             return False
         self._writer.write(encode(Farewell(reason=reason, failed=False)))
@@ -361,7 +362,7 @@ class FollowerLink:
         except OSError as error:
             raise HandshakeFailed(error.strerror or str(error)) from error
         try:
-            await self._introduce(reader, writer)
+            await self._shake_hands(reader, writer)
         except (HandshakeFailed, MembershipRefused):
             writer.close()
             raise
@@ -370,14 +371,14 @@ class FollowerLink:
             raise HandshakeFailed(f"the handshake broke off: {str(error) or type(error).__name__}") from error
         self._reader, self._writer = reader, writer
 
-    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _shake_hands(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         handshake = FollowerHandshake(self._settings.identity, binding_of(certificate))
         writer.write(handshake.join(await read_line(reader, HANDSHAKE_TIMEOUT_S)))
         handshake.confirm(await read_line(reader, HANDSHAKE_TIMEOUT_S))
 
-    async def _beat_for_ever(self, writer: asyncio.StreamWriter) -> None:
-        # A dead connection shows itself to the reader; the writer has nothing to add.
+    async def _send_heartbeats(self, writer: asyncio.StreamWriter) -> None:
+        # The reader reports a dead connection.
         with contextlib.suppress(OSError):
             while True:
                 self._beat_now.clear()

@@ -31,7 +31,7 @@ from engine_agent.protocol.proxy_messages import BlocksRemoved, BlocksStored
 TTFT_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
 )  # fmt: skip
-"""vLLM 0.32, `vllm/v1/metrics/loggers.py` (its last buckets, beyond 160 s, left out)."""
+"""vLLM 0.32, `vllm/v1/metrics/loggers.py` (without its last buckets, beyond 160 s)."""
 ITL_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 REQUEST_BUCKETS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 
@@ -39,7 +39,7 @@ ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 class Histogram:
-    """Counts of observations by upper bound; the bounds are inclusive, as Prometheus has them."""
+    """Counts of observations by inclusive upper bound, as in Prometheus."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -51,7 +51,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, name: str, labels: str) -> Iterator[str]:
-        """The samples in the text format, cumulative."""
+        """Yields the samples in the text format, cumulative."""
         total = 0
         for bound, count in zip((*self._bounds, "+Inf"), self._counts, strict=True):
             total += count
@@ -62,7 +62,7 @@ class Histogram:
 
 @dataclass
 class Meters:
-    """Everything counted since the process started."""
+    """Counts since the process started."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -81,8 +81,8 @@ class Meters:
 
 @dataclass(frozen=True)
 class Gauges:
-    """The state of the batch at the moment of a scrape. `kept`: prompts that wait for another engine; `expired`: those
-    for which none came in time, since the engine started."""
+    """The state of the batch at a scrape. `kept`: prompts that wait for another engine; `expired`: prompts that no
+    engine fetched in time, since the start."""
 
     running: int
     waiting: int
@@ -92,7 +92,7 @@ class Gauges:
 
 
 def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
-    """The whole page, in the Prometheus text format 0.0.4."""
+    """Returns the page in the Prometheus text format 0.0.4."""
     escaped = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = f'engine="0",model_name="{escaped}"'
     lines: list[str] = []
@@ -109,7 +109,7 @@ def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
         ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", meters.prefix_hits),
         ("external_prefix_cache_hits", "Tokens that came from another engine.", meters.external_hits),
         ("nixl_num_failed_transfers", "Number of failed transfers.", meters.failed_transfers),
-        ("nixl_num_kv_expired_reqs", "Number of requests whose blocks nobody took.", gauges.expired),
+        ("nixl_num_kv_expired_reqs", "Number of requests whose blocks were not fetched.", gauges.expired),
     ):
         lines += [*_head(f"{name}_total", "counter", help_text), f"vllm:{name}_total{{{labels}}} {total}"]
     kept = "sim:kv_kept_requests"
@@ -137,16 +137,16 @@ def _head(name: str, kind: str, help_text: str) -> list[str]:
 
 
 CATCH_UP_S = 0.05
-"""A step that was noticed late by less than this does not delay the next one; the timer of a busy host is coarse."""
+"""A step that is noticed late by less than this does not delay the next one; timers of a busy host are coarse."""
 
 
 class NotServing(Exception):
-    """The engine takes no request now, or gave one up; the text says why."""
+    """The engine takes no request now, or aborted one; the text states why."""
 
 
 @dataclass(frozen=True)
 class Aborted:
-    """The engine gave the request up before its last token."""
+    """The engine aborted the request before its last token."""
 
     reason: str
 
@@ -156,7 +156,7 @@ Events = asyncio.Queue[TokenGiven | Aborted]
 
 @dataclass
 class PromptCount:
-    """Whether a prompt is counted; the generations of several answers to it share one. `name` is that of the first."""
+    """Whether a prompt is counted; the answers to one prompt share it. `name` is that of the first."""
 
     is_counted: bool = False
     name: str = ""
@@ -164,10 +164,10 @@ class PromptCount:
 
 @dataclass
 class Generation:
-    """One sequence in the engine, as the one who waits for it sees it. Several may share one queue of `events`.
+    """One sequence for its caller. Several may share one queue of `events`.
 
-    `cached_tokens` are those of its prompt that the prefix cache had, `generated` those that it has given so far.
-    `counts_prompt`: its prompt is counted with it. `exchange` names the request that it is for.
+    `cached_tokens`: prompt tokens found in the prefix cache; `generated`: tokens so far. `counts_prompt`: its prompt is
+    counted with it. `exchange` names its request.
     """
 
     sequence: Sequence
@@ -183,7 +183,7 @@ class Generation:
 
 
 class NotedGeneration:
-    """A generation as the usage ledger sees it."""
+    """A generation for the usage ledger."""
 
     def __init__(self, engine: "Engine", generation: Generation) -> None:
         self._engine = engine
@@ -208,7 +208,7 @@ class NotedGeneration:
 
 
 class Engine:
-    """One cell's computation. `run` is its only loop."""
+    """The computation of one cell. `run` is its only loop."""
 
     def __init__(
         self,
@@ -219,8 +219,8 @@ class Engine:
         on_refusal: Callable[[], None] = lambda: None,
         handover: HandoverParameters | None = None,
     ) -> None:
-        """`on_decode` is called for every step without prefill: its sequences, and a healthy member's time;
-        `on_refusal` when `refusal` may be another."""
+        """`on_decode` is called for every step without prefill, with its sequences and a healthy member's time;
+        `on_refusal` when `refusal` may have changed."""
         self.handover = handover or HandoverParameters()
         self.leases = Leases(self.handover, self._forget, clock)
         self._on_refusal = on_refusal
@@ -239,7 +239,7 @@ class Engine:
 
     @property
     def refusal(self) -> str:
-        """Why no request is taken now; empty when they are."""
+        """Why no request is taken now; empty if requests are taken."""
         return self._refusal
 
     @property
@@ -256,18 +256,18 @@ class Engine:
             self._refuse("")
 
     def postpone(self, reason: str) -> None:
-        """Not yet: what is still missing before requests are taken."""
+        """Sets what is missing before requests are taken."""
         if not self._over:
             self._refuse(reason)
 
     def close(self, reason: str) -> None:
-        """Take no request any more; those in flight go on."""
+        """Takes no more requests; those in flight continue."""
         if not self._over:
             self._over = True
             self._refuse(reason)
 
     def fail(self, reason: str) -> None:
-        """Give up everything in flight and take nothing any more, for `reason`."""
+        """Aborts everything in flight and takes no more requests."""
         self._over = True
         self._refuse(reason)
         for generation in self._generations.values():
@@ -279,7 +279,7 @@ class Engine:
         self._announce_change()
 
     def set_effects(self, effects: Effects) -> None:
-        """Put the members' faults in force, from the next step on (a hang holds the present one)."""
+        """Applies the members' faults from the next step on (a hang also stops the current one)."""
         self.effects = effects
         self._announce_change()
 
@@ -294,13 +294,13 @@ class Engine:
         prompt: PromptCount | None = None,
         handover: Handover = NO_HANDOVER,
     ) -> Generation:
-        """Queue a sequence; `finish_reason` is what to count it under once it is complete (`stop`, `length`), `blocks`
-        the hashes of its full blocks (`block_hashes`). `events` and `prompt` are its own, or those
-        of the generations that it shares them with. One that is kept is among `leases` once it is complete.
+        """Queues a sequence. `finish_reason` is counted at its end (`stop`, `length`); `blocks` are the hashes of its
+        full blocks (`block_hashes`). `events` and `prompt` may be shared with other generations. A kept sequence is
+        among `leases` after its end.
 
         Raises:
             NotServing: see `refusal`.
-            TooLong: it could never fit into the KV cache.
+            TooLong: it can never fit into the KV cache.
         """
         if self._refusal:
             raise NotServing(self._refusal)
@@ -316,7 +316,7 @@ class Engine:
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Forget a request whose client has left; harmless when it is already over."""
+        """Removes a request whose client disconnected; does nothing if it is over."""
         if self._generations.pop(generation.sequence.id, None) is not None:
             self._model.cancel(generation.sequence.id)
             self.meters.finished["abort"] += 1
@@ -327,12 +327,12 @@ class Engine:
         return generation.sequence.id in self._generations
 
     async def idle(self) -> None:
-        """Return once nothing is in flight."""
+        """Waits until nothing is in flight."""
         while self._generations:
             await self._wait_for_change()
 
     async def run(self) -> None:
-        """Step for ever; ends only by being cancelled."""
+        """Runs steps until it is cancelled."""
         now_s = self._clock()
         while True:
             slow_factor = self.effects.slow_factor
@@ -342,7 +342,7 @@ class Engine:
                 now_s = self._clock()
                 continue
             self._count_admitted(step)
-            self._tell_cache()
+            self._record_cache_changes()
             await asyncio.sleep(max(0.0, step.ends_at_s - self._clock()))
             while self.effects.hang:
                 await self._wait_for_change()
@@ -351,7 +351,7 @@ class Engine:
                 self._on_decode(len(step.yielding), (step.ends_at_s - step.starts_at_s) * 1000 / slow_factor)
             self.meters.iteration_tokens.observe(sum(step.prefilled.values()) + len(step.yielding))
             tokens = self._model.finish_step()
-            self._tell_cache()
+            self._record_cache_changes()
             for token in tokens:
                 self._deliver(token, now_s)
             if now_s - step.ends_at_s < CATCH_UP_S:
@@ -369,12 +369,12 @@ class Engine:
         await self._changed.wait()
 
     def _announce_change(self) -> None:
-        # A fresh event for every round: `run` and `idle` wait side by side and neither may eat the other's signal.
+        # A new event for each change: `run` and `idle` both wait, and neither may consume the other's signal.
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _tell_cache(self) -> None:
-        """As vLLM tells it: what was stored, for which request, and what was removed."""
+    def _record_cache_changes(self) -> None:
+        """Records as vLLM does what was stored, for which request, and what was removed."""
         changes = self._model.take_cache_changes()
         if not changes:
             return

@@ -1,7 +1,7 @@
-"""Faults that an operator or a test injects, and what they do to a member and to its cell.
+"""Faults that an operator or a test injects, and their effects on a member and its cell.
 
-It only remembers and combines them; the engine, its HTTP and the process carry them out. A cell computes in lock-step,
-so a slow, hung or wrong member makes the whole cell slow, hung or wrong: that is what `Effects` passes on.
+This module stores and combines them; engine, HTTP and process apply them. A cell computes in lock-step, so a slow, hung
+or wrong member makes the whole cell slow, hung or wrong (`Effects`).
 """
 
 from collections.abc import Callable, Iterable
@@ -14,11 +14,11 @@ MOST_SLOW_FACTOR = 1000.0
 
 
 class BadFault(ValueError):
-    """A fault that cannot be injected; the text names the field that is wrong."""
+    """A fault that cannot be injected; the text names the wrong field."""
 
 
 class _Kind(Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
-    """What all faults share on the wire: `kind` says which it is."""
+    """What all faults share on the wire: `kind`."""
 
 
 class Slow(_Kind, frozen=True, tag="slow"):
@@ -38,15 +38,15 @@ class Error(_Kind, frozen=True, tag="error"):
 
 
 class Crash(_Kind, frozen=True, tag="crash"):
-    """The process dies at once, by SIGKILL."""
+    """The process is killed by SIGKILL."""
 
 
 class Unready(_Kind, frozen=True, tag="unready"):
-    """`/health` says 503, while requests are still answered."""
+    """`/health` answers 503, while requests are still answered."""
 
 
 class WrongAnswer(_Kind, frozen=True, tag="wrong_answer"):
-    """Answers are wrong in every word, as from damaged weights."""
+    """Every word of an answer is wrong, as from damaged weights."""
 
 
 Fault = Slow | Hang | Error | Crash | Unready | WrongAnswer
@@ -56,7 +56,7 @@ _KINDS = "slow, hang, error, crash, unready, wrong_answer"
 
 
 class Effects(Struct, frozen=True):
-    """What a member's faults do to the computation that it shares with its cell."""
+    """What a member's faults do to the computation of its cell."""
 
     slow_factor: float = 1.0
     hang: bool = False
@@ -64,7 +64,7 @@ class Effects(Struct, frozen=True):
 
 
 def parse_fault(body: bytes) -> Fault:
-    """The fault that a request asks for.
+    """Returns the fault that a request states.
 
     Raises:
         BadFault: not JSON, an unknown kind, or a field that is missing, unknown or out of range.
@@ -80,7 +80,7 @@ def parse_fault(body: bytes) -> Fault:
 
 
 def combine_effects(effects: Iterable[Effects]) -> Effects:
-    """What the members' faults do together: the slowest sets the pace."""
+    """Combines the effects of all members: the slowest sets the pace."""
     members = tuple(effects)
     return Effects(
         slow_factor=max((member.slow_factor for member in members), default=1.0),
@@ -97,11 +97,11 @@ class Faults:
         self._on_change: list[Callable[[], None]] = []
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Have `on_change` called after every change."""
+        """Calls `on_change` after every change."""
         self._on_change.append(on_change)
 
     def put(self, fault: Fault) -> None:
-        """Put a fault in force, in place of one of its kind."""
+        """Puts a fault in force; it replaces one of its kind."""
         self._by_kind[type(fault)] = fault
         self._changed()
 
@@ -123,7 +123,7 @@ class Faults:
         return fault.ratio if isinstance(fault, Error) else 0.0
 
     def effects(self) -> Effects:
-        """What the cell must know of this member."""
+        """Returns what the cell must know of this member's faults."""
         slow = self._by_kind.get(Slow)
         return Effects(
             slow_factor=slow.factor if isinstance(slow, Slow) else 1.0,

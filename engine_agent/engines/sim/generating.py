@@ -1,7 +1,7 @@
-"""Carries out requests: queues their sequences in the engine, and writes what comes of them, as they come or whole.
+"""Runs requests in the engine: queues their sequences, and writes the answers as streams or as one body.
 
-A response starts only with its first token, so a request that the engine gave up before has a clean 503 and may go to
-another cell. It decides no answer and knows no family of paths.
+A response starts with its first token, so a request that the engine aborted before gets a clean 503 and may be sent to
+another cell.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ STREAM_TYPE = "text/event-stream; charset=utf-8"
 
 
 class GaveUp(Exception):
-    """The engine gave a request up before anything of its response was sent."""
+    """The engine aborted a request before anything of its response was sent."""
 
 
 class Run:
-    """The generations of one request in the engine: one for each answer, in their order. `adapter`: whose keys and
-    values are in the cache; what others left there is not found."""
+    """The generations of one request in the engine: one for each answer, in order. `adapter`: cached keys and values of
+    other adapters are not used."""
 
     def __init__(self, engine: Engine, adapter: str = "") -> None:
         self._engine = engine
@@ -42,8 +42,8 @@ class Run:
         self.generations: list[Generation] = []
 
     async def take_over(self, source: Source) -> int:
-        """Have what another engine has read; returns how many tokens. What fails is read here (vLLM's policy
-        `recompute`)."""
+        """Fetches what another engine has read; returns the number of tokens. On failure the prompt is read here
+        (vLLM's policy `recompute`)."""
         try:
             return await take_over(source, self._engine.handover, source.tokens)
         except TakeOverFailed as error:
@@ -52,10 +52,10 @@ class Run:
             return 0
 
     def answer(self, request: GenerationRequest, answers: Sequence[Answer], taken_over: int = 0) -> None:
-        """Queue a sequence for each answer; `taken_over` tokens of the prompt are here.
+        """Queues a sequence for each answer; `taken_over` tokens of the prompt are here.
 
         Raises:
-            NotServing, TooLong: none is queued then.
+            NotServing, TooLong: no sequence is queued.
         """
         counts = [PromptCount() for _ in request.prompts]
         for index, answer in enumerate(answers):
@@ -69,10 +69,10 @@ class Run:
             )
 
     def read(self, lengths: Sequence[int], priority: int) -> None:
-        """Queue a sequence for each text that is only to be read, by its length in tokens.
+        """Queues a sequence for each text that is only read, by its length in tokens.
 
         Raises:
-            NotServing, TooLong: none is queued then.
+            NotServing, TooLong: no sequence is queued.
         """
         for tokens in lengths:
             self._submit(tokens, 0, "stop", priority, (), None)
@@ -96,19 +96,19 @@ class Run:
         self.generations.append(generation)
 
     def _blocks(self, prompt: Prompt, answer: Answer) -> tuple[int, ...]:
-        """Of prompt and answer, because the next turn of the conversation begins with both."""
+        """Of prompt and answer, because the next turn of a conversation begins with both."""
         words = (*prompt.context.split(), *(token.text.strip() for token in answer.tokens))
-        apart = f"{self._adapter}|{salt}" if (salt := scoped_salt(None)) else self._adapter
-        return block_hashes(words, self._engine.parameters.prefix_block_tokens, apart)
+        scope = f"{self._adapter}|{salt}" if (salt := scoped_salt(None)) else self._adapter
+        return block_hashes(words, self._engine.parameters.prefix_block_tokens, scope)
 
     def cancel(self) -> None:
-        """Leave the engine; harmless when all is over."""
+        """Cancels its sequences; does nothing for finished ones."""
         for generation in self.generations:
             self._engine.cancel(generation)
 
     @asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Cancelled when its client leaves, and at the end."""
+        """Cancels the run when its client disconnects, and at the end."""
         watch = asyncio.create_task(self._watch_client(receive))
         try:
             yield
@@ -120,10 +120,10 @@ class Run:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.cancel()
-        self.events.put_nowait(Aborted("the client left"))
+        self.events.put_nowait(Aborted("the client disconnected"))
 
     async def finished(self) -> None:
-        """Return once the last token of all is there.
+        """Waits for the last token of all answers.
 
         Raises:
             GaveUp
@@ -136,7 +136,7 @@ class Run:
             left -= event.is_last
 
     def transfer_params(self, place: Endpoint) -> dict[str, Any] | None:
-        """Where another engine takes the prompt from; None: it is not kept."""
+        """Returns where another engine fetches the prompt; None if it is not kept."""
         sequence = self.generations[0].sequence
         name = self._engine.leases.request_of(sequence.id)
         if name is None:
@@ -145,7 +145,7 @@ class Run:
         return params_of(source, f"sim-{place}", self._engine.parameters.prefix_block_tokens)
 
     def usage(self, request: GenerationRequest) -> Usage:
-        """What all of it takes: each prompt once, and all tokens so far."""
+        """Returns the usage of the request: each prompt once, and all tokens so far."""
         return Usage(
             sum(prompt.tokens for prompt in request.prompts),
             sum(generation.generated for generation in self.generations),
@@ -154,7 +154,7 @@ class Run:
 
 
 async def write_whole(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
-    """Send one body, once all is computed.
+    """Sends one body, once everything is computed.
 
     Raises:
         GaveUp
@@ -166,7 +166,7 @@ async def write_whole(send: Send, run: Run, request: GenerationRequest, writer: 
 async def write_handed_over(
     send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter, place: Endpoint
 ) -> None:
-    """The same, with where another engine takes the prompt from; None: it is not kept any more.
+    """Sends one body with the parameters by which another engine fetches the prompt; None if it is no longer kept.
 
     Raises:
         GaveUp
@@ -178,7 +178,7 @@ async def write_handed_over(
 
 
 async def write_stream(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
-    """Send each token as it comes.
+    """Sends each token when it is computed.
 
     Raises:
         GaveUp

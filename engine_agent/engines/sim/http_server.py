@@ -32,7 +32,7 @@ Routes = Mapping[tuple[str, str], App]
 
 
 class BodyTooLarge(ValueError):
-    """More than `MAX_BODY_BYTES` of body."""
+    pass
 
 
 class ClientLeft(Exception):
@@ -40,7 +40,7 @@ class ClientLeft(Exception):
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request.
+    """Returns the body of a request.
 
     Raises:
         BodyTooLarge, ClientLeft
@@ -60,7 +60,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def start_response(send: Send, status: int, content_type: str, length: int | None = None) -> None:
-    """Send status and headers. Without a length the body is a stream of unknown length."""
+    """Sends status and headers. Without a length the body is a stream."""
     headers = [(b"content-type", content_type.encode())]
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
@@ -68,7 +68,7 @@ async def start_response(send: Send, status: int, content_type: str, length: int
 
 
 async def send_body(send: Send, body: bytes, more: bool = False) -> None:
-    """Send a piece of the body; `more` says that it is not the last."""
+    """Sends a piece of the body; `more` means that others follow."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
@@ -78,7 +78,7 @@ async def respond(send: Send, status: int, body: bytes, content_type: str = "app
 
 
 def find_route(routes: Routes, scope: Scope) -> App | int:
-    """The application for a request, or the status that says why there is none (404, 405)."""
+    """Returns the application for a request, or the status if there is none (404, 405)."""
     method, path = scope["method"], scope["path"]
     if (method, path) in routes:
         return routes[method, path]
@@ -86,8 +86,8 @@ def find_route(routes: Routes, scope: Scope) -> App | int:
 
 
 class HealthPage:
-    """`GET /health`: 200, or 503 with why this member is unhealthy; held while nothing changes if the question says
-    so. `health` is empty when it is healthy."""
+    """`GET /health`: 200, or 503 with the reason; a long poll waits for a change. `health` returns the reason, empty if
+    healthy."""
 
     def __init__(self, health: Callable[[], str], watch: StateWatch) -> None:
         self._health = health
@@ -96,25 +96,25 @@ class HealthPage:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         held_s = await self._watch.wait_for_change(scope["query_string"].decode("latin-1"))
         reason = self._health()
-        said = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}
-        await respond(send, 503 if reason else 200, msgspec.json.encode(said))
+        body = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}
+        await respond(send, 503 if reason else 200, msgspec.json.encode(body))
 
 
 _KEEP_ALIVE_S = 75
-"""Longer than a proxy keeps an idle connection to us, so that it never sends into one that we are closing."""
+"""Longer than a proxy keeps an idle connection, so that it never sends a request on one that is being closed."""
 _BACKLOG = 2048
 _DATE_EVERY_S = 1.0
 
 
 class PortTaken(Exception):
-    """A port cannot be listened on; the text says which, and why."""
+    """A port cannot be bound; the text states which and why."""
 
 
 class HttpListeners:
-    """Listens from `start` on; `serve` answers until `stop`."""
+    """Accepts connections from construction on, and answers between `serve` and `stop`."""
 
     def __init__(self, apps: Mapping[Endpoint, App]) -> None:
-        """Applications by where they listen.
+        """`apps`: applications by address.
 
         Raises:
             PortTaken: an address cannot be bound.
@@ -140,11 +140,11 @@ class HttpListeners:
         )
 
     async def serve(self) -> None:
-        """Answer requests until `stop`, then until those in flight are answered."""
+        """Answers requests until `stop`, and then those in flight."""
         await self._server.serve(self._sockets)
 
     def stop(self, grace_s: float) -> None:
-        """Accept no connection any more; responses not written after `grace_s` seconds are cut off."""
+        """Accepts no more connections; responses that are unfinished after `grace_s` seconds are cut off."""
         self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self._server.should_exit = True
         self._server.stopping.set()
@@ -159,7 +159,8 @@ class _Server(uvicorn.Server):
         self.stopping = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """uvicorn's own looks ten times a second whether to stop; this one only renews the header `Date`."""
+        """uvicorn's loop checks ten times a second whether to stop; this one wakes once a second to renew the header
+        `Date`."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_EVERY_S):
@@ -167,15 +168,15 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone: the process decides what they mean."""
+        """Leaves signals to the process."""
         yield
 
 
 def bind_port(endpoint: Endpoint) -> socket.socket:
-    """A socket bound to an address, not listening yet.
+    """Returns a socket that is bound but does not listen yet.
 
     Raises:
-        PortTaken: it is in use, or not an address of this machine.
+        PortTaken: the address is in use, or not one of this machine.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -190,11 +191,11 @@ def bind_port(endpoint: Endpoint) -> socket.socket:
 
 
 _CRASH_AFTER_S = 0.02
-"""Long enough for the response to the request for the crash to leave the process."""
+"""Lets the response to the crash request leave the process."""
 
 
 class AdminServer:
-    """The application. `steps` says what this member computed."""
+    """The administration port of every member: its health, its steps, and faults to inject and remove."""
 
     def __init__(
         self, faults: Faults, health: HealthPage, role: MemberRole, steps: Callable[[], StepTimes] = StepTimes

@@ -31,13 +31,13 @@ class _Lease:
 
 
 class Leases:
-    """The leases of one engine. `forget` frees the memory of a sequence; `clock` gives seconds."""
+    """The leases of one engine. `forget` frees the memory of a sequence; `clock` returns seconds."""
 
     def __init__(
         self, parameters: HandoverParameters, forget: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
         self.expired = 0
-        """Leases that ended because nobody took what they kept."""
+        """Leases that ended before another engine fetched their prompt."""
         self._parameters = parameters
         self._forget = forget
         self._clock = clock
@@ -50,18 +50,18 @@ class Leases:
         return len(self._by_request)
 
     def keep(self, sequence: str, tokens: int) -> None:
-        """Begin a lease. Its request has a name that only whoever is told it can know."""
+        """Begins a lease. The name of its request contains a secret."""
         request = f"{sequence}-{secrets.token_hex(8)}"
         self._by_request[request] = _Lease(sequence, tokens, self._clock() + self._parameters.lease_s)
         self._requests[sequence] = request
         self._begun.set()
 
     def request_of(self, sequence: str) -> str | None:
-        """The name under which a sequence is kept; None: it is not."""
+        """Returns the name under which a sequence is kept; None if it is not."""
         return self._requests.get(sequence)
 
     def renew(self, request: str) -> int | None:
-        """Keep it for an extension from now at least; returns its tokens, or None if it is not kept."""
+        """Extends the lease; returns its tokens, or None if there is no such lease."""
         lease = self._by_request.get(request)
         if lease is None:
             return None
@@ -69,7 +69,7 @@ class Leases:
         return lease.tokens
 
     def free(self, request: str) -> bool:
-        """It was taken, or is not needed. False: it is not kept."""
+        """Ends a lease whose prompt was fetched or is not needed. Returns False if there is none."""
         lease = self._by_request.pop(request, None)
         if lease is None:
             return False
@@ -78,7 +78,7 @@ class Leases:
         return True
 
     def expire(self) -> None:
-        """Free what nobody took in time."""
+        """Frees prompts that were not fetched in time."""
         now_s = self._clock()
         for request in [name for name, lease in self._by_request.items() if lease.expires_at_s <= now_s]:
             self.expired += 1
@@ -89,7 +89,7 @@ class Leases:
             self.free(request)
 
     async def run(self) -> None:
-        """Expire leases for ever, each when it is due."""
+        """Expires leases when they are due."""
         while True:
             due_s = min((lease.expires_at_s for lease in self._by_request.values()), default=None)
             if due_s is None:
@@ -108,7 +108,7 @@ log = logging.getLogger(__name__)
 
 
 class TakeOverFailed(Exception):
-    """The other engine does not have the prompt, or is gone; the text says which."""
+    """The other engine does not have the prompt, or is gone; the text states which."""
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -125,10 +125,10 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 class KvServer:
-    """Answers questions about what `leases` keeps."""
+    """Answers questions about prompts in `leases`."""
 
     def __init__(self, endpoint: Endpoint, leases: Leases) -> None:
-        """Bind the port.
+        """Binds the port.
 
         Raises:
             PortTaken: it cannot be bound.
@@ -137,7 +137,7 @@ class KvServer:
         self._socket = bind_port(endpoint)
 
     async def run(self) -> None:
-        """Listen, and end leases that are due, for ever."""
+        """Answers questions and expires leases until it is cancelled."""
         with closing(self._socket):
             async with await asyncio.start_server(
                 closing_connections(self._serve), sock=self._socket, limit=LINE_BYTES_MAX
@@ -159,10 +159,10 @@ class KvServer:
 
 
 async def take_over(source: Source, parameters: HandoverParameters, most: int) -> int:
-    """Have a prompt that another engine has read; returns how many tokens of it, `most` at most.
+    """Fetches a prompt that another engine has read; returns its tokens, `most` at most.
 
     Raises:
-        TakeOverFailed: it is to be read here.
+        TakeOverFailed: the prompt must be read here.
     """
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -179,7 +179,7 @@ async def take_over(source: Source, parameters: HandoverParameters, most: int) -
             except (OSError, ValueError, msgspec.DecodeError) as error:
                 raise TakeOverFailed(f"{what}: {str(error) or 'no answer in time'}") from error
             if tokens is None:
-                raise TakeOverFailed(f"{source.request_id} is not kept there any more")
+                raise TakeOverFailed(f"{source.request_id} is no longer kept there")
             return tokens
 
         tokens = min(await ask("read"), most)
@@ -195,8 +195,7 @@ async def take_over(source: Source, parameters: HandoverParameters, most: int) -
 
 async def _while_connected(reader: StreamReader, for_s: float) -> None:
     """Raises:
-    TakeOverFailed: the other is gone before.
-    """
+    TakeOverFailed: the other engine is gone before `for_s` seconds passed."""
     try:
         async with asyncio.timeout(for_s):
             await reader.read(1)

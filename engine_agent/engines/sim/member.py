@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ShutdownReason:
-    """Why the process ends. `failed`: something broke, and the exit status is not 0."""
+    """Why the process exits. `failed`: after an error, with a status other than 0."""
 
     reason: str
     failed: bool
@@ -39,24 +39,24 @@ class ShutdownReason:
 
 
 class Shutdown:
-    """The one end of this process, awaited by whoever has to do it."""
+    """The end of this process: the first request wins."""
 
     def __init__(self) -> None:
         self._end: asyncio.Future[ShutdownReason] = asyncio.get_running_loop().create_future()
 
     def request(self, reason: str, failed: bool) -> None:
-        """End the process, unless its end has come already."""
+        """Ends the process, unless its end was requested before."""
         if not self._end.done():
             self._end.set_result(ShutdownReason(reason, failed))
 
     def on_signals(self) -> None:
-        """Let SIGTERM and SIGINT mean a requested stop."""
+        """Makes SIGTERM and SIGINT a requested stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request, f"{number.name} received", False)
 
     def on_failure_of(self, task: "asyncio.Task[None]") -> None:
-        """Let the failure of a task that should run to the end of the process be its end."""
+        """Makes the failure of a task that should never end the end of the process."""
         task.add_done_callback(self._task_done)
 
     async def wait(self) -> ShutdownReason:
@@ -70,10 +70,10 @@ class Shutdown:
 
 
 class Leader:
-    """One leader process; also the watcher of its followers."""
+    """A leader process; also the watcher of its followers."""
 
     def __init__(self, settings: Settings) -> None:
-        """Bind the HTTP ports.
+        """Binds the HTTP ports.
 
         Raises:
             PortTaken: one of them cannot be bound.
@@ -118,13 +118,13 @@ class Leader:
             self._faults.put(settings.fault)
 
     def health(self) -> str:
-        """Why the cell is unhealthy; empty when it is healthy."""
+        """Returns why the cell is unhealthy; empty if it is healthy."""
         if self._engine.refusal:
             return self._engine.refusal
         return "injected fault: unready" if self._faults.unready else ""
 
     async def run(self) -> int:
-        """Live until the end comes, and return the exit status.
+        """Runs until the process must exit, and returns the exit status.
 
         Raises:
             PortTaken: the rendezvous port cannot be bound.
@@ -160,7 +160,7 @@ class Leader:
         await asyncio.sleep(max(0.0, self._settings.rendezvous_timeout_s - self._settings.load_time_s))
         if self._link.missing:
             limit = f"{self._settings.rendezvous_timeout_s:g} s"
-            self._fail(f"{self._link.missing} of {self._settings.followers} followers did not come within {limit}")
+            self._fail(f"{self._link.missing} of {self._settings.followers} followers did not join within {limit}")
 
     async def _end(self, end: ShutdownReason) -> None:
         if end.failed:
@@ -191,7 +191,7 @@ class Leader:
             log.info("ready: leader with %s", many)
 
     def _fail(self, reason: str) -> None:
-        # At once and not when `run` wakes up: whoever asks next must hear 503.
+        # Before `run` wakes up: the next request must be answered with 503.
         self._engine.fail(reason)
         self._shutdown.request(reason, failed=True)
 
@@ -199,7 +199,7 @@ class Leader:
         self._work.note(sequences, compute_ms)
         self._steps.note(sequences, compute_ms * self._faults.effects().slow_factor)
 
-    # What the link asks for and tells of the followers.
+    # `CellWatcher`
 
     def work(self) -> StepTimes:
         return self._work.times()
@@ -211,7 +211,7 @@ class Leader:
         self._fail(reason)
 
     def follower_unfit(self, reason: str) -> None:
-        """See `CellWatcher`; waiting cannot help, so the cell ends with the reason, and its nodes say it."""
+        """See `CellWatcher`; waiting cannot help, so the cell fails with the reason."""
         self._fail(reason)
 
     def follower_leaving(self, reason: str) -> None:
@@ -224,7 +224,7 @@ class Leader:
 
 class Follower:
     def __init__(self, settings: Settings) -> None:
-        """Bind the administration port.
+        """Binds the administration port.
 
         Raises:
             PortTaken: it cannot be bound.
@@ -241,13 +241,13 @@ class Follower:
         self._listeners = HttpListeners({Endpoint(LOOPBACK, settings.admin_port): admin})
 
     def health(self) -> str:
-        """Why this member is unhealthy; empty when it is healthy."""
+        """Returns why this member is unhealthy; empty if it is healthy."""
         if self._waiting_for:
             return self._waiting_for
         return "injected fault: unready" if self._faults.unready else ""
 
     async def run(self) -> int:
-        """Live until the end comes, and return the exit status."""
+        """Runs until the process must exit, and returns the exit status."""
         self._shutdown.on_signals()
         http = asyncio.create_task(self._listeners.serve(), name="http")
         membership = asyncio.create_task(self._be_member(), name="membership")
@@ -257,7 +257,7 @@ class Follower:
         log.info("ending: %s", end.reason)
         self._wait_for(end.reason)
         if not end.failed and self._link.announce_leaving(end.reason):
-            # The leader finishes what is in flight and says farewell; computing it takes all members.
+            # The leader finishes what is in flight, which takes all members, and then sends a farewell.
             await asyncio.wait([membership], timeout=self._settings.grace_s)
         membership.cancel()
         self._listeners.stop(grace_s=0)

@@ -1,8 +1,9 @@
-"""The KV cache as blocks: which leading blocks of a prompt are there already, who holds them, which are evicted first.
+"""The KV cache as blocks: which leading blocks of a prompt are cached, which sequences use them, which are evicted
+first.
 
-A block is known by a hash of its tokens and of all before them, as in vLLM (`vllm/v1/core/kv_cache_utils.py`). Blocks
-that a sequence in the batch uses are held and never evicted; the others stay until their room is needed, the least
-recently used first and of one prompt its end before its beginning. It holds no keys and values and knows no time.
+A block is identified by a hash of its tokens and of all tokens before them, as in vLLM
+(`vllm/v1/core/kv_cache_utils.py`). Blocks in use are never evicted. Other blocks stay until their room is needed: the
+least recently used are evicted first, and of one prompt its end before its beginning.
 """
 
 from collections import OrderedDict
@@ -12,10 +13,10 @@ from itertools import islice
 
 
 def block_hashes(tokens: Sequence[str], block_tokens: int, adapter: str = "") -> tuple[int, ...]:
-    """A hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning, and one `adapter`, by
-    which keys and values were computed. 0: no blocks at all.
+    """Returns a hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning and the same
+    `adapter`. With 0 there are no blocks.
 
-    The hashes hold within one process only, as a cache does.
+    The hashes are valid within one process only, like a cache.
     """
     return tuple(_chained_hashes(tokens, block_tokens, adapter)) if block_tokens > 0 else ()
 
@@ -29,8 +30,8 @@ def _chained_hashes(tokens: Sequence[str], block_tokens: int, adapter: str) -> I
 
 @dataclass(frozen=True)
 class CacheChange:
-    """What happened to the prefix cache: `blocks` were stored for `sequence`, the first one behind `parent` (0: it is
-    the first of all); or, without a sequence, they were removed."""
+    """A change of the prefix cache: `blocks` were stored for `sequence`, the first one behind `parent` (0: it is the
+    first of all); without a sequence they were removed."""
 
     blocks: tuple[int, ...]
     sequence: str = ""
@@ -39,7 +40,7 @@ class CacheChange:
 
 @dataclass
 class PrefixCache:
-    """Blocks of `block_tokens` tokens each, within a capacity in tokens that sequences' private tokens share."""
+    """Blocks of `block_tokens` tokens each."""
 
     block_tokens: int
     _holders: dict[int, int] = field(default_factory=dict)
@@ -52,11 +53,11 @@ class PrefixCache:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens of blocks that are unused now and that the next prompt may find."""
+        """Tokens of unused blocks, which later prompts may find."""
         return len(self._free) * self.block_tokens
 
     def found(self, blocks: Iterable[int], at_most: int) -> tuple[int, ...]:
-        """The leading blocks that are there, `at_most` of them. Looking changes nothing."""
+        """Returns the leading blocks that are cached, `at_most` of them. Changes nothing."""
         present: list[int] = []
         for block in islice(blocks, at_most):
             if not self.has(block):
@@ -65,20 +66,20 @@ class PrefixCache:
         return tuple(present)
 
     def has(self, block: int) -> bool:
-        """Whether it is there, used or not."""
+        """Whether a block is cached, in use or not."""
         return block in self._holders or block in self._free
 
     def is_held(self, block: int) -> bool:
-        """Whether a sequence uses it, so that another one may without taking room."""
+        """Whether a sequence uses it, so that another one can share it without more room."""
         return block in self._holders
 
     def hold(self, block: int) -> None:
-        """A sequence uses this block from now on, whether it was there or has just been computed."""
+        """Marks a cached or newly computed block as used by one more sequence."""
         self._free.pop(block, None)
         self._holders[block] = self._holders.get(block, 0) + 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """A sequence is over; `blocks` are those that it held, in their order."""
+        """Ends the use of a finished sequence's blocks, given in order."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -86,7 +87,7 @@ class PrefixCache:
                 self._free[block] = None
 
     def evict_beyond(self, room_tokens: int) -> tuple[int, ...]:
-        """Forget unused blocks, until the rest of them needs at most this room; returns which."""
+        """Evicts unused blocks until the others fit into this room; returns the evicted ones."""
         gone: list[int] = []
         while self._free and self.free_tokens > room_tokens:
             gone.append(self._free.popitem(last=False)[0])

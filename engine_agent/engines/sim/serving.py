@@ -1,4 +1,4 @@
-"""The leader's HTTP for applications: checks a request, has it carried out and answers it in its family's form.
+"""The leader's HTTP API: checks a request, runs it, and answers in the form of its path.
 
 It computes no tokens and keeps no state of the cell.
 """
@@ -65,7 +65,7 @@ VERSION = "sim"
 Plan = Callable[[GenerationRequest], tuple[Answer, ...]]
 Answering = tuple[GenerationRequest, tuple[Answer, ...], AnswerWriter]
 Start = Callable[[bytes, str, Plan], Answering]
-"""Reads a body, plans its answers, and says who writes them; with the unique part of the ids."""
+"""Parses a body, plans its answers, and returns their writer; it gets the unique part of the ids."""
 
 
 def _chat(body: bytes, key: str, plan: Plan) -> Answering:
@@ -104,7 +104,7 @@ class ApiServer:
         adapters: Sequence[str] = (),
         kv_place: Endpoint | None = None,
     ) -> None:
-        """`kv_place`: where other engines take prompts from that this one has read."""
+        """`kv_place`: where other engines fetch prompts that this one has read."""
         self._engine = engine
         self._kv_place = kv_place
         self._faults = faults
@@ -137,7 +137,7 @@ class ApiServer:
         self._cards = {f"/v1/models/{card['id']}": card for card in cards}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request; whatever was wrong with it, in the form of errors of its path."""
+        """Answers one HTTP request; errors have the form of its path."""
         fail = partial(_fail, send, scope["path"])
         try:
             await self._route(scope)(scope, receive, send)
@@ -191,7 +191,7 @@ class ApiServer:
                 await (write_stream if request.stream else write_whole)(send, run, request, writer)
 
     def _in_its_part(self, request: GenerationRequest) -> GenerationRequest:
-        """Without a handover that this engine takes no part in, as vLLM without a connector ignores it.
+        """Removes a handover in which this engine has no part, as vLLM without a connector ignores it.
 
         Raises:
             BadRequest: only one answer to one prompt can be handed over (CVE-2026-94623).
@@ -264,7 +264,7 @@ class ApiServer:
 
 
 async def _fail(send: Send, path: str, status: int, message: str, param: str | None, code: str | None) -> None:
-    """Answer with an error, in the form that clients of the path read."""
+    """Answers with an error in the form that clients of the path expect."""
     if path.startswith("/v1/messages"):
         await respond(send, status, msgspec.json.encode(anthropic_error(status, message, param, code)))
     else:

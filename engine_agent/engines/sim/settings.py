@@ -1,4 +1,4 @@
-"""The options of the command line, checked before anything starts. It opens no file and no socket."""
+"""The options of the command line, checked before anything starts. Opens no file and no socket."""
 
 import argparse
 import os
@@ -15,16 +15,17 @@ from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, finge
 from engine_agent.protocol.states import CellRole, MemberRole
 
 LOOPBACK = "127.0.0.1"
-"""Where the API and administration listen: only the cell proxy and the agent beside it speak to an engine."""
+"""Address of the API and the administration port: only the cell proxy and the agent on the same node connect to an
+engine."""
 HEARTBEAT_S = 0.5
-"""Between two heartbeats of a member, and the longest that a fault takes to reach the leader."""
+"""Between two heartbeats of a member, and the longest time until the leader knows of a fault."""
 SILENT_BEATS = 4
-"""A member that missed this many heartbeats in turn, 2 s, counts as dead."""
+"""A member that missed so many heartbeats in a row, 2 s, counts as dead."""
 HANDSHAKE_TIMEOUT_S = 2.0
 FAILED_EXIT_AFTER_S = 1.0
-"""How long a failed leader still answers, so that its clients read why before the port closes."""
+"""How long a failed leader still answers, so that clients read the reason before the port closes."""
 CLOSING_S = 1.0
-"""For clients to take the last bytes of their responses, once nothing is computed any more."""
+"""Lets clients read the last bytes of their responses after the computation ends."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Settings:
-    """One engine process. Times in seconds; `leader` is where the followers meet the leader, `fingerprint` what this
-    rank runs, `adapters` the names that are served beside `served_model`, `fault` one that the leader has from its
-    start, as a bad version has it. `certificate` is what a leader meets its followers with."""
+    """One engine process. Times in seconds. `leader`: where followers connect; `fingerprint`: this rank's software;
+    `adapters`: names served next to `served_model`; `fault`: injected into the leader at its start, as in a bad
+    version; `certificate`: what a leader serves its followers with."""
 
     node_id: str
     cell: str
@@ -64,20 +65,20 @@ class Settings:
     model: ModelParameters
     handover: HandoverParameters
     kv_endpoint: Endpoint | None
-    """Where other engines take prompts from that this one has read; None: nowhere."""
+    """Where other engines fetch prompts that this one has read; None if they cannot."""
 
     @property
     def identity(self) -> Identity:
-        """What this process claims and proves in the cell's handshake."""
+        """What this process states and proves in the cell's handshake."""
         secret = self.secret.encode()
         return Identity(self.cell, self.generation, self.rank, self.node_id, self.fingerprint, secret)
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from the command line and the environment.
+    """Returns settings from the command line and the environment.
 
     Raises:
-        SystemExit: an argument is missing, wrong or at odds with another (status 2, the reason on standard error).
+        SystemExit: an argument is missing, wrong or contradicts another (status 2, the reason on standard error).
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -88,7 +89,7 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
     if role is MemberRole.FOLLOWER and options.rank > options.followers:
         parser.error(f"argument --rank: {options.rank} exceeds --followers {options.followers}")
     if options.cell_role == CellRole.PREFILL and options.kv_endpoint is None:
-        parser.error("argument --kv-endpoint: a prefill engine says where others take prompts from")
+        parser.error("argument --kv-endpoint: a prefill engine needs the address where others fetch prompts")
     if options.followers > 0 and not secret:
         parser.error(f"environment variable {CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
     certificate = None
@@ -97,7 +98,7 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
         if role is MemberRole.LEADER and options.followers > 0:
             if CELL_CERTIFICATE_VARIABLE not in environment:
                 parser.error(
-                    f"environment variable {CELL_CERTIFICATE_VARIABLE} is not set; a leader meets its followers with it"
+                    f"environment variable {CELL_CERTIFICATE_VARIABLE} is not set; a leader needs it for its followers"
                 )
             certificate = leader_certificate(environment[CELL_CERTIFICATE_VARIABLE])
     except BadFingerprint as error:
@@ -124,7 +125,7 @@ def _taken_from(
     kind: type[Settings | ModelParameters | HandoverParameters],
     besides: Container[str] = (),
 ) -> dict[str, Any]:
-    """Options are named as the fields that they fill."""
+    """Options are named like the fields that they fill."""
     return {field.name: getattr(options, field.name) for field in fields(kind) if field.name not in besides}
 
 
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     member.add_argument("--generation", type=_count, required=True)
     member.add_argument("--rank", type=_count, required=True)
     member.add_argument("--role", choices=[role.value for role in MemberRole], required=True)
-    member.add_argument("--leader", type=_endpoint, required=True, metavar="HOST:PORT", help="where followers meet")
+    member.add_argument("--leader", type=_endpoint, required=True, metavar="HOST:PORT", help="where followers connect")
     member.add_argument("--followers", type=_count, required=True)
     member.add_argument("--rendezvous-timeout-s", type=_positive, default=120.0)
     serving = parser.add_argument_group("serving")
@@ -164,18 +165,18 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefill-chunk-tokens", type=_positive_count, default=default.prefill_chunk_tokens)
     group.add_argument("--prefix-block-tokens", type=_count, default=default.prefix_block_tokens, help="0: no cache")
     group.add_argument(
-        "--batch-prompt-tokens", type=_count, default=default.batch_prompt_tokens, help="in a step; 0: as all others"
+        "--batch-prompt-tokens", type=_count, default=default.batch_prompt_tokens, help="in a step; 0: no limit"
     )
     group.add_argument("--step-jitter", type=_jitter, default=default.step_jitter, help="± fraction of a step's time")
     group.add_argument("--seed", type=int, default=default.seed)
 
 
 def _add_handover_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prefill and decode apart")
+    group = parser.add_argument_group("disaggregated prefill")
     default = HandoverParameters()
     group.add_argument("--cell-role", choices=[role.value for role in CellRole], default=CellRole.MIXED.value)
-    group.add_argument("--kv-endpoint", type=_endpoint, metavar="HOST:PORT", help="where a prefill engine is asked")
-    group.add_argument("--lease-s", type=_positive, default=default.lease_s, help="of a prompt that was read")
+    group.add_argument("--kv-endpoint", type=_endpoint, metavar="HOST:PORT", help="where other engines fetch prompts")
+    group.add_argument("--lease-s", type=_positive, default=default.lease_s, help="of a prompt for another engine")
     group.add_argument("--renew-s", type=_positive, default=default.renew_s)
     group.add_argument("--extension-s", type=_positive, default=default.extension_s)
     group.add_argument("--mb-per-token", type=_not_negative, default=default.mb_per_token)

@@ -1,1 +1,1 @@
-"""The vLLM engine: its own Python environment, its weights, its launcher, and its adapter for the agent."""
+"""The vLLM engine: its Python environment, its weights, its launcher, and its adapter for the agent."""

@@ -1,5 +1,4 @@
-"""vLLM as the agent sees it: the launcher's command line in the engine's own Python, after what fetches weights from
-S3. It starts nothing."""
+"""vLLM for the agent: the launcher's command line in the engine's Python, after the fetch of weights from S3."""
 
 import os
 from pathlib import Path
@@ -26,12 +25,12 @@ from engine_agent.protocol.states import CellRole, MemberRole
 
 
 class VllmAdapter:
-    """Runs `python -m engine_agent.engines.vllm.serve` in the Python that has vLLM installed."""
+    """Runs `python -m engine_agent.engines.vllm.serve` in the Python that has vLLM."""
 
     name = "vllm"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """See `EngineAdapter.launch`; the plan's `args` are vLLM's own options."""
+        """See `EngineAdapter.launch`; the plan's `args` are vLLM's options."""
         python = context.engine_pythons.get(self.name)
         if python is None:
             raise EngineUnavailable(
@@ -72,8 +71,7 @@ class VllmAdapter:
 
 def _adapters(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
     """Raises:
-    EngineUnavailable: an adapter has no weights, or they cannot be had.
-    """
+    EngineUnavailable: an adapter has no weights, or they cannot be fetched."""
     words: list[str] = []
     for adapter in plan.adapters:
         if adapter.artifact is None:

@@ -1,10 +1,10 @@
-"""vLLM's scheduler with an order of classes, given to it with `--scheduler-cls`: batch requests are served as
-`engine_agent.engines.class_order` says. What decides is here and pure; vLLM's own `schedule` then does what it always
-does, with its running requests sorted, its budget for this step lowered, and what is set aside out of its sight.
+"""vLLM's scheduler with an order of classes (`engine_agent.engines.class_order`), given to vLLM with `--scheduler-cls`.
 
-It runs in the engine's core, of a cell of several nodes on the leader alone: followers do the steps that it plans. It
-decides by neither clock nor chance, changes no answer and keeps no state of its own but one bit. Where a vLLM lacks
-what it needs, or serves in a way that a limit would stop for ever, vLLM's own scheduler runs and says why in the log.
+The decision is pure (`plan_step`). vLLM's `schedule` then runs unchanged, with its running requests sorted, its budget
+for this step lowered, and some batch requests hidden from it. It runs in the engine's core, in a cell of several nodes
+only on the leader: followers execute its steps. It uses neither clock nor chance, changes no answer, and keeps one bit
+of state. If this vLLM lacks a needed attribute, or a limit could block prompts forever, vLLM's scheduler runs and the
+log states why.
 """
 
 import os
@@ -18,7 +18,7 @@ from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch, urge
 from engine_agent.engines.vllm import vllm_versions
 
 TOKENS_VARIABLE = "SWITCHYARD_BATCH_PROMPT_TOKENS"
-"""How the launcher tells the core: vLLM has no option for it."""
+"""Passes the limit from the launcher to the core, because vLLM has no option for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class RunningRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """What a step may do. `order`: running requests as they take their tokens. `set_aside`: running requests that get
-    none. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step."""
+    """The limits of a step. `order`: running requests in the order in which they take tokens. `set_aside`: running
+    requests without tokens. `holds_waiting`: no batch request is admitted. `most_tokens`: of the step."""
 
     order: tuple[str, ...]
     most_tokens: int
@@ -43,11 +43,11 @@ class StepOrder:
 
 
 def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: int, step_tokens: int) -> StepOrder:
-    """The order of one step. `urgent_waits`: a request that is more urgent than batch work may be admitted in it;
-    `limit`: tokens of batch prompts in a step; `step_tokens`: of all in it, at most.
+    """Returns the order of one step. `urgent_waits`: a request more urgent than batch work may be admitted; `limit`:
+    tokens of batch prompts in a step; `step_tokens`: maximum tokens of a step.
 
-    With an urgent prompt to read all batch requests rest. How long it is, less what a cache holds, nobody knows before
-    it is admitted, so a limit on the step's tokens could not stand for that. An answer's last token is planned for
+    All batch requests pause while an urgent prompt is read. The uncached length of a waiting prompt is unknown before
+    its admission, so a limit on the step's tokens could not replace the pause. An answer's last token is counted
     although vLLM may skip it: a batch prompt then gets one token more.
     """
     order = tuple(each.id for each in sorted(running, key=lambda each: (is_batch(each.priority), each.is_reading)))
@@ -60,11 +60,11 @@ def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: i
 
 
 class ClassOrder:
-    """What is laid over one of vLLM's schedulers, whose names these are."""
+    """Mixed into one of vLLM's schedulers, whose attributes it uses."""
 
     batch_prompt_tokens = BATCH_PROMPT_TOKENS
     _has_no_room = False
-    """Urgent requests were tried last time, and there was no memory for any."""
+    """No urgent request could be admitted in the previous step for lack of memory."""
 
     def schedule(self: Any, *args: Any, **named: Any) -> Any:
         urgent_waits = urgent_request_waits(self)
@@ -80,7 +80,7 @@ class ClassOrder:
         )
         self.running[:] = [by_id[name] for name in plan.order]
         for name in plan.set_aside:
-            # vLLM's own mark of a request that takes no part in a step: it keeps its place, and can lose its memory.
+            # vLLM's mark of a request that skips a step: it keeps its place, and may be preempted.
             by_id[name].next_decode_eligible_step = max(by_id[name].next_decode_eligible_step, self.current_step + 2)
         held = [each for each in self.waiting if is_batch(each.priority)] if plan.holds_waiting else []
         self.waiting.remove_requests(held)
@@ -91,12 +91,12 @@ class ClassOrder:
             self.max_num_scheduled_tokens = most
             for each in held:
                 self.waiting.add_request(each)
-            nobody_came = all(each.request_id in by_id for each in self.running)
-            self._has_no_room = urgent_waits and nobody_came and urgent_request_waits(self)
+            none_admitted = all(each.request_id in by_id for each in self.running)
+            self._has_no_room = urgent_waits and none_admitted and urgent_request_waits(self)
 
 
 def urgent_request_waits(scheduler: Any) -> bool:
-    """Whether an urgent request waits for nothing but a place and memory."""
+    """Whether an urgent request waits only for a place and memory."""
     return any(
         not is_batch(each.priority) and not scheduler._is_blocked_waiting_status(each.status)
         for queue in (scheduler.kv_holding_waiting, scheduler.waiting)
@@ -105,8 +105,8 @@ def urgent_request_waits(scheduler: Any) -> bool:
 
 
 def preempt_batch_request(scheduler: Any) -> None:
-    """Take the batch request that came last out of vLLM's batch, as vLLM does where a running request lacks memory: it
-    waits again, and what is computed anew is most likely still in the cache."""
+    """Preempts the latest batch request, as vLLM does when a running request lacks memory: it waits again, and most of
+    its blocks are likely still cached."""
     batch = [each for each in scheduler.running if is_batch(each.priority)]
     last = max(batch, key=lambda each: (each.priority, each.arrival_time), default=None)
     if last is not None and scheduler._request_blocks_can_be_freed(last):
@@ -120,9 +120,8 @@ def _running(request: Any) -> RunningRequest:
 
 
 def class_aware_scheduler(**given: Any) -> Any:
-    """vLLM's scheduler for this configuration, with the order of classes if that can be had. vLLM's core calls it in
-    place of a class, with what it gives a scheduler.
-    """
+    """Returns vLLM's scheduler for this configuration, with the order of classes if possible. vLLM's core calls it in
+    place of a class."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
@@ -130,7 +129,7 @@ def class_aware_scheduler(**given: Any) -> Any:
     config = given["vllm_config"]
     base = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
     if why := vllm_versions.why_no_class_order(config, given["kv_cache_config"], Scheduler, Request):
-        sys.stderr.write(f"batch requests are served like all others: {why}\n")
+        sys.stderr.write(f"batch requests are scheduled like all others: {why}\n")
         return base(**given)
     scheduler: Any = type("ClassAwareScheduler", (ClassOrder, base), {})(**given)
     scheduler.batch_prompt_tokens = tokens_from(os.environ)
@@ -138,5 +137,5 @@ def class_aware_scheduler(**given: Any) -> Any:
 
 
 def tokens_from(environment: Mapping[str, str]) -> int:
-    """Tokens of batch prompts in a step, as the launcher says."""
+    """Returns the tokens of batch prompts in a step from the launcher's variable."""
     return int(environment.get(TOKENS_VARIABLE, BATCH_PROMPT_TOKENS))

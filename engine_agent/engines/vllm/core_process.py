@@ -1,10 +1,9 @@
-"""Starts vLLM's API server and its engine's core as a fork of it: they share one import of vLLM, which is most of the
-time that a start takes, and neither outlives the other.
+"""Starts vLLM's API server with its engine core as a fork: they share one import of vLLM, which takes most of a start,
+and each exits with the other.
 
-Measured on two cores with vLLM 0.32: 54 s with vLLM's own three processes, 20 s this way. vLLM's own watch is not
-enough: a core can stay behind a killed server, and a server that was told to end can wait for ever for streams that
-its dead core will never finish. It changes how processes begin and end, never what they compute, and leaves vLLM alone
-where there is a device that must not be forked. vLLM is imported only to start it.
+Measured on two cores with vLLM 0.32: 54 s with vLLM's three processes, 20 s with a fork. vLLM's own supervision does
+not suffice: a core can survive a killed server, and a stopping server can wait forever for streams that its dead core
+will never finish. It leaves vLLM unchanged on devices that must not be forked. vLLM is imported only to start it.
 """
 
 import ctypes
@@ -21,28 +20,28 @@ from typing import Any
 EXIT_CORE_ENDED = 70
 """EX_SOFTWARE of <sysexits.h>."""
 SERVER_GRACE_S = 2.0
-"""How long a server may take to tell its clients that the core has ended; measured: 0.1 s."""
+"""How long a server may report the end of the core to its clients; measured: 0.1 s."""
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
 
 class CoreProcess(ForkProcess):
-    """A fork that is killed when its parent ends, however it ends, and that its parent survives for a short while."""
+    """A fork that is killed when its parent exits; the parent outlives it only briefly."""
 
     shutdown_hook: Callable[[], None] = staticmethod(lambda: None)
-    """What a parent does before it ends in this way."""
+    """Called by a parent before it exits with its child."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._server_pid = os.getpid()
 
     def start(self) -> None:
-        """Start the child and the parent's watch over it."""
+        """Starts the child and the parent's watch over it."""
         super().start()
         Thread(target=self._end_after_child, name="core-watch", daemon=True).start()
 
     def run(self) -> None:
-        """In the child: do its work, under the condition."""
+        """Runs in the child."""
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._server_pid:
             os._exit(EXIT_CORE_ENDED)
@@ -52,20 +51,20 @@ class CoreProcess(ForkProcess):
         wait([self.sentinel])
         time.sleep(SERVER_GRACE_S)
         try:
-            sys.stderr.write(f"{self.name} ended {SERVER_GRACE_S:.0f} s ago: the server ends too\n")
+            sys.stderr.write(f"{self.name} exited {SERVER_GRACE_S:.0f} s ago: the server exits\n")
             self.shutdown_hook()
         finally:
             os._exit(EXIT_CORE_ENDED)
 
 
 class CoreContext(ForkContext):
-    """A multiprocessing context whose processes are `CoreProcess`es."""
+    """A multiprocessing context with `CoreProcess`es."""
 
     Process = CoreProcess
 
 
 def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
-    """vLLM's API server, ready to run with the options in `sys.argv`; `shutdown_hook` runs if it is forced to end.
+    """Returns vLLM's API server, which reads its options from `sys.argv`; `shutdown_hook` runs if it is forced to exit.
 
     Raises:
         ImportError: this Python has no working vLLM.
@@ -82,7 +81,7 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
         engine_processes.get_mp_context = CoreContext
         # vLLM inspects a model's class in a second interpreter so that this one does not initialise CUDA.
         model_registry._run_in_subprocess = _call
-        # Else the port closes at once, and no client can read why; the core's own process object ends the server.
+        # Otherwise the port closes before clients can read the reason; `CoreProcess` stops the server.
         os.environ.setdefault("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     server: Callable[[], None] = serve_api
     return server

@@ -1,8 +1,8 @@
-"""Installs the vLLM engine's own Python: `python -m engine_agent.engines.vllm.environment install --cache DIR`.
+"""Installs the vLLM engine's Python: `python -m engine_agent.engines.vllm.environment install --cache DIR`.
 
-Run by the control plane's Python, and with the standard library and uv alone. An environment counts as installed once
-its stamp is written, last of all; one without the right stamp is removed and made anew. It prints its progress and
-ends with one sentence when a machine cannot run vLLM; it never touches the Python that it is run by.
+Run by the control plane's Python, with only the standard library and uv. An environment counts as installed once its
+stamp is written, last of all; one without the right stamp is removed and installed again. On a machine that cannot run
+vLLM it exits with one sentence. It never changes the Python that runs it.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ _HERE = Path(__file__).parent
 REQUIREMENTS = _HERE / "requirements.txt"
 CUDA_LIBRARIES = _HERE / "requirements-cuda-libraries.txt"
 LOCK = _HERE / "requirements.lock"
-"""All but torch, with hashes; made from `REQUIREMENTS`."""
+"""Everything but torch, with hashes; made from `REQUIREMENTS`."""
 TORCH_CUDA_LOCK = _HERE / "requirements-torch-cuda.lock"
 TORCH = "torch==2.13.0"
 
 
 @dataclass(frozen=True)
 class TorchSource:
-    """One way to get torch: further arguments for `uv pip install`, and the room that the environment takes with it."""
+    """A way to install torch: arguments for `uv pip install`, and the size of the environment with it."""
 
     title: str
     arguments: tuple[str, ...]
@@ -53,12 +53,11 @@ TORCH_SOURCES = (
 
 
 def environment_folder(cache: Path) -> Path:
-    """Where the environment lies in a cache."""
     return cache / "engines" / NAME
 
 
 def installed_python(cache: Path) -> Path | None:
-    """The interpreter of the installed environment, or None while there is none for this version of the list."""
+    """Returns the interpreter of the installed environment, or None if there is none for the current requirements."""
     folder = environment_folder(cache)
     try:
         stamp = (folder / STAMP_NAME).read_text()
@@ -69,10 +68,10 @@ def installed_python(cache: Path) -> Path | None:
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Make the environment unless it is there; returns its interpreter.
+    """Installs the environment unless it is installed; returns its interpreter.
 
     Raises:
-        CannotInstall: this machine cannot have it, or a package cannot be had.
+        CannotInstall: this machine cannot run it, or a package cannot be installed.
     """
     python = installed_python(cache)
     if python is not None:
@@ -87,7 +86,7 @@ def install(cache: Path, say: Say) -> Path:
 
 
 def unsuitable(system: str, machine: str, cpu_flags: frozenset[str]) -> str | None:
-    """Why such a machine cannot run this build of vLLM; None: it can."""
+    """Returns why a machine cannot run this build of vLLM; None if it can."""
     if system != "Linux" or machine != "x86_64":
         return f"{TITLE} is built for Linux on x86-64, and this is {system} on {machine}"
     if "avx2" not in cpu_flags:
@@ -119,7 +118,7 @@ def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
     say(f"installed {TITLE} in {time.monotonic() - started:.0f} s")
     python = installed_python(cache)
     if python is None:
-        raise CannotInstall(f"{folder} vanished while it was made")
+        raise CannotInstall(f"{folder} disappeared during the installation")
     return python
 
 
@@ -145,7 +144,7 @@ def _check_room(folder: Path, source: TorchSource) -> None:
 
 
 def _check_torch(folder: Path) -> None:
-    """Import torch, which fails where a shared library is missing. vLLM itself would take 15 s to import."""
+    """Imports torch, which fails if a shared library is missing. Importing vLLM would take 15 s."""
     python = folder / "bin" / "python"
     try:
         checked = subprocess.run(
@@ -158,7 +157,7 @@ def _check_torch(folder: Path) -> None:
 
 
 def mark_installed(folder: Path) -> None:
-    """Say that the environment in this folder is whole and is the one that counts."""
+    """Writes the stamp of a complete environment."""
     unfinished = folder / f"{STAMP_NAME}.new"
     unfinished.write_text(_requirements_digest())
     os.replace(unfinished, folder / STAMP_NAME)

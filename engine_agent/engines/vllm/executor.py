@@ -25,10 +25,10 @@ from engine_agent.engines.vllm.cell.member import (
     CellEnded,
     Shutdown,
     certificate_from,
-    leave_reason,
-    left_reason,
     member_from,
+    read_end_reason,
     secret_from,
+    write_end_reason,
 )
 from engine_agent.engines.vllm.cell.worker import (
     Call,
@@ -52,8 +52,8 @@ from engine_agent.engines.vllm.steps import (
 from engine_agent.protocol.fingerprint import fingerprint_from
 
 
-class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's libraries have no types here
-    """A worker in the engine's core, and its steps' times."""
+class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
+    """A worker in the engine's core; its steps are measured on CPU."""
 
     def _init_executor(self) -> None:
         self._steps = OwnSteps(runtime_folder()) if current_platform.is_cpu() else None
@@ -61,7 +61,7 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's
         super()._init_executor()
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """See vLLM's. A step that will be sampled goes on in `sample_tokens`."""
+        """See vLLM's. A step that will be sampled continues in `sample_tokens`."""
         if self._steps is None:
             return super().execute_model(scheduler_output, *args, **kwargs)
         began_s = self._steps.now_s()
@@ -81,18 +81,18 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's
 
 
 BLAME_AFTER_S = 0.5
-"""What a rank suffers in a collective when another one dies comes before the news of that death; measured: < 0.05 s."""
+"""A collective fails before the news of another rank's death arrives; measured: < 0.05 s."""
 
 
-class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's libraries have no types here
-    """Rank 0's worker, and the line to all others."""
+class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
+    """Rank 0's worker, and the link to all followers."""
 
     def _init_executor(self) -> None:
         self._held: Any = None
         self._link: LeaderLink | None = None
         self._member = member_from(os.environ)
         self._process_shutdown = Shutdown()
-        self._process_shutdown.hooks.append(lambda reason: leave_reason(self._member, reason))
+        self._process_shutdown.hooks.append(lambda reason: write_end_reason(self._member, reason))
         try:
             super()._init_executor()
             self._own_steps = measure_steps(self.vllm_config)
@@ -103,7 +103,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
             raise
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """Gather the followers and publish the configuration; then the worker may be built."""
+        """Waits for the followers and publishes the configuration; then the worker may be built."""
         member, secret, certificate = self._member, secret_from(os.environ), certificate_from(os.environ)
         fingerprint = fingerprint_from(os.environ) | software()
         link = LeaderLink(member, secret, certificate, fingerprint, self._process_shutdown.end)
@@ -118,38 +118,38 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         return workers_meet_in(store, token, member.rank, member.size), rank, 0
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
-        """The last thing that vLLM does before it serves, in versions whose executors do not warm up by themselves."""
+        """The last call before vLLM serves, in versions whose executors have no warm-up method."""
         super().initialize_from_config(kv_cache_configs)
         if not vllm_versions.warms_up_by_method(UniProcExecutor):
             self._be_ready()
 
     def compile_or_warm_up_model(self) -> None:
-        """The last thing that vLLM does before it serves, in the others."""
+        """The last call before vLLM serves, in other versions."""
         super().compile_or_warm_up_model()
         self._be_ready()
 
     def _be_ready(self) -> None:
         if vllm_versions.has_dummy_batch(self.driver_worker):
-            self.collective_rpc("execute_dummy_batch")  # a first step may compile, and steps are timed from now on
+            self.collective_rpc("execute_dummy_batch")  # a first step may compile, and later steps are timed
         remove_shared_memory(self._token)
         self._joined().start_watching()
 
     # --- one step, one message ----------------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Hold a step that will be sampled: `sample_tokens` always follows, and then both are one call."""
+        """Keeps a step that will be sampled: `sample_tokens` always follows, and both are sent as one call."""
         if scheduler_output.total_num_scheduled_tokens == 0 or self.model_config.runner_type != "generate":
             return self._take_step(Step(scheduler_output, None), non_block)
         self._held = scheduler_output
         return _done(None) if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Run and sample what `execute_model` was given."""
+        """Runs and samples the step of `execute_model`."""
         held, self._held = self._held, None
         return self._take_step(Step(held, grammar_output), non_block)
 
     def take_draft_token_ids(self) -> Any:
-        """Every rank drafted the same tokens in its step, so no other rank needs a request."""
+        """Every rank drafted the same tokens in its step, so the followers are not called."""
         return self.driver_worker.take_draft_token_ids()
 
     def _take_step(self, step: Step, non_block: bool) -> Any:
@@ -179,14 +179,14 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         non_block: bool = False,
         single_value: bool = False,
     ) -> Any:
-        """Call a method of every rank's worker; what each returned, in the order of ranks."""
+        """Calls a method of every rank's worker; returns the results in the order of ranks."""
         sent = method if isinstance(method, str) else cloudpickle.dumps(method)
         number = self._send(cloudpickle.dumps(Call(sent, args, kwargs or {})))
         try:
             own: Any = run_method(self.driver_worker, method, args, kwargs or {})
         finally:
             replies = self._joined().replies(number, timeout)
-        theirs = [pickle.loads(reply) for reply in replies]  # noqa: S301  (from members that have proved themselves)
+        theirs = [pickle.loads(reply) for reply in replies]  # noqa: S301  (from authenticated members)
         for reply in theirs:
             if isinstance(reply, Exception):
                 raise reply
@@ -194,19 +194,19 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         return _done(returned) if non_block else returned
 
     def init_kv_output_aggregator(self, connector: Any) -> None:
-        """Refuse: what the followers' connectors have to say would be lost."""
+        """Refuses: the output of the followers' connectors would be lost."""
         self._process_shutdown.end("a cell of several nodes cannot use a KV connector: remove --kv-transfer-config")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def check_health(self) -> None:
-        """Nothing to do: a cell that is not well has ended, and this process with it."""
+        """Does nothing: an unhealthy cell has ended, and this process with it."""
 
     def shutdown(self) -> None:
-        """End the cell, on purpose or because this rank cannot go on."""
+        """Ends the cell, on purpose or because this rank cannot continue."""
         if self._link is not None:
-            reason = left_reason(self._member.ended_file)
-            self._link.close(reason or "the leader was told to stop", failed=bool(reason))
+            reason = read_end_reason(self._member.ended_file)
+            self._link.close(reason or "the leader is stopping", failed=bool(reason))
         super().shutdown()
 
     def _send(self, call: bytes) -> int:
@@ -217,10 +217,10 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
             raise
 
     def _blame(self, error: Exception, doing: str) -> None:
-        """Name this rank as the cause, unless another one's death turns out to be."""
+        """Records this rank as the cause, unless another rank's death turns out to be."""
         if self._link is not None:
             sleep(BLAME_AFTER_S)
-        leave_reason(self._member, f"{self._member} failed in {doing}: {type(error).__name__}: {error}")
+        write_end_reason(self._member, f"{self._member} failed in {doing}: {type(error).__name__}: {error}")
 
     def _joined(self) -> LeaderLink:
         if self._link is None:
@@ -229,9 +229,9 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
 
 
 class _FinishingFuture(Future[Any]):
-    """A step's output that a device still computes; whoever asks for it waits, and then the step is finished.
+    """A step's output that a device still computes; the step is finished when it is read.
 
-    As vLLM's own AsyncOutputFuture is, which versions before May 2026 do not have.
+    Like vLLM's AsyncOutputFuture, which versions before May 2026 lack.
     """
 
     def __init__(self, output: AsyncModelRunnerOutput, finished: Any) -> None:
@@ -239,7 +239,7 @@ class _FinishingFuture(Future[Any]):
         self._output, self._finished = output, finished
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the output; vLLM sets no limit here."""
+        """Waits for the output; vLLM passes no timeout here."""
         if not self.done():
             try:
                 self.set_result(self._output.get_output())

@@ -1,8 +1,8 @@
-"""Turns a Llama model in GGUF into the Hugging Face folder that vLLM loads: weights, configuration, tokenizer.
+"""Converts a Llama model in GGUF to the Hugging Face folder that vLLM loads: weights, configuration, tokenizer.
 
-Only what the GGUF file says goes in, and heads of zeros where the ranks of a cell could not share out its own evenly;
-so the same file gives the same bytes. It runs in the engine's Python, which has
-numpy, gguf, safetensors and tokenizers; it decides nothing about where folders lie or whether they are kept.
+The output contains only what the GGUF file states, plus heads of zeros where the ranks of a cell could not share its
+heads evenly. So the same file gives the same bytes. Runs in the engine's Python, which has numpy, gguf, safetensors and
+tokenizers.
 """
 
 import json
@@ -38,9 +38,9 @@ TOP_TENSORS = {
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads that the model has, and that its weights are written with: the others hold zeros.
+    """Attention heads of the model and of the written weights: the additional ones hold zeros.
 
-    A head of zeros has zero values, and its columns of the output projection are zeros too, so it adds nothing.
+    A head of zeros has zero values, and its columns of the output projection are zeros, so it adds nothing.
     """
 
     query: int
@@ -50,13 +50,14 @@ class Heads:
 
 
 def padded_heads(query: int, key_value: int, ranks: int) -> Heads:
-    """The fewest heads that `ranks` can share out evenly, each key-value head with as many query heads as before."""
+    """Returns the fewest heads that `ranks` can share evenly, with the same number of query heads for each key-value
+    head."""
     written_key_value = -(-key_value // ranks) * ranks
     return Heads(query, key_value, written_key_value * (query // key_value), written_key_value)
 
 
 def convert(gguf_path: Path, folder: Path, ranks: int = 1) -> None:
-    """Write config.json, generation_config.json, the tokenizer's files and model.safetensors (bfloat16) to `folder`.
+    """Writes config.json, generation_config.json, the tokenizer's files and model.safetensors (bfloat16) to `folder`.
 
     The heads are padded so that `ranks` tensor-parallel ranks can share them.
 
@@ -89,10 +90,10 @@ def _model_config(metadata: dict[str, Any], heads: Heads, *, tied: bool) -> dict
         "num_key_value_heads": heads.written_key_value,
         "head_dim": metadata["llama.embedding_length"] // heads.query,
         "max_position_embeddings": metadata["llama.context_length"],
-        # float32 in GGUF; six digits give back the number that the model was trained with.
+        # float32 in GGUF; six digits restore the number that the model was trained with.
         "rms_norm_eps": float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_parameters": {"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
-        # For transformers 4, which vLLM 0.16 and NxDI load with: it would take 10,000 without a word.
+        # For transformers 4, which vLLM 0.16 and NxDI use: it would silently take 10,000.
         "rope_theta": metadata["llama.rope.freq_base"],
         "tie_word_embeddings": tied,
         "vocab_size": metadata["llama.vocab_size"],
@@ -113,7 +114,7 @@ def _write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     kinds: list[int] = metadata["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # What llama.cpp calls "smollm": every digit is a token of its own, then GPT-2's byte-level split.
+    # llama.cpp's "smollm": every digit is a token, then GPT-2's byte-level split.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -168,13 +169,14 @@ def _write_weights(weights: dict[str, Any], folder: Path) -> None:
 
 
 def _rotary_halves(rows: Any, heads: int) -> Any:
-    """Undo llama.cpp's row order, which interleaves each head's rotary pairs, to halves as Hugging Face has them."""
+    """Undoes llama.cpp's row order, which interleaves each head's rotary pairs, to halves as in Hugging Face's
+    format."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _padded(values: Any, axis: int, times: float) -> Any:
-    """Zeros behind the values, so that `axis` becomes `times` as long."""
+    """Appends zeros, so that `axis` becomes `times` as long."""
     zeros = [(0, 0), (0, 0)]
     zeros[axis] = (0, round(values.shape[axis] * (times - 1)))
     return numpy.pad(values, zeros)

@@ -1,10 +1,11 @@
-"""How vLLM's engines hand prompts over: the connector's settings, and its packages, which are installed in a separate
-folder next to the engine's environment (`python -m engine_agent.engines.vllm.kv_transfer install --cache DIR`).
+"""Handover of prompts between vLLM engines: the connector's settings, and the installation of its packages in a
+separate folder next to the engine's environment (`python -m engine_agent.engines.vllm.kv_transfer install --cache
+DIR`).
 
 Only prefill and decode cells need the packages, 240 MB. The folder counts as installed once its stamp is written, last
-of all; one without the right stamp is removed and made again. The installer is run by the control plane's Python, with
-the standard library and uv alone; the settings are read by the engine's. Traffic between engines is unencrypted, as
-that of collectives: it belongs in a separate network.
+of all; one without the right stamp is removed and installed again. The installer runs in the control plane's Python,
+with only the standard library and uv; the settings are read in the engine's. Traffic between engines is unencrypted,
+like collectives: it belongs in a separate network.
 """
 
 import hashlib
@@ -33,18 +34,18 @@ CONNECTOR = {
     "kv_role": "kv_both",
     "kv_load_failure_policy": "recompute",
 }
-"""Who reads and who is read, each request says. What cannot be had from the other engine is computed here: vLLM's own
-default fails the request."""
+"""Each request states which engine reads from which. A prompt that cannot be fetched is computed again; vLLM's default
+would fail the request."""
 
 
 def kv_transfer_config() -> str:
-    """The value of `--kv-transfer-config`. Buffers lie where vLLM's build has them: on CPU in its memory."""
+    """Returns the value of `--kv-transfer-config`. Buffers are where vLLM's build has them: on CPU in main memory."""
     return json.dumps(CONNECTOR)
 
 
 def kv_transfer_environment(host: str, port: int, interface: str | None) -> dict[str, str]:
-    """Variables of NIXL and UCX: where this engine is asked, and on which interface it transfers. Without devices UCX
-    has only sockets and shared memory to choose from, and is told so: it would look for others for seconds."""
+    """Returns variables of NIXL and UCX: the address for other engines, and the interface for transfers. Without
+    devices UCX is limited to sockets and shared memory, because it would search for other transports for seconds."""
     wanted = {"VLLM_NIXL_SIDE_CHANNEL_HOST": host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
     if not _is_cpu_build():
         return wanted
@@ -61,12 +62,12 @@ def _is_cpu_build() -> bool:
 
 
 def packages_folder(python: Path) -> Path:
-    """The packages that belong to the environment of this interpreter."""
+    """Returns the packages of this interpreter's environment."""
     return python.parents[2] / NAME
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Install the packages unless they are installed. Returns their folder.
+    """Installs the packages unless they are installed. Returns their folder.
 
     Raises:
         CannotInstall: uv cannot install a package.
@@ -93,7 +94,7 @@ def install(cache: Path, say: Say) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of the command line."""
+    """Returns the exit status."""
     return install_command("engine_agent.engines.vllm.kv_transfer", __doc__, NAME, install, argv)
 
 

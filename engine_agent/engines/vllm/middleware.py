@@ -33,28 +33,28 @@ from engine_agent.engines.usage_ledger import (
     note,
     scoped_salt,
 )
-from engine_agent.engines.vllm.cell.member import left_reason, member_from
+from engine_agent.engines.vllm.cell.member import member_from, read_end_reason
 from engine_agent.engines.vllm.steps import STEPS_PATH, runtime_folder, written_steps
 from engine_agent.protocol.proxy_messages import BlockEvent, BlocksRemoved, BlocksStored, CacheCleared
 
 FOLDER_VARIABLE: Final = "SWITCHYARD_KV_EVENTS"
-"""How the launcher tells the server in which folder the sockets are."""
+"""Passes the folder of the sockets from the launcher to the server."""
 EVENTS_SOCKET, REPLAY_SOCKET = "kv-events", "kv-replay"
 POLL_MS = 1000
 REPLAY_LIMIT_MS = 5000
-"""Its thread looks for questions ten times a second, and before each batch."""
+"""The replay thread checks for requests ten times a second, and before each batch."""
 NUMBER_BYTES = 8
 END_OF_REPLAY = (-1).to_bytes(NUMBER_BYTES, signed=True)
 HASH_BYTES = 8
-"""Of vLLM's 32: enough to tell the blocks of one cache apart."""
+"""Of vLLM's 32: enough to distinguish the blocks of one cache."""
 FIRST_GROUP = 0
-"""Of a model with several kinds of attention: all must have a prefix for it to be found, and the first is told."""
+"""Of a model with several kinds of attention. A prefix must be cached in all groups; the first is reported."""
 
 _Hash = bytes | int
 
 
 class _Stored(msgspec.Struct, tag="BlockStored"):
-    """What of it is of use; the tokens are passed over unread."""
+    """The fields that are used; tokens are skipped unread."""
 
     block_hashes: list[_Hash]
     parent_block_hash: _Hash | None
@@ -80,7 +80,7 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The value of `--kv-events-config`."""
+    """Returns the value of `--kv-events-config`."""
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -90,8 +90,8 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 class KvEventDecoder:
-    """Batches of vLLM's as block events. A block that lies in several places, on the device and in the host's memory,
-    is gone when it is in none."""
+    """Converts vLLM's batches to block events. A block in several places, on the device and in main memory, is removed
+    when it has left the last."""
 
     def __init__(self) -> None:
         self._batches = msgspec.msgpack.Decoder(_Batch)
@@ -100,8 +100,7 @@ class KvEventDecoder:
 
     def decode(self, payload: bytes) -> tuple[BlockEvent, ...]:
         """Raises:
-        msgspec.DecodeError: it is no batch of this vLLM.
-        """
+        msgspec.DecodeError: it is not a batch of this vLLM."""
         events = (event for raw in self._batches.decode(payload).events for event in self._translate(raw))
         return tuple(events)
 
@@ -136,14 +135,14 @@ class KvEventDecoder:
 
 
 def _short(block: _Hash) -> int:
-    """63 bits of it, never 0: that stands for no block."""
+    """Returns 63 bits of it, never 0, which means no block."""
     number = block if isinstance(block, int) else int.from_bytes(block[:HASH_BYTES])
     return (number >> 1) | 1 << 62
 
 
 class KvEventReader:
-    """A thread of the API server that reads the core's events. `deliver` gets them in order, with the tokens in a
-    block; `lost` is called when some were missed for good. Both are called in that thread."""
+    """A thread of the API server that reads the core's events. `deliver` gets them in order, with the tokens of a
+    block; `lost` is called when some were lost. Both are called in that thread."""
 
     def __init__(
         self, folder: Path, deliver: Callable[[tuple[BlockEvent, ...], int], None], lost: Callable[[], None]
@@ -159,7 +158,7 @@ class KvEventReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """End within a second."""
+        """Stops within a second."""
         self._stopped.set()
         self._thread.join()
 
@@ -192,7 +191,8 @@ class KvEventReader:
         self._expected = at + 1
 
     def _replay(self, context: Any, before: int) -> None:
-        """Ask for what was missed before this number: the first batches of a start, or what a full queue dropped."""
+        """Requests missed events before this number: the first batches of a start, or those that a full queue
+        dropped."""
         import zmq
 
         with context.socket(zmq.DEALER) as replay:
@@ -217,7 +217,7 @@ class KvEventReader:
 
 
 BLOCK_TOKENS = 16
-"""vLLM's default, until the first event says otherwise."""
+"""vLLM's default, until the first event states another value."""
 
 
 class VllmSequence:
@@ -229,8 +229,8 @@ class VllmSequence:
         self._engine = engine
 
     def tokens(self) -> SequenceTokens:
-        """See `Sequence`. What its detokenizer has is what usage says; the metrics count what came behind a stop string
-        of several tokens, too."""
+        """See `Sequence`. Usage counts the detokenizer's tokens; the metrics also count those behind a stop string of
+        several tokens."""
         state = self._state
         completion = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
         generated = state.stats.num_generation_tokens if state.stats is not None else completion
@@ -262,7 +262,7 @@ class VllmUsageLedger(UsageLedger):
         self._watch_sequences()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `UsageLedger`. The first call is the server's own, as it starts."""
+        """See `UsageLedger`. The server makes the first call when it starts."""
         if self._events_folder is not None:
             self._read_events(self._events_folder)
             self._events_folder = None
@@ -292,7 +292,7 @@ class VllmUsageLedger(UsageLedger):
 
         def noting(processor: Any, request: Any, *args: Any, **more: Any) -> None:
             is_new = request.request_id not in processor.request_states
-            # vLLM puts this into the events of the blocks that it stores for the request, and uses it for nothing else.
+            # vLLM only copies this into the events of the blocks that it stores for the request.
             if (exchange := current_exchange()) and hasattr(request, "session_id"):
                 request.session_id = exchange
             if hasattr(request, "cache_salt"):
@@ -305,7 +305,7 @@ class VllmUsageLedger(UsageLedger):
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
-    """From another thread; harmless once the server has ended."""
+    """Calls from another thread; does nothing after the server has stopped."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *arguments)
 
@@ -328,18 +328,19 @@ class StepsPage:
 
 
 class LeaderHealth:
-    """503 with the reason for every request that comes after the end, to `/health` in the agent's words."""
+    """503 with the reason for every request after the end of the cell, to `/health` in the agent's form. One file
+    lookup per request."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._ended_file = member_from(os.environ).ended_file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reason = left_reason(self._ended_file) if scope["type"] == "http" else ""
+        reason = read_end_reason(self._ended_file) if scope["type"] == "http" else ""
         if not reason:
             await self._app(scope, receive, send)
             return
-        error = {"message": f"the cell is over: {reason}", "type": "service_unavailable", "param": None, "code": 503}
+        error = {"message": f"the cell has ended: {reason}", "type": "service_unavailable", "param": None, "code": 503}
         body = json.dumps({"reason": reason} if scope["path"] == "/health" else {"error": error}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 503, "headers": headers})

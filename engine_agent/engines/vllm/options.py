@@ -1,4 +1,4 @@
-"""The launcher's command line, for a leader and for a follower. It reads; it opens no file and no socket."""
+"""The launcher's command line, for a leader and for a follower. Opens no file and no socket."""
 
 import argparse
 import json
@@ -17,18 +17,18 @@ from engine_agent.protocol.states import MemberRole
 HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
 """In a plan's environment: how long a member may be silent, or a step take, before its cell counts as hung."""
 BATCH_PROMPT_TOKENS_OPTION = "--batch-prompt-tokens"
-"""Among vLLM's options, which it is none of."""
+"""Stated among vLLM's options, but not one of them."""
 HANG_S = 20.0
-"""Unless the plan says else. The longest honest step here, 2,048 tokens of prompt on one core, takes 4 s."""
+"""The default. The longest regular step here, 2,048 tokens of prompt on one core, takes 4 s."""
 JOIN_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The launcher's own options; `vllm_args` is what followed `--`. `leader_*` is where followers meet the leader.
+    """The launcher's options; `vllm_args` follow `--`. `leader_*` is where followers connect to the leader.
 
-    `draft` is folder and digest of a second model that `vllm_args` name, to be checked like the first; `adapters` are
-    name, folder and digest of each LoRA adapter.
+    `draft` is folder and digest of a second model that `vllm_args` name, which is checked like the first; `adapters`
+    are name, folder and digest of each LoRA adapter.
     """
 
     node_id: str
@@ -50,18 +50,17 @@ class ServeOptions:
     draft: tuple[str, str] | None = None
     adapters: tuple[tuple[str, str, str], ...] = ()
     kv_port: int = 0
-    """Where decode engines ask for prompts that this one has read; 0: nothing is handed over."""
+    """Where decode engines fetch prompts that this one has read; 0: nothing is handed over."""
     batch_prompt_tokens: int = 0
-    """Of a step; 0: batch prompts are read like all others, as they are where vLLM does not schedule by priority."""
+    """Of a step; 0: batch prompts are read like all others, as without scheduling by priority."""
 
     @property
     def role(self) -> MemberRole:
-        """Rank 0 leads."""
         return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
 
     @property
     def speculation_method(self) -> str:
-        """As vLLM is told; empty where it guesses nothing. What cannot be read, vLLM complains of."""
+        """The method in vLLM's options; empty without speculation. vLLM itself rejects malformed options."""
         with suppress(ValueError):
             stated = json.loads(option_value(self.vllm_args, "--speculative-config") or "{}")
             if isinstance(stated, dict):
@@ -69,7 +68,7 @@ class ServeOptions:
         return ""
 
     def member(self, runtime: Path) -> Member:
-        """This process's place in a cell of several nodes; `runtime` is its own folder."""
+        """Returns this process's place in a cell of several nodes; `runtime` is its folder."""
         return Member(
             cell=self.cell,
             generation=self.generation,
@@ -86,7 +85,7 @@ class ServeOptions:
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> ServeOptions:
-    """Read the command line; exits with status 2 on a bad one."""
+    """Reads the command line; exits with status 2 on a bad one."""
     own, vllm_args = list(argv), []
     if "--" in own:
         split = own.index("--")
@@ -102,7 +101,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     try:
         hang_s = float(environment.get(HANG_VARIABLE) or HANG_S)
     except ValueError:
-        parser.error(f"environment variable {HANG_VARIABLE}: {environment[HANG_VARIABLE]!r} is no number of seconds")
+        parser.error(f"environment variable {HANG_VARIABLE}: {environment[HANG_VARIABLE]!r} is not a number of seconds")
     leader_address, leader_port = read.leader or ("", 0)
     fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft", "adapter")}
     return ServeOptions(
@@ -127,12 +126,12 @@ def _batch_prompt_tokens(parser: argparse.ArgumentParser, vllm_args: Sequence[st
 
 
 def option_value(arguments: Sequence[str], name: str) -> str | None:
-    """What follows the option; None: it is not there."""
+    """Returns the word after the option; None if the option is missing."""
     return next((value for option, value in pairwise(arguments) if option == name), None)
 
 
 def without_option(arguments: Sequence[str], name: str) -> list[str]:
-    """The arguments without the option and what follows it."""
+    """Returns the arguments without the option and its value."""
     behind = ["", *arguments]
     return [each for before, each in zip(behind, arguments, strict=False) if name not in (before, each)]
 
@@ -145,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rank", required=True, type=int)
     parser.add_argument("--role", required=True, choices=[role.value for role in MemberRole])
     parser.add_argument("--followers", type=int, default=0, help="ranks in the cell besides the leader")
-    parser.add_argument("--leader", type=_endpoint, metavar="HOST:PORT", help="where followers meet the leader")
+    parser.add_argument("--leader", type=_endpoint, metavar="HOST:PORT", help="where followers connect to the leader")
     parser.add_argument("--join-timeout-s", type=float, default=JOIN_TIMEOUT_S)
     parser.add_argument("--host", required=True, help="this node's address, for the other ranks")
     parser.add_argument("--port", required=True, type=int, help="of the leader's API, on loopback")
@@ -157,7 +156,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--adapter", nargs=3, action="append", default=[], metavar=("NAME", "DIR", "DIGEST"), help="a LoRA adapter"
     )
-    parser.add_argument("--kv-port", type=int, default=0, help="hand prompts over, and be asked for them here")
+    parser.add_argument(
+        "--kv-port", type=int, default=0, help="hand prompts over; other engines fetch them at this port"
+    )
     return parser
 
 

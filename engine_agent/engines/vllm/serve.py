@@ -1,12 +1,11 @@
 """Starts vLLM on one node of a cell: `python -m engine_agent.engines.vllm.serve --node-id … [-- vLLM options]`.
 
 Run by the engine's Python. It checks the weights and the port, sets what a node must set for any model, and then
-becomes vLLM's OpenAI server or, with `--role follower`, a worker that does as the leader's calls: what the model needs
-comes as vLLM options after `--`. It survives the agent that started it; its own core never survives it. Until vLLM is
-imported it loads nothing heavy.
+becomes vLLM's OpenAI server or, with `--role follower`, a worker that runs the leader's calls. The model's options
+follow `--`. It outlives the agent that started it; its core never outlives it. Nothing heavy is loaded before vLLM.
 
 Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core or the cell
-ended by itself; 0 is what vLLM makes of everything else.
+failed; 0 is what vLLM makes of everything else.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ from engine_agent.engines.vllm.cell.member import (
     CellEnded,
     Shutdown,
     certificate_from,
-    left_reason,
+    read_end_reason,
     secret_from,
 )
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
@@ -53,11 +52,11 @@ EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
-"""On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
+"""After SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.executor.OneProcessExecutor"
-"""vLLM's own for one process, with its steps measured. It keeps the worker in the engine's core. vLLM would start a
-third process for it on CPU, which takes 0.5 GB and another import of vLLM, outlives a killed core by seconds and leaves
-segments in /dev/shm."""
+"""vLLM's executor for one process, with measured steps. It keeps the worker in the engine's core. On CPU vLLM would
+start a third process for it, which takes 0.5 GB and another import of vLLM, outlives a killed core by seconds and
+leaves segments in /dev/shm."""
 NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.executor.LeaderFollowerExecutor"
@@ -65,7 +64,7 @@ CELL_HEALTH = "engine_agent.engines.vllm.middleware.LeaderHealth"
 STEPS_PAGE = "engine_agent.engines.vllm.middleware.StepsPage"
 CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
 USAGE_LEDGER = "engine_agent.engines.vllm.middleware.VllmUsageLedger"
-"""It knows this version of vLLM from within, so other builds do without."""
+"""It depends on internals of this version of vLLM, so other builds do not use it."""
 CHOOSES_EXECUTOR = (
     "--distributed-executor-backend",
     "--tensor-parallel-size",
@@ -83,7 +82,7 @@ _ADDRESS = slice(20, 24)
 
 
 class CannotServe(Exception):
-    """A reason not to start, with the exit status that says which kind it is."""
+    """A reason not to start, with its exit status."""
 
     def __init__(self, exit_status: int, reason: str) -> None:
         super().__init__(reason)
@@ -92,28 +91,28 @@ class CannotServe(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """One build of vLLM's server: options that not every version has, and how it is run to its end.
+    """One build of vLLM's server: options that not every version has, and how it is run.
 
-    `run` is called with the options of vLLM and with what to do last, if the server must be made to end.
+    `run` is called with vLLM's options and with a hook to call last if the server is forced to exit.
     """
 
     argv: tuple[str, ...]
     run: Callable[[Sequence[str], Callable[[], None]], None]
     scheduler: str = ""
-    """One that knows classes; empty: it has a scheduler of its own."""
+    """A scheduler that knows classes; empty if this build cannot use one."""
     speculation: str = ""
-    """What is added to workers that guess tokens; empty: nothing."""
+    """A worker extension that patches speculation; empty if there is none."""
     tells_cache: bool = False
-    """Its middleware says what is in the prefix cache."""
+    """Its middleware lists the prefix cache."""
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
-    """Options of vLLM's server: the node's, the server's `own`, the plan's, which win where they may state them.
+    """Returns the options of vLLM's server: the node's, the server's `own`, and the plan's, which take precedence where
+    they may.
 
-    It listens on loopback: only the cell proxy beside it speaks to it, whoever reaches the node's address.
-
-    The access log would be the node's own health probes. Media come in the request: an address in one would be fetched
-    from inside the fleet's network, and vLLM asks no more than whether its host is of this list.
+    It listens on loopback, because only the cell proxy on the same node connects to it. The access log would contain
+    only health probes. Media must be part of the request: an address in a request would be fetched from inside the
+    fleet's network, so the list of allowed hosts has no real one.
     """
     return [
         *("--model", str(options.model_dir)),
@@ -132,7 +131,8 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
 
 
 def _adapter_modules(options: ServeOptions) -> tuple[str, ...]:
-    """As JSON, for a path may hold what `name=path` cannot; so the list of models names their parent, too."""
+    """As JSON, because a path may contain characters that `name=path` cannot, and because the list of models then names
+    their parent."""
     modules = (
         json.dumps({"name": name, "path": folder, "base_model_name": options.served_model})
         for name, folder, _ in options.adapters
@@ -148,19 +148,19 @@ def _executor(options: ServeOptions) -> tuple[str, ...]:
 
 
 def scheduler_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
-    """The scheduler that knows classes, where it is wanted and there is one."""
+    """Selects the scheduler that knows classes, if batch prompts are limited and there is one."""
     return ("--scheduler-cls", server.scheduler) if options.batch_prompt_tokens and server.scheduler else ()
 
 
 def speculation_argv(options: ServeOptions, server: Server) -> tuple[str, ...]:
-    """What mends vLLM's workers, where they guess tokens in a way that needs it."""
+    """Selects the patches of vLLM's workers, if the method of speculation needs them."""
     needs = options.speculation_method in PATCHED_METHODS
     return ("--worker-extension-cls", server.speculation) if needs and server.speculation else ()
 
 
 def cache_argv(options: ServeOptions, server: Server, runtime: Path) -> tuple[str, ...]:
-    """Has the core publish what it stores, in the engine's own folder, unless it stores nothing or the plan says where
-    to. Each of several data-parallel cores would need a socket of its own, which vLLM makes of TCP ports only."""
+    """Has the core publish its cache events in the engine's folder, unless it has no cache or the plan states another
+    place. Several data-parallel cores would need a socket each, and vLLM supports that only for TCP ports."""
     named = {argument.partition("=")[0].replace("_", "-") for argument in options.vllm_args}
     if not server.tells_cache or named & set(WITHOUT_CACHE_EVENTS):
         return ()
@@ -168,13 +168,13 @@ def cache_argv(options: ServeOptions, server: Server, runtime: Path) -> tuple[st
 
 
 def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set, apart from those that the plan has `given` already.
+    """Returns variables to set, except those that the plan has `given`.
 
     Args:
-        options: where the node serves.
-        runtime: a folder of this engine's own for sockets and other files that end with it.
+        options: the launcher's options.
+        runtime: a folder for this engine's sockets and other files, deleted with it.
         cores: processors that this process may use.
-        given: the environment as it is.
+        given: the current environment.
     """
     wanted = {
         "HF_HUB_OFFLINE": "1",
@@ -183,20 +183,20 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
         "VLLM_PROCESS_NAME_PREFIX": f"vllm {options.node_id}",
         # vLLM leaves its ZeroMQ sockets and rendezvous files behind wherever TMPDIR points.
         "TMPDIR": str(runtime),
-        # One core stays free for the agent, the proxy and the engine's own HTTP, and no thread is tied to a core:
-        # several nodes can share a machine, and each would tie its threads to the same first core.
+        # One core stays free for the agent, the proxy and the engine's HTTP. No thread is bound to a core: several
+        # nodes can share a machine, and each would bind its threads to the same first core.
         "OMP_NUM_THREADS": str(max(1, cores - 1)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # A thread that waits for work must not keep others from theirs. Measured on two cores that had much else to do:
-        # 7 tokens/s spinning and 15 to 20 passive, with n-gram speculation 1 and 28.
+        # Waiting threads must not use the processor. Measured on two busy cores: 7 tokens/s with spinning threads and
+        # 15 to 20 with passive ones; with n-gram speculation 1 and 28.
         "OMP_WAIT_POLICY": "passive",
     }
     if "--enforce-eager" in options.vllm_args:
-        # vLLM compiles some functions all the same, at the first request and anew in every start: 20 s on two cores.
+        # vLLM would still compile some functions, at the first request after every start: 20 s on two cores.
         wanted["TORCH_COMPILE_DISABLE"] = "1"
     interface = interface_of(options.host)
     if interface is not None:
-        # Collectives between nodes, and gloo's within one, stay on the interface that the node's address is on.
+        # Collectives between nodes, and gloo's within one, use the interface of the node's address.
         wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     if options.kv_port:
         wanted |= kv_transfer_environment(options.host, options.kv_port, interface)
@@ -207,13 +207,13 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
     return {name: value for name, value in wanted.items() if name not in given or name == "TMPDIR"}
 
 
-def hold_address(host: str, port: int) -> socket.socket:
-    """Find a taken port now, and keep a free one until vLLM listens on it, which is after its imports.
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Reserves a port, or fails if it is taken, until vLLM listens on it after its imports.
 
-    Held this way (bound, not listening, reusable) no other program's outgoing connection gets the port meanwhile.
+    Bound, not listening and reusable, it cannot be taken by another program's outgoing connection meanwhile.
 
     Raises:
-        CannotServe: something listens there, or the address is not this machine's.
+        CannotServe: a program listens there, or the address is not this machine's.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -226,7 +226,7 @@ def hold_address(host: str, port: int) -> socket.socket:
 
 
 def check_artifact(folder: Path, digest: str) -> None:
-    """Read every weight file once.
+    """Reads every weight file once.
 
     Raises:
         CannotServe: the folder is not the artifact that the plan names.
@@ -239,7 +239,7 @@ def check_artifact(folder: Path, digest: str) -> None:
 
 
 def check_artifacts(options: ServeOptions) -> None:
-    """Read every weight file of the model, of its draft if it has one, and of its adapters.
+    """Reads every weight file of the model, of its draft and of its adapters.
 
     Raises:
         CannotServe: a folder is not the artifact that the plan names.
@@ -253,9 +253,9 @@ def check_artifacts(options: ServeOptions) -> None:
 
 
 def fresh_runtime_folder(node_id: str) -> Path:
-    """An empty folder for this node's engine, without what an engine that was killed may have left in it.
+    """Returns an empty folder for this node's engine; deletes files of an engine that was killed.
 
-    It lies in the system's temporary folder because a socket's path may have no more than 107 bytes.
+    It is in the system's temporary folder because a socket's path may have at most 107 bytes.
     """
     folder = Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node_id}"
     if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
@@ -267,7 +267,7 @@ def fresh_runtime_folder(node_id: str) -> Path:
 
 
 def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
-    """Be vLLM's server until it ends, or until it must: then `shutdown_hook` runs first.
+    """Runs vLLM's server until it exits; `shutdown_hook` runs first if it is forced to.
 
     Raises:
         CannotServe: vLLM is not installed in this Python.
@@ -296,7 +296,7 @@ def _no_vllm(error: ImportError) -> CannotServe:
 
 
 def main(argv: Sequence[str], server: Server | None = None) -> int:
-    """Serve, or follow; returns the exit status, see the module's text."""
+    """Serves or follows; returns the exit status."""
     options = parse(argv)
     try:
         if options.followers > 0:
@@ -304,7 +304,7 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
         _check_packages(options)
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
-        with hold_address(LOOPBACK, options.port):
+        with reserve_port(LOOPBACK, options.port):
             check_artifacts(options)
             return _serve(options, server or OWN_SERVER)
     except CannotServe as error:
@@ -313,14 +313,14 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
 
 
 def _check_packages(options: ServeOptions) -> None:
-    """Find now what vLLM would miss only after its imports."""
+    """Fails before vLLM's imports instead of after them."""
     if options.kv_port and find_spec(kv_transfer.PACKAGE) is None:
         missing = f"{kv_transfer.PACKAGE}, {kv_transfer.USE}: {kv_transfer.HOW}"
         raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {missing}")
 
 
 def _check_membership(role: MemberRole) -> None:
-    """Find now what the core would miss only after its imports."""
+    """Fails before vLLM's imports instead of after them."""
     try:
         secret_from(os.environ)
         if role is MemberRole.LEADER:
@@ -335,31 +335,31 @@ def _serve(options: ServeOptions, server: Server) -> int:
     server_pid = os.getpid()
 
     def tidy_up() -> None:
-        """Say why, if the cell is over, as the last line of the log; leave no file."""
+        """Writes the reason of the cell's end as the last line of the log; deletes all files."""
         if os.getpid() == server_pid and runtime.exists():
-            reason = left_reason(ended_file)
+            reason = read_end_reason(ended_file)
             shutil.rmtree(runtime, ignore_errors=True)
             if reason:
                 print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
 
-    told = cache_argv(options, server, runtime)
-    if told:
+    cache_options = cache_argv(options, server, runtime)
+    if cache_options:
         os.environ[FOLDER_VARIABLE] = str(runtime)
-    own = (*server.argv, *scheduler_argv(options, server), *speculation_argv(options, server), *told)
+    own = (*server.argv, *scheduler_argv(options, server), *speculation_argv(options, server), *cache_options)
     try:
         server.run(vllm_argv(options, own), tidy_up)
     except Exception:
-        if not left_reason(ended_file):
+        if not read_end_reason(ended_file):
             raise
         traceback.print_exc()
     finally:
-        failed = left_reason(ended_file) != ""
+        failed = read_end_reason(ended_file) != ""
         tidy_up()
     return EXIT_CELL_ENDED if failed else 0
 
 
 def _follow(options: ServeOptions) -> NoReturn:
-    """Be a follower until the cell ends, and the process with it."""
+    """Follows until the cell and this process end."""
     shutdown = Shutdown()
     shutdown.on_signals()
     try:
@@ -382,12 +382,13 @@ def _prepare(options: ServeOptions) -> Path:
     runtime = fresh_runtime_folder(options.node_id)
     cores = len(os.sched_getaffinity(0))
     os.environ.update(node_environment(options, runtime, cores, os.environ))
-    tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
+    tempfile.tempdir = None  # computed before TMPDIR changed
     return runtime
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the interface whose first address this is; None if there is none. IPv4 only, as for gloo and NCCL."""
+    """Returns the name of the interface whose first address this is; None if there is none. IPv4 only, as for gloo and
+    NCCL."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:_NAME_BYTES])

@@ -11,11 +11,11 @@ from typing import Any
 EXTENSION = "engine_agent.engines.vllm.patched_worker.PatchedWorker"
 PATCHED_METHODS = frozenset({"medusa", "ngram"})
 WARM_UP_TEXT = (1, 2, 3, 4, 5, 6, 7, 8) * 4
-"""Token ids that repeat themselves, so that a lookup finds something."""
+"""Repeating token ids, so that a lookup finds a match."""
 
 
 def propose_up_to(proposer: Any, count: int, hidden_states: Any) -> Any:
-    """Guesses of the first `count` Medusa heads, of shape (sequences, count); `count` may be 0."""
+    """Returns predictions of the first `count` Medusa heads, of shape (sequences, count); `count` may be 0."""
     import torch
 
     if count == 0:
@@ -25,7 +25,7 @@ def propose_up_to(proposer: Any, count: int, hidden_states: Any) -> Any:
 
 
 def patch_medusa(proposer: Any, model: Any) -> None:
-    """Let Medusa guess fewer tokens than it has heads, and load a checkpoint with a token map."""
+    """Lets Medusa predict fewer tokens than it has heads, and load a checkpoint with a token map."""
     load_weights: Callable[..., set[str]] = model.load_weights
 
     def propose(self: Any, num_speculative_tokens: int, target_hidden_states: Any, *args: Any, **named: Any) -> Any:
@@ -40,8 +40,8 @@ def patch_medusa(proposer: Any, model: Any) -> None:
 
 
 def warm_up_ngram(proposer: Any) -> None:
-    """Have lookups compiled where a model would be loaded. vLLM means to do so itself, with sequences that are empty,
-    for which it does not call what is to be compiled: the first request would wait for more than a minute."""
+    """Compiles lookups where a model would be loaded. vLLM's own warm-up passes empty sequences, for which the function
+    to compile is not called: the first request would wait for more than a minute."""
 
     def load_model(self: Any, *args: Any, **named: Any) -> None:
         import numpy
@@ -55,7 +55,7 @@ def warm_up_ngram(proposer: Any) -> None:
 
 
 def patch_proposers() -> None:
-    """Mend those of the vLLM that is installed here."""
+    """Patches the proposers of the installed vLLM."""
     from vllm.model_executor.models.medusa import Medusa
     from vllm.v1.spec_decode.medusa import MedusaProposer
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer

@@ -29,14 +29,13 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""As the launcher sets them, and the core in this process."""
+"""As the launcher sets them, with the core in this process."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of prompts that were sent together: tokens by prompt, the processor's seconds, steps; `drafts` with
-    their guessed and accepted tokens; `step_s`: processor's seconds of each step in which every prompt had its turn and
-    none was being read."""
+    """The outcome of prompts that were sent together: tokens by prompt, processor seconds, steps; `drafts` with their
+    guessed and accepted tokens; `step_s`: processor seconds of each step in which every prompt decoded."""
 
     tokens: tuple[tuple[int, ...], ...]
     cpu_s: float
@@ -48,7 +47,7 @@ class Ran:
 
 
 class InProcessEngine:
-    """`speculation`: what vLLM is given as `--speculative-config`; None: it guesses nothing."""
+    """`speculation`: the value of `--speculative-config`; None disables speculation."""
 
     def __init__(
         self, model: Path, speculation: Mapping[str, Any] | None, *, most_batch: int, context: int = 1024
@@ -79,11 +78,11 @@ class InProcessEngine:
         return self._llm.get_tokenizer()
 
     def guess(self, tokens: int) -> None:
-        """From now on guess so many tokens in every step."""
+        """Guesses so many tokens in every later step."""
         self._scheduler.dynamic_sd_lookup = [tokens] * (self._most_batch + 1)
 
     def guess_by_batch(self, ranges: Sequence[Sequence[int]]) -> None:
-        """From now on guess as a version's `tokens_per_batch_size` says."""
+        """Guesses as a version's `tokens_per_batch_size` states in every later step."""
         lookup = [0] * (self._most_batch + 1)
         for first, _, tokens in ranges:
             lookup[first:] = [tokens] * len(lookup[first:])
@@ -97,7 +96,8 @@ class InProcessEngine:
         ignore_eos: bool = False,
         ends: Sequence[int] = (),
     ) -> Ran:
-        """Greedy answers to token ids that are sent together; `ends`: tokens that end one, beside the model's own."""
+        """Returns greedy answers to token ids that are sent together; `ends`: tokens that end an answer besides the
+        model's own."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -129,7 +129,7 @@ class InProcessEngine:
 
 
 def medusa_config(heads: Path, tokens: int = 0) -> dict[str, Any]:
-    """`--speculative-config` of a checkpoint, as versions render it; `tokens` 0: as many as there are heads.
+    """Returns `--speculative-config` of a checkpoint, as versions render it; `tokens` 0: as many as there are heads.
 
     Raises:
         ValueError: there are fewer heads.
@@ -138,7 +138,7 @@ def medusa_config(heads: Path, tokens: int = 0) -> dict[str, Any]:
     tokens = tokens or most
     if not 1 <= tokens <= most:
         raise ValueError(f"{heads} has {most} heads, so it guesses 1 to {most} tokens, not {tokens}")
-    # A schedule, so that how many are guessed is asked in every step.
+    # A schedule, so that the number of guesses is looked up in every step.
     ranges = [[1, 1, tokens]]
     return {
         "method": "medusa",
@@ -156,11 +156,11 @@ CONTEXT = 256
 def measure(
     engine: InProcessEngine, batches: Sequence[int], most_guessed: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """A row for each batch size and number of verified tokens; the median of all its steps."""
+    """Yields a row for each batch size and number of verified tokens: the median of all its steps."""
     for batch in batches:
         prompts = [[100 + (7 * place + 13 * row) % 20000 for place in range(CONTEXT)] for row in range(batch)]
         engine.guess(0)
-        engine.run(prompts, 2, ignore_eos=True)  # now they are in the cache
+        engine.run(prompts, 2, ignore_eos=True)  # fills the cache
         seconds: dict[int, list[float]] = {guessed: [] for guessed in range(most_guessed + 1)}
         for _ in range(rounds):
             for guessed, taken in seconds.items():
@@ -172,7 +172,7 @@ def measure(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0, or 1 with the reason."""
+    """Returns 0, or 1 with the reason on standard error."""
     options = _parser().parse_args(argv)
     batches = [int(each) for each in options.batches.split(",")]
     try:
@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--heads", type=Path, required=True, help="folder of Medusa heads for the model")
     parser.add_argument("--instance-type", default="local.cpu", help="of this machine (local.cpu)")
     parser.add_argument("--batches", default="1,2,4,8,16", help="sequences in a step (1,2,4,8,16)")
-    parser.add_argument("--tokens", type=int, default=4, help="most that are guessed for each (4)")
+    parser.add_argument("--tokens", type=int, default=4, help="maximum guesses for each (4)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--output", type=Path, required=True, help="file to write")
     return parser

@@ -21,16 +21,16 @@ from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.vllm import vllm_versions
 
 STEPS_FILE = "steps.json"
-"""In the runtime folder: the rank's `StepTimes`."""
+"""The rank's `StepTimes`, in the runtime folder."""
 STEPS_PATH = "/switchyard/steps"
-"""Where a leader's API answers with that file."""
+"""Where a leader's API serves that file."""
 FOLLOWER_STEPS_PATH = "/steps"
-"""Where a follower does, on its administration port."""
+"""Where a follower serves it, on its administration port."""
 WRITE_EVERY_S = 1.0
 
 
 def decode_sequences(scheduled: Any) -> int:
-    """How many sequences a step decodes; 0: it reads a prompt, or nothing. Tokens that were guessed are verified in the
+    """Returns how many sequences a step decodes; 0 if it reads a prompt, or nothing. Guessed tokens are verified in the
     same step, and count to their sequence."""
     if not scheduled.total_num_scheduled_tokens or scheduled.scheduled_new_reqs:
         return 0
@@ -41,7 +41,7 @@ def decode_sequences(scheduled: Any) -> int:
 
 
 class OwnSteps:
-    """The steps of this process's rank. One thread computes; nothing else may call it."""
+    """The steps of this process's rank. Only the computing thread may call it."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = perf_counter) -> None:
         self._file = folder / STEPS_FILE
@@ -51,11 +51,10 @@ class OwnSteps:
         self._written_s = float("-inf")
 
     def now_s(self) -> float:
-        """Seconds of the clock that steps are measured with."""
         return self._clock()
 
     def waiting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A collective whose time is no computing of this rank's."""
+        """Returns the collective, timed as waiting."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             began_s = self._clock()
@@ -68,7 +67,7 @@ class OwnSteps:
 
     @contextmanager
     def step(self, scheduled: Any) -> Iterator[None]:
-        """A step of the model, from its inputs to its tokens. One that fails is not counted."""
+        """Measures a step of the model, from its inputs to its tokens. A failed step is not counted."""
         sequences, began_s, waited_s = decode_sequences(scheduled), self._clock(), self._waited_s
         yield
         if sequences:
@@ -76,14 +75,14 @@ class OwnSteps:
             self.note(sequences, spent_s)
 
     def note(self, sequences: int, spent_s: float) -> None:
-        """One more decode step of so many sequences."""
+        """Adds a decode step of so many sequences."""
         self._meter.note(sequences, max(0.0, spent_s) * 1000)
         if (now_s := self._clock()) - self._written_s >= WRITE_EVERY_S:
             self._written_s = now_s
             self._write()
 
     def _write(self) -> None:
-        """Whole or not at all. A disk that is full costs the figures, never a token."""
+        """Writes the file atomically. A full disk costs the figures, never a token."""
         unfinished = self._file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             unfinished.write_bytes(msgspec.json.encode(self._meter.times()))
@@ -91,7 +90,7 @@ class OwnSteps:
 
 
 class TimedCollectives:
-    """What a CPU communicator calls, each call of it timed as waiting."""
+    """The functions that a CPU communicator calls, each timed as waiting."""
 
     def __init__(self, collectives: Any, steps: OwnSteps) -> None:
         self._collectives, self._steps = collectives, steps
@@ -103,12 +102,12 @@ class TimedCollectives:
 
 
 def runtime_folder() -> Path:
-    """The engine's, which its launcher made its processes' folder for temporary files."""
+    """Returns the engine's folder, which its launcher made the folder for temporary files."""
     return Path(tempfile.gettempdir())
 
 
 def written_steps(folder: Path) -> bytes | None:
-    """A rank's `StepTimes` as JSON; None: none were measured yet."""
+    """Returns a rank's `StepTimes` as JSON; None if none were measured yet."""
     with suppress(OSError):
         return (folder / STEPS_FILE).read_bytes()
     return None
@@ -116,25 +115,25 @@ def written_steps(folder: Path) -> bytes | None:
 
 @dataclass(frozen=True)
 class Step:
-    """What was scheduled, and the grammar's mask where outputs are structured."""
+    """The scheduled requests, and the grammar's mask if outputs are structured."""
 
     scheduler_output: Any
     grammar_output: Any
 
 
 class SortedSet(set[str]):
-    """A set that is walked in the same order in every process. The order of a plain one depends on how its process
-    hashes texts, which differs between two that were started apart."""
+    """A set with the same order of iteration in every process. That of a plain set depends on the process's hash
+    seed."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(super().__iter__()))
 
 
 def in_one_order(scheduler_output: Any) -> None:
-    """Make ranks walk what was scheduled alike: let each set of ids in it be a `SortedSet`.
+    """Makes each set of ids in what was scheduled a `SortedSet`.
 
-    Neuron's workers give places in the KV cache back in the order in which they walk `finished_req_ids`. Ranks that do
-    so in two orders put the same request into two places, and what they compute together is silently wrong.
+    Neuron's workers free places in the KV cache in the order of `finished_req_ids`. With different orders, ranks would
+    put the same request into different places, and their results would be silently wrong.
     """
     for name, value in vars(scheduler_output).items():
         if type(value) is set:
@@ -142,9 +141,10 @@ def in_one_order(scheduler_output: Any) -> None:
 
 
 def measure_steps(vllm_config: Any) -> OwnSteps | None:
-    """The meter of this rank's steps; from now on its collectives count as waiting. Call it once the worker is built.
+    """Returns the meter of this rank's steps, and counts its collectives as waiting from now on. Call it once the
+    worker is built.
 
-    Returns None where collectives cannot be told apart: they are compiled into the model's graph, or a device's.
+    Returns None if collectives cannot be timed: they are compiled into the model's graph, or run on a device.
     """
     communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
     if communicator is None:
@@ -155,11 +155,11 @@ def measure_steps(vllm_config: Any) -> OwnSteps | None:
 
 
 def take_step(worker: Any, step: Step, meter: OwnSteps | None = None) -> Any:
-    """Run the model and sample, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
-    or it pools.
+    """Runs the model and samples, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
+    or the model pools.
 
-    What `execute_model` returns does not tell: a Neuron worker that is not the driver's returns None from every step,
-    and raises in `sample_tokens` where there is nothing to sample.
+    The result of `execute_model` does not tell: a Neuron worker that is not the driver's returns None from every step,
+    and raises in `sample_tokens` if there is nothing to sample.
     """
     with meter.step(step.scheduler_output) if meter is not None else nullcontext():
         output = worker.execute_model(step.scheduler_output)

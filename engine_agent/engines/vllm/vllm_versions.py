@@ -1,7 +1,7 @@
-"""All that differs between the versions of vLLM that a cell of several nodes runs on: 0.13 and 0.16, which stacks of
-Neuron pin, and this project's own 0.32. No other module of the cell, nor the scheduler, asks what its vLLM has.
+"""Differences between the versions of vLLM that cells of several nodes run on: 0.13 and 0.16, which Neuron stacks pin,
+and this project's 0.32.
 
-It asks for what is there, never for a version's number, and imports vLLM only where it is called.
+It checks for attributes, never for version numbers, and imports vLLM only in functions.
 """
 
 import inspect
@@ -9,23 +9,23 @@ from typing import Any
 
 
 def new_worker(wrapper: Any, vllm_config: Any, rank: int) -> Any:
-    """A `WorkerWrapperBase`: 0.13 wants the configuration when it is made, and later ones in `init_worker` alone."""
+    """Returns a `WorkerWrapperBase`: 0.13 takes the configuration in its constructor, later ones in `init_worker`."""
     given = {"rpc_rank": 0, "global_rank": rank, "vllm_config": vllm_config}
     wanted = inspect.signature(wrapper).parameters
     return wrapper(**{name: value for name, value in given.items() if name in wanted})
 
 
 def update_block_size(platform: Any, vllm_config: Any) -> None:
-    """Let the platform choose the size of a KV block, where it has a say: it has none in 0.16.
+    """Lets the platform choose the size of a KV block, except in 0.16, where it cannot.
 
-    `Platform.__getattr__` answers None for what it lacks, so only its class tells.
+    `Platform.__getattr__` returns None for missing attributes, so the class is checked.
     """
     if hasattr(type(platform), "update_block_size_for_backend"):
         platform.update_block_size_for_backend(vllm_config)
 
 
 def warms_up_by_method(executor: type[Any]) -> bool:
-    """Whether vLLM's last call before it serves is the executor's own `compile_or_warm_up_model`.
+    """Whether vLLM's last call before it serves is the executor's `compile_or_warm_up_model`.
 
     Before 0.32 (seen in 0.13, 0.16 and 0.24) `initialize_from_config` is the last, and calls the workers itself.
     """
@@ -33,7 +33,7 @@ def warms_up_by_method(executor: type[Any]) -> bool:
 
 
 def has_dummy_batch(worker: Any) -> bool:
-    """Whether a worker can take a step of nothing, which it need not where its model is compiled before it starts."""
+    """Whether a worker can take an empty step; it need not if its model is compiled before it starts."""
     return callable(getattr(worker, "execute_dummy_batch", None))
 
 
@@ -41,7 +41,7 @@ SCHEDULER_HAS = (
     *("current_step", "kv_holding_waiting", "max_num_active_reqs", "max_num_scheduled_tokens", "running", "waiting"),
     *("requires_kv_delivery", "_is_blocked_waiting_status", "_preempt_request", "_request_blocks_can_be_freed"),
 )
-"""What the order of classes uses of vLLM's scheduler; seen in 0.32, and not all of it in 0.24 or before."""
+"""Attributes of vLLM's scheduler that the order of classes uses; seen in 0.32, not all of them in 0.24 or before."""
 REQUEST_HAS = (
     *("arrival_time", "is_prefill_chunk", "next_decode_eligible_step", "num_computed_tokens"),
     *("num_output_placeholders", "num_tokens_with_spec", "priority", "request_id", "status"),
@@ -49,10 +49,10 @@ REQUEST_HAS = (
 
 
 def why_no_class_order(config: Any, kv_cache: Any, scheduler: type[Any], request: type[Any]) -> str:
-    """Why the steps of this class of scheduler cannot limit batch prompts; empty if they can.
+    """Returns why this scheduler cannot limit batch prompts; empty if it can.
 
-    Where a prompt is read in one piece, or in pieces of a size that the model sets, a limit below it would stop it for
-    ever. Attributes are set in an `__init__`, so its code names them.
+    If prompts are read whole, or in pieces of a size that the model sets, a smaller limit would block them forever.
+    Attributes are set in an `__init__`, so its code names them.
     """
     missing = [name for name in SCHEDULER_HAS if name not in _names_of(scheduler)]
     missing += [f"Request.{name}" for name in REQUEST_HAS if name not in _names_of(request)]
@@ -74,10 +74,10 @@ def _names_of(kind: type[Any]) -> set[str]:
 
 
 def cpu_communicator() -> Any:
-    """The communicator of the tensor-parallel group of CPU workers; else None.
+    """Returns the communicator of the tensor-parallel group of CPU workers, or None.
 
-    `dist_module` is what it calls, in all versions that have CPU workers of several ranks: `torch.distributed` (gloo),
-    or a class of vLLM's where ranks share memory.
+    `dist_module` is what it calls in all versions that have CPU workers of several ranks: `torch.distributed` (gloo),
+    or a class of vLLM's if ranks share memory.
     """
     from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 

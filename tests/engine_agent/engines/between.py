@@ -1,4 +1,4 @@
-"""Somebody between a follower and its leader, who reads what passes and may have a certificate of their own."""
+"""An attacker between a follower and its leader, who reads all traffic and may present another certificate."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ from engine_agent.node.identity import throwaway_certificate
 
 
 class Between:
-    """Takes one caller after the other to the leader; `seen` is all that passed, as it was to be read."""
+    """Relays one connection after the other to the leader; `seen` is all plaintext that passed."""
 
     def __init__(self, leader_port: int, *, with_a_certificate: bool) -> None:
         self._leader_port = leader_port
@@ -40,7 +40,7 @@ class Between:
         if self._context is not None:
             caller = self._context.wrap_socket(caller, server_side=True)
             leader = follower_context().wrap_socket(leader)
-            # What each says next is the other's turn, so one thread is enough and no ssl.SSLSocket has two.
+            # The two sides alternate, so one thread suffices and no ssl.SSLSocket is used by two.
             Thread(target=self._take_turns, args=(leader, caller), daemon=True).start()
             return
         Thread(target=self._pass_both_ways, args=(caller, leader), daemon=True).start()
@@ -70,7 +70,7 @@ class Between:
 
 @contextmanager
 def between(leader_port: int, *, with_a_certificate: bool) -> Iterator[Between]:
-    """Somebody who stands there until the block ends."""
+    """Runs the attacker until the block ends."""
     stranger = Between(leader_port, with_a_certificate=with_a_certificate)
     try:
         yield stranger

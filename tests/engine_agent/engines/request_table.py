@@ -1,7 +1,7 @@
-"""Requests, and what every engine must make of them once its answer has passed the cell proxy: one table for the
-simulator and vLLM. Each line of `request_table.jsonl` is `[path, change, status, code, param]`: what is changed in
-the plain body of that path, or another body as a text, and what its client gets. `code` and `param` are those of the
-error, null where it is answered.
+"""Requests and their expected outcome behind the cell proxy: one table for the simulator and vLLM.
+
+Each line of `request_table.jsonl` is `[path, change, status, code, param]`: a change of the plain body of that path, or
+another body as a text, and the expected answer. `code` and `param` are those of the error, null if it is answered.
 """
 
 import json
@@ -24,9 +24,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": USER},
 }
 ABSENT = {"absent": True}
-"""A member that the plain body has and this one has not."""
+"""Marks a member that is removed from the plain body."""
 LONG = "x " * 3000
-"""What the text LONG stands for: more than the model reads."""
+"""The text that replaces LONG: longer than the model's context."""
 TABLE: tuple[Row, ...] = tuple(
     tuple(json.loads(line))
     for line in (Path(__file__).parent / "request_table.jsonl").read_text(encoding="utf-8").splitlines()
@@ -43,7 +43,7 @@ def body_of(row: Row) -> bytes:
 
 
 async def outcome_of(port: int, row: Row) -> Outcome:
-    """What a client of the proxy at this port gets."""
+    """Returns the answer of the proxy at this port."""
     answer = await ask(port, request(row[0], body_of(row), content_type="application/json"))
     assert answer.whole, row
     if answer.status == 200:

@@ -1,4 +1,4 @@
-"""An S3 of our own in this process, and artifacts in it."""
+"""An S3 server in this process, and artifacts in it."""
 
 import socket
 import socketserver
@@ -23,7 +23,7 @@ BUCKET = "models"
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """URL of an S3 that ends with the block."""
+    """Yields the URL of an S3 server that stops with the block."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
     server.start()
     try:
@@ -35,7 +35,7 @@ def s3_server() -> Iterator[str]:
 
 @contextmanager
 def cutting(url: str, after_bytes: int) -> Iterator[str]:
-    """URL of a way to the S3 at `url` on which each connection is cut after so many bytes of answers."""
+    """Yields the URL of a relay to the S3 at `url` that cuts each connection after so many bytes of answers."""
     target = urlsplit(url)
 
     class Way(socketserver.BaseRequestHandler):
@@ -65,7 +65,7 @@ def _pass_on(one: socket.socket, other: socket.socket, left: int) -> None:
 
 
 def empty_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A client of an empty bucket at `url`; what boto3 finds in the environment leads there too."""
+    """Returns a client of an empty bucket at `url`; boto3's environment points there as well."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
@@ -78,7 +78,7 @@ def empty_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def upload(client: Any, folder: Path, files: dict[str, bytes], prefix: str = "llama/3") -> Artifact:
-    """Write these files to `folder`, and them and their manifest to S3."""
+    """Writes these files to `folder`, and uploads them with their manifest to S3."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)

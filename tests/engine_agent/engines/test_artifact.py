@@ -56,12 +56,12 @@ def test_a_file_that_nobody_listed_is_named(folder: Path) -> None:
 
 
 def test_another_artifact_than_the_one_asked_for_is_refused(folder: Path) -> None:
-    with pytest.raises(BadArtifact, match="sha256:00 was asked for"):
+    with pytest.raises(BadArtifact, match="sha256:00 was requested"):
         verify_folder(folder, "sha256:00")
 
 
 def test_a_folder_without_a_manifest_is_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(BadArtifact, match="no artifact"):
+    with pytest.raises(BadArtifact, match="not an artifact"):
         read_manifest(tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""The cache of a machine: one fills it at a time, what is used stays, what was used longest ago goes first."""
+"""The cache of a machine: one process fills an entry at a time, entries in use stay, the least recently used go
+first."""
 
 import fcntl
 import os
@@ -28,7 +29,7 @@ def entry(cache: Path, name: str) -> Entry:
 
 
 def fill(one: Entry, size: int, used_at_s: int) -> Entry:
-    """A complete entry of so many bytes that was used last at that time."""
+    """Creates a complete entry of so many bytes that was last used at that time."""
     one.folder.mkdir(parents=True)
     (one.folder / "weights").write_bytes(b"x" * size)
     one.lock.touch()
@@ -53,7 +54,9 @@ def nobody() -> None:
 
 @pytest.mark.parametrize("digest", ["", "sha256:", "a" * 64, "sha256:../../etc/passwd", f"sha256:{'A' * 64}"])
 def test_only_a_digest_becomes_a_path(digest: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no digest of an artifact; it must be sha256: and 64 hexadecimal digits"):
+    with pytest.raises(
+        ValueError, match="is not the digest of an artifact; it must be sha256: and 64 hexadecimal digits"
+    ):
         entry_of(digest, tmp_path)
 
 
@@ -71,7 +74,7 @@ def test_what_is_in_use_stays_however_long_ago_it_was_started(tmp_path: Path) ->
     os.utime(old.lock, (100, 100))
     make_room(coming(tmp_path, "c"), 1000, limit=2500)
     assert left(tmp_path) == {"a"}
-    assert old.lock.stat().st_mtime > 200  # so that its end is not at once its eviction
+    assert old.lock.stat().st_mtime > 200  # so that it is not evicted when its engine exits
     os.close(kept)
     assert not new.folder.exists()
 
@@ -98,7 +101,7 @@ def test_a_full_disk_makes_room_too_and_counts_what_others_are_fetching(
         fcntl.flock(downloads, fcntl.LOCK_EX)
         make_room(coming(tmp_path, "c"), 1400, limit=None)
         assert left(tmp_path) == set()
-        with pytest.raises(CannotFetch, match=r"has room for .* make room; what engines read is never removed"):
+        with pytest.raises(CannotFetch, match=r"has room for .* free space; artifacts in use are never removed"):
             make_room(coming(tmp_path, "d"), 10_000, limit=None)
     assert other.partial.exists()
 
@@ -126,7 +129,7 @@ def test_two_starts_at_once_fill_it_once(tmp_path: Path) -> None:
         one.folder.mkdir()
 
     def does_not_matter() -> None:
-        """Who filled it gives the lock away for a moment, and may find the other one there when it reads."""
+        pass
 
     held: list[int] = []
     first = threading.Thread(target=lambda: held.append(hold(one, slowly, does_not_matter)))

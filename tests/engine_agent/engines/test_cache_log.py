@@ -1,4 +1,4 @@
-"""What an engine's cache has, for readers that are near, far behind, or of another life."""
+"""The cache log for readers that are near, far behind, or of an earlier process."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Who proves the secret of this generation is let in; who does not learns nothing and changes nothing."""
+"""Only members that prove the secret of this generation are admitted; others learn nothing and change nothing."""
 
 import json
 from dataclasses import replace
@@ -187,7 +187,7 @@ def test_the_largest_fingerprint_fits_into_a_join() -> None:
 def test_what_is_no_handshake_gets_no_reply(sent: bytes) -> None:
     meeting = Meeting()
     for received in (meeting.decide, meeting.follower.join, meeting.follower.confirm):
-        with pytest.raises(HandshakeFailed, match="what answers there speaks another protocol"):
+        with pytest.raises(HandshakeFailed, match="the server speaks another protocol"):
             received(sent)
 
 

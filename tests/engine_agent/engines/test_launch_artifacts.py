@@ -1,4 +1,4 @@
-"""The first part of an engine's life: weights come, the process says how far they are, and becomes the engine."""
+"""The first part of a start: weights arrive, the process reports progress, and becomes the engine."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ SERVE = ["/engine/bin/python", "-m", "serve", "--", "--seed", "1"]
 
 
 class Became:
-    """Notes what the process would have become, and does what a test wants to see at that moment."""
+    """Records the program that the process would become, and runs the test's check at that moment."""
 
     def __init__(self, look: Callable[[], None] = lambda: None) -> None:
         self.argv: list[str] = []
@@ -41,7 +41,7 @@ def fetching(*artifacts: Artifact, cache: Path, port: int) -> list[str]:
 
 
 def inheritable() -> set[str]:
-    """Files that a program would have open that this process became."""
+    """Files that the next program would inherit."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -85,7 +85,7 @@ def test_what_the_launcher_became_keeps_its_artifact_until_it_ends(tmp_path: Pat
 
 
 def is_kept(entry: Entry) -> bool:
-    """Whether nobody may remove the entry now."""
+    """Whether no process can remove the entry now."""
     with entry.lock.open("r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +118,9 @@ def test_until_then_its_port_says_how_far_it_is(tmp_path: Path, monkeypatch: pyt
 def test_what_is_wrong_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = fetching(Artifact("s3://models/x", "sha256:1"), cache=tmp_path, port=free_port())
     assert main(wrong, Became()) == EXIT_BAD_ARTIFACT
-    assert capsys.readouterr().err.splitlines()[-1].startswith("'sha256:1' is no digest of an artifact; it must be")
+    assert (
+        capsys.readouterr().err.splitlines()[-1].startswith("'sha256:1' is not the digest of an artifact; it must be")
+    )
     (tmp_path / "file").touch()
     command = fetching(Artifact("s3://models/x", f"sha256:{'a' * 64}"), cache=tmp_path / "file", port=free_port())
     assert main(command, Became()) == EXIT_BAD_ARTIFACT

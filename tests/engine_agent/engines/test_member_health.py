@@ -1,4 +1,4 @@
-"""A member without an API says how it is, and at once when that changes."""
+"""A member without an API reports its health, and changes without delay."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

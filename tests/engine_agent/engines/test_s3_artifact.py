@@ -1,4 +1,4 @@
-"""Artifacts come from S3 whole, go on where they stopped, and are refused for what they are not."""
+"""Downloads from S3 are complete, resume where they stopped, and are refused if anything differs."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ WEIGHTS = "llama/3/model.safetensors"
 
 @dataclass
 class Store:
-    """S3 with one artifact in it, and a cache without."""
+    """S3 with one artifact, and an empty cache."""
 
     client: Any
     artifact: Artifact
@@ -57,7 +57,7 @@ class Store:
         download(self.artifact, self.entry, room, self.arrived, self.said.append)
 
     def begin(self, content: bytes, tag: str = "") -> None:
-        """Leave the beginning of a download of the weights behind."""
+        """Leaves the beginning of a download of the weights behind."""
         parts = self.entry.partial / "parts"
         parts.mkdir(parents=True, exist_ok=True)
         (parts / "0").write_bytes(content)
@@ -77,7 +77,7 @@ def store(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store
 
 
 def requested_ranges(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
-    """The ranges of the requests for the weights from now on."""
+    """Records the ranges of later requests for the weights."""
     seen: list[str | None] = []
 
     def note(params: dict[str, Any], **_: Any) -> None:
@@ -182,7 +182,7 @@ def test_an_object_that_changes_while_it_comes_is_refused(store: Store, monkeypa
         return found
 
     monkeypatch.setattr(s3_artifact, "_objects", objects)
-    with pytest.raises(CannotFetch, match=r"model.safetensors changed while it came: an artifact never changes"):
+    with pytest.raises(CannotFetch, match=r"model.safetensors changed during the download: an artifact never changes"):
         store.fetch()
     assert not store.entry.folder.exists()
     assert not (store.entry.partial / "parts" / "0").exists()
@@ -199,13 +199,13 @@ def test_a_changed_object_is_never_kept(store: Store) -> None:
 
 def test_another_artifact_at_that_place_is_refused(store: Store) -> None:
     store.artifact = Artifact(store.artifact.uri, "sha256:" + "0" * 64)
-    with pytest.raises(CannotFetch, match=r"holds sha256:.*, but sha256:0{64} was asked for"):
+    with pytest.raises(CannotFetch, match=r"holds sha256:.*, but sha256:0{64} was requested"):
         store.fetch()
 
 
 def test_a_file_that_the_manifest_lists_and_the_bucket_lacks_is_named(store: Store) -> None:
     store.client.delete_object(Bucket=BUCKET, Key="llama/3/tokenizer/vocab.json")
-    with pytest.raises(CannotFetch, match=r"llama/3/tokenizer/vocab.json is missing, one of 1 files"):
+    with pytest.raises(CannotFetch, match=r"llama/3/tokenizer/vocab.json is missing: 1 files of its manifest are"):
         store.fetch()
 
 
@@ -246,7 +246,7 @@ def test_a_hostile_manifest_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b" " * (8 * 1024 * 1024 + 1), r"manifest.json has 8388609 bytes; at most 8388608 may be"),
+        (b" " * (8 * 1024 * 1024 + 1), r"manifest.json has 8388609 bytes; the limit is 8388608"),
         (b'{"files":{"a":"1","a":"2"},"source":{},"digest":""}', r"not a manifest: .*the member 'a' is there twice"),
         (b"[" * 100_000, r"not a manifest: .*nested deeper"),
     ],
@@ -262,7 +262,7 @@ def test_a_manifest_that_is_huge_or_has_no_one_meaning_is_refused(store: Store, 
     [
         ("s3://models/llama/4", r"s3://models/llama/4 has no manifest.json: upload the artifact by manage.py"),
         ("s3://nowhere/llama", r"the bucket of s3://nowhere/llama does not exist"),
-        ("file:///models", r"file:///models is no place in S3; it must be s3://bucket/prefix"),
+        ("file:///models", r"file:///models is not in S3; it must be s3://bucket/prefix"),
     ],
 )
 def test_a_place_without_the_artifact_says_so(store: Store, uri: str, said: str) -> None:
@@ -282,7 +282,7 @@ def test_a_disk_that_fills_meanwhile_is_named(store: Store, monkeypatch: pytest.
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(s3_artifact._Beginning, "write", full)
-    with pytest.raises(CannotFetch, match=r"the disk of .*cache is full; what came so far is kept"):
+    with pytest.raises(CannotFetch, match=r"the disk of .*cache is full; the part that arrived is kept"):
         store.fetch()
 
 
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_meanwhile_is_named(store: Store, monkeypatch: pytest.
     [
         ("AccessDenied", r"this node may not read s3://models/llama/3: its role needs s3:GetObject and s3:ListBucket"),
         ("PermanentRedirect", r"the bucket of s3://models/llama/3 is in eu-west-1: set AWS_REGION"),
-        ("ExpiredToken", r"credentials have run out"),
+        ("ExpiredToken", r"AWS credentials for .* have expired"),
         ("RequestTimeTooSkewed", r"this node's clock is wrong"),
         ("SomethingNew", r"S3 refused s3://models/llama/3: An error occurred \(SomethingNew\)"),
     ],
@@ -312,7 +312,7 @@ def test_a_refusal_of_s3_says_what_would_help(
 def test_a_node_without_credentials_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it knows those of before
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # cached
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     with pytest.raises(CannotFetch, match=r"this node has no AWS credentials; give its instance a role"):
@@ -322,7 +322,7 @@ def test_a_node_without_credentials_says_so(store: Store, monkeypatch: pytest.Mo
 def test_a_silent_network_is_an_error_with_a_reason(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr("engine_agent.engines.s3_artifact.ATTEMPTS", 1)
-    with pytest.raises(CannotFetch, match=r"s3://models/llama/3 did not arrive: .*kept for next time"):
+    with pytest.raises(CannotFetch, match=r"s3://models/llama/3 did not arrive: .*kept for the next attempt"):
         store.fetch()
 
 

@@ -1,4 +1,4 @@
-"""uv's failures become one sentence, and nothing waits for it for ever."""
+"""uv's failures become one sentence, and a hung uv is killed."""
 
 from pathlib import Path
 
@@ -45,5 +45,5 @@ def test_a_real_failure_tells_what_could_not_be_had(tmp_path: Path, monkeypatch:
 
 def test_a_uv_that_takes_too_long_is_ended() -> None:
     uv = UvProgram(print)
-    with pytest.raises(UvFailed, match="ended by signal 9"):
+    with pytest.raises(UvFailed, match="killed by signal 9"):
         uv.run(("run", "--no-project", "python", "-c", "import time; time.sleep(600)"), 0.5)

@@ -28,18 +28,15 @@ from engine_agent.engines.sim.planning.generation_request import (
 from engine_agent.protocol.request_bodies import BadRequest, ChatBody, NamedChoice, ToolField, check_chat, read_body
 
 TOOL_ROLES = frozenset({"tool", "function"})
-"""Whose messages are results of calls."""
+"""Roles of messages that are results of calls."""
 
 
 _decoder = msgspec.json.Decoder(ChatBody, strict=False)
 
 
 def parse_chat(body: bytes) -> GenerationRequest:
-    """What a chat request asks for.
-
-    Raises:
-        BadRequest: not JSON, or a member is missing or wrong.
-    """
+    """Raises:
+    BadRequest: not JSON, or a member is missing or wrong."""
     chat = read_body(_decoder, body)
     check_chat(chat)
     transfer = transfer_of(chat.kv_transfer_params)
@@ -75,13 +72,13 @@ def _prompt(chat: ChatBody, tools: tuple[Tool, ...]) -> Prompt:
 
 
 def tools_of(given: list[ToolField] | None) -> tuple[Tool, ...]:
-    """Tools, in the form of all families."""
+    """Converts tools to the form that all families share."""
     fields = [tool.function for tool in given or ()]
     return tuple(Tool(field.name, field.description or "", field.parameters) for field in fields)
 
 
 def tool_texts(tools: tuple[Tool, ...]) -> tuple[str, ...]:
-    """What the model reads of its tools, before all else."""
+    """Returns what the model reads of its tools, before everything else."""
     return tuple(f"{tool.name} {tool.description} {msgspec.json.encode(tool.parameters).decode()}" for tool in tools)
 
 
@@ -100,7 +97,7 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> ToolChoice:
 
 
 def tool_choice(name: str, kind: Any, tools: tuple[Tool, ...], parallel: bool | None) -> ToolChoice:
-    """A choice of tools, `name` of a certain one, else by its `kind`.
+    """Returns a choice of tools: `name` selects a single one, else `kind` decides.
 
     Raises:
         BadRequest: there is no such kind, or no such tool.
@@ -136,7 +133,7 @@ class ChatWriter:
     answers: Sequence[Answer]
 
     def opening(self, usage: Usage) -> bytes:
-        """Who speaks, for each answer."""
+        """The role, for each answer."""
         roles = [
             self._chunk([_stream_choice(index, {"role": "assistant", "content": ""})])
             for index in range(len(self.answers))
@@ -144,21 +141,21 @@ class ChatWriter:
         return b"".join(roles)
 
     def token_event(self, answer: int, index: int) -> bytes:
-        said = self.answers[answer]
-        token = said.tokens[index]
-        is_last = index == len(said.tokens) - 1
+        planned = self.answers[answer]
+        token = planned.tokens[index]
+        is_last = index == len(planned.tokens) - 1
         delta = self._delta(answer, index, token)
         choice = _stream_choice(
             answer,
             delta,
-            stop_reason=said.stop_reason if is_last else None,
+            stop_reason=planned.stop_reason if is_last else None,
             logprobs=self._logprobs([(index, token)]),
-            finish_reason=said.finish_reason if is_last else None,
+            finish_reason=planned.finish_reason if is_last else None,
         )
         return self._chunk([choice])
 
     def closing(self, usage: Usage) -> bytes:
-        """The token counts, if wanted, with no choice beside them."""
+        """The token counts if requested, without a choice."""
         counts = self._chunk([], usage=usage.body()) if self.request.include_usage else b""
         return counts + DONE_EVENT
 

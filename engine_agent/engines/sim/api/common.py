@@ -24,19 +24,19 @@ ANY_OBJECT = {
     "required": ["answer"],
     "additionalProperties": False,
 }
-"""What a JSON object looks like whose schema the client leaves open."""
+"""The schema of a JSON object if the client states none."""
 _MOST_CHOICES = 1000
 
 
 def stops_of(body: SamplingBody) -> Stops:
-    """What ends an answer early."""
+    """Returns what ends an answer early."""
     return Stops(
         stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ()), bool(body.include_stop_str_in_output)
     )
 
 
 def stop_texts(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
-    """Stop texts, given as one or several.
+    """Returns the stop texts, given as one or several.
 
     Raises:
         BadRequest: see `check_stops`.
@@ -46,10 +46,10 @@ def stop_texts(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
 
 
 def form_of(body: SamplingBody) -> OutputForm | None:
-    """What the text must be; None: anything.
+    """Returns the form that the text must have; None for any.
 
     Raises:
-        BadRequest: the fields that say so are wrong, contradict each other, or are not supported.
+        BadRequest: the fields are wrong, contradict each other, or are not supported.
     """
     structured = _structured_form(body.structured_outputs)
     return _response_form(body.response_format) or structured
@@ -102,10 +102,10 @@ def _schema_of(given: Any) -> Any:
 
 
 def transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
-    """What a prefill or decode engine is told of a request.
+    """Returns what a request states for a prefill or decode engine.
 
     Raises:
-        BadRequest: it is not that.
+        BadRequest: it is malformed.
     """
     try:
         return None if given is None else msgspec.convert(given, TransferParams)
@@ -125,7 +125,7 @@ class Usage:
     cached_tokens: int = 0
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI writes it."""
+        """In OpenAI's form."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -135,61 +135,60 @@ class Usage:
 
 
 class AnswerWriter(Protocol):
-    """Writes what one request gets, in the form of its family. A stream is `opening`, a `token_event` for each token of
-    each answer, and `closing`; anything else is `whole`."""
+    """Writes the answer to one request, in the form of its family. A stream is `opening`, a `token_event` for each
+    token of each answer, and `closing`; any other answer is `whole`."""
 
     def opening(self, usage: Usage) -> bytes:
-        """What comes before the first token."""
+        """Returns what comes before the first token."""
 
     def token_event(self, answer: int, index: int) -> bytes:
-        """The `index`th token of an answer."""
+        """Returns the event of the `index`th token of an answer."""
 
     def closing(self, usage: Usage) -> bytes:
-        """What comes after the last token of the last answer."""
+        """Returns what follows the last token of the last answer."""
 
     def whole(self, usage: Usage) -> bytes:
-        """All of it as one body."""
+        """Returns all answers as one body."""
 
     def error_event(self, status: int, message: str) -> bytes:
-        """The last event of a stream that broke."""
+        """Returns the last event of a stream that failed."""
 
 
 def event(body: Any, name: str = "") -> bytes:
-    """A server-sent event."""
+    """Returns a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """An error as OpenAI writes it."""
+    """Returns an error in OpenAI's form."""
     return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
 
 
 def error_event(status: int, message: str) -> bytes:
-    """The last event of an OpenAI stream that broke; no `[DONE]` follows it."""
+    """Returns the last event of an OpenAI stream that failed; no `[DONE]` follows it."""
     return b"data: " + error_body(status, message) + b"\n\n"
 
 
 def logprob_body(ranked: Sequence[Ranked], **more: Any) -> dict[str, Any]:
-    """The likeliest of some tokens, as OpenAI writes it."""
+    """Returns the most likely of some tokens, in OpenAI's form."""
     first = ranked[0]
     return {"token": first.text, "logprob": first.logprob, "bytes": list(first.text.encode()), **more}
 
 
 def content_logprob(text: str, index: int, top: int) -> dict[str, Any]:
-    """A token with the `top` likeliest at its place, as chats and responses write them."""
+    """Returns a token with the `top` most likely ones in its place, as chats and responses write them."""
     ranked = ranked_tokens(text, index, max(0, top - 1))
     return logprob_body(ranked, top_logprobs=[logprob_body([one]) for one in ranked[:top]])
 
 
 def models_body(cards: Iterable[dict[str, Any]]) -> bytes:
-    """GET /v1/models."""
     return msgspec.json.encode({"object": "list", "data": list(cards)})
 
 
 def model_card(name: str, created: int, max_model_len: int, base: str) -> dict[str, Any]:
-    """GET /v1/models/{model}, of the model `base` itself or of an adapter of it: vLLM's, where an adapter's `root` is a
-    path and it has no `max_model_len`."""
+    """Returns a model for GET /v1/models/{model}: the model `base`, or an adapter of it. In vLLM an adapter's `root` is
+    a path and it has no `max_model_len`."""
     return {
         "id": name,
         "object": "model",

@@ -35,11 +35,8 @@ _decoder = msgspec.json.Decoder(CompletionBody, strict=False)
 
 
 def parse_completion(body: bytes) -> GenerationRequest:
-    """What a completion request asks for.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing or wrong."""
     completion = read_body(_decoder, body)
     check_completion(completion)
     transfer = transfer_of(completion.kv_transfer_params)
@@ -68,7 +65,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
 
 
 def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:
-    """Prompts: a text, token ids, or a list of either.
+    """Returns prompts from a text, token ids, or a list of either.
 
     Raises:
         BadRequest: it is something else; `param` is its name.
@@ -84,7 +81,7 @@ def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:
 
 
 class TokenizeBody(Struct, kw_only=True):
-    """A text, or a conversation, whose tokens are those that a chat would be counted by."""
+    """A text, or a conversation, which is tokenized like a chat."""
 
     model: str | None = None
     prompt: str | None = None
@@ -95,8 +92,6 @@ class TokenizeBody(Struct, kw_only=True):
 
 
 class DetokenizeBody(Struct, kw_only=True):
-    """Token ids."""
-
     model: str | None = None
     tokens: list[TokenId]
 
@@ -106,7 +101,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody, strict=False)
 
 
 def parse_tokenize(body: bytes) -> tuple[TokenizeBody, Prompt]:
-    """The body, and what is to be read.
+    """Returns the body, and the prompt to tokenize.
 
     Raises:
         BadRequest: not JSON, or a field is missing or wrong.
@@ -122,26 +117,23 @@ def parse_tokenize(body: bytes) -> tuple[TokenizeBody, Prompt]:
 
 
 def tokenize_body(given: TokenizeBody, prompt: Prompt, texts: TokenTexts, max_model_len: int) -> bytes:
-    """The answer of /tokenize."""
     tokens = prompt.token_texts()
     ids = texts.ids_of(tokens)
     strings = list(tokens) if given.return_token_strs else None
-    said = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": strings}
-    return msgspec.json.encode(said)
+    body = {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": strings}
+    return msgspec.json.encode(body)
 
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:
-    """The body.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing or wrong."""
     return read_body(_detokenize, body)
 
 
 @dataclass(frozen=True)
 class CompletionWriter:
-    """See `AnswerWriter`. `key` is the unique part of the id, `created` in Unix seconds."""
+    """See `AnswerWriter`. Answers to one prompt follow those to the previous one. `key` is the unique part of the id,
+    `created` in Unix seconds."""
 
     key: str
     created: int
@@ -149,24 +141,24 @@ class CompletionWriter:
     answers: Sequence[Answer]
 
     def opening(self, usage: Usage) -> bytes:
-        """Nothing: the first event has the first token."""
+        """Returns nothing: the first event has the first token."""
         return b""
 
     def token_event(self, answer: int, index: int) -> bytes:
-        said = self.answers[answer]
-        is_last = index == len(said.tokens) - 1
-        token = said.tokens[index]
+        planned = self.answers[answer]
+        is_last = index == len(planned.tokens) - 1
+        token = planned.tokens[index]
         choice: dict[str, Any] = {
             "index": answer,
             "text": token.delta,
             "logprobs": self._logprobs([token.text], index, self._offset(answer, index)),
-            "finish_reason": said.finish_reason if is_last else None,
-            "stop_reason": said.stop_reason if is_last else None,
+            "finish_reason": planned.finish_reason if is_last else None,
+            "stop_reason": planned.stop_reason if is_last else None,
         }
         return event(self._body([choice]))
 
     def closing(self, usage: Usage) -> bytes:
-        """The token counts, if wanted, with no choice beside them."""
+        """The token counts if requested, without a choice."""
         counts = event(self._body([], usage=usage.body())) if self.request.include_usage else b""
         return counts + DONE_EVENT
 
@@ -178,7 +170,7 @@ class CompletionWriter:
         return error_event(status, message)
 
     def _offset(self, answer: int, index: int) -> int:
-        """Where the text of a token begins. It is computed only for log probabilities."""
+        """Where the text of a token begins; computed only for log probabilities."""
         return self._ends[answer][index - 1] if index and self.request.top_logprobs is not None else 0
 
     @cached_property
@@ -195,7 +187,7 @@ class CompletionWriter:
         }
 
     def _logprobs(self, texts: Sequence[str], first: int, offset: int) -> dict[str, Any] | None:
-        """Tokens of an answer, of which the `first`th begins at `offset` of its text."""
+        """Of an answer's tokens, of which the `first`th begins at `offset` of its text."""
         top = self.request.top_logprobs
         if top is None:
             return None

@@ -28,7 +28,7 @@ BlockType = Literal[
 
 
 class Block(Struct):
-    """A block of a message: text, a call, the result of one; others are not read."""
+    """A block of a message: text, a call, the result of one; other blocks are ignored."""
 
     type: BlockType
     text: str | None = None
@@ -47,13 +47,11 @@ class Block(Struct):
 
 
 class Turn(Struct):
-    """A message."""
-
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
     def text(self) -> str:
-        """Its text, blocks joined by spaces."""
+        """Returns its text, blocks joined by spaces."""
         return self.content if isinstance(self.content, str) else " ".join(filter(None, map(Block.read, self.content)))
 
     @property
@@ -62,12 +60,12 @@ class Turn(Struct):
 
     @property
     def has_content(self) -> bool:
-        """An empty text is one, and a list of nothing is none."""
+        """An empty text counts as content, an empty list does not."""
         return isinstance(self.content, str) or any(block.type != "text" or block.text for block in self.content)
 
     @property
     def is_tool_result(self) -> bool:
-        """It ends with the result of a call."""
+        """Whether it ends with the result of a call."""
         return isinstance(self.content, list) and bool(self.content) and self.content[-1].type == "tool_result"
 
 
@@ -80,43 +78,37 @@ class ToolDefinition(Struct):
 
 
 class ToolChoiceField(Struct):
-    """`tool_choice`."""
-
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class OutputFormat(Struct):
-    """`output_config.format`."""
+    """The member `output_config.format`."""
 
     schema: Any = None
     type: Literal["json_schema"] = "json_schema"
 
 
 class OutputConfig(Struct):
-    """`output_config`."""
-
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class EnabledThinking(Struct, tag_field="type", tag="enabled"):
-    """`thinking`."""
-
     budget_tokens: Annotated[int, Meta(ge=1024)]
 
 
 class DisabledThinking(Struct, tag_field="type", tag="disabled"):
-    """None."""
+    pass
 
 
 class AdaptiveThinking(Struct, tag_field="type", tag="adaptive"):
-    """As the model likes, which is not at all."""
+    """Accepted; the simulator never thinks."""
 
 
 class CountBody(Struct, kw_only=True):
-    """What is read, for both paths."""
+    """The members that both paths read."""
 
     model: str
     messages: list[Turn]
@@ -144,7 +136,7 @@ _decoder = msgspec.json.Decoder(MessagesBody, strict=False)
 
 
 def parse_count(body: bytes) -> tuple[str, Prompt]:
-    """The model, and the prompt whose tokens are to be counted.
+    """Returns the model, and the prompt whose tokens are counted.
 
     Raises:
         BadRequest: not JSON, or a field is missing or wrong.
@@ -154,11 +146,8 @@ def parse_count(body: bytes) -> tuple[str, Prompt]:
 
 
 def parse_messages(body: bytes) -> GenerationRequest:
-    """What a request asks for.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing or wrong."""
     given = read_body(_decoder, body)
     _check_thinking(given)
     tools = _tools(given)
@@ -210,12 +199,12 @@ def _form(config: OutputConfig | None) -> OutputForm | None:
 
 
 def anthropic_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error as Anthropic writes it."""
+    """Returns an error in Anthropic's form."""
     return error_object(ErrorForm.ANTHROPIC, status, message, code=code, param=param)
 
 
 def count_body(tokens: int) -> bytes:
-    """The answer of /v1/messages/count_tokens."""
+    """Returns the answer of /v1/messages/count_tokens."""
     return msgspec.json.encode({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
 
@@ -228,12 +217,12 @@ class MessagesWriter:
     answer: Answer
 
     def opening(self, usage: Usage) -> bytes:
-        """The message before it has anything."""
+        """The message without content."""
         begun = self._message([], None, None, Usage(usage.prompt_tokens, 0, usage.cached_tokens))
         return _event("message_start", message=begun)
 
     def token_event(self, answer: int, index: int) -> bytes:
-        """See `AnswerWriter`; what a block needs before its first token and after its last comes with them."""
+        """See `AnswerWriter`; includes the events around a block's first and last token."""
         tokens = self.answer.tokens
         token = tokens[index]
         block = token.call or 0
@@ -248,7 +237,7 @@ class MessagesWriter:
         return events
 
     def closing(self, usage: Usage) -> bytes:
-        """Why it ended, and the token counts."""
+        """The stop reason and the token counts."""
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return _event("message_delta", delta=delta, usage=_usage_body(usage)) + _event("message_stop")
@@ -297,7 +286,7 @@ def _event(kind: str, **body: Any) -> bytes:
 
 
 def _usage_body(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts what came from a cache beside `input_tokens`, not among them."""
+    """Anthropic counts cached tokens separately from `input_tokens`."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -307,7 +296,7 @@ def _usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Arguments as an object; nothing, where the limit cut them off."""
+    """Returns arguments as an object; empty if the limit truncated them."""
     try:
         return msgspec.json.decode(arguments)
     except msgspec.DecodeError:

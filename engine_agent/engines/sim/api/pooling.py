@@ -17,9 +17,8 @@ from engine_agent.engines.sim.api.completions import parse_prompts
 from engine_agent.engines.sim.planning.generation_request import Prompt
 from engine_agent.protocol.request_bodies import BadRequest, Message, NotNegative, Positive, Seed, read_body
 
-# Embeddings: unit vectors in which each word of a text adds to a few dimensions.
-# Equal texts have equal vectors, texts that share words are near each other, and nothing else is meant by them. How
-# near two texts are is also what the simulator scores and ranks by.
+# Embeddings are unit vectors in which each word of a text adds to a few dimensions. Equal texts have equal vectors, and
+# texts that share words have similar ones. Rankings use the same similarity.
 
 DIMENSIONS = 384
 _FEATURES = 8
@@ -34,20 +33,20 @@ def _features(word: str) -> tuple[tuple[int, float], ...]:
 
 
 def embedding(text: str, dimensions: int = DIMENSIONS) -> tuple[float, ...]:
-    """The unit vector of a text in so many dimensions. Case and full stops do not count."""
+    """Returns the unit vector of a text. Case and punctuation do not count."""
     vector = [0.0] * dimensions
     for word in text.split() or [text]:
         for place, sign in _features(word.lower().strip(".,;:!?\"'()") or word):
             vector[place % dimensions] += sign
     length = math.sqrt(sum(value * value for value in vector))
     if length == 0.0:
-        # Its words cancel each other, as they do in very few dimensions.
+        # The words cancel each other, which happens with very few dimensions.
         return (1.0, *[0.0] * (dimensions - 1))
     return tuple(value / length for value in vector)
 
 
 def similarity(one: Sequence[float], other: Sequence[float]) -> float:
-    """How near two embeddings are: 1 for the same words, 0 where their texts share none."""
+    """Returns the similarity of two embeddings: 1 for the same words, 0 for texts that share none."""
     return min(1.0, max(0.0, math.fsum(a * b for a, b in zip(one, other, strict=True))))
 
 
@@ -58,7 +57,7 @@ MOST_TOKENS = 300_000
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """Texts to be read. `pairs` are the places of two prompts each that are compared; each pair is read as one."""
+    """Texts to read. `pairs` are the indexes of two prompts each that are compared; each pair is read as one text."""
 
     model: str
     prompts: tuple[Prompt, ...]
@@ -69,7 +68,7 @@ class PoolingRequest:
     top_n: int = 0
 
     def reads(self) -> tuple[int, ...]:
-        """How many tokens each thing that is read has."""
+        """Returns the number of tokens of each text that is read."""
         if self.pairs:
             return tuple(self.prompts[one].tokens + self.prompts[other].tokens for one, other in self.pairs)
         return tuple(prompt.tokens for prompt in self.prompts)
@@ -91,8 +90,6 @@ class InputBody(_Common, kw_only=True):
 
 
 class RerankBody(_Common, kw_only=True):
-    """POST /rerank."""
-
     query: str
     documents: list[str | dict[str, Any]]
     top_n: NotNegative | None = None
@@ -103,11 +100,8 @@ _rerank = msgspec.json.Decoder(RerankBody)
 
 
 def parse_input(body: bytes) -> PoolingRequest:
-    """What a request with `input` asks for.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing, wrong or not supported.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing, wrong or not supported."""
     given = read_body(_input, body)
     if given.encoding_format in {"bytes", "bytes_only"}:
         raise BadRequest(f"encoding_format {given.encoding_format} is not supported by sim", param="encoding_format")
@@ -135,11 +129,8 @@ def _conversation(messages: list[Message]) -> Prompt:
 
 
 def parse_rerank(body: bytes) -> PoolingRequest:
-    """What a request for a ranking asks for.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing or wrong."""
     given = read_body(_rerank, body)
     documents = _limited(_texts(given.documents, "documents"), "documents")
     pairs = tuple((0, index) for index in range(1, len(documents) + 1))
@@ -164,8 +155,6 @@ def _limited(prompts: tuple[Prompt, ...], param: str) -> tuple[Prompt, ...]:
     return prompts
 
 
-# Embeddings and rankings: how answers are written, in the shapes of OpenAI and vLLM.
-
 PoolingWriter = Callable[[PoolingRequest, str, int], bytes]
 """Writes the answer to a request, with the unique part of its id and its time in Unix seconds."""
 
@@ -178,7 +167,6 @@ def _vector(request: PoolingRequest, text: str) -> list[float] | str:
 
 
 def embeddings_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """POST /v1/embeddings."""
     data = [
         {"index": index, "object": "embedding", "embedding": _vector(request, prompt.answered)}
         for index, prompt in enumerate(request.prompts)
@@ -195,7 +183,7 @@ def _scores(request: PoolingRequest) -> list[float]:
 
 
 def rerank_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """POST /rerank: the best first, `top_n` of them."""
+    """The best first, `top_n` of them."""
     scores = _scores(request)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or len(scores)]
     results = [

@@ -54,7 +54,7 @@ class InputItem(Struct):
 
 
 class TextFormat(Struct):
-    """`text.format`."""
+    """The member `text.format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -63,15 +63,11 @@ class TextFormat(Struct):
 
 
 class TextField(Struct):
-    """`text`."""
-
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ReasoningField(Struct):
-    """`reasoning`."""
-
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
@@ -128,7 +124,7 @@ class ResponsesBody(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class ResponsesRequest:
-    """A request, and of its body what the answer repeats."""
+    """A request, and the members of its body that the answer repeats."""
 
     generation: GenerationRequest
     repeated: dict[str, Any]
@@ -138,11 +134,8 @@ _decoder = msgspec.json.Decoder(ResponsesBody, strict=False)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """What a request for a response asks for.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing, wrong, or needs a store of responses.
-    """
+    """Raises:
+    BadRequest: not JSON, or a field is missing, wrong, or needs stored responses."""
     given = read_body(_decoder, body)
     _refuse_stored(given)
     check_bias(given.logit_bias)
@@ -266,7 +259,7 @@ def _usage_body(usage: Usage) -> dict[str, Any]:
 
 @dataclass
 class ResponsesWriter:
-    """See `AnswerWriter`. `key` is the unique part of all ids, `created` in Unix seconds. It counts its events."""
+    """See `AnswerWriter`. `key` is the unique part of all ids, `created` in Unix seconds. It numbers its events."""
 
     key: str
     created: int
@@ -275,12 +268,12 @@ class ResponsesWriter:
     _sequence: int = field(default=0, init=False)
 
     def opening(self, usage: Usage) -> bytes:
-        """The response before it has anything."""
+        """The response without output."""
         begun = self._response("in_progress", [], None)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def token_event(self, answer: int, index: int) -> bytes:
-        """See `AnswerWriter`; what an item needs before its first token and after its last comes with them."""
+        """See `AnswerWriter`; includes the events around an item's first and last token."""
         tokens = self.answer.tokens
         token = tokens[index]
         opens = index == 0 or tokens[index - 1].call != token.call
@@ -298,14 +291,14 @@ class ResponsesWriter:
         return opening + delta + (self._closing_item(token.call) if closes else b"")
 
     def closing(self, usage: Usage) -> bytes:
-        """The whole response, which is complete also where its text is not: vLLM has no other last event."""
+        """The whole response. It is `completed` even if its text is truncated: vLLM has no other last event."""
         return self._event("response.completed", response=self._complete(usage))
 
     def whole(self, usage: Usage) -> bytes:
         return msgspec.json.encode(self._complete(usage))
 
     def error_event(self, status: int, message: str) -> bytes:
-        """The error as a stream of responses has it, after which it ends."""
+        """Returns the error as the last event of a stream of responses."""
         code = "server_error" if status >= 500 else "invalid_request_error"
         return self._event(
             "error", code=code, message=message, param=None, **msgspec.json.decode(error_body(status, message))

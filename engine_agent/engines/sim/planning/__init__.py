@@ -1,1 +1,1 @@
-"""What is asked to be generated, and what the answers are: planned whole, before the engine computes them. Pure."""
+"""What is requested, and the whole answers, planned before the engine computes them. Pure."""

@@ -1,4 +1,4 @@
-"""Plans answers, token by token, before they are computed: what each says, where it stops, and why."""
+"""Plans answers token by token before they are computed: their text, where they stop, and why."""
 
 import random
 import re
@@ -22,16 +22,17 @@ from engine_agent.protocol.request_bodies import BadRequest
 _CHOICE_STRIDE = 1_000_003
 """Between the seeds of two answers to one prompt; clients count seeds by ones."""
 _MOST_TOKENS = 262_144
-"""Of all answers to one request, where the client sets their length. All are planned before the first is computed:
-0.6 s for so many."""
+"""Of all answers to one request, if the client sets their length. All are planned before the first is computed: 0.6 s
+for so many."""
 _PIECE_LETTERS = 6
-"""A token of a JSON document: so many letters of it at most, with the blanks before them."""
+"""A token of a JSON document has at most so many letters, plus the blanks before them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token of an answer: its own text, and `delta`, what the client gets of it: less where a stop text is cut off.
-    It belongs to the text, or to the call with the number `call`; the first of a call names it."""
+    """One token of an answer: its text, and `delta`, the part that the client receives, which is shorter where a stop
+    text is removed. It belongs to the text, or to the call with the number `call`; the first token of a call is its
+    name."""
 
     text: str
     delta: str
@@ -40,8 +41,8 @@ class Token:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. `finish_reason` is OpenAI's, `stop_reason` the text or id that ended it; `calls` names the functions
-    that it calls."""
+    """One answer. `finish_reason` is OpenAI's, `stop_reason` the text or id that ended it; `calls` are the names of the
+    functions that it calls."""
 
     tokens: tuple[Token, ...]
     finish_reason: str
@@ -61,16 +62,16 @@ class Answer:
 
     @property
     def called(self) -> tuple[tuple[str, str], ...]:
-        """Its calls, each with its arguments as far as they were written."""
+        """Its calls, each with the arguments that were written."""
         return tuple((name, self._texts[call]) for call, name in enumerate(self.calls) if call in self._texts)
 
 
 def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wrong: bool) -> tuple[Answer, ...]:
-    """All answers to a request: those to its first prompt, then those to the next. `seed` is the version's; `wrong`: as
-    from weights that were damaged.
+    """Returns all answers to a request: those to its first prompt, then those to the next. `seed` is the version's;
+    `wrong`: as from damaged weights.
 
     Raises:
-        BadRequest: a prompt, or prompt and output limit, exceed `max_model_len`, or its form cannot be met.
+        BadRequest: a prompt, or prompt and output limit, exceed `max_model_len`, or the output form cannot be met.
     """
     demanded = max(request.min_tokens, request.output_limit or 0 if request.exact_length else 0)
     if demanded * len(request.prompts) * request.choices > _MOST_TOKENS:
@@ -83,7 +84,7 @@ def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wron
 
 
 def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model_len: int, wrong: bool) -> Answer:
-    """One answer to one prompt.
+    """Returns one answer to one prompt.
 
     Raises:
         BadRequest: see `plan_answers`.
@@ -94,7 +95,7 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
     calls = [plan_call(tool, source) for tool in called_tools(request.tools, request.tool_choice, prompt)]
     if calls:
         tokens = [token for index, call in enumerate(calls) for token in _call_tokens(index, call.name, call.arguments)]
-        # OpenAI, and vLLM: a call that the client demanded by name ends as any answer does.
+        # OpenAI and vLLM: a call that the client requested by name ends like a text.
         reason = "stop" if request.tool_choice.kind == "named" else "tool_calls"
         whole = Answer(tuple(tokens), reason, calls=tuple(call.name for call in calls))
         return _cut(whole, limit)
@@ -162,8 +163,8 @@ def _cut(answer: Answer, limit: int) -> Answer:
 
 
 def _stopped(answer: Answer, stops: Stops, min_tokens: int) -> Answer:
-    """The answer as far as its first stop, if there is one after `min_tokens` tokens. The token that completes it is
-    computed as all before it; of what it says, the client gets what stands before the stop."""
+    """Returns the answer up to its first stop after `min_tokens` tokens. The token that completes the stop is computed;
+    the client receives its part before the stop."""
     by_id = len(answer.tokens)
     if stops.ids:
         ids = [token_id(token.text) for token in answer.tokens]
@@ -183,13 +184,13 @@ def _stopped(answer: Answer, stops: Stops, min_tokens: int) -> Answer:
 def _first_stop_text(
     text: str, ends: list[int], stops: tuple[str, ...], min_tokens: int
 ) -> tuple[int, str, int] | None:
-    """The token that completes the first stop text, the stop text, and where that begins."""
+    """Returns the token that completes the first stop text, the stop text, and where it begins."""
     if min_tokens >= len(ends):
         return None
-    unheard = ends[min_tokens - 1] if min_tokens else 0
+    ignored_letters = ends[min_tokens - 1] if min_tokens else 0
     found = []
     for order, stop in enumerate(stops):
-        at = text.find(stop, max(0, unheard - len(stop) + 1))
+        at = text.find(stop, max(0, ignored_letters - len(stop) + 1))
         if at >= 0:
             found.append((bisect_left(ends, at + len(stop)), order, stop, at))
     if not found:
@@ -206,8 +207,6 @@ def _shortened(answer: Answer, last: int, shown: int, ends: list[int], reason: s
     return replace(answer, tokens=tuple(tokens), finish_reason="stop", stop_reason=reason)
 
 
-# Which tools an answer calls, and with what. A tool is called when the prompt has a word of it.
-
 _MOST_CALLS = 4
 _COMMON = frozenset(["and", "for", "from", "get", "into", "set", "that", "the", "this", "what", "with", "your"])
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
@@ -222,9 +221,10 @@ class Call:
 
 
 def called_tools(tools: tuple[Tool, ...], choice: ToolChoice, prompt: Prompt) -> tuple[Tool, ...]:
-    """The tools that an answer to this prompt calls, those with most words in common first; none: it says something.
+    """Returns the tools that an answer to this prompt calls: those that share words with it, most words first. Empty if
+    it answers with text.
 
-    An answer to the result of a tool calls another only where it must, so that a client's loop of calls ends.
+    An answer to a tool's result calls another tool only if it must, so that a client's loop of calls ends.
     """
     if choice.kind == "none" or not tools:
         return ()
@@ -232,8 +232,8 @@ def called_tools(tools: tuple[Tool, ...], choice: ToolChoice, prompt: Prompt) ->
         return tuple(tool for tool in tools if tool.name == choice.name)[:1]
     if choice.kind == "auto" and prompt.follows_tool:
         return ()
-    asked = _call_words(prompt.answered)
-    in_common = {tool.name: len(asked & _call_words(f"{tool.name} {tool.description}")) for tool in tools}
+    prompt_words = _call_words(prompt.answered)
+    in_common = {tool.name: len(prompt_words & _call_words(f"{tool.name} {tool.description}")) for tool in tools}
     fitting = sorted((tool for tool in tools if in_common[tool.name]), key=lambda tool: -in_common[tool.name])
     if choice.kind == "required":
         fitting = fitting or list(tools[:1])
@@ -245,7 +245,7 @@ def _call_words(text: str) -> frozenset[str]:
 
 
 def plan_call(tool: Tool, source: random.Random) -> Call:
-    """A call of `tool` whose arguments satisfy its schema.
+    """Returns a call of `tool` whose arguments satisfy its schema.
 
     Raises:
         BadRequest: the simulator cannot write such arguments; it names the tool.
@@ -256,5 +256,5 @@ def plan_call(tool: Tool, source: random.Random) -> Call:
     except UnsupportedSchema as error:
         raise BadRequest(f"the parameters of the tool `{tool.name}`: {error}", param="tools") from error
     if not arguments.startswith(b"{"):
-        raise BadRequest(f"the parameters of the tool `{tool.name}` are no object", param="tools")
+        raise BadRequest(f"the parameters of the tool `{tool.name}` are not an object", param="tools")
     return Call(tool.name, arguments.decode())

@@ -31,7 +31,7 @@ _MAX_MULTIPLES = 20_000
 """Product of the remainders of every `multipleOf`: llguidance builds a state for each."""
 _MAX_STEPS = 2000
 _USUAL_BYTES = 300
-"""A document that is longer gets only its required parts."""
+"""Longer documents get only their required parts."""
 _USUAL_WORDS = 3
 _FEW_WORDS = 20
 """With so few allowed words, the text is one of a list, such as the name of a property."""
@@ -46,7 +46,7 @@ _DOT = "\ue000"
 """Stands for an escaped dot, as in `example\\.com`, while the literals of a pattern are found."""
 _SEPARATORS = b" @.:/=-_,"
 _OPENING = b'"n0tf-123456789[{'
-"""First bytes of values, in the order in which a document that is long enough prefers them."""
+"""First bytes of values; a document that is long enough prefers the first ones."""
 
 
 class UnsupportedSchema(ValueError):

@@ -15,9 +15,9 @@ from engine_agent.protocol.states import CellRole
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: the texts to be read in turn, of which `answered` is to be answered. `ids` if it came as token ids.
+    """One prompt: the texts to read in order, of which `answered` is answered. `ids` if it came as token ids.
 
-    `follows_tool`: what is to be answered is the result of a tool.
+    `follows_tool`: `answered` is the result of a tool.
     """
 
     texts: tuple[str, ...]
@@ -31,7 +31,6 @@ class Prompt:
 
     @classmethod
     def of_ids(cls, ids: Sequence[int]) -> "Prompt":
-        """A prompt that came as token ids."""
         text = prompt_text(ids)
         return cls((text,), text, tuple(ids))
 
@@ -62,7 +61,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether tools are called: `name` is the one that must be, `parallel` allows several in one answer."""
+    """Whether tools are called: `name` is a required one, `parallel` allows several in one answer."""
 
     kind: Literal["none", "auto", "required", "named"] = "none"
     name: str = ""
@@ -71,8 +70,8 @@ class ToolChoice:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """What the text of an answer must be: `json` a document that satisfies the schema `rule`, `choice` one of the texts
-    in `rule`, `regex` a text that matches `rule`. `param` names the field that says so."""
+    """The form of an answer's text: `json` a document that satisfies the schema `rule`, `choice` one of the texts in
+    `rule`, `regex` a text that matches `rule`. `param` names the field that states it."""
 
     kind: Literal["json", "choice", "regex"]
     rule: Any
@@ -81,7 +80,7 @@ class OutputForm:
 
 @dataclass(frozen=True)
 class Stops:
-    """What ends an answer before its natural end, and whether it stays in the text."""
+    """Stop texts and ids, and whether they stay in the text."""
 
     texts: tuple[str, ...] = ()
     ids: frozenset[int] = frozenset()
@@ -90,7 +89,7 @@ class Stops:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a prompt of `tokens` lies that another engine has read: its request's id there, and where to ask."""
+    """Where another engine keeps a prompt of `tokens` that it has read: the request's id there, and its address."""
 
     request_id: str
     host: str
@@ -100,10 +99,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One request. `choices` answers to each of `prompts`; `output_limit` None: as long as the answer naturally is, and
-    `limit_param` names the field that says otherwise. `include_usage`: the last event of a
-    stream has the token counts. `top_logprobs` None: no log probabilities.
-    """
+    """One request. `choices` answers to each of `prompts`; without `output_limit` an answer has its natural length.
+    `limit_param` names the field of the limit. `include_usage`: the last event of a stream has the token counts.
+    Without `top_logprobs` there are no log probabilities."""
 
     model: str
     prompts: tuple[Prompt, ...]
@@ -122,13 +120,13 @@ class GenerationRequest:
     include_usage: bool = False
     top_logprobs: int | None = None
     is_handed_over: bool = False
-    """Another engine takes its prompt from here once it is answered."""
+    """Another engine fetches its prompt from here after the answer."""
     source: Source | None = None
-    """Where its prompt lies, if another engine has read it."""
+    """Where its prompt is, if another engine has read it."""
 
     @property
     def prompt(self) -> Prompt:
-        """The only prompt, of all but completions."""
+        """The only prompt, except in completions."""
         return self.prompts[0]
 
 
@@ -136,10 +134,10 @@ class GenerationRequest:
 class HandoverParameters:
     """How an engine hands over the keys and values of prompts. Times in seconds.
 
-    A prefill engine keeps them for `lease_s` after its answer; a decode engine that waits for them asks every `renew_s`
-    to have that extended to `extension_s` from then, and tells when it has them. It has them `base_ms` and the time for
-    `mb_per_token` (megabytes, of a 70B model in bfloat16) at `gb_per_s` (gigabytes, 100 Gbit/s) later. The lease is
-    vLLM's: `kv_lease_duration` and heartbeats of `NixlConnector`.
+    A prefill engine keeps them for `lease_s` after its answer. A decode engine that waits for them sends a renewal
+    every `renew_s`, which extends the lease to `extension_s` from then, and frees them at the end. The transfer takes
+    `base_ms` and the time for `mb_per_token` (megabytes, of a 70B model in bfloat16) at `gb_per_s` (gigabytes, 100
+    Gbit/s). The lease is vLLM's: `kv_lease_duration` and heartbeats of `NixlConnector`.
     """
 
     role: CellRole = CellRole.MIXED
@@ -151,13 +149,13 @@ class HandoverParameters:
     base_ms: float = 5.0
 
     def handover_s(self, tokens: int) -> float:
-        """Until so many tokens are here."""
+        """Returns the time to transfer so many tokens."""
         return self.base_ms / 1000 + tokens * self.mb_per_token / 1000 / self.gb_per_s
 
 
 class TransferParams(msgspec.Struct, kw_only=True):
     """`kv_transfer_params` of a request. To a prefill engine: `do_remote_decode`. To a decode engine:
-    `do_remote_prefill`, and where the prompt lies."""
+    `do_remote_prefill`, and where the prompt is."""
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False
@@ -168,27 +166,27 @@ class TransferParams(msgspec.Struct, kw_only=True):
 
 
 def is_handed_over(given: TransferParams | None) -> bool:
-    """Whether another engine takes the prompt of a request from here."""
+    """Whether another engine fetches the prompt of a request from here."""
     return given is not None and given.do_remote_decode
 
 
 def source_of(given: TransferParams | None) -> Source | None:
-    """Where the prompt of a request lies; None: it is to be read here.
+    """Returns where the prompt of a request is; None if it is read here.
 
     Raises:
-        BadRequest: it lies elsewhere, and where is not said.
+        BadRequest: it is elsewhere, and the address is missing.
     """
     if given is None or not given.do_remote_prefill:
         return None
     if not (given.remote_request_id and given.remote_host and given.remote_port and given.remote_num_tokens):
         named = "remote_request_id, remote_host, remote_port and remote_num_tokens"
-        raise BadRequest(f"`kv_transfer_params` with do_remote_prefill has {named}", param="kv_transfer_params")
+        raise BadRequest(f"`kv_transfer_params` with do_remote_prefill needs {named}", param="kv_transfer_params")
     return Source(given.remote_request_id, given.remote_host, given.remote_port, given.remote_num_tokens)
 
 
 def params_of(source: Source, engine_id: str, block_tokens: int) -> dict[str, Any]:
-    """What a prefill engine answers beside its token, and a decode engine gets with its request. There is one group of
-    layers, so one list of blocks."""
+    """Returns what a prefill engine answers in addition to its token, for the request to a decode engine. There is one
+    group of layers, so one list of blocks."""
     blocks = -(-source.tokens // max(1, block_tokens))
     return {
         "do_remote_prefill": True,

@@ -43,7 +43,7 @@ _SENTENCE_WORDS = (6, 14)
 
 
 def answer_words(prompt: str, seed: int, tokens_wanted: int | None = None) -> tuple[str, ...]:
-    """The whole answer, one word a token. `tokens_wanted` makes it exactly that long instead of its natural length."""
+    """Returns the whole answer, one word a token: `tokens_wanted` of them, or its natural length."""
     golden = GOLDEN_ANSWERS.get(prompt.strip().lower())
     if golden is not None and tokens_wanted is None:
         return tuple(golden.split())
@@ -55,7 +55,7 @@ def answer_words(prompt: str, seed: int, tokens_wanted: int | None = None) -> tu
 
 
 def wrong_words(words: tuple[str, ...]) -> tuple[str, ...]:
-    """An answer of the same length in which every word is wrong, as from weights that were damaged."""
+    """Returns an answer of the same length in which every word is wrong, as from damaged weights."""
     return tuple(f"{word[::-1]}~" for word in words)
 
 
@@ -69,16 +69,16 @@ def _sentences(source: random.Random) -> Iterator[str]:
 
 _REMEMBERED_TOKENS = 65_536
 _REMEMBERED_LETTERS = 64
-"""Longer tokens have an id and are not remembered: what clients send must not fill the memory."""
+"""Longer tokens have an id but are not stored, to bound the memory."""
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of a text: its words, at least 1 (a real tokenizer makes about 1.3 of a word)."""
+    """Returns the tokens of a text: its words, at least 1 (a real tokenizer has about 1.3 for a word)."""
     return max(1, len(text.split()))
 
 
 def split_words(text: str) -> tuple[list[str], str]:
-    """The words of a text, each with the blanks before it, and the blanks behind the last."""
+    """Returns the words of a text, each with the blanks before it, and the blanks behind the last."""
     words, blanks = list[str](), ""
     for is_blank, letters in groupby(text, str.isspace):
         run = "".join(letters)
@@ -91,7 +91,7 @@ def split_words(text: str) -> tuple[list[str], str]:
 
 
 def split_tokens(text: str) -> tuple[str, ...]:
-    """The tokens of a text, `count_tokens` of them; joined they are the text."""
+    """Returns the tokens of a text, `count_tokens` of them; joined they are the text."""
     words, blanks = split_words(text)
     if not words:
         return (text,)
@@ -101,7 +101,7 @@ def split_tokens(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=_REMEMBERED_TOKENS)
 def token_id(text: str) -> int:
-    """The id of a token, 0 to 2^31 - 1."""
+    """Returns the id of a token, 0 to 2^31 - 1."""
     digest = hashlib.blake2s(text.encode(errors="surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
 
@@ -115,9 +115,9 @@ def _spoken() -> dict[int, str]:
 
 
 def prompt_text(ids: Sequence[int]) -> str:
-    """The text that a prompt of token ids stands for: words that the simulator says, and the digits of all others.
+    """Returns the text of a prompt of token ids: the simulator's words, and digits for all other ids.
 
-    It depends on nothing else, so that a prompt has the same answer in every cell.
+    It depends on nothing else, so a prompt has the same answer in every cell.
     """
     spoken = _spoken()
     text = "".join(spoken.get(one) or f" {one}" for one in ids)
@@ -125,13 +125,13 @@ def prompt_text(ids: Sequence[int]) -> str:
 
 
 class TokenTexts:
-    """Texts of ids, as far as this process can know them: for `/detokenize`, never for answers."""
+    """Texts of ids that this process knows: for `/detokenize`, never for answers."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
-        """The ids of tokens, whose texts are remembered from now on."""
+        """Returns the ids of tokens, and stores their texts."""
         ids = []
         for text in tokens:
             one = token_id(text)
@@ -143,21 +143,23 @@ class TokenTexts:
         return ids
 
     def text_of(self, ids: Iterable[int]) -> str:
-        """The text of ids; an id that nobody named is written as its digits."""
+        """Returns the text of ids; an unknown id is written as its digits."""
         spoken = _spoken()
         return "".join(self._texts.get(one, spoken.get(one, f" {one}")) for one in ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A token and how likely it was, in nats."""
+    """A token and its log probability, in nats."""
 
     text: str
     logprob: float
 
 
 def ranked_tokens(text: str, index: int, others: int) -> tuple[Ranked, ...]:
-    """The token `text`, the `index`th, and the `others` that were likeliest beside it, likeliest first."""
+    """Returns the token `text`, the `index`th, and `others` alternatives, most likely first. Made up: the same for the
+    same token in the same place, with probabilities that sum up to at most 1. The chosen token is always the most
+    likely; each alternative is half as likely as the previous one."""
     digest = hashlib.blake2s(f"{index}\0{text}".encode(errors="surrogatepass"), digest_size=4).digest()
     probability = 0.5 + 0.49 * digest[0] / 255
     ranked = [Ranked(text, math.log(probability))]

@@ -1,1 +1,1 @@
-"""One vLLM replica over several nodes: a leader with scheduler and API, followers in lock-step (design.md §7)."""
+"""One vLLM replica over several nodes: a leader with scheduler and API, and followers in lock-step."""

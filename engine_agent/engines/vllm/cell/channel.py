@@ -19,14 +19,15 @@ from engine_agent.engines.handshake import MAX_LINE_BYTES, HandshakeFailed, with
 
 _RECEIVED_BYTES = 256 * 1024
 _WRITTEN_BYTES = 1 << 20
-"""What is encrypted at a time: a message may be a thousand times as long."""
+"""Encrypted at a time; a message may be a thousand times as long."""
 
 
 class TlsConnection:
-    """One connection, from its TLS handshake on."""
+    """One connection, including its TLS handshake."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, leads: bool, limit_s: float) -> None:
-        """Shake hands; `limit_s` holds until `lift_limit`, for all that is read and for each write.
+        """Performs the TLS handshake. Until `lift_limit`, `limit_s` applies to everything that is read and to each
+        write.
 
         Raises:
             OSError: the other side is gone, is too slow (`TimeoutError`) or speaks no TLS (`ssl.SSLError`).
@@ -37,31 +38,31 @@ class TlsConnection:
         self._held = Lock()
         self._ends_at_s: float | None = monotonic() + limit_s
         try:
-            while not self._shaken():
+            while not self._is_established():
                 self._receive()
         finally:
-            connection.sendall(self._outgoing.read())  # where it failed, the reason
+            connection.sendall(self._outgoing.read())  # after a failure, the alert
 
     @property
     def peer_certificate(self) -> bytes | None:
-        """What the other side showed, as DER; only a leader shows one."""
+        """The other side's certificate as DER; only a leader presents one."""
         return self._tls.getpeercert(binary_form=True)
 
     def lift_limit(self) -> None:
-        """From now on wait as long as it takes, and send small messages at once."""
+        """Removes the time limit, and sends small messages without delay."""
         self._ends_at_s = None
         self._connection.settimeout(None)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def limit_writes(self, limit_s: float) -> None:
-        """From now on give up a write that takes longer; what is read last."""
+        """Aborts later writes that take longer; used after the last read."""
         self._connection.settimeout(limit_s)
 
     def read(self, limit: int) -> bytes:
-        """Up to `limit` bytes, as soon as there are any; none if the other side hung up or is gone.
+        """Returns up to `limit` bytes as soon as there are any; none if the other side closed or is gone.
 
         Raises:
-            OSError: the connection broke, what came is not the other side's (`ssl.SSLError`), or `limit_s` is over.
+            OSError: the connection broke, the data is not the other side's (`ssl.SSLError`), or `limit_s` is over.
         """
         while True:
             with self._held:
@@ -74,10 +75,10 @@ class TlsConnection:
             self._receive()
 
     def write(self, message: bytes) -> None:
-        """Send all of it.
+        """Sends all of it.
 
         Raises:
-            OSError: the other side is gone, or takes nothing for `limit_s`.
+            OSError: the other side is gone, or receives nothing for `limit_s`.
         """
         for at in range(0, len(message), _WRITTEN_BYTES):
             with self._held:
@@ -86,7 +87,7 @@ class TlsConnection:
             self._connection.sendall(encrypted)
 
     def close(self) -> None:
-        """Hang up; a thread that waits in `read` wakes."""
+        """Closes the connection; a thread that waits in `read` wakes."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -94,7 +95,7 @@ class TlsConnection:
         finally:
             self._connection.close()
 
-    def _shaken(self) -> bool:
+    def _is_established(self) -> bool:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -115,20 +116,20 @@ class TlsConnection:
 
 HANDSHAKE_TIMEOUT_S = 5.0
 LAST_MESSAGE_S = 0.1
-"""For a thread that is sending to be done, and for the message to be taken."""
+"""For another thread's send to finish, and for the message to be sent."""
 MAX_MESSAGE_BYTES = 1 << 30
 _HEADER = struct.Struct("!BI")
 
 
 class Kind(IntEnum):
     BEAT = 1
-    """I live; a follower adds the number of the last call that it has finished."""
+    """A heartbeat; a follower adds the number of the last call that it has finished."""
     SETUP = 2
     """Leader: how to build the engine."""
     READY = 3
     """Leader: the engine is up; from now on silence counts."""
     REPLY = 4
-    """Follower: what a call returned."""
+    """Follower: the result of a call."""
     FAILED = 5
     """Follower: the exception that ends it, and with it the cell."""
     LEAVING = 6
@@ -139,7 +140,7 @@ class Kind(IntEnum):
 
 
 class ChannelClosed(Exception):
-    """The other side is gone, or what came is not from it; the text says which."""
+    """The other side is gone, or a message is malformed; the text states which."""
 
 
 class Message(NamedTuple):
@@ -155,11 +156,11 @@ class Channel:
         self._sending = Lock()
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send one message, after those that are being sent.
+        """Sends one message after those that are being sent.
 
         Raises:
             ChannelClosed: the other side is gone.
-            ValueError: it is too long to be received.
+            ValueError: it is too long.
         """
         if len(payload) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
@@ -167,8 +168,8 @@ class Channel:
             self._write(kind, payload)
 
     def beat(self, payload: bytes = b"") -> None:
-        """Send a heartbeat, unless another message is just being sent: that says as much, and may wait for a member
-        that takes nothing any more.
+        """Sends a heartbeat, unless another message is being sent: that message serves as one, and may wait for a
+        member that receives nothing.
 
         Raises:
             ChannelClosed: the other side is gone.
@@ -180,10 +181,10 @@ class Channel:
                 self._sending.release()
 
     def send_last(self, kind: Kind, payload: bytes) -> None:
-        """Send one message if the other side takes it soon: it may be what hangs.
+        """Sends one message if the other side receives it soon: it may be the member that hangs.
 
         Raises:
-            ChannelClosed: the other side is gone, or takes nothing.
+            ChannelClosed: the other side is gone, or receives nothing.
         """
         if self._sending.acquire(timeout=LAST_MESSAGE_S):
             try:
@@ -192,10 +193,10 @@ class Channel:
                 self._sending.release()
 
     def receive(self) -> Message:
-        """Wait for the next message, for as long as it takes.
+        """Waits for the next message without a limit.
 
         Raises:
-            ChannelClosed: the other side is gone, or a message is not its own.
+            ChannelClosed: the other side is gone, or a message is malformed.
         """
         kind, length = _HEADER.unpack(self._read(_HEADER.size))
         if length > MAX_MESSAGE_BYTES:
@@ -203,10 +204,10 @@ class Channel:
         try:
             return Message(Kind(kind), self._read(length))
         except ValueError as error:
-            raise ChannelClosed(f"it sent a message of kind {kind}, which there is not") from error
+            raise ChannelClosed(f"it sent a message of unknown kind {kind}") from error
 
     def close(self) -> None:
-        """Hang up; a thread that waits in `receive` wakes."""
+        """Closes the connection; a thread that waits in `receive` wakes."""
         self._connection.close()
 
     def _write(self, kind: Kind, payload: bytes, limit_s: float | None = None) -> None:
@@ -223,7 +224,7 @@ class Channel:
             try:
                 part = self._connection.read(min(length - len(received), 1 << 20))
             except ssl.SSLError as error:
-                raise ChannelClosed("what came on its connection is not its own") from error
+                raise ChannelClosed("data on its connection is not authentic") from error
             except OSError as error:
                 raise ChannelClosed(f"its connection broke: {error.strerror or error}") from error
             if not part:
@@ -233,7 +234,7 @@ class Channel:
 
 
 def secure(connection: socket.socket, context: ssl.SSLContext, *, leads: bool) -> TlsConnection:
-    """The TLS connection on a new one, which has `HANDSHAKE_TIMEOUT_S` for the lines of the handshake, too.
+    """Returns the TLS connection on a new socket, which has `HANDSHAKE_TIMEOUT_S` including the lines of the handshake.
 
     Raises:
         HandshakeFailed: the other side is gone, is too slow, or speaks no TLS 1.3.
@@ -249,7 +250,7 @@ def secure(connection: socket.socket, context: ssl.SSLContext, *, leads: bool) -
 
 
 def send_line(connection: TlsConnection, line: bytes) -> None:
-    """Send a line of the handshake.
+    """Sends a line of the handshake.
 
     Raises:
         HandshakeFailed: the other side is gone.
@@ -261,10 +262,10 @@ def send_line(connection: TlsConnection, line: bytes) -> None:
 
 
 def receive_line(connection: TlsConnection) -> bytes:
-    """Wait for a line of the handshake, and take nothing of what follows it.
+    """Waits for a line of the handshake, and reads nothing that follows it.
 
     Raises:
-        HandshakeFailed: none came in time, or one that is too long.
+        HandshakeFailed: no line arrived in time, or one that is too long.
     """
     received = bytearray()
     try:

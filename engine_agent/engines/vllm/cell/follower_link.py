@@ -1,7 +1,8 @@
-"""A follower's side of the cell: finds the leader, proves itself, keeps beating, and says when the leader is gone.
+"""A follower's side of the cell: finds the leader, authenticates, sends heartbeats, and detects when the leader is
+gone.
 
-It retries until `join_timeout_s` because members start in any order. Once connected it never reconnects: a cell that
-lost a member is over. Whatever ends the follower is reported once, through `end`.
+It retries until `join_timeout_s` because members start in any order. A connection is never renewed: a cell that lost a
+member has failed. The end of the follower is reported once, through `end`.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from engine_agent.engines.vllm.cell.member import CellEnded, Member
 from engine_agent.protocol.fingerprint import Fingerprint
 
 End = Callable[[str, bool], None]
-"""Why, and whether that is a failure."""
+"""Called with the reason, and whether it is a failure."""
 
 
 class FollowerLink:
@@ -54,10 +55,11 @@ class FollowerLink:
         return self._hang_detector is not None
 
     def connect(self, on_retry: Callable[[str], None]) -> bytes:
-        """Join the cell; returns what the leader publishes to its followers. `on_retry` hears why it takes longer.
+        """Joins the cell; returns what the leader publishes to its followers. `on_retry` receives the reason for each
+        further attempt.
 
         Raises:
-            CellEnded: there was no leader in time, or it does not want this member, or it went again.
+            CellEnded: no leader was reached in time, it refused this member, or it disappeared again.
         """
         where = f"{self._follower.leader_address}:{self._follower.leader_port}"
         ends_at = monotonic() + self._follower.join_timeout_s
@@ -76,12 +78,12 @@ class FollowerLink:
         return self._setup()
 
     def start(self) -> None:
-        """Beat, and listen to the leader, from now on."""
+        """Starts to send heartbeats and to listen to the leader."""
         for work in (self._listen, self._beat):
             Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
 
     def next_call(self) -> tuple[int, bytes]:
-        """Wait for the leader's next call; its number and what it says, which may be unpickled."""
+        """Waits for the leader's next call; returns its number and its content, which may be unpickled."""
         payload = self._calls.get()
         return PROGRESS.unpack_from(payload)[0], payload[PROGRESS.size :]
 
@@ -89,11 +91,11 @@ class FollowerLink:
         self._send(Kind.REPLY, PROGRESS.pack(number) + returned)
 
     def fail(self, reason: str) -> None:
-        """Tell the leader what ends this follower."""
+        """Sends the leader the failure that ends this follower."""
         self._send(Kind.FAILED, reason.encode())
 
     def announce_leaving(self) -> None:
-        """Tell the leader that this follower is stopping, and will once the leader is done."""
+        """Sends the leader that this follower will stop once the leader is done."""
         self._send(Kind.LEAVING)
 
     def close(self) -> None:
@@ -145,15 +147,15 @@ class FollowerLink:
     def _beat(self) -> None:
         reason = ""
         while not reason:
-            with contextlib.suppress(ChannelClosed):  # whoever listens says so
+            with contextlib.suppress(ChannelClosed):  # the listening thread reports it
                 self._connected().beat(PROGRESS.pack(self.done))
             sleep(BEAT_S)
-            reason = self._hang_detector.verdict(monotonic()) if self._hang_detector is not None else ""
+            reason = self._hang_detector.hang_reason(monotonic()) if self._hang_detector is not None else ""
         self._end(reason, True)
 
     def _send(self, kind: Kind, payload: bytes = b"") -> None:
         if self._channel is not None:
-            with contextlib.suppress(ChannelClosed):  # whoever listens says so
+            with contextlib.suppress(ChannelClosed):  # the listening thread reports it
                 self._channel.send(kind, payload)
 
     def _connected(self) -> Channel:

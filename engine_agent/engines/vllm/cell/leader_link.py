@@ -30,19 +30,23 @@ from engine_agent.engines.vllm.cell.member import CellEnded, Member
 from engine_agent.protocol.fingerprint import Fingerprint
 
 STALLED_S = 1.0
-"""A pause between two looks that says that this process itself stood still, and nothing of the others."""
+"""A longer pause between two checks means that this process itself stood still."""
 
 
 @dataclass
 class _Watched:
     name: str
-    heard_at_s: float
+    beat_at_s: float
     done: int = 0
     behind_since_s: float | None = None
 
 
 class HangDetector:
-    """What is known of the other members, by rank, and the verdict on them."""
+    """Decides from heartbeats and calls whether a member hangs. Pure: `now_s` is seconds of a monotonic clock.
+
+    A silent member hangs, and so does one that does not finish a step. Only steps are timed: other calls, such as
+    writing weights to disk, may take as long as they need.
+    """
 
     def __init__(self, hang_s: float, names: Mapping[int, str], now_s: float) -> None:
         self._hang_s = hang_s
@@ -51,9 +55,9 @@ class HangDetector:
         self._checked_at_s = now_s
 
     def note_beat(self, rank: int, done: int, now_s: float) -> None:
-        """A member reported that it lives and that it has finished call number `done`."""
+        """A member reported a heartbeat, and the number of the last call that it finished."""
         watched = self._watched[rank]
-        watched.heard_at_s = now_s
+        watched.beat_at_s = now_s
         if done > watched.done:
             watched.done = done
             watched.behind_since_s = now_s if done < self._called else None
@@ -65,12 +69,12 @@ class HangDetector:
             if watched.behind_since_s is None:
                 watched.behind_since_s = now_s
 
-    def verdict(self, now_s: float) -> str:
-        """Why the cell hangs; empty while it does not. To be called several times a second."""
+    def hang_reason(self, now_s: float) -> str:
+        """Returns why the cell hangs; empty if it does not. Call it several times a second."""
         self._forgive_own_stall(now_s)
         for watched in self._watched.values():
-            if now_s - watched.heard_at_s >= self._hang_s:
-                return f"{watched.name} hangs: nothing was heard of it for {self._hang_s:g} s"
+            if now_s - watched.beat_at_s >= self._hang_s:
+                return f"{watched.name} hangs: no heartbeat for {self._hang_s:g} s"
         stuck = [
             watched.name
             for watched in self._watched.values()
@@ -86,23 +90,24 @@ class HangDetector:
         if stalled_s < STALLED_S:
             return
         for watched in self._watched.values():
-            watched.heard_at_s += stalled_s
+            watched.beat_at_s += stalled_s
             if watched.behind_since_s is not None:
                 watched.behind_since_s += stalled_s
 
 
 BEAT_S = 0.25
-"""Between two heartbeats, and between two looks at those of others."""
+"""Interval of heartbeats, and of checks of the members' heartbeats."""
 MAX_CALLERS = 64
-"""Connections that may be in their handshake at once."""
+"""Maximum connections in their handshake."""
 PROGRESS = struct.Struct("!Q")
-"""In a follower's beat, and in front of a call and of its reply: the number of a call."""
+"""The number of a call: in a follower's heartbeat, and before a call and its reply."""
 
 End = Callable[[str], None]
 
 
 class _Incompatible(Exception):
-    """A member of this cell runs other software than the leader: the cell cannot form; the text says in what."""
+    """A member of this cell runs other software than the leader: the cell cannot form; the text states the
+    difference."""
 
 
 @dataclass
@@ -114,15 +119,13 @@ class _Follower:
 
 
 class LeaderLink:
-    """The connections to all followers."""
-
     def __init__(
         self, leader: Member, secret: bytes, certificate: LeaderCertificate, fingerprint: Fingerprint, end: End
     ) -> None:
-        """Listen where the followers meet, on the node's own address alone.
+        """Listens for followers on the node's address.
 
         Raises:
-            CellEnded: the port cannot be had.
+            CellEnded: the port cannot be bound.
         """
         self._leader, self._end = leader, end
         self._identity = leader.identity(secret, fingerprint)
@@ -142,10 +145,10 @@ class LeaderLink:
             raise CellEnded(f"cannot listen for followers on {where[0]}:{where[1]}: {error.strerror}") from error
 
     def gather(self) -> None:
-        """Wait until every follower has joined.
+        """Waits until every follower has joined.
 
         Raises:
-            CellEnded: one did not come in time, or runs other software than the leader.
+            CellEnded: one did not join in time, or runs other software than the leader.
         """
         self._thread(self._accept, "rendezvous")
         with self._changed:
@@ -158,25 +161,25 @@ class LeaderLink:
                 raise CellEnded(self._who_is_missing())
 
     def publish(self, setup: bytes) -> None:
-        """Send every follower what it needs to build its part of the engine."""
-        self._tell_all(Kind.SETUP, setup)
+        """Sends every follower what it needs to build its part of the engine."""
+        self._send_all(Kind.SETUP, setup)
 
     def start_watching(self) -> None:
-        """Say that the engine is up; from now on members must beat and steps must end."""
+        """Announces that the engine is up; from now on heartbeats and steps are checked."""
         names = {0: str(self._leader)} | {rank: str(each.joined) for rank, each in self._followers.items()}
         self._hang_detector = HangDetector(self._leader.hang_s, names, monotonic())
-        self._tell_all(Kind.READY)
+        self._send_all(Kind.READY)
         self._thread(self._beat, "cell-beats")
         self._thread(self._watch, "cell-watch")
 
     def call(self, call: bytes) -> int:
-        """Have every follower do something; returns the call's number.
+        """Sends every follower a call; returns the call's number.
 
         Raises:
             ValueError: the call is too long.
         """
         self._called += 1
-        self._tell_all(Kind.CALL, PROGRESS.pack(self._called) + call)
+        self._send_all(Kind.CALL, PROGRESS.pack(self._called) + call)
         return self._called
 
     def step_called(self, number: int) -> None:
@@ -185,11 +188,11 @@ class LeaderLink:
             self._hang_detector.step_called(number, monotonic())
 
     def step_finished(self, number: int) -> None:
-        """The leader itself has taken a step."""
+        """The leader itself has finished a step."""
         self._own_done = number
 
     def replies(self, number: int, timeout_s: float | None) -> list[bytes]:
-        """What each follower returned from a call, in the order of ranks.
+        """Returns each follower's result of a call, in the order of ranks.
 
         Raises:
             TimeoutError: one did not reply in time.
@@ -198,7 +201,7 @@ class LeaderLink:
         return [self._reply(self._followers[rank], number, ends_at) for rank in sorted(self._followers)]
 
     def close(self, reason: str, *, failed: bool) -> None:
-        """Tell every follower that the cell ends, and hang up."""
+        """Sends every follower the end of the cell, and disconnects."""
         self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
@@ -207,7 +210,7 @@ class LeaderLink:
         for follower in followers:
             with contextlib.suppress(ChannelClosed):
                 follower.channel.send_last(Kind.FAREWELL, bytes([failed]) + reason.encode())
-        for follower in followers:  # once all have heard it: a thread that calls them goes on from one to the next
+        for follower in followers:  # after all farewells: a calling thread continues with the next follower
             follower.channel.close()
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -281,7 +284,7 @@ class LeaderLink:
             while True:
                 self._take(follower, follower.channel.receive())
         except ChannelClosed as error:
-            how = "was told to stop" if follower.leaving else f"is gone: {error}"
+            how = "is stopping" if follower.leaving else f"is gone: {error}"
             self._lost(f"{follower.joined} {how}")
 
     def _take(self, follower: _Follower, message: Message) -> None:
@@ -306,16 +309,16 @@ class LeaderLink:
     def _beat(self) -> None:
         while not self._closing.wait(BEAT_S):
             for follower in list(self._followers.values()):
-                with contextlib.suppress(ChannelClosed):  # whoever reads from it says so
+                with contextlib.suppress(ChannelClosed):  # the reading thread reports it
                     follower.channel.beat()
 
     def _watch(self) -> None:
-        """Apart from the beats: sending one may wait for the very member that hangs."""
+        """Separate from the heartbeats: sending one may wait for the member that hangs."""
         while not self._closing.wait(BEAT_S):
             if self._hang_detector is None:
                 continue
             self._hang_detector.note_beat(0, self._own_done, monotonic())
-            reason = self._hang_detector.verdict(monotonic())
+            reason = self._hang_detector.hang_reason(monotonic())
             if reason:
                 self._lost(reason)
                 return
@@ -329,11 +332,11 @@ class LeaderLink:
                 raise TimeoutError(f"{follower.joined} did not reply to call {number} in time") from None
             if PROGRESS.unpack_from(payload)[0] == number:
                 return payload[PROGRESS.size :]
-            # else it comes late, to a call whose caller has given up
+            # otherwise it belongs to a call whose caller gave up
 
-    def _tell_all(self, kind: Kind, payload: bytes = b"") -> None:
+    def _send_all(self, kind: Kind, payload: bytes = b"") -> None:
         for follower in list(self._followers.values()):
-            with contextlib.suppress(ChannelClosed):  # whoever reads from it says so
+            with contextlib.suppress(ChannelClosed):  # the reading thread reports it
                 follower.channel.send(kind, payload)
 
     @staticmethod

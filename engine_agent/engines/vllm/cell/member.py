@@ -21,19 +21,19 @@ from engine_agent.protocol.fingerprint import Fingerprint
 
 MEMBER_VARIABLE = "SWITCHYARD_CELL_MEMBER"
 ENDED_FILE = "cell-ended"
-"""In the runtime folder: one line, why the cell is over."""
+"""In the runtime folder: why the cell has ended, in one line."""
 
 
 class CellEnded(Exception):
-    """The cell cannot form or cannot go on; the text says why, for `/health`, the agent and its operator."""
+    """The cell cannot form or cannot continue; the text states why, for `/health`, the agent and its operator."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank. `address` is where this process listens, `leader_*` where followers meet; `runtime` is its own folder.
+    """One rank. `address` is where this process listens, `leader_*` where followers connect; `runtime` is its folder.
 
-    `hang_s` is how long a member may be silent, or one call may take, before the cell counts as hung; `join_timeout_s`
-    how long followers may take to come.
+    `hang_s`: how long a member may be silent, or one step may take, before the cell counts as hung. `join_timeout_s`:
+    how long followers may take to join.
     """
 
     cell: str
@@ -57,20 +57,20 @@ class Member:
 
     @property
     def ended_file(self) -> Path:
-        """Where the reason is left once the cell is over."""
+        """Where the reason is written once the cell has ended."""
         return Path(self.runtime) / ENDED_FILE
 
     def identity(self, secret: bytes, fingerprint: Fingerprint) -> Identity:
-        """What it claims and proves in the handshake."""
+        """Returns what it states and proves in the handshake."""
         return Identity(self.cell, self.generation, self.rank, self.node_id, fingerprint, secret)
 
     def to_variable(self) -> str:
-        """What `MEMBER_VARIABLE` holds."""
+        """Returns the value of `MEMBER_VARIABLE`."""
         return json.dumps(asdict(self))
 
 
 def member_from(environment: Mapping[str, str]) -> Member:
-    """The member that this process is.
+    """Returns the member that this process is.
 
     Raises:
         CellEnded: it was not started as one.
@@ -82,7 +82,7 @@ def member_from(environment: Mapping[str, str]) -> Member:
 
 
 def secret_from(environment: Mapping[str, str]) -> bytes:
-    """The secret of this generation.
+    """Returns the secret of this generation.
 
     Raises:
         CellEnded: there is none, so members could not authenticate each other.
@@ -94,22 +94,22 @@ def secret_from(environment: Mapping[str, str]) -> bytes:
 
 
 def certificate_from(environment: Mapping[str, str]) -> LeaderCertificate:
-    """What this leader meets its followers with.
+    """Returns the certificate that this leader serves its followers with.
 
     Raises:
         CellEnded: there is none.
     """
     pem = environment.get(CELL_CERTIFICATE_VARIABLE)
     if not pem:
-        raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} is not set; a leader meets its followers with it")
+        raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} is not set; a leader needs it for its followers")
     try:
         return leader_certificate(pem)
     except BadCertificate as error:
         raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} {error}") from error
 
 
-def leave_reason(member: Member, reason: str) -> None:
-    """Write why the cell is over, once: what came first is the cause, what follows from it is not."""
+def write_end_reason(member: Member, reason: str) -> None:
+    """Writes why the cell has ended, once: the first reason is the cause, later ones are consequences."""
     unfinished = member.ended_file.with_suffix(f".{os.getpid()}")
     try:
         unfinished.write_text(reason)
@@ -120,8 +120,8 @@ def leave_reason(member: Member, reason: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def left_reason(ended_file: Path) -> str:
-    """Why the cell is over; empty while it is not."""
+def read_end_reason(ended_file: Path) -> str:
+    """Returns why the cell has ended; empty if it has not."""
     try:
         return ended_file.read_text()
     except OSError:
@@ -135,7 +135,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    """Ends this process once. `hooks` run first, in their order, and must not wait for anybody."""
+    """Ends this process once, without waiting for its threads: one may wait forever in a collective for a dead member.
+    `hooks` run first, in their order, and must not block."""
 
     def __init__(self) -> None:
         self.hooks: list[Callable[[str], None]] = []
@@ -143,9 +144,9 @@ class Shutdown:
         self._once = Lock()
 
     def on_signals(self) -> None:
-        """End on SIGTERM and SIGINT, after `before_stop`. To be called before any other thread starts.
+        """Ends the process on SIGTERM and SIGINT, after `before_stop`. Call it before any other thread starts.
 
-        A thread waits for them, because the main one spends its life inside collectives and would never take them.
+        A thread waits for the signals, because the main thread is inside collectives and would never handle them.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         Thread(target=self._await_signal, name="stop-signals", daemon=True).start()
@@ -153,23 +154,23 @@ class Shutdown:
     def _await_signal(self) -> None:
         signal.sigwait(STOP_SIGNALS)
         self.before_stop()
-        self.end("told to stop", False)
+        self.end("stopped by a signal", False)
 
     def end(self, reason: str, failed: bool = True) -> NoReturn:
-        """End now; a second caller waits for the first to have ended both.
+        """Exits now. A second caller blocks until the first has ended the process.
 
-        The reason is the last line of the log, which is what the agent reports: what other threads make of the end of
-        their collectives is not written any more.
+        The reason is the last line of the log, which the agent reports. Output of other threads whose collectives fail
+        is discarded.
         """
         with self._once:
             sys.stderr.flush()
             log = STDERR
             try:
-                with contextlib.suppress(OSError):  # no descriptor is left: then the last line may be another's
+                with contextlib.suppress(OSError):  # without a free descriptor another line may be the last
                     log = os.dup(STDERR)
                     os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)
                 for act in self.hooks:
                     act(reason)
             finally:
-                os.write(log, f"the cell is over: {reason}\n".encode(errors="replace"))
+                os.write(log, f"the cell has ended: {reason}\n".encode(errors="replace"))
                 os._exit(EXIT_CELL_ENDED if failed else 0)

@@ -38,7 +38,7 @@ EXECUTOR_PROTOCOL = "6"
 
 @dataclass(frozen=True)
 class Setup:
-    """What the leader publishes to its followers: its whole engine configuration, and where groups meet."""
+    """What the leader publishes to its followers: its engine configuration, and where groups meet."""
 
     vllm_config: Any
     store_port: int
@@ -47,7 +47,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a worker's method; `method` is its name, or a function as cloudpickle writes it."""
+    """One call of a worker's method; `method` is its name, or a function serialized by cloudpickle."""
 
     method: str | bytes
     args: tuple[Any, ...]
@@ -55,12 +55,12 @@ class Call:
 
 
 def software() -> dict[str, str]:
-    """What calls depend on, beside the fingerprint of the node."""
+    """Returns what calls depend on, besides the fingerprint of the node."""
     return {"executor_protocol": EXECUTOR_PROTOCOL, "vllm": vllm.__version__}
 
 
 def place_worker(vllm_config: Any, member: Member) -> int:
-    """The worker's rank in its own world; adjusts `vllm_config` where a rank has a part of its own in it.
+    """Returns the worker's rank in its world; adjusts `vllm_config` for this rank.
 
     With one worker per device, the world is the cell. A Neuron worker drives a whole node and is alone in its world;
     its ranks are the node's part of the compiled model's.
@@ -82,7 +82,7 @@ def place_worker(vllm_config: Any, member: Member) -> int:
 
 
 def build_follower(vllm_config: Any, member: Member, init_method: str) -> WorkerWrapperBase:
-    """A follower's worker with its weights loaded, as vLLM's own executors build theirs."""
+    """Returns a follower's worker with loaded weights, built as vLLM's executors build theirs."""
     rank = place_worker(vllm_config, member)
     worker = vllm_versions.new_worker(WorkerWrapperBase, vllm_config, member.rank)
     worker.init_worker(
@@ -104,7 +104,7 @@ def build_follower(vllm_config: Any, member: Member, init_method: str) -> Worker
 
 
 def cell_token(secret: bytes, member: Member, nonce: str) -> str:
-    """What only members can tell of this start of the cell, 64 hexadecimal digits."""
+    """Returns a token of this start of the cell that only members can derive, 64 hexadecimal digits."""
     return derived_key(secret, "meeting", member.cell, member.generation, nonce).hex()
 
 
@@ -117,7 +117,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is 
 
 
 def host_store(address: str) -> TCPStore:
-    """A store that listens on this address alone, on a port of the system's choice."""
+    """Returns a store that listens on this address alone, on a port of the system's choice."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return TCPStore(
@@ -135,10 +135,10 @@ def join_store(address: str, port: int) -> TCPStore:
 
 
 def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
-    """Make torch's default group meet in `store`; returns the `init_method` that says so, and ends in `:<identity>`.
+    """Makes torch's default group meet in `store`; returns its `init_method`, which ends in `:<identity>`.
 
-    vLLM's CPU workers name their shared memory after what follows the last colon. Ranks that have the same /dev/shm
-    may get the same name; where names differ, ranks talk through gloo.
+    vLLM's CPU workers name their shared memory after the text behind the last colon. Ranks with the same /dev/shm may
+    get the same name; ranks with different names use gloo.
     """
     place = f"rank-{rank}"
     if uses_shared_memory(os.environ, len(os.sched_getaffinity(0)), size):
@@ -153,42 +153,42 @@ def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
 
 
 def uses_shared_memory(environment: Mapping[str, str], cores: int, size: int) -> bool:
-    """Whether CPU ranks on one machine use shared memory, which they wait for without ever giving up their core.
+    """Whether CPU ranks on one machine use shared memory, where a waiting rank never yields its core.
 
-    Unsaid, they do where every rank can have a core and one is left. Measured on two cores with two ranks and much else
-    to do: 1.7 tokens/s with shared memory, 8 to 9 through gloo, because a waiting rank keeps the awaited one away.
+    By default they do if every rank can have a core and one is left. Measured on two busy cores with two ranks: 1.7
+    tokens/s with shared memory, 8 to 9 through gloo, because waiting ranks block the others.
     """
     chosen = environment.get(COLLECTIVES_VARIABLE)
     return chosen == "shared-memory" if chosen else cores > size
 
 
 def shared_memory_name(token: str) -> str:
-    """What the names of this generation's shared memory begin with."""
+    """Returns the prefix of the names of this generation's shared memory."""
     return f"{SCHEME}-{token[:16]}"
 
 
 def remove_shared_memory(token: str) -> None:
-    """Take the names of this generation's shared memory away; who has it mapped keeps it, and it ends with them."""
+    """Removes the names of this generation's shared memory; processes that have mapped it keep it until they exit."""
     for segment in SHARED_MEMORY.glob(f"*{shared_memory_name(token)}*"):
         segment.unlink(missing_ok=True)
 
 
 LEAVING_GRACE_S = 5.0
-"""How long a follower that is stopping goes on working for a leader that finishes its streams."""
+"""How long a stopping follower keeps working while its leader finishes its streams."""
 LEADER_REASON_S = 0.5
-"""A leader that ends breaks off its collectives and says why on its connection, in any order: its reason is the one."""
+"""A leader that ends aborts its collectives and sends its reason, in any order; the reason must win."""
 Say = Callable[[str], None]
 
 
 def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoReturn:
-    """Follow until the cell ends. `say` hears why this member is not ready; an empty text says that it is."""
+    """Follows until the cell ends. `say` receives why this member is not ready; an empty text means that it is."""
     secret = secret_from(os.environ)
     link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), shutdown.end)
     link.on_ready = lambda: _be_ready(member, say)
     shutdown.before_stop = lambda: _leave(link)
     try:
         say(f"looking for the leader at {member.leader_address}:{member.leader_port}")
-        setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the leader, which has proved itself)
+        setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the authenticated leader)
         link.start()
         say("building the engine")
         worker = _build(setup, member, secret, model_dir)
@@ -210,7 +210,7 @@ def _be_ready(member: Member, say: Say) -> None:
 
 
 def _leave(link: FollowerLink) -> None:
-    """Go on working while the leader, which is stopping too, finishes its streams."""
+    """Keeps working while the leader, which stops as well, finishes its streams."""
     link.announce_leaving()
     if link.ready:
         sleep(LEAVING_GRACE_S)
@@ -219,7 +219,7 @@ def _leave(link: FollowerLink) -> None:
 def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> WorkerWrapperBase:
     token = cell_token(secret, member, setup.nonce)
     store = join_store(member.leader_address, setup.store_port)
-    setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
+    setup.vllm_config.model_config.model = str(model_dir)  # the same weights may have another path on this node
     return build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
 
 
@@ -227,7 +227,7 @@ def _work(worker: WorkerWrapperBase, link: FollowerLink, vllm_config: Any) -> No
     own_steps = measure_steps(vllm_config)
     while True:
         number, payload = link.next_call()
-        call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the leader, which has proved itself)
+        call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the authenticated leader)
         if isinstance(call, Step):
             take_step(worker, call, own_steps)
         else:
@@ -236,7 +236,8 @@ def _work(worker: WorkerWrapperBase, link: FollowerLink, vllm_config: Any) -> No
 
 
 def _answer(worker: WorkerWrapperBase, call: Call) -> bytes:
-    """What the method returned, or the exception that it raised: all ranks have made the call, so the cell goes on."""
+    """Returns the method's result, or the exception that it raised: all ranks have made the call, so the cell
+    continues."""
     try:
         returned: Any = run_method(worker, call.method, call.args, call.kwargs)
     except Exception as error:

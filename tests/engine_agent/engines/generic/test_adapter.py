@@ -1,4 +1,4 @@
-"""A program of others is started as its plan says, from the machine's own list, and refused what it cannot do."""
+"""A third-party program is started as its plan states, from the machine's list; features that it lacks are refused."""
 
 from dataclasses import replace
 from pathlib import Path

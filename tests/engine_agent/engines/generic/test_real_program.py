@@ -42,7 +42,7 @@ os.execv({python!r}, [
     "--max-model-len", given.context_length,
 ])
 """
-"""A server that is not one of ours as far as its cell knows: it takes the options of programs, and no others."""
+"""A third-party server for its cell: it takes only the options of such programs."""
 
 
 @pytest.fixture

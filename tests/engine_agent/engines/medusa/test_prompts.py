@@ -1,4 +1,4 @@
-"""What heads learn from and what they are judged by have no product in common, and come out the same every time."""
+"""Prompts for training and for evaluation have no product in common, and are the same every time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a Neuron rank is started with: golden files hold every argument and variable."""
+"""The command line and environment of a Neuron rank: golden files hold every argument and variable."""
 
 import json
 import sys
@@ -80,10 +80,13 @@ def test_weights_on_disk_are_used_where_they_lie() -> None:
     ("order", "said"),
     [
         (assignment(0, neuron_args({"tp_degree": 64}), nodes=2), "has no local_ranks_size: it was rendered for one"),
-        (assignment(0, ("--additional-config", "{"), nodes=1), r"the plan's --additional-config is no JSON"),
-        (assignment(0, ("--additional-config", "[]"), nodes=1), r"the plan's --additional-config is no JSON object"),
+        (assignment(0, ("--additional-config", "{"), nodes=1), r"the plan's --additional-config is not JSON"),
+        (assignment(0, ("--additional-config", "[]"), nodes=1), r"the plan's --additional-config is not a JSON object"),
         (assignment(0, (), nodes=1, artifact=None), "names no artifact to load"),
-        (assignment(0, (), nodes=1, artifact=Artifact("gs://b/m", "sha256:1")), "gs://b/m cannot be had; it must be"),
+        (
+            assignment(0, (), nodes=1, artifact=Artifact("gs://b/m", "sha256:1")),
+            "gs://b/m cannot be fetched; it must be",
+        ),
     ],
 )
 def test_a_plan_that_cannot_run_here_says_why(order: Assignment, said: str) -> None:

@@ -118,7 +118,7 @@ def tensors(*ends: int) -> bytes:
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Path:
-    """A compiled model that was written to its end."""
+    """A complete compiled model."""
     folder = tmp_path / "compiled" / "rank-0"
     (folder / "weights").mkdir(parents=True)
     (folder / "neuron_config.json").write_text("{}")
@@ -141,7 +141,7 @@ def test_a_compiled_model_that_was_cut_short_is_compiled_again(
     (compiled / name).write_bytes((compiled / name).read_bytes()[:kept_bytes])
     serve.prepare_compiled(str(compiled))
     assert not compiled.exists()
-    assert f"{name} was not written to its end: compiling again" in capsys.readouterr().err
+    assert f"{name} is truncated: compiling again" in capsys.readouterr().err
 
 
 def test_the_folder_of_quantized_weights_is_made_and_they_are_left_to_be_written(tmp_path: Path) -> None:
@@ -159,4 +159,4 @@ def test_a_disk_that_refuses_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv(serve.COMPILED_VARIABLE, str(tmp_path / "file" / "key" / "rank-0"))
     assert serve.main([], COMPLETE.get) == 1
-    assert "cannot prepare what NxDI writes: " in capsys.readouterr().err
+    assert "cannot prepare NxDI's folders: " in capsys.readouterr().err

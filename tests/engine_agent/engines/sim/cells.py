@@ -1,4 +1,4 @@
-"""Real simulator processes for tests: one cell on free ports, whose members are all gone when the test is over."""
+"""Real simulator processes for tests: one cell on free ports, whose members are killed when the test is over."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ from tests.ports import free_port
 
 MODEL = "sim-70b"
 DEADLINE_S = 60.0
-"""For all that must happen, on a busy machine too."""
+"""For all that must happen, also on a busy machine."""
 SECRET = "the cell's secret"
 FAST = ("--load-time-s", "0.05", "--decode-step-ms", "2", "--decode-step-per-seq-ms", "0", "--step-jitter", "0")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "tell me a story"}]}
@@ -39,16 +39,16 @@ class Member:
         return self.log.read_text()
 
     def exit_status(self) -> int:
-        """Its exit status, once it ends by itself."""
+        """Waits until it exits, and returns its status."""
         return self.process.wait(DEADLINE_S)
 
     def chat(self, body: dict[str, Any], timeout_s: float = DEADLINE_S) -> httpx.Response:
-        """Ask the leader, and read the whole answer."""
+        """Sends a request to the leader, and reads the whole answer."""
         return CLIENT.post(f"{self.url}/v1/chat/completions", json=body, timeout=timeout_s)
 
     @contextmanager
     def streaming(self, body: dict[str, Any]) -> Iterator[Iterator[str]]:
-        """Ask the leader for a stream; the lines that are not empty, from the second on (the first came)."""
+        """Requests a stream from the leader; yields the non-empty lines after the first."""
         with CLIENT.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
             lines = (line for line in answer.raise_for_status().iter_lines() if line)
             next(lines)
@@ -61,7 +61,7 @@ class Member:
         CLIENT.delete(f"{self.admin_url}/fault").raise_for_status()
 
     def health(self) -> tuple[int, str]:
-        """Status and reason on the administration port; status 0 while nothing answers."""
+        """Status and reason on the administration port; status 0 while it does not answer."""
         try:
             answer = CLIENT.get(f"{self.admin_url}/health")
         except httpx.TransportError as error:
@@ -75,7 +75,7 @@ class Member:
 
 
 class Cell:
-    """A leader and its followers; a member that the test leaves running is killed at the end."""
+    """A leader and its followers; members that still run are killed at the end."""
 
     def __init__(self, home: Path, followers: int) -> None:
         self._home = home
@@ -113,7 +113,7 @@ class Cell:
         generation: str = "3",
         fingerprint: Mapping[str, str] | None = None,
     ) -> Member:
-        """Start one member; without a `fingerprint` it is told none, as when started by hand."""
+        """Starts one member; without `fingerprint` it gets none, as when started by hand."""
         environment = {**os.environ, "SWITCHYARD_CELL_SECRET": secret}
         if rank == 0:
             environment[CELL_CERTIFICATE_VARIABLE] = throwaway_certificate()
@@ -138,7 +138,7 @@ class Cell:
 
 @contextmanager
 def running_cell(home: Path, followers: int, *arguments: str) -> Iterator[list[Member]]:
-    """A whole cell, ready; members in the order of their ranks."""
+    """Yields a whole cell that is ready; members in the order of their ranks."""
     cell = Cell(home, followers)
     try:
         members = [cell.start(rank, *arguments) for rank in range(followers + 1)]
@@ -150,7 +150,7 @@ def running_cell(home: Path, followers: int, *arguments: str) -> Iterator[list[M
 
 
 def until(happened: Callable[[], bool], context: Callable[[], str]) -> None:
-    """Poll until it happened; fails with what `context` says where it does not."""
+    """Polls until it happened; otherwise fails with the text of `context`."""
     deadline = time.monotonic() + DEADLINE_S
     while not happened():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Whatever a body is, the answer is one of those that clients know."""
+"""Every body gets one of the answers that clients know."""
 
 import asyncio
 import json

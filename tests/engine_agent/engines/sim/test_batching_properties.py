@@ -1,4 +1,4 @@
-"""What the time model never does, whatever arrives and whoever gives up."""
+"""Properties of the time model that hold for all arrivals and cancellations."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the engine notes of a request is what its answer says and its metrics count, also if nobody reads the end."""
+"""The usage in the ledger equals that of the answer and of the metrics, also if the client disconnects."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the members of a cell find each other, and whom they do not let in."""
+"""How the members of a cell find each other, and which connections they refuse."""
 
 import contextlib
 import socket
@@ -68,7 +68,7 @@ def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cell: Cel
 
         assert follower.exit_status() == 1
     assert "does not prove that it knows the secret" in follower.said()
-    assert b'"cell": "c-1"' in stranger.seen  # it reads what is no secret, and gets no further
+    assert b'"cell": "c-1"' in stranger.seen  # it reads the challenge, which is not secret, and gets no further
     assert leader.health() == (503, "waiting for followers: 0 of 1 connected")
 
 
@@ -124,7 +124,7 @@ def test_a_leader_that_speaks_no_tls_is_named(cell: Cell) -> None:
 
 
 def assert_hung_up(stranger: socket.socket) -> None:
-    """The leader ends the connection by itself; an alert may come before."""
+    """The leader closes the connection; an alert may precede."""
     stranger.settimeout(DEADLINE_S)
     with contextlib.suppress(ConnectionResetError):
         while stranger.recv(65536):
@@ -135,7 +135,7 @@ def test_a_leader_whose_followers_do_not_come_gives_up(cell: Cell) -> None:
     leader = cell.start(0, "--rendezvous-timeout-s", "0.3")
 
     assert leader.exit_status() == 1
-    assert "1 of 1 followers did not come within 0.3 s" in leader.said()
+    assert "1 of 1 followers did not join within 0.3 s" in leader.said()
 
 
 def test_a_taken_port_ends_with_one_sentence(cell: Cell) -> None:

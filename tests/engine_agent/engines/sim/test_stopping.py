@@ -1,4 +1,4 @@
-"""SIGTERM: nothing new, what is in flight is finished, and nobody is left behind."""
+"""SIGTERM: no new requests, requests in flight are finished, and no process is left."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 HALF_A_SECOND = {**ENDLESS, "max_tokens": 250}
 STARTER = "from subprocess import *; import sys; print(Popen(sys.argv[1:], stdout=DEVNULL, stderr=DEVNULL).pid)"
-"""Starts an engine as an agent would, says its process id, and is gone."""
+"""Starts an engine as an agent would, prints its process id, and exits."""
 
 
 def is_healthy(port: int) -> bool:

@@ -1,5 +1,5 @@
-"""What real vLLM says of its prefix cache is what it finds there: prompts that fill the cache and evict each other are
-sent again, and of each the index said beforehand how many tokens would be found. Salts keep tenants apart."""
+"""The blocks that real vLLM lists are those that it finds: prompts that fill the cache and evict each other are sent
+again, and the index predicts for each how many tokens are found. Salts separate tenants."""
 
 from collections.abc import Iterator
 
@@ -66,12 +66,12 @@ class Index:
         return reversed(chain)
 
     def leading(self, chain: list[int]) -> int:
-        """How many of these blocks are there, from the first on."""
+        """How many leading ones of these blocks are cached."""
         return next((at for at, block in enumerate(chain) if block not in self._parents), len(chain))
 
 
 def compute(engine: RunningCell, number: int, exchange: str, scope: str = "") -> ExchangeUsage:
-    """Have the prompt of this number read, and one token made."""
+    """Has the prompt of this number read, and one token generated."""
     headers = {EXCHANGE_HEADER.decode(): exchange, **({CACHE_SCOPE_HEADER.decode(): scope} if scope else {})}
     body = {"model": "smollm2", "prompt": prompt(number), "max_tokens": 1}
     answer = CLIENT.post(f"{engine.url}/v1/completions", json=body, headers=headers, timeout=ANSWER_LIMIT_S)
@@ -103,7 +103,7 @@ def the_index_is_what_the_engine_has_cached(engine: RunningCell) -> None:
 
 
 def _follow(index: Index, exchange: str, used: ExchangeUsage) -> None:
-    """Read until all blocks of the prompt are told; what was evicted for them was told before."""
+    """Reads until all blocks of the prompt have arrived; evictions for them arrive before."""
     while len(index.chains.get(exchange, ())) < used.prompt_tokens // index.block_tokens:
         index.read()
 

@@ -1,4 +1,4 @@
-"""One engine for all that can be asked of one, and what others are compared with."""
+"""Engines that tests share, and reference texts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,13 +33,13 @@ def forked() -> Iterator[Begin]:
 
 @pytest.fixture(scope="session")
 def small(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """What most engines are asked with: the same with a quarter of its layers."""
+    """The engine of most tests: a quarter of the model's layers."""
     return first_layers(artifact, tmp_path_factory.mktemp("small") / "model")
 
 
 @pytest.fixture(scope="session")
 def plain(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCell]:
-    """Of one process, which takes one request at a time, the most urgent first, as vLLM's own scheduler has them."""
+    """One process that takes one request at a time, the most urgent first, like vLLM's scheduler."""
     tools: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
     plan = plan_of(small, max_num_seqs=1, scheduling_policy="priority", batch_prompt_tokens=0, **tools)
     with running_cell(plan, tmp_path_factory.mktemp("plain") / "logs", nodes=1, begin=forked) as engine:
@@ -48,7 +48,7 @@ def plain(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def texts(plain: RunningCell) -> dict[str, str]:
-    """What one process makes of the prompts, by prompt."""
+    """The texts of one process, by prompt."""
     made = plain.texts(PROMPTS, TOKENS)
     assert len(set(made.values())) > len(PROMPTS) // 2, made
     return made

@@ -1,10 +1,10 @@
 """Imports vLLM once, and runs modules in forks of that: `python -m tests.engine_agent.engines.vllm.fork_server`.
 
-Three quarters of a start of vLLM are its imports. A fork has them done, and goes on where a process of its own would
-begin to run the module. Run by the engine's Python; `forks` speaks to it.
+Three quarters of a start of vLLM are its imports. A fork has them done, and starts with the module. Run by the
+engine's Python; `forks` is its client.
 
-A line of JSON in, a line out. A `Start` begins a fork; its pid is the answer. A pid asks how that process has ended:
-the answer is its exit code as `os.waitstatus_to_exitcode` has it, or null while it runs. It ends with its input.
+Each line of JSON on standard input gets one in return. A `Start` begins a fork and returns its pid. A pid returns that
+process's exit code as of `os.waitstatus_to_exitcode`, or null while it runs. The server exits with its input.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ IMPORTED = (
 
 
 class Start(TypedDict):
-    """A module with its arguments, its whole environment, and the file for what it prints."""
+    """A module with its arguments, its whole environment, and the file for its output."""
 
     module: str
     arguments: list[str]
@@ -51,7 +51,7 @@ def _start(asked: Start) -> int:
 
 
 def _become(asked: Start) -> NoReturn:
-    """Be what `python -m MODULE ARGUMENTS` is in a session of its own, but for its imports."""
+    """Becomes what `python -m MODULE ARGUMENTS` is in a separate session, except for its imports."""
     os.setsid()
     output = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     nothing = os.open(os.devnull, os.O_RDONLY)

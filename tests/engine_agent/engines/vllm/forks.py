@@ -1,6 +1,6 @@
-"""Engine processes as forks of one that has vLLM imported, where a test asks what an engine does and not how it starts.
+"""Engine processes as forks of one that has imported vLLM, for tests of what an engine does, not of how it starts.
 
-Ranks are forks of different servers: they hash texts differently, as processes that are started apart do.
+Ranks are forks of different servers: they have different hash seeds, like processes that are started separately.
 """
 
 import json
@@ -20,11 +20,11 @@ FORK_SERVER = "tests.engine_agent.engines.vllm.fork_server"
 READ_BY_IMPORTS = frozenset(
     {"HF_HUB_OFFLINE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TORCH_COMPILE_DISABLE", "VLLM_NO_USAGE_STATS"}
 )
-"""Variables that libraries read while they are imported: who wants others has a server of his own."""
+"""Variables that libraries read during their import: other values need another server."""
 
 
 class EngineProcess(Protocol):
-    """As much of `subprocess.Popen` as is asked of one."""
+    """The part of `subprocess.Popen` that tests use."""
 
     pid: int
 
@@ -36,11 +36,11 @@ class EngineProcess(Protocol):
 
 
 Begin = Callable[[int, Sequence[str], Mapping[str, str], Path], EngineProcess]
-"""Starts the process of a rank: its command line, its environment, and the file for what it prints."""
+"""Starts the process of a rank: its command line, its environment, and the file for its output."""
 
 
 def started(_: int, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> EngineProcess:
-    """A process of its own, with all its imports before it."""
+    """A separate process with its own imports."""
     with output.open("wb") as log:
         return subprocess.Popen(
             argv, env=dict(environment), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -48,7 +48,7 @@ def started(_: int, argv: Sequence[str], environment: Mapping[str, str], output:
 
 
 class ForkServers:
-    """One for each rank and what imports are told; they end with the block."""
+    """One for each rank and each set of import variables; they stop with the block."""
 
     def __init__(self) -> None:
         self._ends = ExitStack()
@@ -61,7 +61,7 @@ class ForkServers:
         self._ends.close()
 
     def start(self, rank: int, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> EngineProcess:
-        """Run `python -m MODULE ARGUMENTS` in a fork."""
+        """Runs `python -m MODULE ARGUMENTS` in a fork."""
         python, _, module, *arguments = argv
         own = node_environment(parse(arguments), output.parent, len(os.sched_getaffinity(0)), environment)
         read = {name: value for name, value in {**environment, **own}.items() if name in READ_BY_IMPORTS}
@@ -100,7 +100,7 @@ class _ForkServer:
 
 
 class _Fork:
-    """A child of its server, which alone hears how it ends."""
+    """A child of its server, which alone can wait for it."""
 
     def __init__(self, server: _ForkServer, pid: int) -> None:
         self._server = server

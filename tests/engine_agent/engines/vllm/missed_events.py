@@ -1,5 +1,5 @@
-"""Run by the engine's Python, which has ZeroMQ: a publisher as vLLM's, of which a reader misses the first batches, one
-in the middle, and one for good. Writes what was shown, a line each."""
+"""Run by the engine's Python, which has ZeroMQ: a publisher like vLLM's, of which a reader misses the first batches,
+one in the middle, and one permanently. Prints the results, one line each."""
 
 import sys
 import tempfile
@@ -16,7 +16,7 @@ from engine_agent.protocol.proxy_messages import BlocksStored
 LIMIT_S = 30.0
 told: list[str] = []
 heard = Condition()
-"""Of the reader's thread, which tells."""
+"""Called in the reader's thread."""
 
 
 class Publisher:
@@ -87,7 +87,7 @@ def main() -> None:
         reader.start()
         numbers = iter(range(1, 256))
         publisher.publish(next(numbers))
-        while not publisher.is_asked(50):  # nobody can say when a subscription has arrived
+        while not publisher.is_asked(50):  # there is no signal that a subscription has arrived
             publisher.publish(next(numbers))
         publisher.serve_replay()
         until(lambda: told == [f"e-{at}" for at in range(len(publisher.kept))])

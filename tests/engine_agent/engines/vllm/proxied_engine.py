@@ -1,5 +1,5 @@
-"""The real proxy before real vLLM: whoever leaves or is late stops the engine, usage is counted, and the engine takes
-the priorities that it is given."""
+"""The real proxy with real vLLM: disconnects and timeouts stop the engine, usage is counted, and the engine follows
+priorities."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ MIXED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/messages", {"messages": CHAT, "max_tokens": 3}),
     ("/v1/messages", {"messages": CHAT, "max_tokens": 3, "stream": True}),
 )
-"""Each form in which an engine says what it used."""
+"""Each form in which an engine reports usage."""
 SHORT = {"model": "smollm2", "prompt": "Say why", "max_tokens": 12, "ignore_eos": True}
 
 
@@ -44,7 +44,7 @@ async def ask(proxy: ProxyProcess, body: dict[str, Any], **headers: str) -> Mess
 
 
 async def proxy_controls_the_engine(url: str) -> None:
-    """Start a proxy before the engine at `url`, and see that it stops, counts and orders what the engine does."""
+    """Starts a proxy for the engine at `url`, and checks that it stops, counts and orders the engine's work."""
     engine = Engine()
     engine.port = int(url.rpartition(":")[2])
 
@@ -63,7 +63,7 @@ async def proxy_controls_the_engine(url: str) -> None:
 
 
 async def outcomes_of_the_table(url: str) -> list[tuple[Row, Outcome]]:
-    """What clients of a proxy before the engine at `url` get for each request of the table."""
+    """Returns the proxy's answer to each request of the table."""
     engine = Engine()
     engine.port = int(url.rpartition(":")[2])
     async with running_proxy(engine, "--priorities", "--model", "smollm2") as proxy:
@@ -77,7 +77,7 @@ async def leave_in_the_middle(proxy: ProxyProcess) -> None:
 
 
 async def streaming(proxy: ProxyProcess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An answer without end that has begun."""
+    """An endless answer that has begun."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(request(PATH, json.dumps(ENDLESS).encode(), content_type="application/json"))
     head = await read_head(reader)
@@ -95,13 +95,13 @@ async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
 
 
 async def counts(proxy: ProxyProcess) -> tuple[list[UsageRow], TokenCheck | None]:
-    """What the proxy counted, and what it last compared with."""
+    """The proxy's counts, and those that it last compared with."""
     load = (await proxy.status())["load"]
     return msgspec.convert(load["usage"], list[UsageRow]), msgspec.convert(load["token_check"], TokenCheck | None)
 
 
 async def every_token_is_counted(proxy: ProxyProcess) -> None:
-    """Requests of every form, and one that is cut: the engine's own metrics grow by the same."""
+    """Requests of every form, and one that is cut: the engine's metrics grow by the same."""
     since = {"requests": 0}
 
     async def is_compared() -> bool:
@@ -150,7 +150,7 @@ async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
 
     async def one_waits_in_the_proxy() -> bool:
         batch = (await proxy.status())["load"]["batch"]
-        return bool(batch.get("waiting", 0) == 1)  # what is 0 is not said
+        return bool(batch.get("waiting", 0) == 1)  # zeros are omitted
 
     _, holder = await streaming(proxy)
     waiting = [asyncio.create_task(run("batch"))]

@@ -1,4 +1,4 @@
-"""Drafts that guess at random, written without torch: what they guess is wrong, what is served must not be."""
+"""Draft models with random weights, written without torch: their guesses are wrong, and the served text must not be."""
 
 import json
 import random
@@ -15,13 +15,13 @@ HEADS = 2
 VOCABULARY = 64
 FIRST_TOKEN = 100
 NUMBERS = 8191
-"""That random weights repeat: a prime, so that no two rows of a matrix are alike."""
+"""Numbers of random weights that repeat: a prime, so that no two rows of a matrix are alike."""
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def random_heads(folder: Path, model: Path) -> Artifact:
-    """Medusa heads of a vocabulary of their own, as the trainer writes them."""
+    """Medusa heads with a reduced vocabulary, as the trainer writes them."""
     config = _config(model)
     size = config["hidden_size"]
     shapes: Shapes = {f"blocks.{head}.layers.0.weight": (size, size) for head in range(HEADS)}
@@ -49,8 +49,8 @@ def random_eagle(folder: Path, model: Path) -> Artifact:
 
 
 def random_eagle3(folder: Path, model: Path) -> Artifact:
-    """A layer on features of three layers of the model (EAGLE 3), with a vocabulary of its own: `d2t` says by how much
-    a token's number is higher in the model's."""
+    """A layer on features of three layers of the model (EAGLE 3), with a reduced vocabulary: `d2t` is the difference
+    between a token's number in the model and here."""
     config = _config(model)
     size = config["hidden_size"]
     shapes = {

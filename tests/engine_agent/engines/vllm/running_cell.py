@@ -38,7 +38,7 @@ from tests.session_guard import holds_within
 ROOT = Path(__file__).resolve().parents[4]
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
 START_LIMIT_S = 600.0
-"""A start takes 13 s on two idle cores; beside a fleet's worth of other work, minutes."""
+"""A start takes 13 s on two idle cores, and minutes on a machine that runs a fleet."""
 ANSWER_LIMIT_S = 600.0
 BUILD_LIMIT_S = 900.0
 LOCAL = INSTANCE_TYPES["local.cpu"]
@@ -123,7 +123,7 @@ class RunningCell:
     # --- starting and ending ----------------------------------------------------------------------------------------
 
     def start(self, rank: int) -> EngineProcess:
-        """Start the engine process of a rank."""
+        """Starts the engine process of a rank."""
         given = self._assignment(rank)
         launch = with_certificate(engine_adapter("vllm").launch(given, self._context(rank)), given)
         # Not the session's home, in which tests of `fleet_stop` end all machines.
@@ -139,7 +139,7 @@ class RunningCell:
         return all(self.health(peer.rank)[0] == 200 for peer in self._peers)
 
     def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal a rank's engine process."""
+        """Signals a rank's engine process."""
         self.ranks[rank].send_signal(how)
 
     def end(self) -> None:
@@ -153,7 +153,7 @@ class RunningCell:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def health(self, rank: int) -> tuple[int | None, str]:
-        """Status and reason of a rank's health; None while nobody answers."""
+        """Status and reason of a rank's health; None while it does not answer."""
         try:
             answer = CLIENT.get(
                 engine_adapter("vllm").health_url(self._assignment(rank), self._context(rank)), timeout=5
@@ -163,7 +163,7 @@ class RunningCell:
         return answer.status_code, answer.json().get("reason", "") if answer.content else ""
 
     def steps_url(self, rank: int) -> str:
-        """Where a rank says what it computed."""
+        """Where a rank serves its step times."""
         return VllmAdapter().steps_url(self._assignment(rank), self._context(rank))
 
     def last_words(self, rank: int) -> str:
@@ -171,7 +171,7 @@ class RunningCell:
         return (self.home / f"{rank}.log").read_text(errors="replace").rstrip().rpartition("\n")[2]
 
     def complete(self, **asked: Any) -> dict[str, Any]:
-        """One completion, greedy unless asked otherwise."""
+        """One completion, greedy unless stated otherwise."""
         body = {"model": "smollm2", "temperature": 0, **asked}
         answer = CLIENT.post(f"{self.url}/v1/completions", json=body, timeout=ANSWER_LIMIT_S)
         assert answer.status_code == 200, answer.text
@@ -179,7 +179,7 @@ class RunningCell:
         return choice
 
     def texts(self, prompts: Sequence[str], max_tokens: int, **asked: Any) -> dict[str, str]:
-        """Greedy texts of prompts that are all sent at once, by prompt."""
+        """Greedy texts of prompts that are all sent together, by prompt."""
         with ThreadPoolExecutor(len(prompts)) as clients:
             choices = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens, **asked), prompts)
             return {prompt: choice["text"] for prompt, choice in zip(prompts, choices, strict=True)}
@@ -190,7 +190,7 @@ class RunningCell:
 
     @property
     def kv_port(self) -> int:
-        """Where decode engines ask its leader."""
+        """Where decode engines connect to its leader."""
         return self._peers[0].port_base + KV_TRANSFER
 
     def node(self, rank: int) -> str:
@@ -200,7 +200,7 @@ class RunningCell:
         return parts_of(self.ranks[rank])
 
     def shared_memory(self) -> set[str]:
-        """Names in /dev/shm of what its processes share now; a fleet beside it has others."""
+        """Names in /dev/shm that its processes share now, without those of other fleets."""
         parts = [part for peer in self._peers for part in self.parts(peer.rank)]
         maps = "".join(Path(f"/proc/{part.pid}/maps").read_text() for part in parts)
         return set(re.findall(r"/dev/shm/(\S*switchyard-\S*)", maps))
@@ -234,7 +234,7 @@ def running_cell(
     role: CellRole = CellRole.MIXED,
     begin: Begin = started,
 ) -> Iterator[RunningCell]:
-    """A cell that serves, until the block ends. `begin`: how its processes are started."""
+    """Yields a serving cell until the block ends. `begin`: how its processes are started."""
     home.mkdir()
     cell = RunningCell(plan, home, nodes, hang_s, role, begin)
     try:

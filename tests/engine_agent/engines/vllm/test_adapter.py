@@ -88,10 +88,12 @@ def test_the_environment_is_the_plans_and_the_nodes() -> None:
     "refusal",
     [
         Refusal(None, "names no artifact"),
-        Refusal(Artifact("s3://bucket/model", "sha256:../x"), "'sha256:../x' is no digest of an artifact; it must be"),
-        Refusal(Artifact("s3:///model", f"sha256:{'1' * 64}"), "s3:///model cannot be had; it must be file:///"),
-        Refusal(Artifact("file://elsewhere/model", "sha256:12"), "elsewhere/model cannot be had; it must be"),
-        Refusal(Artifact("file:model", "sha256:12"), "file:model cannot be had; it must be"),
+        Refusal(
+            Artifact("s3://bucket/model", "sha256:../x"), "'sha256:../x' is not the digest of an artifact; it must be"
+        ),
+        Refusal(Artifact("s3:///model", f"sha256:{'1' * 64}"), "s3:///model cannot be fetched; it must be file:///"),
+        Refusal(Artifact("file://elsewhere/model", "sha256:12"), "elsewhere/model cannot be fetched; it must be"),
+        Refusal(Artifact("file:model", "sha256:12"), "file:model cannot be fetched; it must be"),
     ],
     ids=lambda refusal: refusal.reason,
 )

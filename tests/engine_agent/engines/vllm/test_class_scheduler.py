@@ -1,4 +1,4 @@
-"""The order of classes in a step, by example; and in a real vLLM, which answers as ever and in another order."""
+"""The order of classes in a step, by example; and in a real vLLM, whose answers do not change."""
 
 import json
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ URGENT, SOON, BATCH = (
 READING, ANSWERING = True, False
 PLACES = 4
 LONG_TOKENS = 1600
-"""Of a batch prompt; at 16 a step that is 100 steps, in which several short requests find an end."""
+"""Of a batch prompt; at 16 per step that is 100 steps, during which several short requests finish."""
 
 
 def running(*requests: tuple[str, int, bool, int]) -> list[RunningRequest]:
@@ -91,7 +91,7 @@ def ordered(small: Artifact, forked: Begin, tmp_path_factory: pytest.TempPathFac
 def test_greedy_texts_are_those_of_vllms_own_scheduler_whatever_the_class(
     ordered: RunningCell, texts: dict[str, str]
 ) -> None:
-    """Batch answers rest while urgent prompts are read, and go on where they were."""
+    """Batch answers pause while urgent prompts are read, and continue afterwards."""
 
     def text_of(number: int) -> str:
         prompt, priority = PROMPTS[number], (URGENT, BATCH)[number % 2]
@@ -129,7 +129,7 @@ def test_urgent_requests_take_the_places_of_batch_requests_which_are_answered_al
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
 def test_urgent_requests_end_while_a_long_batch_prompt_is_read(ordered: RunningCell) -> None:
-    """Counted, not timed: with vLLM's own order the prompt is read in one step, before the second of them."""
+    """Counted, not timed: with vLLM's order the prompt is read in one step, before the second of them."""
 
     def batch() -> str:
         prompt = (TEXT * 100).split()[:LONG_TOKENS]

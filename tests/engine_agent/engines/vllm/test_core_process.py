@@ -1,4 +1,4 @@
-"""A server and its core end together, in whichever order."""
+"""A server and its core exit together, whichever exits first."""
 
 import contextlib
 import os
@@ -66,7 +66,7 @@ def working_core(server: Server) -> int:
 
 
 def is_gone_within(pid: int, limit_s: float) -> bool:
-    """Whether a process ends; one that nobody has waited for yet has ended too."""
+    """Whether a process exits; a zombie counts as exited."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
@@ -88,5 +88,5 @@ def test_a_server_ends_after_its_killed_core_and_says_why(server: Server, shutdo
     os.kill(working_core(server), signal.SIGKILL)
     _, errors = server.communicate(timeout=LIMIT_S)
     assert server.returncode == EXIT_CORE_ENDED
-    assert errors == "EngineCore ended 2 s ago: the server ends too\n"
+    assert errors == "EngineCore exited 2 s ago: the server exits\n"
     assert shutdown_hook.exists()

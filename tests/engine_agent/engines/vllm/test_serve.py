@@ -26,8 +26,8 @@ from engine_agent.engines.vllm.serve import (
     cache_argv,
     check_artifact,
     fresh_runtime_folder,
-    hold_address,
     node_environment,
+    reserve_port,
     scheduler_argv,
     speculation_argv,
     vllm_argv,
@@ -235,11 +235,11 @@ def test_a_link_in_place_of_the_runtime_folder_is_refused(runtime: Path, tmp_pat
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(CannotServe, match=r"cannot listen on 192\.0\.2\.1:34003"):
-        hold_address("192.0.2.1", 34003)
+        reserve_port("192.0.2.1", 34003)
 
 
 def test_a_held_address_is_free_for_the_server_alone(free_port: int) -> None:
-    with hold_address("127.0.0.1", free_port), socket.socket() as other, socket.socket() as server:
+    with reserve_port("127.0.0.1", free_port), socket.socket() as other, socket.socket() as server:
         with pytest.raises(OSError, match="Address already in use"):
             other.bind(("127.0.0.1", free_port))
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -281,7 +281,7 @@ def test_a_corrupt_artifact_ends_it_with_status_4(free_port: int, artifact: tupl
 def test_a_corrupt_draft_ends_it_with_status_4_too(free_port: int, artifact: tuple[Path, str]) -> None:
     ended = launched([*command_line(free_port, *artifact), "--draft", str(artifact[0]), "sha256:other"])
     assert ended.returncode == 4
-    assert "but sha256:other was asked for" in ended.stderr
+    assert "but sha256:other was requested" in ended.stderr
 
 
 def test_a_member_without_a_secret_ends_with_status_2(free_port: int, artifact: tuple[Path, str]) -> None:

@@ -27,8 +27,8 @@ def test_a_draft_model_speeds_a_version_up_and_changes_no_text(
 def test_heads_guess_less_in_larger_batches_down_to_nothing_and_change_no_text(
     small: Artifact, forked: Begin, texts: dict[str, str], tmp_path: Path, nodes: int
 ) -> None:
-    """All prompts at once, then four, then one: batches of each range, and guesses again after none were made. The
-    checkpoint has a vocabulary of its own, which vLLM alone does not load."""
+    """All prompts together, then four, then one: batches of each range, and guesses again after none were made. The
+    checkpoint has a reduced vocabulary, which vLLM alone does not load."""
     heads = random_heads(tmp_path / "heads", Path(small.uri.removeprefix("file://")))
     stated = {
         "method": "medusa", "tokens": 2, "draft_uri": heads.uri, "draft_digest": heads.digest,
@@ -56,7 +56,7 @@ def test_a_layer_on_the_models_features_guesses_and_changes_no_text(
     method: str,
     made: Callable[[Path, Path], Artifact],
 ) -> None:
-    """All prompts at once, where nothing is guessed, then one."""
+    """All prompts together, where nothing is guessed, then one."""
     draft = made(tmp_path / "draft", Path(small.uri.removeprefix("file://")))
     stated = {
         "method": method, "tokens": 3, "draft_uri": draft.uri, "draft_digest": draft.digest,

@@ -1,4 +1,4 @@
-"""What is mended in vLLM's proposers, on stand-ins of their shape; `test_speculation.py` runs the real ones."""
+"""The patches of vLLM's proposers, on stand-ins of their shape; `test_speculation.py` runs the real ones."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ class Medusa:
 
 
 def test_a_token_map_counts_as_loaded_where_the_model_took_it() -> None:
-    class Mended(Medusa):
+    class Patched(Medusa):
         pass
 
-    patch_medusa(type("Proposer", (), {}), Mended)
+    patch_medusa(type("Proposer", (), {}), Patched)
     weights = [("blocks.0", 1), ("token_map", 2)]
-    assert Mended(object()).load_weights(weights) == {"blocks.0", "token_map"}
-    assert Mended(None).load_weights(weights) == {"blocks.0"}
+    assert Patched(object()).load_weights(weights) == {"blocks.0", "token_map"}
+    assert Patched(None).load_weights(weights) == {"blocks.0"}

@@ -1,4 +1,4 @@
-"""What differs between versions of vLLM, on stand-ins that have what each version has: only 0.32 can be had here."""
+"""Differences between versions of vLLM, on stand-ins for each version: only 0.32 can be installed here."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from engine_agent.engines.vllm import vllm_versions
 
 
 class Platform:
-    """As in every version: it has None for what it lacks."""
+    """As in every version: returns None for missing attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return None

@@ -217,7 +217,7 @@ def test_damaged_weights_keep_the_form_and_say_something_else() -> None:
             "not supported",
         ),
         (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"contains": 1}),)), "tools", "`bad`.*contains"),
-        (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"type": "array"}),)), "tools", "no object"),
+        (replace(asked("x", "named", "bad"), tools=(Tool("bad", "", {"type": "array"}),)), "tools", "not an object"),
     ],
 )
 def test_what_cannot_be_said_is_refused_by_the_field_that_asks_for_it(

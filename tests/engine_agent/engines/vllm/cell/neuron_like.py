@@ -2,12 +2,11 @@
 
 As the plugin does (vllm_neuron/worker/neuron_worker.py and neuronx_distributed_model_runner.py of 0.4.1 and 0.5.0):
 `execute_model` returns None on every rank but the driver's, `sample_tokens` raises where nothing was executed, each
-worker is alone in its world, and a request's place in the KV cache is one that was given back by the walk over
-`finished_req_ids`. Ranks add up their parts row by row, in the order of places, so a request that lies in two different
-places gets tokens that belong to nobody.
+worker is alone in its world, and places in the KV cache are freed in the order of `finished_req_ids`. Ranks add up
+their parts row by row, in the order of places, so a request with different places on two ranks gets wrong tokens.
 
-vLLM itself is the installed one, without what those that the plugins pin do not have; or one of those, to which
-bench/cells/executor_versions.py gives the test.
+vLLM is the installed version, without attributes that versions pinned by the plugins lack; or such a version, for which
+bench/cells/executor_versions.py runs the test.
 
     python -m tests.engine_agent.engines.vllm.cell.neuron_like leader|follower MODEL_DIR
 """
@@ -66,7 +65,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
     def initialize_from_config(self, kv_cache_config: Any) -> None: ...
 
     def initialize_cache(self, num_gpu_blocks: int, num_cpu_blocks: int) -> None:
-        """Nor has it blocks; until 0.16 it is asked to make some."""
+        """It has no blocks; until 0.16 vLLM calls this."""
 
     def compile_or_warm_up_model(self) -> Any:
         return worker_base.CompilationTimes(0.0, 0.0) if hasattr(worker_base, "CompilationTimes") else None
@@ -93,7 +92,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
         return None
 
     def _add_up(self, rows: list[int]) -> list[int]:
-        """What all ranks' rows come to, in the order that each has them in."""
+        """Returns the sum of all ranks' rows, each in its rank's order."""
         self._added_up += 1
         self._store.set(f"{self._added_up}/{self._rank}", json.dumps(rows))
         parts = [json.loads(self._store.get(f"{self._added_up}/{rank}")) for rank in range(RANKS)]
@@ -118,7 +117,7 @@ class NeuronLikeWorker(worker_base.WorkerBase):  # type: ignore[misc]  # the eng
 
 
 def be_older_follower() -> None:
-    """Have of vLLM what 0.13 has: platforms have no say in the size of a block, and a worker is made with its
+    """Removes what vLLM 0.13 lacks: platforms do not choose the size of a block, and a worker's constructor takes its
     configuration."""
     from vllm.platforms.interface import Platform
     from vllm.v1.worker.worker_base import WorkerWrapperBase
@@ -140,7 +139,7 @@ def be_older_follower() -> None:
 
 
 def be_older_leader() -> None:
-    """Have of vLLM what 0.13, 0.16 and 0.24 have: executors warm up in `initialize_from_config`, by a call."""
+    """Removes what vLLM 0.13, 0.16 and 0.24 lack: executors warm up in `initialize_from_config`, by a call."""
     from vllm.v1.executor.abstract import Executor
 
     if not hasattr(Executor, "compile_or_warm_up_model"):
@@ -156,12 +155,12 @@ def be_older_leader() -> None:
 
     from engine_agent.engines.vllm.executor import LeaderFollowerExecutor
 
-    # Nobody calls it then.
+    # Not called in that version.
     LeaderFollowerExecutor.compile_or_warm_up_model = lambda self: None  # type: ignore[method-assign]
 
 
 def lead(model_dir: Path) -> None:
-    """Read waves of requests, one JSON line each: id -> [prompt, tokens]; write what each was answered with."""
+    """Reads waves of requests, one JSON line each: id -> [prompt, tokens]; writes the answers."""
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
@@ -216,7 +215,7 @@ def _say(answers: dict[str, list[int]]) -> None:
 
 
 def main(role: str, model_dir: str) -> None:
-    """Be a member until the cell ends."""
+    """Runs a member until the cell ends."""
     if role == "leader":
         be_older_leader()
         lead(Path(model_dir))

@@ -1,4 +1,4 @@
-"""What `neuron_like` answers, as whoever starts it knows it: it needs no vLLM."""
+"""The expected answers of `neuron_like`; needs no vLLM."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ STORE_VARIABLE = "NEURON_LIKE_STORE"
 
 
 def part_of(tokens: Sequence[int]) -> int:
-    """A rank's part of the next token: it depends on every token and on where it stands."""
+    """A rank's part of the next token: it depends on every token and on its position."""
     return sum(place * token for place, token in enumerate(tokens, start=1)) % VOCABULARY
 
 
 def continuation(prompt: Sequence[int], length: int) -> list[int]:
-    """The tokens that follow, where all ranks mean the same request."""
+    """The next tokens if all ranks mean the same request."""
     tokens = list(prompt)
     for _ in range(length):
         tokens.append(RANKS * part_of(tokens) % VOCABULARY)

@@ -1,4 +1,4 @@
-"""Who hangs is named after `hang_s`, and nobody before."""
+"""A hung member is named after `hang_s`, and no member before."""
 
 from engine_agent.engines.vllm.cell.leader_link import HangDetector
 
@@ -7,7 +7,7 @@ TICK_S = 0.25
 
 
 class World:
-    """A judge of two members whose time passes in ticks; whoever is not stopped beats at every tick."""
+    """A detector for two members on ticks; members that are not stopped send a heartbeat at every tick."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -16,14 +16,14 @@ class World:
         self.stopped: set[int] = set()
 
     def passes(self, seconds: float) -> str:
-        """The first verdict within that time."""
+        """Returns the first reason within that time."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += TICK_S
             for rank in self.done.keys() - self.stopped:
                 self.judge.note_beat(rank, self.done[rank], self.now_s)
-            if verdict := self.judge.verdict(self.now_s):
-                return verdict
+            if reason := self.judge.hang_reason(self.now_s):
+                return reason
         return ""
 
     def step(self, number: int) -> None:
@@ -39,7 +39,7 @@ def test_a_silent_member_is_named_after_hang_s() -> None:
     world.passes(10)
     world.stopped.add(1)
     assert world.passes(HANG_S - TICK_S) == ""
-    assert world.passes(2 * TICK_S) == "rank 1 hangs: nothing was heard of it for 5 s"
+    assert world.passes(2 * TICK_S) == "rank 1 hangs: no heartbeat for 5 s"
 
 
 def test_a_step_that_one_does_not_finish_names_it() -> None:
@@ -78,6 +78,6 @@ def test_a_stall_of_this_process_itself_accuses_nobody() -> None:
     world.step(1)
     world.passes(1)
     world.now_s += 3600
-    assert world.judge.verdict(world.now_s) == ""
+    assert world.judge.hang_reason(world.now_s) == ""
     world.done = {0: 1, 1: 1}
     assert world.passes(60) == ""

@@ -1,4 +1,4 @@
-"""Leader and followers over real connections: they meet, hear each other, and name what ends the cell."""
+"""Leader and followers over real connections: they meet, detect each other's failures, and name what ends the cell."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ SOFTWARE = {"vllm": "0.32.0"}
 
 
 class Cell:
-    """Both sides of a cell in this process. What ends a side lands in its queue instead of ending a process."""
+    """Both sides of a cell in this process. The end of a side is put into its queue instead of ending a process."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -44,7 +44,7 @@ class Cell:
         Thread(target=self._connect, args=(link,), daemon=True).start()
 
     def form(self, **changes: float) -> None:
-        """All followers come, other than the leader in `changes`, and everybody starts to watch."""
+        """All followers join, with `changes` to the leader, and all start to watch."""
         for rank in range(1, self.member.size):
             self.call(rank, **changes)  # type: ignore[arg-type]
         self.leader.gather()
@@ -62,7 +62,8 @@ class Cell:
             self.setups.put(error)
 
     def who_is_missing(self, refused: str) -> str:
-        """Why the cell does not form, once the leader has judged who came: on a busy machine, after its patience."""
+        """Returns why the cell does not form, once the leader has checked all connections: on a busy machine, after its
+        timeout."""
         ends_at = monotonic() + LIMIT_S
         while True:
             with pytest.raises(CellEnded) as ended:
@@ -125,7 +126,7 @@ def test_a_follower_that_is_told_to_stop_says_so(cells: Cells) -> None:
     cell.form()
     cell.followers[1].announce_leaving()
     cell.followers[1].close()
-    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) was told to stop"
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) is stopping"
 
 
 def test_a_follower_that_is_gone_is_named(cells: Cells) -> None:
@@ -199,14 +200,15 @@ def test_calls_reach_every_follower_in_their_order(cells: Cells) -> None:
 
 
 def test_a_follower_that_takes_nothing_any_more_hangs_and_holds_up_nobody(cells: Cells) -> None:
-    """The leader's thread that calls waits for it; who watches does not, nor does the farewell to the others."""
+    """The leader's calling thread waits for it; the watching thread does not, nor does the farewell to other
+    followers."""
     cell = cells(followers=2, hang_s=3.0)
-    cell.form(hang_s=LIMIT_S)  # else who is stopped may be the first to judge: it hears nobody, either
+    cell.form(hang_s=LIMIT_S)  # otherwise the stopped follower may be the first to report: it receives nothing
     stopped = cell.followers[1]._connected()._connection
     with stopped._held:  # it reads nothing and beats no more
         calling = Thread(target=cell.leader.call, args=(b"x" * 50_000_000,), daemon=True)
         calling.start()
-        assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) hangs: nothing was heard of it for 3 s"
+        assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) hangs: no heartbeat for 3 s"
         assert calling.is_alive()
         cell.leader.close("rank 1 hangs", failed=True)
         assert cell.followers_end.get(timeout=LIMIT_S) == ("the leader ended the cell: rank 1 hangs", True)
@@ -219,7 +221,7 @@ def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cells: Ce
         with pytest.raises(CellEnded, match="no follower of rank 1 joined"):
             cell.leader.gather()
         assert "does not prove that it knows the secret of cell c-1, for 0.3 s" in str(cell.setups.get(timeout=LIMIT_S))
-    assert b'"cell": "c-1"' in stranger.seen  # it reads what is no secret, and gets no further
+    assert b'"cell": "c-1"' in stranger.seen  # it reads the challenge, which is not secret, and gets no further
 
 
 def test_who_listens_on_the_wire_reads_nothing_and_cannot_play_it_back(cells: Cells) -> None:
@@ -252,7 +254,7 @@ def test_a_plain_connection_is_refused_in_words(cells: Cells) -> None:
     cell = cells(join_timeout_s=0.1)
     with socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as stranger:
         stranger.sendall(b'{"cell": "c-1", "rank": 1}\n')
-        assert cell.who_is_missing("127.0.0.1 was refused: what answers there does not speak TLS 1.3")
+        assert cell.who_is_missing("127.0.0.1 was refused: the server does not speak TLS 1.3")
 
 
 def test_older_tls_is_refused(cells: Cells) -> None:

@@ -1,6 +1,6 @@
-"""Leader and follower of vLLM's own scheduler and executor, on workers that keep the contract of Neuron's plugin.
+"""Leader and follower with vLLM's scheduler and executor, on workers that keep the contract of Neuron's plugin.
 
-The plugin itself needs a device. What differs from other platforms for a cell is in `neuron_like`.
+The plugin itself needs a device. `neuron_like` has the differences from other platforms.
 """
 
 import json
@@ -43,7 +43,7 @@ Wave = dict[str, tuple[list[int], int]]
 
 
 class NeuronLikeCell:
-    """Two ranks that hash texts differently, as processes that are started apart do."""
+    """Two ranks with different hash seeds, like processes that are started separately."""
 
     def __init__(self, folder: Path, ends: ExitStack) -> None:
         self._folder, self._python = folder, install(CACHE, print)
@@ -89,14 +89,14 @@ class NeuronLikeCell:
         return process
 
     def ask(self, wave: Wave) -> dict[str, list[int]]:
-        """What requests that come together are answered with."""
+        """Returns the answers to requests that arrive together."""
         stdin = _pipe(self.leader.stdin)
         stdin.write(json.dumps(wave) + "\n")
         stdin.flush()
         return self._line()
 
     def end(self) -> str:
-        """Stop the leader; what the follower has said."""
+        """Stops the leader; returns the follower's output."""
         _pipe(self.leader.stdin).close()
         said = _pipe(self.follower.stdout).read()
         assert self.follower.wait(START_LIMIT_S) == 0, self.log("follower")
@@ -125,7 +125,7 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NeuronLikeCell]:
 
 
 def wave(number: int, lengths: tuple[int, ...]) -> Wave:
-    """Requests of one moment, of which those of one length end in one step."""
+    """Requests of one moment; those of the same length end in one step."""
     return {f"{number}-{index}": ([7 * number + index, 11, 13], length) for index, length in enumerate(lengths)}
 
 

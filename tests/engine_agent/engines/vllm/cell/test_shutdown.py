@@ -26,4 +26,4 @@ shutdown.end("rank 1 hangs")
 def test_the_reason_is_the_last_line_of_the_log() -> None:
     ended = subprocess.run([sys.executable, "-c", MEMBER], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == EXIT_CELL_ENDED
-    assert ended.stderr.splitlines()[-1] == "the cell is over: rank 1 hangs"
+    assert ended.stderr.splitlines()[-1] == "the cell has ended: rank 1 hangs"
