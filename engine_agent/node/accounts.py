@@ -1,5 +1,6 @@
-"""Under which accounts an agent that is root starts what it starts: engines, cell proxies and HAProxy each under one of
-their own. An agent that is not root starts everything as itself. It decides and prepares folders; `confine` does it."""
+"""Accounts of an agent's processes. An agent that runs as root starts engines, cell proxies and HAProxy under separate
+accounts; another agent starts everything as itself. This module chooses accounts and prepares folders; `confine`
+changes the account."""
 
 import os
 import pwd
@@ -13,14 +14,14 @@ from engine_agent.engines.base import Launch
 
 FIRST_UID_VARIABLE = "SWITCHYARD_SERVICE_UIDS"
 FIRST_UID = 60900
-"""Of the three uids for services whose account does not exist: nobody's, neither people's nor packages' nor those that
-systemd hands out (https://systemd.io/UIDS-GIDS)."""
+"""First of three uids for services without an account. They belong to no user, package or systemd range
+(https://systemd.io/UIDS-GIDS)."""
 CONFINE = Path(__file__).with_name("confine.py")
 LONGEST_LINK_CHAIN = 40
 
 
 class Service(StrEnum):
-    """What runs under an account of its own, by the account's name."""
+    """A service with its own account; the value is the name of the account."""
 
     ENGINE = "switchyard-engine"
     PROXY = "switchyard-proxy"
@@ -35,16 +36,18 @@ class Account:
 
 
 def service_account(service: Service, environment: Mapping[str, str] = os.environ) -> Account | None:
-    """The account of a service; None: it runs as the agent does, which is not root or was told so.
+    """The account of a service, or None to run as the agent does.
 
     Raises:
-        ValueError: `SWITCHYARD_SERVICE_UIDS` is no number.
+        ValueError: `SWITCHYARD_SERVICE_UIDS` is not a number.
     """
     if os.geteuid() != 0:
         return None
     stated = environment.get(FIRST_UID_VARIABLE) or str(FIRST_UID)
     if not stated.isdecimal():
-        raise ValueError(f"{FIRST_UID_VARIABLE} is {stated!r}; it must be the first of three uids, or 0 for none")
+        raise ValueError(
+            f"{FIRST_UID_VARIABLE} is {stated!r}; it must be the first of three uids, or 0 for no accounts"
+        )
     if int(stated) == 0:
         return None
     try:
@@ -56,10 +59,10 @@ def service_account(service: Service, environment: Mapping[str, str] = os.enviro
 
 
 def confined(launch: Launch, account: Account, home: Path) -> Launch:
-    """The launch under the account, `home` its own folder. Folders that it writes are made, and given to it.
+    """The launch under the account, with `home` as its home. Creates the folders that it writes, owned by the account.
 
     Raises:
-        OSError: a folder cannot be made.
+        OSError: a folder cannot be created.
     """
     kept = (home, *launch.writes)
     for folder in kept:
@@ -75,24 +78,24 @@ def confined(launch: Launch, account: Account, home: Path) -> Launch:
         "--",
         *launch.argv,
     )
-    # Libraries ask for the user's name, and an account by number alone has none.
+    # libraries look up the user's name, and a plain uid has none
     names = {"HOME": str(home), "USER": account.name, "LOGNAME": account.name}
     return Launch(argv, {**launch.env, **names}, launch.reads, launch.writes, launch.programs)
 
 
 def without_new_rights() -> tuple[str, ...]:
-    """What a command line begins with whose command, and all that it starts, must never get more rights than it has."""
+    """The prefix of a command line whose processes must never gain further rights."""
     return (sys.executable, "-I", "-S", str(CONFINE), "--") if os.geteuid() == 0 else ()
 
 
 def open_way(folder: Path, has_accounts: bool) -> None:
-    """Let accounts pass through a folder of the agent to their own in it; all else there only its owner may read."""
+    """Lets accounts pass through a folder of the agent to their own folders; only the owner can read the rest."""
     if has_accounts:
         folder.chmod(0o711)
 
 
 def program_folders(program: Path) -> list[Path]:
-    """The installation that a program belongs to, wherever links lead: `/x/bin/python` needs `/x`."""
+    """The installation that a program belongs to, with those of its links: `/x/bin/python` needs `/x`."""
     folders, path = [], Path(os.path.abspath(program))
     for _ in range(LONGEST_LINK_CHAIN):
         folders.append(path.parent.parent)

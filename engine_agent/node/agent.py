@@ -1,7 +1,8 @@
-"""The node agent: three loops around one node. Converge (plan, apply, say what is so), watch (ask the processes), and
-report (say it again every two seconds). It decides nothing itself, and no error in a pass ends a loop.
+"""The node agent: loops around one node that converge (plan and apply steps), watch (poll the processes) and report
+(every two seconds). Planners decide, and an error in a pass does not end a loop.
 
-Ending the agent ends none of the node's processes: the next agent adopts them.
+The node's processes survive the agent; the next agent adopts them. The cause of an order (the id of a request) is
+logged, and recorded as a span if tracing is on.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def order_trace(node: str, environment: Mapping[str, str] = os.environ) -> "OrderTrace":
-    """As OpenTelemetry's variables ask for it."""
+    """Returns the tracing that OpenTelemetry's variables configure."""
     try:
         settings = trace_settings(environment, SERVICE)
     except TracingOff as error:
@@ -61,14 +62,14 @@ class OrderTrace:
 
     @contextmanager
     def taking(self, message: Desired) -> Iterator[None]:
-        """Around the taking of an order."""
+        """Traces an order while the block applies it."""
         began_ns, cause = time_ns(), message.cause
         yield
         if cause is None:
             return
         place = begin_span([(TRACEPARENT, cause.traceparent.encode("latin-1", "replace"))], 0.0, random.getrandbits)
         carried = {"request_id": cause.request_id, "trace_id": place.trace_id if place else ""}
-        log.info("order %d came of request %s", message.version, cause.request_id, extra=carried)
+        log.info("order %d was caused by request %s", message.version, cause.request_id, extra=carried)
         if self.exporter is not None and place is not None:
             about = {"switchyard.request_id": cause.request_id, "switchyard.version": message.version}
             span = span_json(place, "take order", began_ns, time_ns(), False, kind="consumer", **about)
@@ -88,15 +89,15 @@ class OrderTrace:
 log = logging.getLogger(__name__)
 
 CONVERGE_AT_LEAST_EVERY_S = 1.0
-"""Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
+"""Longest delay in noticing limits that depend only on time (a silent proxy, a late start)."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
 SEND_LOGS_EVERY_S = 1.0
-"""While logs are being read; else this only checks whether they are."""
+"""While a user reads logs; otherwise this only checks for requests."""
 NEURON = "neuron"
-LOOK_FOR_CHECKS_EVERY_S = 1.0
+POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
-"""How late the control plane hears of software that was installed under a running agent."""
+"""Longest delay in reporting software that was installed under a running agent."""
 
 
 class NodeAgent:
@@ -114,7 +115,7 @@ class NodeAgent:
     ) -> None:
         self._limits = limits
         self._awake = AwakeClock()
-        """Of every limit: an agent that was stopped has asked nothing meanwhile, and judges nobody by its own sleep."""
+        """The clock of every limit. A stopped agent polled nothing, so its own pause must not count as silence."""
         self._wake = asyncio.Event()
         self._hello = hello
         self._stack = stack
@@ -151,50 +152,50 @@ class NodeAgent:
         self._metrics_port = place.port_base + AGENT_METRICS
 
     async def run(self) -> None:
-        """Resume, then converge, watch, report and stay connected until cancelled."""
+        """Resumes, then converges, watches, reports and stays connected until cancelled."""
         self._node.resume()
         try:
-            # What was adopted is polled once before it is reported, so that a restarted agent never reports a
-            # serving cell as one that starts.
+            # Adopted processes are polled before the first report, so that a restarted agent never reports a serving
+            # cell as starting.
             await self._node.poll()
             self._converge()
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._connect(loops))
-                loops.create_task(self._for_ever("converge", self._converge_once))
-                loops.create_task(self._for_ever("watch", self._watch_once))
-                loops.create_task(self._for_ever("report", self._report_once))
-                loops.create_task(self._for_ever("logs", self._bound_logs_once))
-                loops.create_task(self._for_ever("log tail", self._send_logs_once))
-                loops.create_task(self._for_ever("checks", self._check_once))
-                loops.create_task(self._for_ever("engine log", self._read_engine_log_once))
+                loops.create_task(self._repeat("converge", self._converge_once))
+                loops.create_task(self._repeat("watch", self._watch_once))
+                loops.create_task(self._repeat("report", self._report_once))
+                loops.create_task(self._repeat("logs", self._bound_logs_once))
+                loops.create_task(self._repeat("log tail", self._send_logs_once))
+                loops.create_task(self._repeat("checks", self._check_once))
+                loops.create_task(self._repeat("engine log", self._read_engine_log_once))
                 if self._efa.is_any:
-                    loops.create_task(self._for_ever("efa", self._read_efa_once))
-                loops.create_task(self._for_ever("stack", self._read_stack_once))
-                loops.create_task(self._for_ever("traces", self._trace.run))
-                loops.create_task(self._for_ever("metrics", self._serve_metrics))
-                loops.create_task(self._for_ever("energy", self._energy.run_once))
+                    loops.create_task(self._repeat("efa", self._read_efa_once))
+                loops.create_task(self._repeat("stack", self._read_stack_once))
+                loops.create_task(self._repeat("traces", self._trace.run))
+                loops.create_task(self._repeat("metrics", self._serve_metrics))
+                loops.create_task(self._repeat("energy", self._energy.run_once))
                 if self._cloud is not None:
-                    loops.create_task(self._for_ever("cloud", self._cloud.run_once))
+                    loops.create_task(self._repeat("cloud", self._cloud.run_once))
         finally:
             self._node.close()
 
     async def _connect(self, loops: asyncio.TaskGroup) -> None:
-        """Look for accelerators, whose inventory belongs into the first word to the control plane; then connect."""
+        """Detects accelerators, which the first message to the control plane lists; then connects."""
         try:
             await self._accelerators.prepare()
         except Exception:
-            log.exception("error while looking for accelerators")
-        loops.create_task(self._for_ever("accelerators", self._accelerators.run))
-        if not self._node.is_serving:  # an adopted engine has been checked, or serves all the same
-            await self._checks.make_before_joining(len(self._accelerators.devices()))
-        await self._for_ever("connection", self._connection.run)
+            log.exception("error while detecting accelerators")
+        loops.create_task(self._repeat("accelerators", self._accelerators.run))
+        if not self._node.is_serving:  # an adopted engine serves in any case
+            await self._checks.run_before_joining(len(self._accelerators.devices()))
+        await self._repeat("connection", self._connection.run)
 
-    async def _for_ever(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 await once()
             except Exception:
-                # A node must outlive whatever is wrong with one pass; the next one starts from the whole state again.
+                # A node must survive any error in one pass; the next one starts from the complete state.
                 log.exception("error in the %s loop", name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
@@ -213,7 +214,7 @@ class NodeAgent:
             return
 
     def _converge(self) -> float | None:
-        """One pass: plan, apply, and say what is so if that changed. Returns when to look again at the latest."""
+        """Runs one pass: plan, apply, and report a changed state. Returns the latest time of the next pass."""
         self._wake.clear()
         self._note_contact()
         until_s = None
@@ -247,14 +248,14 @@ class NodeAgent:
             self._connection.send_logs(tail)
 
     async def _check_once(self) -> None:
-        await asyncio.sleep(LOOK_FOR_CHECKS_EVERY_S)
+        await asyncio.sleep(POLL_CHECKS_EVERY_S)
         order = self._node.order
-        await self._checks.make_requested(order.check if order else None, is_serving=self._node.is_serving)
+        await self._checks.run_requested(order.check if order else None, is_serving=self._node.is_serving)
 
     async def _read_engine_log_once(self) -> None:
         await asyncio.sleep(READ_LOG_EVERY_S)
         if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
-            self._engine_log.read()  # of no other: what it looks for are words of Neuron's runtime
+            self._engine_log.read()  # it searches for messages of Neuron's runtime
 
     async def _read_efa_once(self) -> None:
         self._efa.read()
@@ -281,7 +282,7 @@ class NodeAgent:
             with self._trace.taking(message):
                 self._node.take_order(structs.replace(message, cause=None))
         else:
-            log.warning("ignored what is for another kind of agent: this is a node")
+            log.warning("ignored an order for another kind of agent: this is a node")
 
     def _note_contact(self) -> None:
         if self._connection.status.connected:
@@ -322,13 +323,13 @@ class NodeAgent:
 
 
 def _pythons_of(place: NodePlace) -> tuple[Path, ...]:
-    """The interpreters of installed engines; programs of engine generic are none."""
+    """Interpreters of installed engines; programs of engine `generic` are not interpreters."""
     installed = place.launch_context().engine_pythons
     return tuple(path for engine, path in installed.items() if "/" not in engine)
 
 
 def _health(observed: Observed, health: Health | None) -> Health | None:
-    """The engine's health as a reader must take it: good or no news counts only from a node that can use its engine."""
+    """The engine's health for reports: while it starts or has failed, a missing or good health is reported as bad."""
     if observed.state in (EngineState.STARTING, EngineState.FAILED) and (health is None or health.ok):
         return Health(ok=False, reason=observed.reason)
     return health

@@ -1,10 +1,10 @@
-"""Becomes another program under an account of its own, with nothing of root's left: `python -I -S confine.py --uid U
---gid G --keep HOME [--keep FOLDER …] [--show FOLDER …] -- command`. Run by file, as root. Without an account the
-command stays root, which is for HAProxy's master alone.
+"""Runs a command under another account, without rights of root: `python -I -S confine.py --uid U --gid G --keep HOME
+[--keep FOLDER …] [--show FOLDER …] -- command`. Run by file, as root. Without an account the command stays root, which
+is only for HAProxy's master.
 
-No groups, no capabilities, and no way to get any (`PR_SET_NO_NEW_PRIVS`). The account may not be able to reach its own
-interpreter: root's home, for instance, is closed to it. What it must reach is then shown to it alone, in a mount
-namespace in which all else of the closed folder is gone. Exit status 77: that, or changing the account, is refused.
+The command has no groups and no capabilities, and cannot gain any (`PR_SET_NO_NEW_PRIVS`). The account may not be able
+to reach its own interpreter, for example in root's home. It then gets a mount namespace that contains only the folders
+that it needs of the closed folder. Exit status 77: changing the account or the mounts failed.
 """
 
 import argparse
@@ -23,12 +23,14 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main(argv: list[str]) -> int:
-    """Become the command; returns only where that fails."""
+    """Becomes the command; returns only if that fails."""
     parser = argparse.ArgumentParser(prog="confine", allow_abbrev=False)
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
-    parser.add_argument("--show", action="append", default=[], metavar="FOLDER", help="what it must read")
-    parser.add_argument("--keep", action="append", default=[], metavar="FOLDER", help="what it writes; first: home")
+    parser.add_argument("--show", action="append", default=[], metavar="FOLDER", help="readable folder")
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="FOLDER", help="writable folder; the first is the home"
+    )
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
     try:
@@ -37,14 +39,14 @@ def main(argv: list[str]) -> int:
             os.chdir(options.keep[0])
             become(options.uid, options.gid)
         _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        os.execv(options.command[0], options.command)  # noqa: S606 - this is what it is for
+        os.execv(options.command[0], options.command)  # noqa: S606 - its purpose
     except OSError as error:
         sys.stderr.write(f"cannot run {options.command[0]} as uid {options.uid}: {error}\n")
     return EXIT_NOT_CONFINED
 
 
 def become(uid: int, gid: int) -> None:
-    """Change to this account for good.
+    """Changes to this account permanently.
 
     Raises:
         OSError: the kernel refused.
@@ -57,10 +59,10 @@ def become(uid: int, gid: int) -> None:
 
 
 def show(readable: list[str], writable: list[str], uid: int, gid: int) -> None:
-    """Make these folders reachable for the account, if a folder above one of them is closed to it.
+    """Makes these folders reachable for the account, if a folder above one of them is closed to it.
 
     Raises:
-        OSError: there is none of them, or this process may not make mounts.
+        OSError: a folder is missing, or this process may not mount.
     """
     closed: dict[str, list[str]] = {}
     for path in sorted({*readable, *writable}):
@@ -71,7 +73,7 @@ def show(readable: list[str], writable: list[str], uid: int, gid: int) -> None:
     _call("unshare", CLONE_NEWNS)
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     held = {path: os.open(path, os.O_PATH) for paths in closed.values() for path in paths}
-    os.umask(0o022)  # of the folders on the way
+    os.umask(0o022)  # of the folders in between
     for above, paths in closed.items():
         _mount("tmpfs", above, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
         for path in paths:

@@ -1,8 +1,7 @@
-"""The agent's one line to the control plane, kept open for ever: enrol, connect, say hello, report, listen, reconnect.
+"""The agent's connection to the control plane: enrol, connect, send hello and reports, receive, reconnect.
 
-Shared by node and ingress agents. It carries state, not commands: of the reports only the newest waits to be sent,
-and the newest is sent again on every new connection. It never decides what a message means, and losing the control
-plane never raises out of it.
+Node, machine and ingress agents share it. Only the newest report waits to be sent, and every new connection starts with
+it. It passes on orders without reading them, and never raises because the control plane is unreachable.
 """
 
 import asyncio
@@ -49,26 +48,26 @@ from engine_agent.protocol.messages import (
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 2.0
-"""How often an agent reports when nothing changes (design.md, faults)."""
+"""Interval of reports without changes (design.md, faults)."""
 REPORT_JITTER = 0.1
-"""Share by which each interval varies, so that a fleet started together does not report together."""
+"""Share by which each interval varies, so that agents started together do not report together."""
 MAX_WAITING_FAULTS = 32
 MAX_RETRY_AFTER_S = 120
-"""Whatever the control plane says: it might be wrong, and its next process knows better."""
+"""Upper limit for `Retry-After`, which may be wrong; the next process of the control plane may know better."""
 MAX_RETRY_AFTER_DIGITS = 9
 REFUSED_IN_TLS = (InvalidMessage, ssl.SSLError)
-"""How a certificate that the other end refuses shows: in TLS 1.3 its alert comes after the handshake. A process that is
-too busy, or ends in the middle of a handshake, looks the same."""
+"""Errors of a rejected certificate: in TLS 1.3 its alert arrives after the handshake. A busy or exiting server causes
+the same errors."""
 DOUBTED_AFTER = 5
-"""Such ends in a row, after which one try shows no certificate."""
+"""After this many such errors in a row, one attempt shows no certificate."""
 LOST_AFTER = 2
-"""Refusals of such tries for want of a certificate, after which the one at home counts as lost."""
+"""After this many such attempts were rejected for lack of a certificate, the stored certificate counts as lost."""
 MAX_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """Times of a connection. Backoff as the protocol says; the others bound how long a dead peer goes unnoticed."""
+    """Times of a connection. Backoff as in the protocol; the others limit how long a dead peer goes unnoticed."""
 
     backoff_min_s: float = 0.2
     backoff_max_s: float = 5.0
@@ -80,21 +79,22 @@ class ConnectionSettings:
     ping_interval_s: float = 5.0
     ping_timeout_s: float = 10.0
     other_server_s: float = 1.0
-    """The longest pause before another server is tried: agents of one that died must not all come at once."""
+    """Longest pause before the next server is tried: agents of a dead server must not all connect at the same
+    moment."""
     other_open_timeout_s: float = 2.0
-    """For a connection while there is another server to try."""
+    """Timeout while there is another server to try."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStatus:
-    """Whether the line is open, and if not, why."""
+    """Whether the connection is open, and otherwise why not."""
 
     connected: bool
     reason: str
 
 
 class _Refusal(Exception):
-    """The control plane closed the door. `person_must_act`: trying again quickly cannot help."""
+    """The control plane closed the connection. `person_must_act`: quick retries cannot help."""
 
     def __init__(self, reason: str, person_must_act: bool) -> None:
         super().__init__(reason)
@@ -107,9 +107,9 @@ def backoff_s(settings: ConnectionSettings, failures: int, draw: float) -> float
     return settings.backoff_min_s + draw * (ceiling - settings.backoff_min_s)
 
 
-def come_again_s(retry_after: str | None, draw: float) -> float:
-    """Seconds to wait because an answer said `Retry-After`, from half of it to one and a half; `draw` is uniform in
-    [0, 1). 0: it said nothing that counts."""
+def retry_after_s(retry_after: str | None, draw: float) -> float:
+    """Seconds to wait after an answer with `Retry-After`, from half to one and a half of it; `draw` is uniform in [0,
+    1). 0 without a valid value."""
     stated = retry_after or ""
     if not (stated.isascii() and stated.isdigit()) or len(stated) > MAX_RETRY_AFTER_DIGITS:
         return 0.0
@@ -117,16 +117,16 @@ def come_again_s(retry_after: str | None, draw: float) -> float:
 
 
 def report_interval_s(draw: float) -> float:
-    """Seconds until the next report, `REPORT_INTERVAL_S` +- `REPORT_JITTER`; `draw` is uniform in [0, 1)."""
+    """Seconds until the next report, `REPORT_INTERVAL_S` ± `REPORT_JITTER`; `draw` is uniform in [0, 1)."""
     return REPORT_INTERVAL_S * (1 + REPORT_JITTER * (2 * draw - 1))
 
 
 class AgentConnection:
     """Keeps one agent connected.
 
-    `hello` is called for every connection. `on_message` gets every `Order`; it must only record
-    the message and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
-    `on_identity` is called whenever the files of the agent's `identity` have changed.
+    `hello` is called for every connection. `on_message` gets every `Order`; it must record the order and return
+    quickly, because no frame is read meanwhile. Its errors are logged. `on_identity` is called when files of `identity`
+    have changed.
     """
 
     def __init__(
@@ -153,42 +153,42 @@ class AgentConnection:
         self._logs: LogTail | None = None
         self._waiting = asyncio.Event()
         self._must_enrol = False
-        self._told_to_wait_s = 0.0
+        self._retry_after_s = 0.0
         self._failures = 0
         self._certificate_refused = False
-        self._refused_in_tls = self._wanted_in_vain = 0
+        self._refused_in_tls = self._certificate_wanted = 0
         self._is_certified = False
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
     def send(self, report: Report | IngressReport | MachineReport) -> None:
-        """Send the report as soon as there is a connection; a newer one replaces it until then. `seq` is set here."""
+        """Sends the report as soon as there is a connection; a newer one replaces it until then. `seq` is set here."""
         self._report = report
         self._waiting.set()
 
     def send_fault(self, fault: Fault) -> None:
-        """Send evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, the oldest give way."""
+        """Sends evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, then the oldest is dropped."""
         self._faults.append(bounded_fault(fault))
         self._waiting.set()
 
     def send_logs(self, logs: LogTail) -> None:
-        """Send lines of logs; newer ones replace them until there is a connection, and no later one repeats them."""
+        """Sends lines of logs once; newer ones replace them until there is a connection."""
         self._logs = logs
         self._waiting.set()
 
     def resend_hello(self) -> None:
-        """Say hello anew, on a new connection, because what it says has changed."""
+        """Sends a changed hello, on a new connection."""
         self._again.set()
 
     def exposition(self) -> str:
-        """What the agent tells Prometheus: its newest report, and whether it is connected."""
+        """Metrics for Prometheus: the newest report, and the state of the connection."""
         return agent_exposition(self._agent_id, self.status.connected, self._report)
 
     async def run(self) -> None:
-        """Stay connected until cancelled."""
+        """Stays connected until cancelled."""
         while True:
             opened_at = asyncio.get_running_loop().time()
-            refused_for_good, self._told_to_wait_s = False, 0.0
+            refused_for_good, self._retry_after_s = False, 0.0
             try:
                 reason = await self._serve_connection()
             except _Refusal as refusal:
@@ -197,29 +197,30 @@ class AgentConnection:
             was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
             self._failures = 0 if was_stable and has_answered else self._failures + 1
             wait_s = self._settings.refused_backoff_s if refused_for_good else 0.0
-            wait_s = max(wait_s, self._told_to_wait_s, backoff_s(self._settings, self._failures, self._draw()))
+            wait_s = max(wait_s, self._retry_after_s, backoff_s(self._settings, self._failures, self._draw()))
             if not self._again.is_set() and not refused_for_good:
-                wait_s = self._turn_to_another(has_answered, wait_s)
+                wait_s = self._select_other_server(has_answered, wait_s)
             self._note_lost(reason, wait_s)
             await asyncio.sleep(wait_s)
 
-    def _turn_to_another(self, has_answered: bool, wait_s: float) -> float:
-        """The next try goes to another server, soon if that was not tried since one answered. Returns seconds."""
+    def _select_other_server(self, has_answered: bool, wait_s: float) -> float:
+        """Selects another server for the next attempt. The pause is short if it was not tried since a server answered.
+        Returns seconds."""
         if has_answered:
             self._servers.answered()
         self._servers.failed()
         if self._servers.has_untried:
             return min(wait_s, self._settings.other_server_s * self._draw())
-        self._servers.begin_again()
+        self._servers.start_round()
         return wait_s
 
     def _note_lost(self, reason: str, wait_s: float) -> None:
         if reason != self.status.reason:
-            log.warning("no control plane: %s; next try in %.1f s", reason, wait_s)
+            log.warning("no control plane: %s; next attempt in %.1f s", reason, wait_s)
         self.status = ConnectionStatus(connected=False, reason=reason)
 
     async def _serve_connection(self) -> str:
-        """Connect and serve until the connection ends; return why it ended."""
+        """Connects and serves until the connection ends; returns why it ended."""
         try:
             credential = await self._credential()
             shown, self._certificate_refused = self._shows_certificate, False
@@ -227,7 +228,7 @@ class AgentConnection:
                 async with self._open(credential, shows_certificate=shown) as socket:
                     return await self._serve(socket, certified=shown)
             except InvalidStatus as error:
-                self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
+                self._retry_after_s = retry_after_s(error.response.headers.get("Retry-After"), self._draw())
                 return self._handshake_failed(error.response, certified=shown)
             except REFUSED_IN_TLS:
                 if shown and not self.status.connected:
@@ -241,7 +242,7 @@ class AgentConnection:
 
     @property
     def _shows_certificate(self) -> bool:
-        """A certificate that is refused must not keep out an agent that needs none."""
+        """A rejected certificate must not lock out an agent that needs none."""
         return self.identity.has_certificate and not self._certificate_refused
 
     def _handshake_failed(self, response: Response, *, certified: bool) -> str:
@@ -252,8 +253,8 @@ class AgentConnection:
         why = f"the credential was refused ({status})"
         if CERTIFICATE_WANTED in response.headers:
             why = (response.body or b"").decode(errors="replace")[:MAX_REASON_CHARS]
-            self._wanted_in_vain += 1
-            if self.identity.has_certificate and self._wanted_in_vain < LOST_AFTER:
+            self._certificate_wanted += 1
+            if self.identity.has_certificate and self._certificate_wanted < LOST_AFTER:
                 return why
         if self._enrolment.join_token is None:
             raise _Refusal(f"{why}, and there is no join token", person_must_act=True)
@@ -264,7 +265,7 @@ class AgentConnection:
         stored = self._enrolment.stored_credential()
         if stored is not None and not self._must_enrol:
             return stored
-        self._must_enrol = False  # where that fails, the credential at home is tried next: it may count again
+        self._must_enrol = False  # if that fails, the stored credential is tried next: it may be valid again
         try:
             return await self._enrolment.enrol()
         except EnrolmentRefused as error:
@@ -290,7 +291,7 @@ class AgentConnection:
         return self._settings.other_open_timeout_s if is_first_round else self._settings.open_timeout_s
 
     def _tls(self, *, shows_certificate: bool) -> dict[str, Any]:
-        """Who must be at the other end, and with which certificate this one comes."""
+        """The expected name of the server, and the context with or without the own certificate."""
         if not self._servers.current.startswith("https://"):
             return {}
         name = control_name(self.identity.fleet()).dns
@@ -298,7 +299,7 @@ class AgentConnection:
 
     async def _serve(self, socket: ClientConnection, *, certified: bool) -> str:
         self._again.clear()
-        self._refused_in_tls, self._wanted_in_vain, self._is_certified = 0, 0, certified
+        self._refused_in_tls, self._certificate_wanted, self._is_certified = 0, 0, certified
         if self._servers.are_several:
             notice_silence(socket.transport.get_extra_info("socket"))
         await self._put(socket, self._hello())
@@ -314,15 +315,15 @@ class AgentConnection:
             for task in (sender, renewal, listener, again):
                 task.cancel()
             ends = await asyncio.gather(sender, renewal, listener, return_exceptions=True)
-        for end in reversed(ends):  # what the listener saw explains the end best
+        for end in reversed(ends):  # the error of the listener explains the end best
             if isinstance(end, Exception):
                 raise end
-        return "this agent introduces itself anew" if self._again.is_set() else "the connection closed"
+        return "reconnecting with a new hello" if self._again.is_set() else "the connection closed"
 
     async def _send_reports(self, socket: ClientConnection) -> None:
         seq = 0
         if self._report is not None:
-            self._waiting.set()  # every connection opens with the whole state
+            self._waiting.set()  # every connection starts with the complete state
         while True:
             await self._waiting.wait()
             self._waiting.clear()
@@ -363,34 +364,34 @@ class AgentConnection:
             case Refused():
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)
             case Certificate() | Trust():
-                self._servers.learn((message if isinstance(message, Trust) else message.trust).servers)
+                self._servers.update((message if isinstance(message, Trust) else message.trust).servers)
                 await self._renewal.take(message)
                 self._show_first_certificate()
             case Credential():
                 await self._take_credential(message)
             case TablePart():
-                return  # what it is a part of is handed over when it is whole
+                return  # `_listen` passes on the complete message
             case _:
-                self._hand_over(message)
+                self._deliver(message)
 
     def _show_first_certificate(self) -> None:
-        """On a new connection: from then on the credential alone is worth nothing to a thief."""
+        """Reconnects with the first certificate: from then on a stolen credential is useless without it."""
         if self._servers.current.startswith("https://") and not self._is_certified and self.identity.has_certificate:
             self._again.set()
 
     async def _take_credential(self, message: Credential) -> None:
-        """Keep it, and show it on a new connection at once: the one before counts until then."""
+        """Stores it and reconnects with it immediately; the previous one is valid until then."""
         try:
             await asyncio.to_thread(self._enrolment.store_credential, message.credential)
         except (OSError, ValueError) as error:
-            log.error("the new credential is not kept; the one before goes on: %s", error)
+            log.error("the new credential cannot be stored; the previous one stays in use: %s", error)
             return
-        log.info("a new credential takes the place of the one before")
+        log.info("a new credential replaces the previous one")
         self._again.set()
 
-    def _hand_over(self, message: Order) -> None:
+    def _deliver(self, message: Order) -> None:
         try:
             self._on_message(message)
         except Exception:
-            # Whatever is wrong with one message must not cost the line over which the next one comes.
-            log.exception("could not take in %s", type(message).__name__)
+            # An error in one message must not end the connection, over which the next one arrives.
+            log.exception("could not process %s", type(message).__name__)

@@ -32,35 +32,39 @@ from engine_agent.protocol.strict_json import strict_loads
 SERVERS_FILE = "servers.json"
 MAX_SERVERS, MAX_URL_CHARS = 16, 200
 SILENT_HOST_S = 3
-"""A host of the control plane that is off is noticed after this long, where there is another one."""
+"""Time to notice that a host of the control plane is off, if there is another one."""
 
 log = logging.getLogger(__name__)
 
 
 class Servers:
-    """Of the agent with this id. Agents begin at different ones, so that each gets its share.
+    """The addresses of the control plane as one agent uses them: one address as long as it answers.
+
+    Agents start with different addresses, which spreads them. The command line names the first ones. The control plane
+    sends the current ones, which are stored, so that an agent finds another host while the one of its command line is
+    off.
 
     Raises:
-        ValueError: `stated`, separated by commas, has no usable address or one that is none.
+        ValueError: `stated`, separated by commas, has no or an invalid address.
     """
 
     def __init__(self, stated: str, home: Path, agent_id: str) -> None:
         self._file = home / SERVERS_FILE
         self._share = zlib.crc32(agent_id.encode())
         named = checked(stated.split(","))
-        # Also those of the command line: the control plane may have moved while this agent was not there to hear it.
+        # Addresses of the command line stay: the control plane may have moved while this agent was off.
         self._urls = self._in_own_order(self._kept() or named)
         self._urls += [url for url in named if url not in self._urls]
         self._tried = 0
 
     @property
     def current(self) -> str:
-        """The address to use now, without a slash at its end."""
+        """The address to use now, without a trailing slash."""
         return self._urls[0]
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Each of them, in the order of this agent."""
+        """All addresses, in this agent's order."""
         return tuple(self._urls)
 
     @property
@@ -73,20 +77,20 @@ class Servers:
         return self._tried < len(self._urls)
 
     def answered(self) -> None:
-        """The current one serves this agent."""
+        """Call when the current address serves this agent."""
         self._tried = 0
 
     def failed(self) -> None:
-        """The current one does not: the next one is."""
+        """Moves on to the next address."""
         self._tried += 1
         self._urls = [*self._urls[1:], self._urls[0]]
 
-    def begin_again(self) -> None:
-        """All were tried, and there was a pause."""
+    def start_round(self) -> None:
+        """Call after a pause when all were tried."""
         self._tried = 0
 
-    def learn(self, urls: Sequence[str]) -> None:
-        """Take over what the control plane names, and keep it. Nothing, or nothing usable, changes nothing."""
+    def update(self, urls: Sequence[str]) -> None:
+        """Stores the addresses that the control plane sent. Without a usable address nothing changes."""
         if not urls:
             return
         try:
@@ -104,7 +108,7 @@ class Servers:
         try:
             write_durably(self._file, json.dumps(sorted(named)).encode(), mode=0o600)
         except OSError as error:
-            log.error("not kept: %s", error)
+            log.error("the servers cannot be stored: %s", error)
 
     def _kept(self) -> list[str]:
         try:
@@ -118,10 +122,10 @@ class Servers:
 
 
 def checked(urls: object) -> list[str]:
-    """Addresses without a slash at their end, each once.
+    """Addresses without trailing slashes and duplicates.
 
     Raises:
-        ValueError: one is none, or there are none or too many.
+        ValueError: an address is invalid, or there are none or too many.
     """
     if not isinstance(urls, list | tuple) or not 0 < len(urls) <= MAX_SERVERS:
         raise ValueError(f"the control plane has 1 to {MAX_SERVERS} addresses")
@@ -139,8 +143,8 @@ def _checked(url: object) -> str:
 
 
 def notice_silence(line: socket.socket) -> None:
-    """Have the kernel end a connection whose other host has said nothing for `SILENT_HOST_S`, by its own probes: they
-    cost no process anything."""
+    """Lets the kernel close a connection whose other host is silent for `SILENT_HOST_S`, with its own probes, at no
+    cost for processes."""
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 1),
@@ -160,21 +164,21 @@ MAX_CREDENTIAL_CHARS = 256
 
 
 class EnrolmentRefused(Exception):
-    """The control plane refused; an operator must act (another join token, or the id is taken)."""
+    """The control plane rejected the enrolment; an operator must act (new join token, or the id is taken)."""
 
 
 class EnrolmentUnreachable(Exception):
-    """The control plane did not answer as one; trying again later may help."""
+    """No usable answer from the control plane; a later attempt may succeed."""
 
 
-class _Answer(msgspec.Struct):
+class _EnrolmentAnswer(msgspec.Struct):
     credential: str
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Who an agent is, where it keeps its credential, and what it can get one with. `server` names the control plane:
-    one address, or several separated by commas.
+    """The identity of an agent before it has a certificate. `server`: one address of the control plane, or several
+    separated by commas.
 
     Raises:
         ValueError: `server` is not an http:// or https:// address.
@@ -191,20 +195,21 @@ class Enrolment:
         object.__setattr__(self, "servers", Servers(self.server, self.home, self.agent_id))
 
     def stored_credential(self) -> str | None:
-        """Return the stored credential, or None if this agent never enrolled."""
+        """Returns the stored credential, or None if this agent never enrolled."""
         try:
             return (self.home / CREDENTIAL_FILE).read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
             return None
 
     async def enrol(self, shown_by: Identity | None = None) -> str:
-        """Exchange the join token for a credential at `SERVER/agents/enrol`, store it mode 0600, and return it.
-        `shown_by`: whose certificate to show, where the token is another agent's credential.
+        """Exchanges the join token for a credential at `SERVER/agents/enrol`, stores it with mode 0600, and returns it.
+
+        `shown_by`: whose certificate to show, if the token is another agent's credential.
 
         Raises:
-            EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text carries the reason.
+            EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text has the reason.
             EnrolmentUnreachable: no answer within `ENROL_TIMEOUT_S`, a 5xx or 429, or an answer without a credential.
-            OSError: the home refused the nonce or the credential.
+            OSError: the home could not store the nonce or the credential.
         """
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
@@ -214,18 +219,18 @@ class Enrolment:
         return credential
 
     def store_credential(self, credential: str) -> None:
-        """Keep it for the connections to come.
+        """Stores it for future connections.
 
         Raises:
-            ValueError: it is none.
-            OSError: the home refused it; the one before is untouched.
+            ValueError: it is not a credential.
+            OSError: the home could not store it; the previous one is unchanged.
         """
         if not credential.isascii() or not credential.isprintable() or not 0 < len(credential) <= MAX_CREDENTIAL_CHARS:
             raise ValueError(f"a credential has 1 to {MAX_CREDENTIAL_CHARS} printable characters")
         write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
 
     def _nonce(self) -> str:
-        """What only this agent knows: the first use binds the join token to it. Kept before it is sent."""
+        """The agent's secret, stored before it is sent: the first use of the join token binds the token to it."""
         path = self.home / NONCE_FILE
         try:
             if known := path.read_text(encoding="ascii").strip():
@@ -238,8 +243,8 @@ class Enrolment:
 
 
 class _Verified(HTTPConnection):
-    """HTTP over TLS to whoever has the control plane's name, whatever address was dialled. No proxy of the environment
-    takes part: the control plane is inside the network."""
+    """HTTP over TLS to a server with the control plane's name, at any address. It ignores proxies of the environment,
+    because the control plane is inside the network."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str, limit_s: float) -> None:
         super().__init__(host, port or 443, timeout=limit_s)
@@ -277,8 +282,9 @@ def _exchange(enrolment: Enrolment, join_token: str, nonce: str, shown_by: Ident
 def control_connection(
     server: str, identity: Identity, limit_s: float, *, shows_certificate: bool = False
 ) -> HTTPConnection:
-    """HTTP to the control plane at this address, not opened yet. A new agent has no certificate to show, and one that
-    enrols anew may have one that was revoked.
+    """HTTP to the control plane at this address, not opened yet.
+
+    A new agent has no certificate to show, and one that enrols again may have a revoked one.
 
     Raises:
         OSError, ValueError: the home has no authorities of a fleet.
@@ -295,7 +301,7 @@ def control_connection(
 def _credential(answer: HTTPResponse, url: str) -> str:
     body = answer.read(MAX_RESPONSE_BYTES)
     if answer.status == HTTPStatus.OK:
-        return msgspec.json.decode(body, type=_Answer).credential
+        return msgspec.json.decode(body, type=_EnrolmentAnswer).credential
     reason = f"{url} answered {answer.status}: {_reason(body, answer.reason)}"
     may_pass = answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS
     raise EnrolmentUnreachable(reason) if may_pass else EnrolmentRefused(reason)
@@ -309,66 +315,71 @@ def _reason(body: bytes, otherwise: str) -> str:
 
 
 REQUEST_AGAIN_S = 30.0
-"""Without an answer. The control plane signs one each `fleet.agents.consumers.certificates.REQUESTS_PER_S`."""
+"""Retry interval without an answer. The control plane signs one each
+`fleet.agents.consumers.certificates.REQUESTS_PER_S`."""
 REQUEST_AGAIN_MOST_S = 600.0
-"""After several requests that brought nothing that counts: none was signed, or this host's clock is wrong."""
-LOOK_AT_LEAST_EVERY_S = 60.0
+"""Retry interval after several requests without a valid certificate: none was signed, or this host's clock is wrong."""
+CHECK_AT_LEAST_EVERY_S = 60.0
 """The clock of a host may be set."""
 SPREAD_S = 5.0
-"""Of requests after everybody heard of other authorities."""
+"""Spreads the requests of all agents after a change of the authorities."""
 
 log = logging.getLogger(__name__)
 
 
-def request_again_s(in_vain: int) -> float:
-    """How long after a request another follows; `in_vain` brought nothing that counts. At most twice this long, by
-    chance."""
-    return float(min(REQUEST_AGAIN_S * 2 ** min(max(in_vain - 1, 0), 10), REQUEST_AGAIN_MOST_S))
+def request_again_s(unsuccessful: int) -> float:
+    """Seconds until the next request after `unsuccessful` requests without a valid certificate. The caller adds up to
+    the same again at random."""
+    return float(min(REQUEST_AGAIN_S * 2 ** min(max(unsuccessful - 1, 0), 10), REQUEST_AGAIN_MOST_S))
 
 
 class CertificateRenewal:
-    """Of one agent. `draw` is uniform in [0, 1)."""
+    """Keeps an agent's certificate valid over its connection: requests the first, renews it after half of its life, and
+    sooner when the authorities change. It stores the authorities that the control plane sends.
+
+    An agent whose certificate cannot be renewed keeps the one that it has. `draw` is uniform in [0, 1).
+    """
 
     def __init__(self, identity: Identity, draw: Callable[[], float], on_change: Callable[[], None]) -> None:
         self._identity = identity
         self._draw = draw
         self._on_change = on_change
-        self._look = asyncio.Event()
+        self._stored = asyncio.Event()
         self._share = draw()
         self._bundle_changed = False
-        self._in_vain = 0
-        self._clock_said = False
+        self._unsuccessful = 0
+        self._clock_reported = False
 
     async def run(self, send: Callable[[CertificateRequest], Awaitable[None]]) -> None:
-        """Request what is due over one connection, until cancelled."""
+        """Requests due certificates over one connection, until cancelled."""
         clock, asked_at_s, draw = asyncio.get_running_loop().time, -REQUEST_AGAIN_MOST_S * 2, 0.0
         while True:
-            again_at_s = asked_at_s + request_again_s(self._in_vain) * (1 + draw)
+            again_at_s = asked_at_s + request_again_s(self._unsuccessful) * (1 + draw)
             wait_s = max(self._due_in_s(datetime.now(UTC)), again_at_s - clock())
             if wait_s > 0:
-                await self._pause(min(wait_s, LOOK_AT_LEAST_EVERY_S))
+                await self._pause(min(wait_s, CHECK_AT_LEAST_EVERY_S))
                 continue
             if self._bundle_changed:
                 await asyncio.sleep(SPREAD_S * self._draw())
             try:
                 request = await asyncio.to_thread(self._identity.signing_request)
             except OSError as error:
-                log.error("no certificate is requested: %s", error)
+                log.error("cannot request a certificate: %s", error)
             else:
-                self._in_vain += 1
+                self._unsuccessful += 1
                 await send(CertificateRequest(request, self._identity.bundle_digest()))
             asked_at_s, draw = clock(), self._draw()
 
     async def take(self, message: Certificate | Trust) -> None:
-        """Keep what the control plane said."""
+        """Stores a certificate or authorities from the control plane."""
         before = self._identity.stamp()
         try:
             await asyncio.to_thread(self._store, message)
         except (OSError, ValueError) as error:
-            log.error("not taken over: %s", error)
+            log.error("cannot store what the control plane sent: %s", error)
         if self._identity.stamp() != before:
             self._on_change()
-        self._look.set()
+        self._stored.set()
 
     def _store(self, message: Certificate | Trust) -> None:
         trust = message if isinstance(message, Trust) else message.trust
@@ -377,21 +388,21 @@ class CertificateRenewal:
             validity = self._identity.store(chain=message.chain, bundle=trust.bundle, revoked=trust.revoked)
             self._bundle_changed, self._share = False, self._draw()
             log.info("%s has a certificate until %s", validity.name, validity.not_after.isoformat())
-            self._judge(validity, datetime.now(UTC))
+            self._check_clock(validity, datetime.now(UTC))
             return
         self._identity.store_trust(bundle=trust.bundle, revoked=trust.revoked)
         if self._identity.bundle_digest() != believed:
-            self._bundle_changed, self._in_vain = True, 0
+            self._bundle_changed, self._unsuccessful = True, 0
 
-    def _judge(self, validity: Validity, now: datetime) -> None:
-        """Whether a new certificate counts by this host's clock; that it does not is said once."""
+    def _check_clock(self, validity: Validity, now: datetime) -> None:
+        """Checks a new certificate against this host's clock; a mismatch is logged once."""
         if validity.not_before <= now < validity.not_after:
-            self._in_vain, self._clock_said = 0, False
-        elif not self._clock_said:
-            self._clock_said = True
+            self._unsuccessful, self._clock_reported = 0, False
+        elif not self._clock_reported:
+            self._clock_reported = True
             moments = (now, validity.not_before, validity.not_after)
             log.error(
-                "this host's clock says %s, and the new certificate counts from %s to %s: set the clock",
+                "this host's clock says %s, and the new certificate is valid from %s to %s: set the clock",
                 *(moment.strftime("%Y-%m-%d %H:%M:%S UTC") for moment in moments),
             )
 
@@ -402,10 +413,10 @@ class CertificateRenewal:
         return (validity.renew_after(self._share) - now).total_seconds()
 
     async def _pause(self, seconds: float) -> None:
-        """Until then, or until something was taken over."""
-        self._look.clear()
+        """Waits this long, or until something was stored."""
+        self._stored.clear()
         try:
             async with asyncio.timeout(seconds):
-                await self._look.wait()
+                await self._stored.wait()
         except TimeoutError:
             return

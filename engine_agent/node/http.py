@@ -1,6 +1,5 @@
-"""Small HTTP requests to processes of this node, with a limit on everything, over connections that are kept: a node
-asks its processes several times a second. It follows no redirect; the agent needs no more, and a whole client would
-double its memory."""
+"""Small HTTP requests to processes of this node, with limits on everything, over kept connections: a node polls its
+processes several times per second. It follows no redirects. A complete client would double the agent's memory."""
 
 import asyncio
 import ssl
@@ -32,20 +31,20 @@ class _Connection:
 
 
 class HttpClient:
-    """Keeps one idle connection to each address that answered. Requests to one address may run side by side. `context`:
-    for `https`, whose other side must have a certificate for `server_name`."""
+    """Keeps one idle connection per address. Requests to one address may run concurrently. `context`: for `https`,
+    whose server must have a certificate for `server_name`."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "") -> None:
         self._context, self._server_name = context, server_name
         self._idle: dict[str, _Connection] = {}
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
-        """Send one request, with a JSON body if there is one, and return the whole answer.
+        """Sends one request, with a JSON body if there is one, and returns the complete answer.
 
-        Sent twice where a kept connection ends without an answer, as it does when the process has been replaced.
+        It is sent again if a kept connection ends without an answer, as happens when the process has been replaced.
 
         Raises:
-            NoResponse: nothing listens, no whole answer within `timeout_s`, more than `MAX_RESPONSE_BYTES`, or not
+            NoResponse: nothing listens, no complete answer within `timeout_s`, more than `MAX_RESPONSE_BYTES`, or not
                 HTTP.
         """
         try:
@@ -59,7 +58,7 @@ class HttpClient:
             raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        """End the connections that are kept."""
+        """Closes the kept connections."""
         for connection in self._idle.values():
             connection.writer.close()
         self._idle.clear()
@@ -69,7 +68,7 @@ class HttpClient:
         if kept is not None:
             try:
                 return await self._exchange(kept, method, url, body)
-            except _NothingCame:
+            except _EmptyAnswer:
                 pass
         tls, name = (self._context(), self._server_name) if self._context else (None, None)
         streams = await asyncio.open_connection(url.hostname, url.port or 80, ssl=tls, server_hostname=name)
@@ -93,12 +92,12 @@ class HttpClient:
                 connection.writer.close()
 
 
-class _NothingCame(EOFError):
+class _EmptyAnswer(EOFError):
     """The connection ended before the first byte of an answer."""
 
 
 async def _read_response(reader: asyncio.StreamReader) -> tuple[HttpResponse, bool]:
-    """The response, and whether its connection can take another request."""
+    """The response, and whether its connection can carry another request."""
     head = (await _read_head(reader)).decode("latin-1").split("\r\n")
     version, _, rest = head[0].partition(" ")
     if not version.startswith("HTTP/1."):
@@ -121,10 +120,10 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
         if not error.partial:
-            raise _NothingCame("the connection ended without an answer") from error
+            raise _EmptyAnswer("the connection ended without an answer") from error
         raise
     except ConnectionError as error:
-        raise _NothingCame(str(error)) from error
+        raise _EmptyAnswer(str(error)) from error
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> bytes:

@@ -1,8 +1,8 @@
-"""An agent's key, certificate and the authorities that it believes, in the folder `tls` of its home; and the contexts
-of its TLS connections, made of them.
+"""The key, certificate and authorities of an agent's home, in its folder `tls`: created, checked and stored here.
 
-The key is made here once and never leaves the home. It asks nobody for anything: who renews certificates stores them
-here, and contexts notice. Every side of a link needs a certificate of the fleet and checks the name of the other.
+The key is created here and never leaves the home. Renewals store certificates here, and TLS contexts notice. An
+engine's leader also gets a throwaway certificate for the channel of its cell at every start, and a cell proxy a copy of
+its node's identity.
 """
 
 import hashlib
@@ -41,12 +41,12 @@ ORGANIZATION = x509.NameOID.ORGANIZATION_NAME
 
 
 class BadCertificate(ValueError):
-    """What was to be stored is no certificate for this key, or no bundle; the text says which."""
+    """Not a certificate for this key, or not a bundle; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Since when and until when a certificate counts, and for whom; its serial number in hexadecimal."""
+    """Owner and validity of a certificate, with its serial number in hexadecimal."""
 
     name: IdentityName
     serial: str
@@ -54,17 +54,16 @@ class Validity:
     not_after: datetime
 
     def renew_after(self, draw: float) -> datetime:
-        """When to ask for the next: after half of its life, up to a tenth of it later; `draw` is uniform in [0, 1)."""
+        """When to request the next: after half of its life, up to a tenth of it later; `draw` is uniform in [0, 1)."""
         return self.not_before + (self.not_after - self.not_before) * (0.5 + 0.1 * draw)
 
 
 def key_make() -> ec.EllipticCurvePrivateKey:
-    """A new key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_read(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
-    """The key in a file of ours; None if there is none."""
+    """Parses a private key file; returns None if it is invalid."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -73,20 +72,20 @@ def key_read(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
 
 
 def request_make(key: ec.EllipticCurvePrivateKey) -> str:
-    """A request for a certificate of this key, as PEM. It names nobody: who signs knows for whom."""
+    """Returns a request for a certificate of this key, as PEM. It contains no name: the signer knows the owner."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
 def validity_of(chain: str, key: ec.EllipticCurvePrivateKey) -> Validity:
-    """What the first certificate of a chain (PEM) says, which must be for this key.
+    """The validity of the first certificate of a chain (PEM).
 
     Raises:
-        BadCertificate: it is for another key, has no name of a fleet, or is no PEM.
+        BadCertificate: it is for another key, has no name of a fleet, or is not PEM.
     """
     leaf = require_certificates(chain, "the chain")[0]
     if leaf.public_key() != key.public_key():
-        raise BadCertificate(f"the certificate of {_subject_of(leaf)} is for another key than this home's")
+        raise BadCertificate(f"the certificate of {_subject_of(leaf)} is for a different key than this home's")
     return _validity(leaf)
 
 
@@ -98,22 +97,22 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def require_certificates(pem: str, what: str) -> list[x509.Certificate]:
-    """The certificates of a PEM.
+    """Parses the certificates in a PEM.
 
     Raises:
-        BadCertificate: there is none, or one is none.
+        BadCertificate: there is none, or one is invalid.
     """
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError as error:
-        raise BadCertificate(f"{what} is no PEM of certificates: {error}") from error
+        raise BadCertificate(f"{what} is not a PEM of certificates: {error}") from error
 
 
 def fleet_of(bundle: str) -> str:
-    """Whose authorities a bundle (PEM) holds: the organization in their names.
+    """The fleet of the authorities in a bundle (PEM): the organization in their names.
 
     Raises:
-        BadCertificate: it has no authority of a fleet, or of two.
+        BadCertificate: it has no authority of a fleet, or authorities of two.
     """
     certificates = require_certificates(bundle, "the bundle of authorities")
     names = [name.value for each in certificates for name in each.subject.get_attributes_for_oid(ORGANIZATION)]
@@ -124,20 +123,20 @@ def fleet_of(bundle: str) -> str:
 
 
 def require_revocation_lists(pem: str) -> None:
-    """Check that a PEM holds revocation lists, one or more.
+    """Checks that a PEM contains at least one revocation list.
 
     Raises:
         BadCertificate: it does not.
     """
     if not _revocation_lists(pem):
-        raise BadCertificate("the revocation lists are no PEM: there is none")
+        raise BadCertificate("the revocation lists are not PEM: there is none")
 
 
 def revoked_serials(pem: str) -> list[int]:
     """The serial numbers on these revocation lists.
 
     Raises:
-        BadCertificate: they are none.
+        BadCertificate: they are invalid.
     """
     return [entry.serial_number for revoked in _revocation_lists(pem) for entry in revoked]
 
@@ -147,7 +146,7 @@ def _revocation_lists(pem: str) -> list[x509.CertificateRevocationList]:
     try:
         return [x509.load_pem_x509_crl((text.strip() + "\n" + end).encode()) for text in pem.split(end)[:-1]]
     except ValueError as error:
-        raise BadCertificate(f"the revocation lists are no PEM: {error}") from error
+        raise BadCertificate(f"the revocation lists are not PEM: {error}") from error
 
 
 def _validity(leaf: x509.Certificate) -> Validity:
@@ -161,7 +160,7 @@ def _validity(leaf: x509.Certificate) -> Validity:
 
 
 def _subject_of(leaf: x509.Certificate) -> str:
-    return leaf.subject.rfc4514_string() or "nobody"
+    return leaf.subject.rfc4514_string() or "no subject"
 
 
 __all__ = [
@@ -176,7 +175,7 @@ __all__ = [
 
 
 class Identity(IdentityFiles):
-    """The same, and the key, requests for certificates, and what is stored of the answers."""
+    """The files of a home, with its key, requests for certificates, and storage of the answers."""
 
     _fleet: "tuple[object, str] | None" = None
     """With the stamp of the files that it was read from."""
@@ -185,12 +184,12 @@ class Identity(IdentityFiles):
         """The fleet of the authorities in the bundle.
 
         Raises:
-            BadCertificate: it is no bundle of one fleet.
+            BadCertificate: it is not a bundle of one fleet.
             FileNotFoundError: there is none.
         """
         if not self.has_bundle:
             raise FileNotFoundError(
-                f"{self.bundle_file} is missing: without the fleet's authorities nobody at its address is believed"
+                f"{self.bundle_file} is missing: without the fleet's authorities no server can be verified"
             )
         stamp = self.stamp()
         if self._fleet is None or self._fleet[0] != stamp:
@@ -206,39 +205,39 @@ class Identity(IdentityFiles):
         return key
 
     def signing_request(self) -> str:
-        """A request for a certificate of this home's key, as PEM; the key is made if there is none.
+        """A request for a certificate of this home's key, as PEM; creates the key if there is none.
 
         Raises:
-            OSError: the home refused the key.
+            OSError: the home could not store the key.
         """
         return request_make(self._key)
 
     def store(self, *, chain: str, bundle: str, revoked: str) -> Validity:
-        """Keep a certificate (PEM, leaf first), the authorities that count, and their revocation lists.
+        """Stores a certificate (PEM, leaf first), the valid authorities, and their revocation lists.
 
         Raises:
-            BadCertificate: it is not for this home's key, has no name of a fleet, or a part is no PEM.
-            OSError: the home refused a file; each file is the old or the new one whole.
+            BadCertificate: it is not for this home's key, has no name of a fleet, or a part is not PEM.
+            OSError: the home could not store a file; each file is completely old or completely new.
         """
         validity = validity_of(chain, self._key)
         self.store_trust(bundle=bundle, revoked=revoked)
         combined = chain.rstrip("\n").encode() + b"\n" + key_pem(self._key)
-        # First what connections use and renewals go by: a disk that fills up in between costs nobody his certificate.
+        # First the file that connections and renewals use: a full disk in between must not lose the certificate.
         write_durably(self.combined_file, combined, mode=0o600)
         write_durably(self.certificate_file, chain.encode(), mode=0o644)
         return validity
 
     def drop_certificate(self) -> None:
-        """Show none from now on, until another is stored. Whom to believe stays."""
+        """Shows none until another is stored. The authorities stay."""
         self.combined_file.unlink(missing_ok=True)
         self.certificate_file.unlink(missing_ok=True)
 
     def store_trust(self, *, bundle: str, revoked: str) -> None:
-        """Keep the authorities that count and their revocation lists; an empty list says nothing of revocation.
+        """Stores the valid authorities and their revocation lists; an empty list changes nothing about revocation.
 
         Raises:
-            BadCertificate: a part is no PEM.
-            OSError: the home refused a file.
+            BadCertificate: a part is not PEM.
+            OSError: the home could not store a file.
         """
         require_certificates(bundle, "the bundle of authorities")
         if revoked:
@@ -247,14 +246,14 @@ class Identity(IdentityFiles):
         _write_changed(self.bundle_file, bundle)
 
     def bundle_digest(self) -> str:
-        """The SHA-256 of the bundle, in hexadecimal, as the control plane knows it; empty if there is none."""
+        """The SHA-256 of the bundle, in hexadecimal, for the control plane; empty if there is none."""
         try:
             return hashlib.sha256(self.bundle_file.read_bytes()).hexdigest()
         except OSError:
             return ""
 
     def validity(self) -> Validity | None:
-        """Of the stored certificate; None if there is none that can be read, or it is not for the stored key."""
+        """Of the stored certificate; None if it is missing, unreadable or not for the stored key."""
         try:
             return validity_of(self.combined_file.read_text(encoding="ascii"), self._key)
         except (OSError, UnicodeDecodeError, BadCertificate):
@@ -266,35 +265,36 @@ def _write_changed(path: Path, text: str) -> None:
         write_durably(path, text.encode(), mode=0o644)
 
 
-# Hands a node's identity to its cell proxy, whose account may not read the agent's home: copies for the account
-# alone, in a folder in which it can make nothing. The proxy notices by itself when they are others.
-
 PROXY_IDENTITY = "proxy-identity"
-"""The folder in a node's home: a home with nothing but `tls` in it."""
+"""The copy of the identity in a node's home: a home with only `tls` in it."""
 
 
-class HandOver:
-    """The copies of one identity for one account; None: the agent's own."""
+class IdentityCopy:
+    """Copies a node's identity for its cell proxy, whose account may not read the agent's home.
+
+    The copies belong to the account (None: the agent's own), in a folder in which it cannot create files. The proxy
+    notices new ones.
+    """
 
     def __init__(self, home: Path, account: Account | None) -> None:
         self.home = home / PROXY_IDENTITY
         self._own = IdentityFiles(home)
         self._copy = IdentityFiles(self.home)
         self._account = account
-        self._handed: object = None
+        self._copied: object = None
 
-    def is_possible(self) -> bool:
-        """Whether there is a whole identity to hand over."""
+    def can_update(self) -> bool:
+        """Whether the identity is complete."""
         return self._own.has_certificate and self._own.has_bundle and self._own.revoked_file.exists()
 
-    def renew(self) -> None:
-        """Hand over what has changed.
+    def update(self) -> None:
+        """Copies changed files.
 
         Raises:
             OSError: a file cannot be read or written.
         """
         stamp = self._own.stamp()
-        if stamp == self._handed or not self.is_possible():
+        if stamp == self._copied or not self.can_update():
             return
         for folder in (self.home, self._copy.folder):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -304,20 +304,20 @@ class HandOver:
         revoked = self._own.revoked_file.read_text(encoding="ascii")
         serials = "".join(f"{serial:x}\n" for serial in revoked_serials(revoked))
         self._put(self._copy.folder / REVOKED_SERIALS_FILE, serials.encode())
-        # What is believed comes before what is shown, as in the agent's own folder.
+        # Authorities first, then the certificate, as in the agent's own folder.
         self._put(self._copy.revoked_file, revoked.encode())
         self._put(self._copy.bundle_file, self._own.bundle_file.read_bytes())
         self._put(self._copy.combined_file, self._own.combined_file.read_bytes())
-        self._handed = stamp
+        self._copied = stamp
 
     def _put(self, path: Path, content: bytes) -> None:
         if path.exists() and path.read_bytes() == content:
             return
-        beside = path.with_name(f".{path.name}")
-        write_durably(beside, content)
+        temporary = path.with_name(f".{path.name}")
+        write_durably(temporary, content)
         if self._account is not None:
-            os.chown(beside, self._account.uid, self._account.gid)
-        os.replace(beside, path)
+            os.chown(temporary, self._account.uid, self._account.gid)
+        os.replace(temporary, path)
 
 
 _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -325,14 +325,17 @@ _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=
 
 
 def with_certificate(launch: Launch, assignment: Assignment) -> Launch:
-    """The launch of an engine, with a certificate of its own if followers are to meet it."""
+    """The launch of an engine, with a throwaway certificate if followers connect to it.
+
+    Its name and dates are not checked: both sides sign it in the cell's handshake (`engine_agent.engines.cell.tls`).
+    """
     if assignment.role is not MemberRole.LEADER or follower_count(assignment) == 0:
         return launch
     return replace(launch, env={**launch.env, CELL_CERTIFICATE_VARIABLE: throwaway_certificate()})
 
 
 def throwaway_certificate() -> str:
-    """A new certificate that signs itself, and its key (EC P-256): PEM, in this order."""
+    """A new self-signed certificate and its key (EC P-256): PEM, in this order."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cell leader")])
     certificate = (

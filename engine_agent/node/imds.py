@@ -1,8 +1,7 @@
-"""Asks a machine of EC2 what its cloud says of it, by IMDSv2 alone: an interruption of spot, a recommendation to
-rebalance, scheduled maintenance. It hears of these even while the control plane's own calls to the cloud fail.
+"""Reads notices of a cloud from the metadata of an EC2 machine, only by IMDSv2: spot interruption, rebalance
+recommendation, scheduled maintenance. This works even while the control plane's calls to the cloud fail.
 
-That there is nothing is the usual answer. Whatever else goes wrong is said once and tried again; what is not known is
-reported as not known, never as nothing.
+Usually there is no notice. Errors are logged once and retried, and the notices are then reported as unknown.
 """
 
 import asyncio
@@ -22,11 +21,11 @@ from engine_agent.protocol.states import MachineNoticeKind
 CLOUD_VARIABLE = "SWITCHYARD_CLOUD"
 AWS = "aws"
 ADDRESS = ("169.254.169.254", 80)
-ASK_EVERY_S = 4.0
+POLL_EVERY_S = 4.0
 JITTER_S = 2.0
-"""Five seconds on average, as AWS advises."""
+"""Five seconds on average, as AWS recommends."""
 LIMIT_S = 2.0
-"""For each question: the service is on the machine's own host."""
+"""Timeout of a request: the service runs on the machine's own host."""
 TOKEN_LIVES_S = 6 * 3600
 TOKEN_AGAIN_S = 3600.0
 BODY_MOST = 64 * 1024
@@ -37,14 +36,14 @@ SPOT, REBALANCE, MAINTENANCE = (
     "events/maintenance/scheduled",
 )
 ENDS = ("retire", "stop")
-"""In the code of an event after which the machine is not there any more."""
+"""In the code of an event after which the machine no longer exists."""
 OK, NO_TOKEN, NOTHING_THERE = 200, 401, 404
 
 log = logging.getLogger(__name__)
 
 
-class NotKnown(Exception):
-    """The metadata service did not say it; the text says how."""
+class MetadataUnavailable(Exception):
+    """The metadata service did not answer as documented."""
 
 
 class _Action(msgspec.Struct, frozen=True):
@@ -59,64 +58,66 @@ class _Event(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Metadata:
-    """The metadata service of this machine. Calls block, each for `LIMIT_S` at most between two bytes."""
+    """The metadata service of this machine. Calls block, each at most `LIMIT_S` between two bytes."""
 
     def __init__(self, address: tuple[str, int] = ADDRESS) -> None:
         self._address = address
         self._token, self._token_until_s = "", 0.0
 
     def notices(self, now_s: float) -> tuple[MachineNotice, ...]:
-        """What it says now. `now_s`: of any clock that only grows.
+        """Current notices. `now_s`: of a monotonic clock.
 
         Raises:
-            NotKnown: one of the answers did not come, or makes no sense.
+            MetadataUnavailable: an answer is missing or invalid.
         """
         return notices_of(*(self._read(path, now_s) for path in (SPOT, REBALANCE, MAINTENANCE)))
 
     def _read(self, path: str, now_s: float) -> bytes:
-        """Empty: there is nothing of the kind."""
+        """Returns an empty body if there is nothing of this kind."""
         status, body = self._get(path, now_s)
-        if status == NO_TOKEN:  # it ended before its time, as when the machine was stopped and started
+        if status == NO_TOKEN:  # it expired early, for example because the machine was stopped and started
             self._token = ""
             status, body = self._get(path, now_s)
         if status == NOTHING_THERE:
             return b""
         if status != OK:
-            raise NotKnown(f"{path} answers {status}")
+            raise MetadataUnavailable(f"{path} answers {status}")
         return body
 
     def _get(self, path: str, now_s: float) -> tuple[int, bytes]:
-        return self._ask("GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._current_token(now_s)})
+        return self._request(
+            "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._current_token(now_s)}
+        )
 
     def _current_token(self, now_s: float) -> str:
         if not self._token or now_s >= self._token_until_s:
             lives = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIVES_S)}
-            status, body = self._ask("PUT", "/latest/api/token", lives)
+            status, body = self._request("PUT", "/latest/api/token", lives)
             if status != OK or not body.isascii() or not body.decode().isprintable():
-                raise NotKnown(f"it gives no token: {status}")
+                raise MetadataUnavailable(f"no token: status {status}")
             self._token, self._token_until_s = body.decode(), now_s + TOKEN_AGAIN_S
         return self._token
 
-    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         connection = HTTPConnection(*self._address, timeout=LIMIT_S)
         try:
             connection.request(method, path, headers=dict(headers))
             answer = connection.getresponse()
             body = answer.read(BODY_MOST + 1)
         except (OSError, HTTPException, ValueError) as error:
-            raise NotKnown(f"{path} does not answer: {str(error) or type(error).__name__}") from error
+            raise MetadataUnavailable(f"{path} does not answer: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
         if len(body) > BODY_MOST:
-            raise NotKnown(f"{path} answers more than {BODY_MOST} bytes")
+            raise MetadataUnavailable(f"{path} answers more than {BODY_MOST} bytes")
         return answer.status, body
 
 
 def notices_of(spot: bytes, rebalance: bytes, maintenance: bytes) -> tuple[MachineNotice, ...]:
-    """What the three documents mean, empty ones nothing; of each kind the one that ends first. Pure.
+    """Parses the three documents (empty: no notice); returns the first notice of each kind. Pure.
 
     Raises:
-        NotKnown: one is not what AWS documents.
+        MetadataUnavailable: a document is not as AWS documents it.
     """
     found: list[MachineNotice] = []
     try:
@@ -129,7 +130,7 @@ def notices_of(spot: bytes, rebalance: bytes, maintenance: bytes) -> tuple[Machi
         events = msgspec.json.decode(maintenance, type=list[_Event]) if maintenance else []
         found += [_scheduled(event) for event in events[:EVENTS_MOST] if event.state == "active"]
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
-        raise NotKnown(f"it says what makes no sense: {str(error)[:200]}") from error
+        raise MetadataUnavailable(f"invalid document: {str(error)[:200]}") from error
     first: dict[MachineNoticeKind, MachineNotice] = {}
     for notice in sorted(found, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0)):
         first.setdefault(notice.kind, notice)
@@ -147,7 +148,7 @@ def _seconds(at: datetime) -> float:
 
 
 class NoticeWatch:
-    """What the machine's cloud says of it, asked again and again. `notices` None: not known."""
+    """Polls for notices of the machine's cloud. `notices` None: unknown."""
 
     def __init__(self, on_change: Callable[[], None], metadata: Metadata | None = None) -> None:
         self.notices: tuple[MachineNotice, ...] | None = None
@@ -155,19 +156,19 @@ class NoticeWatch:
         self._trouble = ""
 
     async def run_once(self) -> None:
-        """Ask, tell what changed, and wait until it is time to ask again."""
-        await self.look()
-        await asyncio.sleep(ASK_EVERY_S + random.random() * JITTER_S)
+        """Polls, reports changes, and waits until the next poll."""
+        await self.poll()
+        await asyncio.sleep(POLL_EVERY_S + random.random() * JITTER_S)
 
-    async def look(self) -> None:
-        """Ask once, and tell what changed."""
+    async def poll(self) -> None:
+        """Polls once and reports changes."""
         try:
             found = await asyncio.to_thread(self._metadata.notices, asyncio.get_running_loop().time())
             trouble = ""
-        except NotKnown as error:
+        except MetadataUnavailable as error:
             found, trouble = None, str(error)
         if trouble and not self._trouble:
-            log.warning("what the machine's cloud says of it is not known: %s", trouble)
+            log.warning("notices of the machine's cloud are unknown: %s", trouble)
         self._trouble = trouble
         if found != self.notices:
             self.notices = found
@@ -175,5 +176,5 @@ class NoticeWatch:
 
 
 def is_in_aws(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this machine was launched by AWS, as its machine agent says."""
+    """Whether AWS launched this machine, as its machine agent states."""
     return environ.get(CLOUD_VARIABLE) == AWS

@@ -1,7 +1,6 @@
-"""The last order that an agent received, on disk, so that it runs on without the control plane.
+"""The last order of an agent, on disk, so that it works without the control plane.
 
-It writes atomically and durably, and sets a damaged file aside for an operator to look at. It never decides what to do
-with what it holds, and it never deletes a record it could not read.
+Writes are atomic and durable. A damaged file is set aside for an operator and never deleted.
 """
 
 import os
@@ -15,7 +14,7 @@ T = TypeVar("T")
 
 
 class CorruptJournal(ValueError):
-    """The file could not be read as a record; it was moved to `kept_as`, so the next load finds nothing."""
+    """The file is not a valid record. It was moved to `kept_as`, so the next load finds nothing."""
 
     def __init__(self, path: Path, reason: str, kept_as: Path) -> None:
         super().__init__(f"{path} is damaged ({reason}); kept as {kept_as.name}, starting without it")
@@ -24,25 +23,25 @@ class CorruptJournal(ValueError):
 
 
 class Journal(Generic[T]):
-    """One record of type `kind` (anything msgspec can encode) in one JSON file."""
+    """One record of type `kind` (anything that msgspec can encode) in one JSON file."""
 
     def __init__(self, path: Path, kind: type[T]) -> None:
         self._path = path
         self._decoder = msgspec.json.Decoder(kind)
 
     def save(self, record: T) -> None:
-        """Replace the record. When this returns, it survives a crash of the process and of the machine.
+        """Replaces the record. Afterwards it survives a crash of the process and of the machine.
 
         Raises:
-            OSError: the disk refused; the earlier record is untouched.
+            OSError: the disk failed; the earlier record is unchanged.
         """
         write_durably(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
     def load(self) -> T | None:
-        """Return the record, or None if there never was one.
+        """Returns the record, or None if there is none.
 
         Raises:
-            CorruptJournal: the file is no record of this type; it has been set aside under another name.
+            CorruptJournal: the file is not a record of this type; it has been set aside under another name.
             OSError: the file exists and cannot be read.
         """
         try:
@@ -62,22 +61,22 @@ class Journal(Generic[T]):
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Put `content` at `path` by write, fsync and rename, so that a reader sees the old or the new file whole.
+    """Writes `content` to `path` by write, fsync and rename, so that a reader sees the complete old or new file.
 
     Raises:
-        OSError: the disk refused; whatever was at `path` is untouched.
+        OSError: the disk failed; the file at `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 

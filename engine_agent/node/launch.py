@@ -1,5 +1,5 @@
-"""How to start the processes of an assignment, as pure code: where the node is, the command line of the cell proxy, and
-what every engine is given besides what its adapter states. It starts nothing."""
+"""Command lines and environments of an assignment's processes, as pure code: the cell proxy's, and the part of an
+engine's that its adapter does not state."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -25,8 +25,7 @@ from engine_agent.protocol.states import CellRole
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node is: its folder, its address and ports, the machine's cache of artifacts, and where engines are
-    installed, if they are."""
+    """The place of a node: folder, address, ports, the machine's cache of artifacts, and installed engines."""
 
     node_id: str
     home: Path
@@ -39,21 +38,21 @@ class NodePlace:
     """Ingresses reach its cells over TLS."""
 
     def context(self) -> EngineContext:
-        """The place as engine adapters know it, without the engines: who looks at a running one needs its address."""
+        """The place for engine adapters, without the engines: probing a running engine only needs its address."""
         return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {}, self.cache)
 
     def launch_context(self) -> EngineContext:
-        """The same with the engines that are installed now, which takes reading files."""
+        """The same with the installed engines, which requires reading files."""
         installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
         return replace(self.context(), engine_pythons=installed)
 
 
 def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
-    """Command line and environment of the cell proxy beside a leader. `identity`: the home of what was handed over to
-    it; None: ingresses reach it without TLS.
+    """Command line and environment of a leader's cell proxy. `identity`: the home of its copy of the identity; None:
+    ingresses reach it without TLS.
 
     Raises:
-        EngineUnavailable: a JSON argument of the plan is none.
+        EngineUnavailable: a JSON argument of the plan is invalid.
     """
     base = context.port_base
     argv = (
@@ -87,8 +86,8 @@ def _role(assignment: Assignment) -> tuple[str, ...]:
 
 
 def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
-    """Longest prompt of an engine that may be compiled for less than its context, and then ends at a longer one. That
-    it refuses one by itself is not relied on: of two plugins one does."""
+    """Longest prompt of an engine that may be compiled for less than its context, and exits at a longer prompt. Only
+    one of the two plugins rejects such prompts."""
     if plan.engine != "neuron":
         return ()
     longest = json_option(plan.args, "--additional-config").get("max_prompt_length")
@@ -96,13 +95,13 @@ def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
 
 
 def _schedules_by_priority(plan: EnginePlan) -> bool:
-    """The simulator always does; vLLM refuses priorities unless its arguments allow them."""
+    """The simulator always does; vLLM rejects priorities unless its arguments allow them."""
     return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
 
 
 def _orders_classes(plan: EnginePlan) -> bool:
-    """Whether the engine limits batch prompts in each step. Neuron's plugin has a scheduler of its own; what no
-    argument tells (`vllm_versions.why_no_class_order`) is left to the window of the cell's batch work."""
+    """Whether the engine limits batch prompts in each step. Neuron's plugin has its own scheduler. Where arguments do
+    not tell (`vllm_versions.why_no_class_order`), the window of the cell's batch work limits them."""
     return (
         plan.engine in ("sim", "vllm")
         and _schedules_by_priority(plan)
@@ -112,7 +111,7 @@ def _orders_classes(plan: EnginePlan) -> bool:
 
 
 def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:
-    """The launch of an engine, with what its rank runs: see `engine_agent.protocol.fingerprint`."""
+    """The launch of an engine with the fingerprint of its rank: see `engine_agent.protocol.fingerprint`."""
     weights = plan.artifact.digest if plan.artifact is not None else None
     adapters = {each.name: each.artifact.digest if each.artifact else "" for each in plan.adapters}
     own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights, adapters)
@@ -120,5 +119,5 @@ def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> 
 
 
 def proxy_admin_url(context: EngineContext, path: str) -> str:
-    """URL of the proxy's administration; it listens on loopback whatever the node's address is."""
+    """URL of the proxy's administration, which always listens on loopback."""
     return f"http://{LOOPBACK}:{context.port_base + PROXY_ADMIN}{path}"

@@ -1,4 +1,9 @@
-"""One agent per folder: a lock that the kernel gives back when its holder dies, with the holder's name in it."""
+"""One agent per folder: the lock that its agent holds, and `python -m engine_agent stop-node --home DIR`, which stops
+that agent and then everything that it started. In this order nothing is restarted.
+
+The kernel releases the lock when its holder exits. The journal stays: a later agent of the folder reports that its
+engine has ended, and the control plane decides.
+"""
 
 import argparse
 import fcntl
@@ -20,11 +25,11 @@ LOCK_FILE = "agent.lock"
 
 
 class HomeInUse(Exception):
-    """Another agent runs for this folder."""
+    pass
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The agent that holds the lock, or last did."""
+    """The agent that holds or last held the lock."""
 
     node: str
     pid: int
@@ -32,7 +37,7 @@ class Holder(msgspec.Struct, frozen=True):
     started_ticks: int
 
     def is_alive(self) -> bool:
-        """Whether that very process still runs."""
+        """Whether exactly that process still runs."""
         process = procfs.stat(self.pid) if self.boot == procfs.boot_id() else None
         return process is not None and process.started_ticks == self.started_ticks
 
@@ -40,8 +45,8 @@ class Holder(msgspec.Struct, frozen=True):
 class AgentLock:
     """Held from enter to exit.
 
-    Raises (on entering):
-        HomeInUse: another agent holds it.
+    Raises:
+        HomeInUse: on entering, if another agent holds it.
     """
 
     def __init__(self, home: Path, node_id: str) -> None:
@@ -71,7 +76,7 @@ class AgentLock:
 
 
 def read_holder(home: Path) -> Holder | None:
-    """Who holds or last held the lock of this folder; None if no agent ever ran here."""
+    """The current or last holder of the lock of this folder; None if no agent ever ran here."""
     try:
         return msgspec.json.decode((home / LOCK_FILE).read_bytes(), type=Holder)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -86,21 +91,21 @@ SWEEPS = 5
 
 
 def stop_node(argv: list[str]) -> int:
-    """Stop the node of a folder; return 0 if nothing of it is left."""
+    """Stops the node of a folder; returns 0 if none of its processes is left."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(prog="python -m engine_agent stop-node", description=__doc__)
-    parser.add_argument("--home", required=True, type=Path, help="the folder that the node's agent was started with")
+    parser.add_argument("--home", required=True, type=Path, help="the folder of the node's agent")
     home: Path = parser.parse_args(argv).home.resolve()
     holder = read_holder(home)
     if holder is None:
         log.error("no agent ever ran for %s", home)
         return 1
     if holder.is_alive():
-        _end(holder.pid, AGENT_GRACE_S, is_group=False)
+        _stop_process(holder.pid, AGENT_GRACE_S, is_group=False)
     record = _record(home)
     if record is not None:
-        _end_started(record.proxy, LIMITS.proxy_stop_grace_s)
-        _end_started(record.engine, LIMITS.engine_stop_grace_s)
+        _stop_recorded(record.proxy, LIMITS.proxy_stop_grace_s)
+        _stop_recorded(record.engine, LIMITS.engine_stop_grace_s)
     return _sweep(holder.node)
 
 
@@ -112,16 +117,16 @@ def _record(home: Path) -> NodeRecord | None:
         return None
 
 
-def _end_started(started: ProcessRecord | None, grace_s: float) -> None:
+def _stop_recorded(started: ProcessRecord | None, grace_s: float) -> None:
     if started is None or started.boot != procfs.boot_id():
         return
     process = procfs.stat(started.pid)
     if process is not None and process.started_ticks == started.started_ticks:
-        _end(started.pid, grace_s, is_group=True)
+        _stop_process(started.pid, grace_s, is_group=True)
 
 
-def _end(pid: int, grace_s: float, *, is_group: bool) -> None:
-    """SIGTERM, and SIGKILL after `grace_s`; returns when the process has ended."""
+def _stop_process(pid: int, grace_s: float, *, is_group: bool) -> None:
+    """Sends SIGTERM, and SIGKILL after `grace_s`; returns when the process has exited."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -132,7 +137,7 @@ def _end(pid: int, grace_s: float, *, is_group: bool) -> None:
         else:
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         if not select.select([pidfd], [], [], grace_s)[0]:
-            log.warning("pid %d did not end within %g s of SIGTERM; killing it", pid, grace_s)
+            log.warning("pid %d did not exit within %g s of SIGTERM; killing it", pid, grace_s)
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             select.select([pidfd], [], [], KILLED_WITHIN_S)
     except ProcessLookupError:
@@ -142,13 +147,13 @@ def _end(pid: int, grace_s: float, *, is_group: bool) -> None:
 
 
 def _sweep(node_id: str) -> int:
-    """Kill what is left of all that agents of this node started; return 0 once nothing is."""
+    """Kills the remaining processes of this node; returns 0 when there are none."""
     for _ in range(SWEEPS):
         left = procfs.started_by_agents_of(node_id)
         if not left:
             return 0
         procfs.kill(left)
         for process in left:
-            _end(process.pid, KILLED_WITHIN_S, is_group=False)
+            _stop_process(process.pid, KILLED_WITHIN_S, is_group=False)
     log.error("still running: %s", ", ".join(str(process.pid) for process in procfs.started_by_agents_of(node_id)))
     return 1

@@ -1,6 +1,9 @@
-"""Log files of a node's processes: appended by them, kept short and quoted here.
+"""Log files of a node's processes: kept short, quoted in reports, and sent to an operator who reads them, without
+secrets.
 
-Their writers open them for appending, so that cutting one to nothing loses no later line. It never writes lines.
+The processes append to their logs, so truncating a log loses no later line. The last lines are state: they are sent
+again from time to time while a request for them is in force. Redaction recognizes formats, not meanings: a secret in
+another format passes, so secrets do not belong in logs.
 """
 
 import contextlib
@@ -14,27 +17,27 @@ from time import monotonic, time
 from engine_agent.protocol.messages import Assignment, Desired, LogTail
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
-"""A log that is longer becomes the one earlier log that is kept: at most twice this per kind of process."""
+"""A longer log replaces the one earlier log that is kept: at most twice this per kind of process."""
 TAIL_BYTES = 16 * 1024
-"""How far back the last lines are looked for."""
+"""How far back the last lines are read."""
 MAX_LINE_CHARS = 500
 
 
 def set_aside(path: Path) -> None:
-    """Make the log the earlier log, so that its next writer begins a new one.
+    """Renames the log to the earlier log, so that its next writer starts a new one.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk failed.
     """
     with contextlib.suppress(FileNotFoundError):
         path.replace(_earlier(path))
 
 
 def bound(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
-    """Move what the log holds to `<path>.1` if it is longer than `max_bytes`; say whether that was done.
+    """Moves the content of the log to `<path>.1` if it is longer than `max_bytes`; returns whether it did.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk failed.
     """
     try:
         size = path.stat().st_size
@@ -48,7 +51,7 @@ def bound(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
 
 
 def last_lines(path: Path, count: int = 20) -> list[str]:
-    """The last lines that say something, oldest first; none if there is no log."""
+    """The last lines that are not empty, oldest first; none if there is no log."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -65,15 +68,15 @@ def _earlier(path: Path) -> Path:
 
 LOGS = ("agent", "engine", "proxy")
 MOST_LINES = 200
-"""Of each log. `engine_agent.node.logs` reads 16 KiB of one, so that three stay far below the limit of a frame."""
+"""Of each log. At most 16 KiB of a log are read, so that three stay far below the limit of a frame."""
 AGAIN_AFTER_S = 10.0
-"""Unchanged lines are sent again this often, so that a reader can tell silence from an end."""
+"""Unchanged lines are sent again at this interval, so that a reader can tell a quiet log from a lost agent."""
 LONGEST_REQUEST_S = 120.0
-"""A request for longer, or a clock that is wrong, does not make a node send for ever."""
+"""Limits a longer request, or one under a wrong clock."""
 
 REDACTED = "[taken out]"
 SHORTEST_SECRET = 8
-"""A shorter text identifies little and stands in many harmless places."""
+"""A shorter text identifies little and occurs in many harmless places."""
 
 _NAMED = re.compile(
     r"""(?ix)
@@ -83,20 +86,20 @@ _NAMED = re.compile(
     (?P<value> (?!\d{1,9}\b) [^\s"',;&}]{4,})
     """
 )
-"""`password=…`, `"api_key": "…"`; plain numbers are left: `max_tokens=128` is no secret."""
+"""`password=…`, `"api_key": "…"`. Plain numbers are kept: `max_tokens=128` is not a secret."""
 _FORMS = re.compile(
     r"""(?x)
     (?: sw_[0-9a-f]{4,}_[\w-]{8,} | sk-[\w-]{8,} | hf_[A-Za-z0-9]{8,} | gh[pousr]_[A-Za-z0-9]{16,}
       | (?:AKIA|ASIA)[A-Z0-9]{16} | eyJ[\w-]{8}[\w.-]* )
     """
 )
-"""Credentials of ours, OpenAI's, Hugging Face's, GitHub's and AWS's keys, JSON web tokens."""
+"""Credentials of this fleet, keys of OpenAI, Hugging Face, GitHub and AWS, JSON web tokens."""
 _HEADER = re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+|\bbearer\s+)[\w.~+/=-]{4,}")
 _USER_INFO = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,256}:[^\s/@]{1,1024}@")
 
 
 class LogTailSender:
-    """Remembers what was sent last: nothing is sent without a request, and nothing twice at once."""
+    """Decides when lines are sent: only while requested, and unchanged lines only from time to time."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -106,7 +109,7 @@ class LogTailSender:
         self._sent_at_s = 0.0
 
     def due(self, order: Desired | None) -> LogTail | None:
-        """What to send now, if anything. `order` is the one in force."""
+        """The lines to send now, or None. `order` is the one in force."""
         now_s = monotonic()
         request = order.logs if order is not None else None
         if order is None or request is None or request.until <= time():
@@ -137,12 +140,12 @@ def log_tail(home: Path, assignment: Assignment | None, lines: int) -> LogTail:
 
 
 def _printable(line: str) -> str:
-    """Control characters, which a terminal would obey and JSON would make longer, as dots."""
+    """Replaces control characters, which terminals obey and JSON lengthens, by dots."""
     return "".join(letter if letter.isprintable() else "." for letter in line)
 
 
 def redacted(line: str, secrets: Iterable[str] = ()) -> str:
-    """The line without credentials by their form, and without each of `secrets`, which the caller knows."""
+    """The line without credentials of known formats and without each of `secrets`."""
     for secret in secrets:
         if len(secret) >= SHORTEST_SECRET:
             line = line.replace(secret, REDACTED)

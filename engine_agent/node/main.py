@@ -1,5 +1,5 @@
-"""`python -m engine_agent node …`: what its command line means. It runs the agent of one node until a signal
-ends it, and never a second one for the same folder."""
+"""`python -m engine_agent node …`: runs the agent of one node until a signal, and never a second one for the same
+folder."""
 
 import argparse
 import asyncio
@@ -25,11 +25,11 @@ from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 
 FETCHED = "fetched"
-"""Of the cache: what came from S3. Beside `engines` and `artifacts`, which nothing removes by itself."""
+"""Of the cache: artifacts from S3. Next to `engines` and `artifacts`, which are never removed automatically."""
 
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
-    """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
+    """Runs the agent that `argv` describes until SIGTERM or SIGINT; returns the exit status."""
     os.umask(0o077)
     options = _arguments(argv)
     home: Path = options.home.resolve()
@@ -45,9 +45,9 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 
 
 async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
-    boot_id, version = uuid.uuid4().hex, agent_version()  # read once: what runs is what was there at the start
+    boot_id, version = uuid.uuid4().hex, agent_version()  # read once: the running version is the one of the start
     cache = _cache()
-    pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed under a running agent
+    pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed meanwhile
     stack = StackFingerprint(home, pythons)
     place = NodePlace(
         options.node_id,
@@ -92,7 +92,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--node-id", required=True, help="n- and eight hexadecimal digits")
     parser.add_argument("--home", required=True, type=Path, help="folder for the journal, the credential and the logs")
     parser.add_argument(
-        "--server", required=True, help="the control plane, https://HOST:PORT; of several hosts separated by commas"
+        "--server", required=True, help="the control plane, https://HOST:PORT; several hosts separated by commas"
     )
     parser.add_argument("--instance-type", required=True)
     parser.add_argument("--region", required=True)

@@ -1,5 +1,5 @@
-"""One node as its agent holds it: the order in force, its processes, and their state. It takes orders, applies the
-planner's steps, and journals before it acts; what to do next is for `planning` to decide, and when, for `agent`."""
+"""One node: its order in force, its processes and their state. It accepts orders and applies the planner's steps, and
+writes the journal before it acts. `planning` decides what to do next, `agent` when."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.http import HttpClient, NoResponse
-from engine_agent.node.identity import HandOver, with_certificate
+from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.node.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.node.logs import bound, last_lines
@@ -46,13 +46,14 @@ from engine_agent.protocol.states import MemberRole
 log = logging.getLogger(__name__)
 
 EVIDENCE_LINES = 20
-TELL_TIMEOUT_S = 1.0
+CONFIGURE_TIMEOUT_S = 1.0
 
 
 class LocalNode:
     """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
 
-    `stack` returns what the machine runs; it is called at every start of an engine. `now_s` is the clock of all limits.
+    `stack` returns the fingerprint of the machine; it is called at every start of an engine. `now_s` is the clock of
+    all limits.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class LocalNode:
             ProcessKind.PROXY: service_account(Service.PROXY),
         }
         open_way(place.home, any(accounts.values()))
-        self._hand_over = HandOver(place.home, accounts[ProcessKind.PROXY]) if place.has_links else None
+        self._identity_copy = IdentityCopy(place.home, accounts[ProcessKind.PROXY]) if place.has_links else None
         self._processes = Processes(
             place.node_id,
             place.home,
@@ -107,12 +108,12 @@ class LocalNode:
         """Whether an engine runs here, ready or not."""
         return self._processes.running(ProcessKind.ENGINE) is not None
 
-    # --- from one agent process to the next -------------------------------------------------------------------------
+    # --- across agent processes ---------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on where an earlier agent of this node ended: its order, its processes, its last failure.
+        """Continues where an earlier agent of this node stopped: its order, its processes, its last failure.
 
-        Where the journal is lost, torn or older than what runs, what runs says so itself.
+        If the journal is lost, damaged or older than the running engine, the engine's environment has its order.
         """
         try:
             self._record = self._journal.load() or self._record
@@ -120,7 +121,7 @@ class LocalNode:
             log.error("%s", error)
         rebuilt = newest_record(self._record, self.place.node_id, procfs.boot_id())
         if rebuilt is not self._record and rebuilt.desired is not None:
-            log.warning("the journal is behind: taking order %d from the engine that runs", rebuilt.desired.version)
+            log.warning("the journal is out of date: using order %d of the running engine", rebuilt.desired.version)
             self._record = rebuilt
             self._save()
         now_s = self._now_s()
@@ -139,10 +140,10 @@ class LocalNode:
             log.info("adopted the cell proxy, pid %d", proxy.pid)
         killed = self._processes.kill_unknown()
         if killed:
-            log.warning("killed %d process(es) of this node that no journal knows of", killed)
+            log.warning("killed %d process(es) of this node that are not in the journal", killed)
 
     def close(self) -> None:
-        """Look away; everything that runs goes on running."""
+        """Stops watching; all processes keep running."""
         if self._proxy_change is not None:
             self._proxy_change.cancel()
         self._http.close()
@@ -151,12 +152,12 @@ class LocalNode:
     # --- orders ------------------------------------------------------------------------------------------------------
 
     def take_order(self, received: Desired) -> None:
-        """Put the order in force, on disk first; refuse it if it is not of a later state."""
+        """Puts the order in force, on disk first, or rejects it if it is not newer."""
         running = self._processes.running(ProcessKind.ENGINE) or self._processes.running(ProcessKind.PROXY)
         member = running.membership if running is not None else None
         reason = refusal(self._record.desired, received, self.place.node_id, member)
         if reason is not None:
-            log.warning("refused an order: %s", reason)
+            log.warning("rejected an order: %s", reason)
             self.refused_order = reason
             return
         if received != self._record.desired:
@@ -164,10 +165,10 @@ class LocalNode:
             self._save(desired=received)
             self._on_change()
 
-    # --- what is so --------------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------------
 
     def snapshot(self, no_contact_since_s: float | None) -> NodeSnapshot:
-        """What runs here now, for the planners."""
+        """The processes and their state, for the planners."""
         return NodeSnapshot(
             engine=self._processes.running(ProcessKind.ENGINE),
             proxy=self._processes.running(ProcessKind.PROXY),
@@ -195,12 +196,12 @@ class LocalNode:
             after = watch.after_proxy(before, status, self._now_s())
         else:
             return
-        if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
+        if self.seen is before:  # otherwise a process started or ended meanwhile, and the answer is out of date
             self.seen = after
             self._note_ready(before, after)
 
     async def measure(self) -> StepTimes | None:
-        """What the engine of the order in force computed itself, if it can say."""
+        """The step times of the engine, if it measures them."""
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
         if desired is None or engine is None or engine.membership != membership_of(desired):
             return None
@@ -214,33 +215,33 @@ class LocalNode:
             bound(self.place.home / f"{name}.log")
 
     def identity_changed(self) -> None:
-        """The agent has a new certificate, or heard whom to believe: so must its proxy."""
-        if self._hand_over and self._processes.running(ProcessKind.PROXY):
+        """Call when the agent has a new certificate or new authorities: its proxy needs them."""
+        if self._identity_copy and self._processes.running(ProcessKind.PROXY):
             try:
-                self._hand_over.renew()
+                self._identity_copy.update()
             except OSError as error:
-                log.error("cannot hand a new certificate to the cell proxy: %s", error)
+                log.error("cannot copy a new certificate for the cell proxy: %s", error)
         self._on_change()
 
-    # --- what it does ------------------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def apply(self, step: Step) -> None:
-        """Take one step. What fails becomes this start's failure, never an exception."""
+        """Takes one step. An error becomes a failure of this start, never an exception."""
         match step:
             case StartEngine():
                 self._start_engine(step)
             case StartProxy():
                 self._start_proxy(step)
             case StopEngine(grace_s=grace_s, reason=reason):
-                log.info("ending the engine: %s", reason)
+                log.info("stopping the engine: %s", reason)
                 self._processes.stop(ProcessKind.ENGINE, grace_s)
             case StopProxy(grace_s=grace_s, reason=reason):
-                log.info("ending the cell proxy: %s", reason)
+                log.info("stopping the cell proxy: %s", reason)
                 self._processes.stop(ProcessKind.PROXY, grace_s)
             case SetProxyPhase(phase=phase):
-                self._tell_proxy("/phase", msgspec.json.encode({"phase": phase}))
+                self._configure_proxy("/phase", msgspec.json.encode({"phase": phase}))
             case SetProxyPairs(pairs=pairs):
-                self._tell_proxy("/pairs", msgspec.json.encode(pairs))
+                self._configure_proxy("/pairs", msgspec.json.encode(pairs))
             case MarkFailed(membership=member, reason=reason):
                 self._give_up(member, reason)
             case Wait():
@@ -266,31 +267,31 @@ class LocalNode:
 
     def _start_proxy(self, step: StartProxy) -> None:
         member = membership_of(step.assignment)
-        if self._hand_over and not self._hand_over.is_possible():
-            return  # its certificate is on the way; then there is another pass
+        if self._identity_copy and not self._identity_copy.can_update():
+            return  # its certificate is requested; a pass follows when it arrives
         log.info("starting the cell proxy: %s", step.reason)
         self.seen = watch.without_proxy(self.seen)
         try:
-            if self._hand_over:
-                self._hand_over.renew()
+            if self._identity_copy:
+                self._identity_copy.update()
             launch = proxy_launch(
-                step.assignment, self.place.context(), self._hand_over.home if self._hand_over else None
+                step.assignment, self.place.context(), self._identity_copy.home if self._identity_copy else None
             )
             self._save(proxy=self._processes.start(ProcessKind.PROXY, member, launch))
         except (OSError, EngineUnavailable) as error:
             self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
 
-    def _tell_proxy(self, path: str, body: bytes) -> None:
-        """Send the proxy its phase or its pairs, unless a request is under way; its next report shows whether it took
-        it."""
+    def _configure_proxy(self, path: str, body: bytes) -> None:
+        """Sends the proxy its phase or its pairs, unless a request is in progress. The next status shows whether it
+        accepted them."""
         if self._proxy_change is None or self._proxy_change.done():
             url = proxy_admin_url(self.place.context(), path)
             self._proxy_change = asyncio.get_running_loop().create_task(_post(self._http, url, body))
 
-    # --- what happens to it ------------------------------------------------------------------------------------------
+    # --- ends and failures -------------------------------------------------------------------------------------------
 
     def _process_ended(self, end: ProcessEnd) -> None:
-        """Called at once when a process has ended, whether it was stopped or not."""
+        """Called immediately when a process has exited, whether it was stopped or not."""
         log.log(logging.INFO if end.was_ordered else logging.WARNING, "%s", end)
         lines = self._last_lines(end.kind)
         ran_stably = end.ran_s >= LIMITS.stable_after_s
@@ -335,12 +336,12 @@ class LocalNode:
         engine = self._record.engine
         if after.was_ready and engine is not None and not engine.was_ready:
             self._save(engine=msgspec.structs.replace(engine, was_ready=True))
-            self._processes.step_back(ProcessKind.ENGINE)
+            self._processes.lower_priority(ProcessKind.ENGINE)
         if watch.is_change(before, after):
             self._on_change()
 
     def _save(self, **changes: Desired | ProcessRecord | FailureRecord | None) -> None:
-        """Journal. A disk that refuses must not keep a node from its order: that is logged, and the node goes on."""
+        """Writes the journal. A full disk must not stop a node: the error is logged and reported."""
         self._record = msgspec.structs.replace(self._record, **changes)
         try:
             self._journal.save(self._record)
@@ -352,12 +353,12 @@ class LocalNode:
 
 async def _post(http: HttpClient, url: str, body: bytes) -> None:
     try:
-        answer = await http.request("POST", url, timeout_s=TELL_TIMEOUT_S, body=body)
+        answer = await http.request("POST", url, timeout_s=CONFIGURE_TIMEOUT_S, body=body)
     except NoResponse as error:
-        log.warning("the cell proxy was not told: %s", error)
+        log.warning("the cell proxy did not get a change: %s", error)
         return
     if answer.status >= 300:
-        log.warning("the cell proxy was told at %s and answered %d", url, answer.status)
+        log.warning("the cell proxy rejected a change at %s: status %d", url, answer.status)
 
 
 def _in_words(assignment: Assignment | None) -> str:

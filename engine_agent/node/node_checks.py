@@ -1,8 +1,8 @@
-"""Makes a node's deep checks: once where its order asks, and before it joins on a machine with accelerators.
+"""Runs a node's deep checks: once per request of its order, and before it joins on a machine with accelerators.
 
-The checks are a child at low priority with a limit of time; whatever becomes of it, the agent goes on. What they found
-is reported until there are others; a check that failed is a fault besides, on which the fleet's rules act. The request
-that was done last is on disk with what was found, so that a restarted agent does not make it again.
+The checks run in a child at low priority with a time limit; its failure does not affect the agent. Results are reported
+until the next ones. A failed check is also a fault, on which the fleet's rules act. The last request and its results
+are on disk, so that a restarted agent does not repeat it.
 """
 
 import asyncio
@@ -29,22 +29,23 @@ from engine_agent.protocol.strict_json import strict_loads
 log = logging.getLogger(__name__)
 
 DONE_FILE = "checks-done"
-"""In the node's home: the requests that were made, by name; the machine's boot for `joining`."""
+"""In the node's home: the completed requests by name; for `joining` the machine's boot."""
 REPORT_FILE = "checks.json"
 JOINING = "joining"
 VARIABLE = "SWITCHYARD_DEEP_CHECKS"
-"""`on` or `off`: whether they are made before the node joins. Unsaid: where there are accelerators."""
+"""`on` or `off`: whether they run before the node joins. Default: if there are accelerators."""
 LIMIT_S = 300.0
 JOINING_LIMIT_S = 60.0
-"""Before a node joins: a machine of a pool must have joined within 120 s of its launch. What was not made by then is
-reported as that."""
+"""Before a node joins: a machine of a pool must have joined within 120 s of its launch. Checks that did not finish are
+reported as such."""
 LINK_CHECKS = frozenset({"links", "collective"})
 LINK_PORT = RENDEZVOUS + RENDEZVOUS_SLOTS - 1
-"""Of the ports of a node without an engine, the last that a leader would be met on."""
+"""The last rendezvous port: a node without an engine does not use it."""
 
 
 class NodeChecks:
-    """The deep checks of one node. `on_fault` hears of what failed; `on_change` that there is something to report."""
+    """The deep checks of one node. `on_fault` gets failed checks; `on_change` is called when there is something to
+    report."""
 
     def __init__(
         self,
@@ -55,42 +56,44 @@ class NodeChecks:
     ) -> None:
         self._home, self._pythons = home, pythons
         self._on_fault, self._on_change = on_fault, on_change
-        self.report = self._kept()
+        self.report = self._stored_report()
 
-    async def make_before_joining(self, accelerators: int, variable: str | None = None) -> None:
-        """Once in each boot of the machine."""
+    async def run_before_joining(self, accelerators: int, variable: str | None = None) -> None:
+        """Runs them once per boot of the machine."""
         wanted = os.environ.get(VARIABLE, "") if variable is None else variable
         if wanted == "off" or (wanted != "on" and not accelerators):
             return
         boot = procfs.boot_id()
         if self._done().get(JOINING) == boot:
             return
-        await self._make(CheckRequest(JOINING), is_serving=False, limit_s=JOINING_LIMIT_S)
+        await self._check(CheckRequest(JOINING), is_serving=False, limit_s=JOINING_LIMIT_S)
         self._note_done(JOINING, boot)
 
-    async def make_requested(self, request: CheckRequest | None, *, is_serving: bool) -> None:
-        """What the order in force asks, if it was not made yet."""
+    async def run_requested(self, request: CheckRequest | None, *, is_serving: bool) -> None:
+        """Runs the checks that the order in force requests, if they did not run yet."""
         if request is None or self._done().get("request") == request.id:
             return
-        self._note_done("request", request.id)  # first: checks that end the agent must not do so for ever
-        await self._make(request, is_serving=is_serving, limit_s=LIMIT_S)
+        self._note_done("request", request.id)  # first: checks that crash the agent must not run again
+        await self._check(request, is_serving=is_serving, limit_s=LIMIT_S)
 
-    async def _make(self, request: CheckRequest, *, is_serving: bool, limit_s: float) -> None:
+    async def _check(self, request: CheckRequest, *, is_serving: bool, limit_s: float) -> None:
         began_at, results = time.time(), list[Result]()
-        self._say(CheckReport(request.id, began_at))
+        self._publish(CheckReport(request.id, began_at))
         argv = [sys.executable, "-m", "engine_agent", "deep-checks", "--state", str(self._home)]
         argv += ["--light"] if is_serving else [word for each in self._pythons() for word in ("--python", str(each))]
         plan = b"" if is_serving else _links(request)
         argv += ["--links"] if plan else []
-        log.info("deep checks %s begin%s", request.id, " without computing: an engine runs" if is_serving else "")
+        log.info(
+            "deep checks %s begin%s", request.id, " without computing, because an engine runs" if is_serving else ""
+        )
         try:
             ended = await self._run(argv, plan, CheckReport(request.id, began_at), results, limit_s)
         except OSError as error:
-            ended = f"they do not start: {error}"
+            ended = f"they could not start: {error}"
         if ended:
             results.append(Result("deep checks", None, ended))
-        self._say(CheckReport(request.id, began_at, time.time(), _on_wire(results)))
-        self._keep()
+        self._publish(CheckReport(request.id, began_at, time.time(), _on_wire(results)))
+        self._store_report()
         for result in results:
             log.log(logging.ERROR if result.ok is False else logging.INFO, "%s: %s", result.check, result.found)
             if result.ok is False:
@@ -99,7 +102,7 @@ class NodeChecks:
     async def _run(
         self, argv: Sequence[str], plan: bytes, report: CheckReport, results: list[Result], limit_s: float
     ) -> str:
-        """Why they did not end by themselves; empty: they did."""
+        """Returns why they did not exit normally, or an empty text."""
         process = await asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.PIPE,
@@ -117,29 +120,29 @@ class NodeChecks:
                 async for line in process.stdout:
                     with suppress(ValueError):
                         results.append(result_from(line))
-                        self._say(structs.replace(report, results=_on_wire(results)))
+                        self._publish(structs.replace(report, results=_on_wire(results)))
                 status = await process.wait()
-            return "" if status in (0, 1) else f"they ended with status {status}"
+            return "" if status in (0, 1) else f"they exited with status {status}"
         except TimeoutError:
-            return f"they did not end within {limit_s:.0f} s"
+            return f"they did not finish within {limit_s:.0f} s"
         finally:
-            await _end(process)
+            await _kill_session(process)
 
-    def _say(self, report: CheckReport) -> None:
+    def _publish(self, report: CheckReport) -> None:
         self.report = report
         self._on_change()
 
-    def _kept(self) -> CheckReport | None:
-        """What an earlier agent of this node found."""
+    def _stored_report(self) -> CheckReport | None:
+        """The stored results of an earlier agent of this node."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode((self._home / REPORT_FILE).read_bytes(), type=CheckReport)
         return None
 
-    def _keep(self) -> None:
+    def _store_report(self) -> None:
         try:
             (self._home / REPORT_FILE).write_bytes(msgspec.json.encode(self.report))
         except OSError as error:
-            log.error("cannot keep what deep checks found: %s", error)
+            log.error("cannot store the results of deep checks: %s", error)
 
     def _done(self) -> dict[str, str]:
         with suppress(OSError, ValueError):
@@ -152,11 +155,11 @@ class NodeChecks:
         try:
             (self._home / DONE_FILE).write_text(json.dumps({**self._done(), name: value}))
         except OSError as error:
-            log.error("cannot note that deep checks were made: %s", error)
+            log.error("cannot record that deep checks ran: %s", error)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """With all that it started: it leads a session of its own."""
+async def _kill_session(process: asyncio.subprocess.Process) -> None:
+    """Kills the process and all processes in its session."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)

@@ -1,8 +1,7 @@
-"""The processes of one node: start, adopt, notice their end within milliseconds, end them for sure.
+"""The processes of one node: start, adopt and stop them, and notice their exit within milliseconds.
 
-Each gets a session of its own, so that it outlives its agent and can be ended with all that it started. It never
-decides when to do any of this, and leaves no zombie and nothing of an ended session behind. What went
-wrong becomes evidence here, for reports and fault messages; sending it is for others.
+Each gets its own session, so that it outlives its agent and can be killed with all its children. No zombie and no
+process of an ended session is left. The caller decides when. Exits and failed starts become evidence for faults here.
 """
 
 import asyncio
@@ -26,20 +25,20 @@ from engine_agent.protocol.messages import Fault, JsonObject
 log = logging.getLogger(__name__)
 
 KILL_AGAIN_AFTER_S = 1.0
-"""SIGKILL needs no grace; a session that still has members after this long may have grown new ones meanwhile."""
+"""A session that still has members after this long may have started new ones meanwhile."""
 KILL_TRIES = 10
 LEFTOVER_POLL_S = 0.02
 ENGINE_NICE = 5
-"""Of an engine that serves: it takes every core it gets; what watches it and proxies for it must still get its turn."""
+"""Of a serving engine, which uses every core: its watcher and proxy must still get CPU time."""
 FIRST_NICE = -5
-"""Of the session of a proxy, and of an engine until it serves: its cell is down. Only root may go before others."""
+"""Of the session of a proxy, and of an engine until it serves: its cell is down. Only root may use negative values."""
 PRIVATE_VARIABLES = ("SWITCHYARD_JOIN_TOKEN",)
-"""The agent's own secrets, which nothing that it starts may see."""
+"""The agent's own secrets, which its processes must not get."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process that ended. `code` as `subprocess` has it (below 0: the signal), None if another agent started it."""
+    """A process that exited. `code` as in `subprocess` (below 0: the signal), None if another agent started it."""
 
     kind: ProcessKind
     record: ProcessRecord
@@ -57,7 +56,7 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class _Supervised:
-    """A process in its slot. The slot stays taken until everything in the process's session has ended."""
+    """A process in its slot. The slot stays in use until everything in the process's session has ended."""
 
     record: ProcessRecord
     pidfd: int
@@ -70,7 +69,8 @@ class _Supervised:
 class Processes:
     """At most one process of each kind, under the account of its kind if it has one.
 
-    `on_end` is called once for each end, at once; `on_free` when nothing of the process is left and its slot is free.
+    `on_end` is called immediately, once per exit; `on_free` when all processes of the session are gone and the slot is
+    free.
     """
 
     def __init__(
@@ -94,18 +94,16 @@ class Processes:
         self._boot = procfs.boot_id()
 
     def running(self, kind: ProcessKind) -> RunningProcess | None:
-        """The process in the slot of this kind, if there is one."""
-        held = self._slots.get(kind)
-        if held is None:
+        slot = self._slots.get(kind)
+        if slot is None:
             return None
-        return RunningProcess(held.record.membership, held.record.pid, held.since_s, held.stopping)
+        return RunningProcess(slot.record.membership, slot.record.pid, slot.since_s, slot.stopping)
 
     def log_path(self, kind: ProcessKind) -> Path:
-        """Where the output of processes of this kind goes."""
         return self._home / f"{kind}.log"
 
     def start(self, kind: ProcessKind, membership: Membership, launch: Launch) -> ProcessRecord:
-        """Start a process in the free slot of its kind.
+        """Starts a process in the free slot of its kind.
 
         Raises:
             OSError: it could not be started.
@@ -115,7 +113,7 @@ class Processes:
         if account := self._accounts.get(kind):
             launch = confined(launch, account, self._home / kind)
         path = self.log_path(kind)
-        logs.set_aside(path)  # so that what is quoted of a log is of this process
+        logs.set_aside(path)  # so that quoted lines are of this process
         with path.open("ab") as output:
             child = subprocess.Popen(
                 launch.argv,
@@ -139,20 +137,20 @@ class Processes:
         self._supervise(kind, record, os.pidfd_open(child.pid), child)
         return record
 
-    def step_back(self, kind: ProcessKind) -> None:
-        """It serves: from now on all that is in its session gives way to what watches it."""
-        if held := self._slots.get(kind):
-            procfs.session_nice(held.record.pid, 0)
-            for process in procfs.in_session(held.record.pid, self._node_id):
+    def lower_priority(self, kind: ProcessKind) -> None:
+        """Call when it serves: its session then yields CPU time to its watchers."""
+        if slot := self._slots.get(kind):
+            procfs.session_nice(slot.record.pid, 0)
+            for process in procfs.in_session(slot.record.pid, self._node_id):
                 procfs.threads_nice(process.pid, ENGINE_NICE)
 
     def adopt(self, kind: ProcessKind, record: ProcessRecord) -> bool:
-        """Take over a process that an earlier agent started; False if it has ended."""
+        """Takes over a process that an earlier agent started; False if it has ended."""
         try:
             pidfd = os.pidfd_open(record.pid)
         except ProcessLookupError:
             return False
-        # Looked at after the pidfd is held, so that it cannot be another process that took the pid meanwhile.
+        # Read after the pidfd is open, so that it cannot be another process with a reused pid.
         stat = procfs.stat(record.pid) if record.boot == self._boot else None
         is_ours = stat is not None and stat.started_ticks == record.started_ticks
         if not is_ours or not procfs.belongs_to_node(record.pid, self._node_id):
@@ -162,76 +160,76 @@ class Processes:
         return True
 
     def kill_unknown(self) -> int:
-        """Kill what earlier agents of this node started and nobody knows of; return how many processes that were.
+        """Kills unrecorded processes of earlier agents of this node; returns how many there were.
 
-        An agent that died between starting a process and recording it leaves such a one, and so does an engine that
-        died while no agent watched it.
+        Such processes are left by an agent that died between starting and recording one, and by an engine that died
+        while no agent watched it.
         """
-        known = {held.record.pid for held in self._slots.values()}
+        known = {slot.record.pid for slot in self._slots.values()}
         unknown = [process for process in procfs.started_by_agents_of(self._node_id) if process.session not in known]
         procfs.kill(unknown)
         return len(unknown)
 
     def stop(self, kind: ProcessKind, grace_s: float) -> None:
-        """Begin to end the process: SIGTERM to its group and, after `grace_s`, SIGKILL to its session."""
-        held = self._slots.get(kind)
-        if held is not None and not held.stopping:
-            held.stopping = True
-            self._spawn_task(self._end(kind, held, grace_s))
+        """Starts to stop the process: SIGTERM to its group and, after `grace_s`, SIGKILL to its session."""
+        slot = self._slots.get(kind)
+        if slot is not None and not slot.stopping:
+            slot.stopping = True
+            self._spawn_task(self._end(kind, slot, grace_s))
 
     def close(self) -> None:
-        """Look away: everything that runs goes on running."""
+        """Stops watching; all processes keep running."""
         for task in self._tasks:
             task.cancel()
-        for held in self._slots.values():
-            self._unwatch(held)
+        for slot in self._slots.values():
+            self._unwatch(slot)
         self._slots.clear()
 
     def _supervise(
         self, kind: ProcessKind, record: ProcessRecord, pidfd: int, child: subprocess.Popen[bytes] | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        held = _Supervised(record, pidfd, self._now_s(), child)
-        self._slots[kind] = held
-        loop.add_reader(pidfd, self._ended, kind, held)
+        slot = _Supervised(record, pidfd, self._now_s(), child)
+        self._slots[kind] = slot
+        loop.add_reader(pidfd, self._ended, kind, slot)
 
-    def _unwatch(self, held: _Supervised) -> None:
-        if not held.ended.is_set():
-            asyncio.get_running_loop().remove_reader(held.pidfd)
-            os.close(held.pidfd)
+    def _unwatch(self, slot: _Supervised) -> None:
+        if not slot.ended.is_set():
+            asyncio.get_running_loop().remove_reader(slot.pidfd)
+            os.close(slot.pidfd)
 
-    def _ended(self, kind: ProcessKind, held: _Supervised) -> None:
-        """The pidfd became readable: the process has ended."""
-        self._unwatch(held)
-        held.ended.set()
-        code = held.child.wait() if held.child is not None else None
-        was_ordered, held.stopping = held.stopping, True
-        ran_s = self._now_s() - held.since_s
-        self._on_end(ProcessEnd(kind, held.record, code, was_ordered, ran_s))
-        self._spawn_task(self._clear_session(kind, held))
+    def _ended(self, kind: ProcessKind, slot: _Supervised) -> None:
+        """The pidfd became readable: the process has exited."""
+        self._unwatch(slot)
+        slot.ended.set()
+        code = slot.child.wait() if slot.child is not None else None
+        was_ordered, slot.stopping = slot.stopping, True
+        ran_s = self._now_s() - slot.since_s
+        self._on_end(ProcessEnd(kind, slot.record, code, was_ordered, ran_s))
+        self._spawn_task(self._clear_session(kind, slot))
 
-    async def _end(self, kind: ProcessKind, held: _Supervised, grace_s: float) -> None:
-        procfs.terminate_group(held.record.pid)
+    async def _end(self, kind: ProcessKind, slot: _Supervised, grace_s: float) -> None:
+        procfs.terminate_group(slot.record.pid)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await held.ended.wait()
+                await slot.ended.wait()
                 return
-        if held.ended.is_set():
+        if slot.ended.is_set():
             return
-        log.warning("the %s (pid %d) did not end within %g s of SIGTERM; killing it", kind, held.record.pid, grace_s)
+        log.warning("the %s (pid %d) did not exit within %g s of SIGTERM; killing it", kind, slot.record.pid, grace_s)
         with contextlib.suppress(ProcessLookupError, OSError):
-            signal.pidfd_send_signal(held.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(slot.pidfd, signal.SIGKILL)
 
-    async def _clear_session(self, kind: ProcessKind, held: _Supervised) -> None:
-        """Kill what the process left in its session, and free its slot when that is gone."""
+    async def _clear_session(self, kind: ProcessKind, slot: _Supervised) -> None:
+        """Kills the process's remaining session, and frees its slot when it is gone."""
         for _ in range(KILL_TRIES):
-            left = procfs.in_session(held.record.pid, self._node_id)
+            left = procfs.in_session(slot.record.pid, self._node_id)
             if not left:
                 break
             procfs.kill(left)
             await _gone(left)
         else:
-            log.error("cannot end what is left of the %s (pid %d)", kind, held.record.pid)
+            log.error("cannot kill the remaining processes of the %s (pid %d)", kind, slot.record.pid)
         self._slots.pop(kind, None)
         self._on_free()
 
@@ -244,15 +242,15 @@ class Processes:
 def child_environment(
     own: Mapping[str, str], extra: Mapping[str, str], node_id: str, kind: ProcessKind
 ) -> dict[str, str]:
-    """Environment of a process: the agent's without its secrets, what the process needs, and whose it is."""
+    """Environment of a process: the agent's without its secrets, the process's own, and marks of its node and kind."""
     kept = {name: value for name, value in own.items() if name not in PRIVATE_VARIABLES}
-    # A process that sets its title writes over its environment, by which it is recognised, unless told not to.
+    # A process that sets its title would overwrite its environment, which identifies it; SPT_NOENV prevents that.
     marks = {NODE_ID_VARIABLE: node_id, procfs.PROCESS_KIND_VARIABLE: kind.value, "SPT_NOENV": "1"}
     return {**kept, **extra, **marks}
 
 
 async def _gone(processes: list[procfs.ProcessStat]) -> None:
-    """Return when all have ended, or after `KILL_AGAIN_AFTER_S`."""
+    """Returns when all have ended, or after `KILL_AGAIN_AFTER_S`."""
     deadline_s = asyncio.get_running_loop().time() + KILL_AGAIN_AFTER_S
     while any(procfs.stat(process.pid) == process for process in processes):
         if asyncio.get_running_loop().time() >= deadline_s:
@@ -268,12 +266,12 @@ def _signal_name(number: int) -> str:
 
 
 def end_reason(end: ProcessEnd, lines: list[str]) -> str:
-    """An end as text, with the last line of the log, unless it was killed: then that line says nothing of why."""
+    """An exit as text, with the last line of the log. A killed process has no such line about the cause."""
     return f"{end}: {lines[-1]}" if lines and end.code != -signal.SIGKILL else str(end)
 
 
 def ended_fault(end: ProcessEnd, reason: str, lines: list[str]) -> Fault:
-    """Evidence of a process that ended by itself; `reason` is what the node reports."""
+    """Evidence of a process that exited without being stopped; `reason` is what the node reports."""
     record = end.record
     evidence: JsonObject = {
         **_member_fields(record.membership),

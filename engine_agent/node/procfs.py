@@ -1,7 +1,7 @@
-"""What Linux says of processes in /proc: who they are, when they started, which session and which node they belong to.
+"""Processes in /proc: identity, start time, session, and the node that they belong to.
 
-It reads, and signals whole groups or sessions that its caller owns. A process is known by its pid *and* its start, in
-clock ticks since boot: pids are used again, and clocks are set.
+It reads, and signals groups or sessions of its caller. A process is identified by its pid *and* its start in clock
+ticks since boot, because pids are reused and clocks are set.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from engine_agent.engines.base import NODE_ID_VARIABLE
 
 PROCESS_KIND_VARIABLE = "SWITCHYARD_PROCESS"
-"""Set in everything that an agent starts, so that what it starts is told apart from the agent itself."""
+"""Set in all processes that an agent starts, to distinguish them from the agent."""
 
 _SESSION, _STARTED = 3, 19
 """Places in /proc/<pid>/stat counted from the state, which is field 3 of proc_pid_stat(5)."""
@@ -30,7 +30,7 @@ class ProcessStat:
 
 
 def boot_id() -> str:
-    """Identity of this start of the machine: ticks since boot mean nothing across two of them."""
+    """Identity of this boot of the machine: ticks since boot cannot be compared across boots."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -47,7 +47,7 @@ def stat(pid: int) -> ProcessStat | None:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """What the process was started with; empty if that cannot be read."""
+    """The initial environment of the process; empty if it cannot be read."""
     try:
         content = _read(pid, "environ")
     except OSError:
@@ -65,7 +65,6 @@ def command(pid: int) -> list[str]:
 
 
 def belongs_to_node(pid: int, node_id: str) -> bool:
-    """Whether the process was started for this node."""
     return environment(pid).get(NODE_ID_VARIABLE) == node_id
 
 
@@ -75,7 +74,7 @@ def in_session(session: int, node_id: str) -> list[ProcessStat]:
 
 
 def started_by_agents_of(node_id: str) -> list[ProcessStat]:
-    """Live processes that agents of this node started, directly or not."""
+    """Live processes that agents of this node started, directly or indirectly."""
     return [
         process
         for process in _all()
@@ -84,7 +83,7 @@ def started_by_agents_of(node_id: str) -> list[ProcessStat]:
 
 
 def kill(processes: list[ProcessStat]) -> None:
-    """SIGKILL to each that still is the process it was."""
+    """Sends SIGKILL to each process that still is the same."""
     for process in processes:
         if stat(process.pid) == process:
             with contextlib.suppress(ProcessLookupError):
@@ -92,13 +91,13 @@ def kill(processes: list[ProcessStat]) -> None:
 
 
 def session_nice(pid: int, nice: int) -> None:
-    """The place of the process's session in the queue for the processor, where the kernel shares by session."""
+    """Sets the priority of the process's session, where the kernel schedules by session."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
 
 
 def threads_nice(pid: int, nice: int) -> None:
-    """Put every thread of the process behind others, at least as far as `nice` says."""
+    """Lowers the priority of every thread of the process to at least `nice`."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/task"):
             thread = int(entry.name)
@@ -106,13 +105,12 @@ def threads_nice(pid: int, nice: int) -> None:
 
 
 def terminate_group(pid: int) -> None:
-    """SIGTERM to the process group that this process leads."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGTERM)
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Without `Path`, which takes longer than the kernel: whoever looks for one process reads those of all."""
+    """Without `Path`, which takes longer than the kernel: searching for one process reads all of them."""
     with open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read()
 
@@ -124,5 +122,5 @@ def _all() -> Iterator[ProcessStat]:
 
 
 def of_node(node_id: str) -> list[ProcessStat]:
-    """Live processes of a node, its agent among them; never this one."""
+    """Live processes of a node, including its agent, without this process."""
     return [process for process in _all() if process.pid != os.getpid() and belongs_to_node(process.pid, node_id)]

@@ -1,6 +1,8 @@
-"""What a node's journal holds: the order in force and what was started for it. Values only; nothing here acts.
+"""The content of a node's journal: the order in force and its processes, and how to rebuild it from running processes.
 
-It is saved after every order taken and every process started, before anything that depends on it happens.
+It is saved after every accepted order and every started process, before anything that depends on it happens. Each
+engine has its complete order in its environment, so that a serving engine can be adopted even if the journal is lost,
+damaged or older (I11).
 """
 
 from collections.abc import Iterable
@@ -18,10 +20,9 @@ JOURNAL_FILE = "journal.json"
 
 
 class ProcessRecord(Struct, frozen=True):
-    """A process that an agent of this node started. `boot` and `started_ticks` make its pid unmistakable.
+    """A process that an agent of this node started. `boot` and `started_ticks` make its pid unique.
 
-    `was_ready` says, of an engine, that it was healthy once, so that a restarted agent does not hold it to the time
-    limit of a start.
+    `was_ready`: the engine was healthy once, so that a restarted agent does not apply the time limit of a start.
     """
 
     pid: int
@@ -34,12 +35,11 @@ class ProcessRecord(Struct, frozen=True):
 
     @property
     def membership(self) -> Membership:
-        """Which start of which cell it belongs to."""
         return Membership(self.cell, self.generation, self.rank)
 
 
 class FailureRecord(Struct, frozen=True):
-    """An engine that ended by itself or was given up; kept so that a restarted agent does not start it again."""
+    """An engine that exited or was given up; stored so that a restarted agent does not start it again."""
 
     cell: str
     generation: int
@@ -54,12 +54,12 @@ class FailureRecord(Struct, frozen=True):
         return cls(member.cell, member.generation, member.rank, failure.reason, failure.in_a_row)
 
     def failure(self, at_s: float) -> Failure:
-        """The failure as if it had been seen at `at_s`."""
+        """The failure as if it had happened at `at_s`."""
         return Failure(Membership(self.cell, self.generation, self.rank), self.reason, at_s, self.in_a_row)
 
 
 class NodeRecord(Struct, frozen=True):
-    """Everything that an agent must know to go on where an earlier one ended."""
+    """Everything that an agent needs to continue the work of an earlier one."""
 
     node: str
     desired: Desired | None = None
@@ -70,11 +70,11 @@ class NodeRecord(Struct, frozen=True):
 
 ORDER_VARIABLE = "SWITCHYARD_ORDER"
 ORDER_BYTES_MAX = 96 * 1024
-"""Linux takes 128 KiB for one variable. A longer order is in the journal alone."""
+"""Linux allows 128 KiB for one variable. A longer order is only in the journal."""
 
 
 def with_order(launch: Launch, order: Desired | None) -> Launch:
-    """The launch of an engine that carries its order."""
+    """The launch of an engine with its order in the environment."""
     encoded = msgspec.json.encode(order)
     if order is None or len(encoded) > ORDER_BYTES_MAX:
         return launch
@@ -82,8 +82,8 @@ def with_order(launch: Launch, order: Desired | None) -> Launch:
 
 
 def newest_record(journalled: NodeRecord, node_id: str, boot: str) -> NodeRecord:
-    """The journal's record or, if an engine of a later order runs, or of the same that the journal has no engine of,
-    what that engine tells."""
+    """The journal's record, or the record of a running engine if that has a later order or the journal has no
+    engine."""
     running = procfs.started_by_agents_of(node_id)
     known = -1 if journalled.desired is None else journalled.desired.version
     newest = journalled
@@ -101,7 +101,7 @@ def newest_record(journalled: NodeRecord, node_id: str, boot: str) -> NodeRecord
 
 
 def _leaders(running: Iterable[procfs.ProcessStat]) -> list[procfs.ProcessStat]:
-    """Those that agents started themselves: each leads a session."""
+    """Those that agents started directly: each leads a session."""
     return [process for process in running if process.session == process.pid]
 
 
@@ -114,7 +114,7 @@ def _order_of(pid: int) -> Desired | None:
 
 
 def _proxy_of(running: Iterable[procfs.ProcessStat], member: Membership, boot: str) -> ProcessRecord | None:
-    """The proxy beside this engine, known by its command line."""
+    """The engine's proxy, identified by its command line."""
     wanted = ("--cell", member.cell, "--generation", str(member.generation))
     for process in _leaders(running):
         is_proxy = procfs.environment(process.pid).get(procfs.PROCESS_KIND_VARIABLE) == ProcessKind.PROXY

@@ -1,3 +1,2 @@
-"""Deep checks of a node: does its memory keep what is written, do its devices compute right, do its disk and the links
-to others carry what they are given. Each is bounded in time and load, says what it found and what would be right, and
-changes nothing that stays. See README.md."""
+"""Deep checks of a node: memory, computation of its devices, disk, and links to other nodes. Each is bounded in time
+and load, reports what it found and what would be right, and leaves nothing behind. See README.md."""

@@ -1,11 +1,11 @@
 """Checks that the processors and accelerators of this node compute correctly.
 
-`python -m engine_agent.node.checks.compute --seconds N` prints a line of JSON for each check. It runs in an engine's
-own Python, which may have torch, numpy or neither.
+`python -m engine_agent.node.checks.compute --seconds N` prints one line of JSON per check. It runs in an engine's own
+Python, which may have torch, numpy or neither.
 
-Whole numbers that fit are multiplied, so every order of adding up gives the same bits: any difference is a fault. A
-product is checked by Freivalds' method, A(Bx) = (AB)x, with vectors of -1 and 1; and every repetition must give the
-bits of the first.
+It multiplies whole numbers whose sums fit, so every order of addition gives the same bits and any difference is a
+fault. A product is checked by Freivalds' method, A(Bx) = (AB)x, with vectors of -1 and 1, and every repetition must
+give the same bits as the first.
 """
 
 import argparse
@@ -20,15 +20,16 @@ from engine_agent.node.checks.result import Result, timed
 SIDE = 512
 GPU_SIDE = 4096
 WITHIN = 8
-"""Entries are whole numbers from -8 to 8: sums of 4,096 products stay below 2^24, which a float32 holds exactly."""
+"""Entries are whole numbers from -8 to 8: sums of 4,096 products stay below 2^24, which a float32 represents
+exactly."""
 DEVICE_MEMORY_SHARE = 0.5
 DEVICE_MEMORY_MOST = 8 * 1024**3
-RIGHT = "every product is exact, and the same in every repetition"
+RIGHT = "every product is exact and the same in every repetition"
 BYTES = (0x00, 0xFF, 0x55, 0xAA)
 
 
 def checks(seconds: float) -> Iterator[Result]:
-    """Every check that this Python can make of what is here."""
+    """Yields every check that this Python supports."""
     try:
         import torch
     except ImportError:
@@ -46,7 +47,7 @@ def checks(seconds: float) -> Iterator[Result]:
 
 
 def torch_matmul(torch: Any, device: str, side: int, seconds: float) -> Result:
-    """Products of whole numbers on a device, for so long."""
+    """Multiplies whole numbers on a device for this time."""
     name = f"matmul {device}"
     generator = torch.Generator().manual_seed(side)
 
@@ -67,17 +68,17 @@ def torch_matmul(torch: Any, device: str, side: int, seconds: float) -> Result:
 
 
 def torch_memory(torch: Any, device: str, seconds: float) -> Result:
-    """Patterns over half of a device's free memory, read back on the device."""
+    """Writes patterns over half of a device's free memory and reads them back on the device."""
     free, total = torch.cuda.mem_get_info(device)
     size = int(min(free * DEVICE_MEMORY_SHARE, DEVICE_MEMORY_MOST))
-    held = torch.empty(size, dtype=torch.uint8, device=device)
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
     ends_s, rounds = monotonic() + seconds, 0
     for pattern in BYTES:
-        held.fill_(pattern)
-        wrong = int((held != pattern).sum())
+        memory.fill_(pattern)
+        wrong = int((memory != pattern).sum())
         if wrong:
             found = f"{wrong} of {size} bytes of {device} do not hold {pattern:#04x}"
-            return Result(f"memory {device}", False, found, "memory keeps what is written to it")
+            return Result(f"memory {device}", False, found, "memory returns what was written to it")
         rounds += 1
         if monotonic() >= ends_s:
             break
@@ -87,7 +88,7 @@ def torch_memory(torch: Any, device: str, seconds: float) -> Result:
 
 
 class _exact:  # noqa: N801  (a context manager)
-    """Products of float32 as float32, where a device would take shorter ones."""
+    """Multiplies float32 as float32, where a device would use shorter formats."""
 
     def __init__(self, torch: Any) -> None:
         self._matmul = torch.backends.cuda.matmul
@@ -147,9 +148,9 @@ def _plain_matmul(seconds: float, side: int = 48) -> Result:
 
 
 def main(argv: list[str]) -> int:
-    """Print what was found; 1 if anything was wrong."""
+    """Prints the results; returns 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent.node.checks.compute", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each check, about")
+    parser.add_argument("--seconds", type=float, default=3.0, help="approximate time of each check")
     options = parser.parse_args(argv)
     failed = False
     for result in checks(options.seconds):

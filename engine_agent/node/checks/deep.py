@@ -1,8 +1,9 @@
-"""`python -m engine_agent deep-checks --state DIR`: every deep check of this node, a line of JSON for each.
+"""`python -m engine_agent deep-checks --state DIR`: every deep check of this node, one line of JSON each; this file
+also has the checks of memory and disk. It needs only the standard library.
 
-Run by the agent as a child at low priority, and by hand. What computes is checked in the engine's own Python, which may
-have torch, by a child with a limit of its own. The plan of links, which has a secret, is read from standard input.
-Exit status: 1 if anything was found wrong.
+The agent runs it as a child at low priority; users can run it by hand. Computation is checked in the engine's own
+Python, which may have torch, by a child with its own time limit. The plan of links, which contains a secret, is read
+from standard input. Exit status: 1 if a check failed.
 """
 
 import argparse
@@ -27,15 +28,15 @@ BLOCK_BYTES = 8 * MIB
 PATTERNS = (0x00, 0xFF, 0x55, 0xAA)
 """Every bit in both states, and next to its opposite."""
 MEMORY_SHARE = 0.05
-"""Of what is available, at most: a node that serves must not swap for being checked."""
+"""At most this share of the available memory: a serving node must not swap because of a check."""
 DISK_SLOW_MIB_S = 20.0
-"""Slower than this, weights of 16 GiB take a quarter of an hour to read: something is wrong with the disk."""
+"""A slower disk is faulty: at this speed weights of 16 GiB take a quarter of an hour."""
 DISK_KEPT_FREE = 4
-"""The disk must have so many times what is written."""
+"""The disk must have this many times the size of the check."""
 
 
 def check_memory(most_mib: int, within_s: float, available_bytes: int) -> Result:
-    """Write patterns over a part of memory and read them back, first each bit both ways, then bytes that differ."""
+    """Writes patterns over a part of memory and reads them back: each bit in both states, then random bytes."""
     block_count = max(1, min(most_mib * MIB, int(available_bytes * MEMORY_SHARE)) // BLOCK_BYTES)
     ends_s = monotonic() + within_s
     noise = random.Random(block_count).randbytes(BLOCK_BYTES)
@@ -49,7 +50,9 @@ def check_memory(most_mib: int, within_s: float, available_bytes: int) -> Result
             blocks[index][:] = content
         for index, block in enumerate(blocks):
             if block != content:
-                return Result("memory", False, _differing(index, block, content), "memory keeps what is written to it")
+                return Result(
+                    "memory", False, _differing(index, block, content), "memory returns what was written to it"
+                )
         rounds += 1
         if monotonic() >= ends_s:
             break
@@ -64,7 +67,7 @@ def _differing(index: int, block: bytearray, content: bytes) -> str:
 
 
 def check_disk(folder: Path, size_mib: int, within_s: float) -> Result:
-    """Write a file through to the disk and read it back from there, not from memory."""
+    """Writes a file to the disk and reads it back from there, not from the page cache."""
     free = shutil.disk_usage(folder).free
     if free < DISK_KEPT_FREE * size_mib * MIB:
         return Result(
@@ -126,7 +129,7 @@ def _read_all(descriptor: int, length: int) -> bytes:
 
 
 def available_memory_bytes() -> int:
-    """What may be taken without swapping, by /proc/meminfo; 0 where that does not say."""
+    """Memory that can be used without swapping, by /proc/meminfo; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -136,13 +139,13 @@ def available_memory_bytes() -> int:
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPUTE_STARTS_S = 60.0
-"""Importing torch on a machine that is busy."""
+"""Importing torch on a busy machine."""
 NICE = 10
 
 
 @dataclass(frozen=True)
 class DeepPlan:
-    """How much is checked. `seconds`: of each check of memory and computing, about."""
+    """The extent of the checks. `seconds`: approximate time of each check of memory and computation."""
 
     state: Path
     pythons: tuple[Path, ...] = ()
@@ -155,7 +158,7 @@ class DeepPlan:
 
 
 def run_deep(plan: DeepPlan) -> Iterator[Result]:
-    """Each result as soon as it is there."""
+    """Yields each result as soon as it is known."""
     available = available_memory_bytes()
     yield timed("memory", lambda: check_memory(plan.memory_mib, plan.seconds, available))
     yield timed("disk", lambda: check_disk(plan.state, plan.disk_mib, plan.disk_s))
@@ -166,7 +169,7 @@ def run_deep(plan: DeepPlan) -> Iterator[Result]:
 
 
 def _compute(plan: DeepPlan) -> Iterator[Result]:
-    """In the first engine's Python that works; this one where none does."""
+    """Uses the first engine's Python that works, or this one."""
     found: list[Result] = []
     for python in (*plan.pythons, Path(sys.executable)):
         found = _compute_in(python, plan.seconds)
@@ -184,15 +187,15 @@ def _compute_in(python: Path, seconds: float) -> list[Result]:
     except subprocess.TimeoutExpired as error:
         partly = _results(error.stdout or b"")
         wanted = f"products within {limit_s:.0f} s"
-        return [*partly, Result("matmul", False, f"no answer of {python} within {limit_s:.0f} s", wanted)]
+        return [*partly, Result("matmul", False, f"no answer from {python} within {limit_s:.0f} s", wanted)]
     except OSError as error:
         return [Result("matmul", None, f"{python} does not start: {error.strerror}")]
     results = _results(done.stdout)
     if done.returncode not in (0, 1):
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
-        ended = f"{python} ended with status {done.returncode}: {last[0]}"
+        ended = f"{python} exited with status {done.returncode}: {last[0]}"
         is_crash = done.returncode < 0
-        results.append(Result("matmul", False if is_crash else None, ended, "it ends by itself" if is_crash else ""))
+        results.append(Result("matmul", False if is_crash else None, ended, "a normal exit" if is_crash else ""))
     return results
 
 
@@ -204,8 +207,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine_agent deep-checks", description=__doc__)
     parser.add_argument("--state", required=True, type=Path, help="a folder on the disk to check")
     parser.add_argument("--python", action="append", default=[], type=Path, help="an engine's Python; may be repeated")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each check of memory and computing, about")
-    parser.add_argument("--light", action="store_true", help="memory and disk alone: something runs here")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="approximate time of each check of memory and computation"
+    )
+    parser.add_argument("--light", action="store_true", help="only memory and disk, because an engine runs here")
     parser.add_argument("--links", action="store_true", help="read a plan of links from standard input")
     options = parser.parse_args(argv)
     try:

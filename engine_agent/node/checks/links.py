@@ -1,10 +1,9 @@
-"""Checks between nodes that are to be one cell: every pair reaches each other, how fast, and whether they add up alike.
+"""Checks of the links between nodes of a future cell: every pair connects, at what speed, and all compute the same sum.
 
-Each member listens on the port of its node that its engine's rendezvous would use, and connects to those of a lower
-rank. Both sides prove that they know the check's secret before anything else is read. Then, pair by pair in an order
-that all ranks keep (so that no two measure over one link at once), some MiB go each way; at last all ranks send all
-others a vector of whole numbers and must get the same sum. Only the standard library; bounded by one deadline. What
-goes over the links is noise.
+Each member listens on the rendezvous port of its engine and connects to members of lower rank. Both sides prove that
+they know the check's secret before anything else is read. Then all pairs, one after the other in the same order on all
+ranks, send some MiB each way. Finally all ranks exchange vectors of whole numbers and must get the same sum. Only the
+standard library; one deadline for everything. The data is random.
 """
 
 import hashlib
@@ -27,20 +26,20 @@ PROOF_BYTES = 32
 RETRY_S = 0.2
 VECTOR = 4096
 SLOW_SHARE = 0.25
-"""Of the fastest link of the cell: a link that is slower than this holds all others back in every step."""
+"""Of the fastest link of the cell: a slower link delays every step of all members."""
 LEAST_MIB_S = 1.0
 MEMBERS_MOST = 32
 _RANK = struct.Struct("<H")
-_TAKEN = b"\x06"
+_RECEIVED = b"\x06"
 
 
 class LinkBroken(OSError):
-    """A member cannot be reached, or does not answer as it must; the text says which and why."""
+    """A member is unreachable or answers wrongly; the text says which and why."""
 
 
 @dataclass(frozen=True)
 class LinkMember:
-    """One member to be: where its check listens."""
+    """A member and the address of its check."""
 
     rank: int
     address: str
@@ -52,7 +51,7 @@ class LinkMember:
 
 @dataclass(frozen=True)
 class LinkPlan:
-    """A check of links as one member is told it; the same on all but for `rank`."""
+    """The plan of one member; equal on all members except for `rank`."""
 
     rank: int
     members: tuple[LinkMember, ...]
@@ -65,7 +64,7 @@ class LinkPlan:
         """This member.
 
         Raises:
-            ValueError: it is not among the members, or they are too many.
+            ValueError: it is not among the members, or their number is invalid.
         """
         if not 2 <= len(self.members) <= MEMBERS_MOST:
             raise ValueError(f"{len(self.members)} members; links are checked between 2 and {MEMBERS_MOST}")
@@ -76,36 +75,36 @@ class LinkPlan:
 
 
 def plan_from(text: str) -> LinkPlan:
-    """A plan as JSON.
+    """Parses a plan from JSON.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     try:
         fields = strict_loads(text)
         members = tuple(LinkMember(**member) for member in fields.pop("members"))
         return LinkPlan(members=tuple(sorted(members, key=lambda member: member.rank)), **fields)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f"no plan of links: {error}") from error
+        raise ValueError(f"invalid plan of links: {error}") from error
 
 
 def check_links(plan: LinkPlan) -> tuple[Result, Result]:
-    """The links of this member, and the sum of all."""
+    """The results for the links of this member and for the sum."""
     deadline_s = monotonic() + plan.within_s
     links: dict[int, socket.socket] = {}
     try:
-        links = _meet(plan, deadline_s)
+        links = _connect_all(plan, deadline_s)
         speeds = _measure(plan, links, deadline_s)
-        return _judge(plan, speeds), _sum(plan, links)
+        return _speed_result(plan, speeds), _sum(plan, links)
     except (OSError, ValueError) as error:
         links_result = Result("links", False, str(error), "every member reaches every other")
-        return links_result, Result("collective", None, "not tried: the members did not all meet")
+        return links_result, Result("collective", None, "not checked: not all members connected")
     finally:
         for link in links.values():
             link.close()
 
 
-def _meet(plan: LinkPlan, deadline_s: float) -> dict[int, socket.socket]:
+def _connect_all(plan: LinkPlan, deadline_s: float) -> dict[int, socket.socket]:
     own, links = plan.own, {}
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,7 +139,7 @@ def _connect(plan: LinkPlan, member: LinkMember, deadline_s: float) -> socket.so
 
 
 def _proved(plan: LinkPlan, link: socket.socket, rank: int, deadline_s: float) -> socket.socket:
-    """Say who we are, prove it, and believe the other one once it has proved itself."""
+    """Sends rank and proof, and verifies the proof of the other side."""
     link.settimeout(_left(deadline_s))
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(NONCE_BYTES)
@@ -148,21 +147,21 @@ def _proved(plan: LinkPlan, link: socket.socket, rank: int, deadline_s: float) -
     theirs = _receive(link, NONCE_BYTES)
     link.sendall(_proof(plan, mine, theirs, plan.rank))
     if not hmac.compare_digest(_receive(link, PROOF_BYTES), _proof(plan, mine, theirs, rank)):
-        raise LinkBroken(f"what answers as rank {rank} does not know the secret of this check")
+        raise LinkBroken(f"the peer that answers as rank {rank} does not know the secret of this check")
     return link
 
 
 def _accept(
     plan: LinkPlan, listening: socket.socket, missing: set[int], deadline_s: float
 ) -> tuple[int, socket.socket]:
-    """The next member that proves itself; whoever does not is hung up on, and costs nobody the check."""
+    """The next member that proves itself. Other connections are closed and do not affect the check."""
     while True:
         listening.settimeout(_left(deadline_s))
         try:
             link, _ = listening.accept()
         except TimeoutError:
             waiting = ", ".join(str(member) for member in plan.members if member.rank in missing)
-            raise LinkBroken(f"{waiting} did not come within {plan.within_s:g} s") from None
+            raise LinkBroken(f"{waiting} did not connect within {plan.within_s:g} s") from None
         try:
             link.settimeout(min(5.0, _left(deadline_s)))
             (rank,), theirs = _RANK.unpack(_receive(link, _RANK.size)), _receive(link, NONCE_BYTES)
@@ -183,7 +182,7 @@ def _proof(plan: LinkPlan, first: bytes, second: bytes, rank: int) -> bytes:
 
 
 def _measure(plan: LinkPlan, links: Mapping[int, socket.socket], deadline_s: float) -> dict[int, tuple[float, float]]:
-    """By rank: MiB/s to it, and from it. Each byte is compared with what was sent."""
+    """By rank: MiB/s to it, and from it. Each byte is compared."""
     noise = random.Random(plan.mib).randbytes(MIB)
     speeds: dict[int, tuple[float, float]] = {}
     for one, other in _pairs([member.rank for member in plan.members]):
@@ -194,15 +193,15 @@ def _measure(plan: LinkPlan, links: Mapping[int, socket.socket], deadline_s: flo
         link.settimeout(_left(deadline_s))
         if plan.rank == one:
             sent = _send_noise(link, noise, plan.mib)
-            speeds[peer] = (sent, _take_noise(link, noise, plan.mib, peer))
+            speeds[peer] = (sent, _receive_noise(link, noise, plan.mib, peer))
         else:
-            taken = _take_noise(link, noise, plan.mib, peer)
-            speeds[peer] = (_send_noise(link, noise, plan.mib), taken)
+            received = _receive_noise(link, noise, plan.mib, peer)
+            speeds[peer] = (_send_noise(link, noise, plan.mib), received)
     return speeds
 
 
 def _pairs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """All pairs, in one order on all ranks. Pairs without a common member may go at once."""
+    """All pairs, in the same order on all ranks. Pairs without a common member may run concurrently."""
     return ((one, other) for place, one in enumerate(ranks) for other in ranks[place + 1 :])
 
 
@@ -210,21 +209,21 @@ def _send_noise(link: socket.socket, noise: bytes, mib: int) -> float:
     began_s = monotonic()
     for _ in range(mib):
         link.sendall(noise)
-    if _receive(link, 1) != _TAKEN:
-        raise LinkBroken("what was sent came otherwise")
+    if _receive(link, 1) != _RECEIVED:
+        raise LinkBroken("the other side received other data")
     return mib / max(monotonic() - began_s, 1e-6)
 
 
-def _take_noise(link: socket.socket, noise: bytes, mib: int, peer: int) -> float:
+def _receive_noise(link: socket.socket, noise: bytes, mib: int, peer: int) -> float:
     began_s = monotonic()
     for number in range(mib):
         if _receive(link, MIB) != noise:
             raise LinkBroken(f"MiB {number} from rank {peer} is not what was sent")
-    link.sendall(_TAKEN)
+    link.sendall(_RECEIVED)
     return mib / max(monotonic() - began_s, 1e-6)
 
 
-def _judge(plan: LinkPlan, speeds: Mapping[int, tuple[float, float]]) -> Result:
+def _speed_result(plan: LinkPlan, speeds: Mapping[int, tuple[float, float]]) -> Result:
     slowest_of = {rank: min(pair) for rank, pair in speeds.items()}
     fastest, (rank, slowest) = max(slowest_of.values()), min(slowest_of.items(), key=lambda item: item[1])
     numbers = {"slowest_mib_s": slowest, "fastest_mib_s": fastest, "links": float(len(speeds))}
@@ -236,7 +235,7 @@ def _judge(plan: LinkPlan, speeds: Mapping[int, tuple[float, float]]) -> Result:
 
 
 def _sum(plan: LinkPlan, links: Mapping[int, socket.socket]) -> Result:
-    """All ranks add up the same whole numbers, and tell each other what they got."""
+    """All ranks add up the same whole numbers and compare the results."""
     own = _numbers(plan.rank)
     total = array("q", own)
     for rank in sorted(links):
@@ -246,12 +245,12 @@ def _sum(plan: LinkPlan, links: Mapping[int, socket.socket]) -> Result:
     digest = hashlib.sha256(total.tobytes()).digest()
     wrong = [rank for rank in sorted(links) if _exchange(plan, links[rank], rank, digest) != digest]
     expected = [sum(values) for values in zip(*(_numbers(member.rank) for member in plan.members), strict=True)]
-    wanted = "all members get the sum of what all gave"
+    wanted = "all members get the sum of all vectors"
     if total.tolist() != expected:
-        return Result("collective", False, "the sum over the members is wrong here", wanted)
+        return Result("collective", False, "this node computed a wrong sum", wanted)
     if wrong:
         return Result("collective", False, f"rank {wrong[0]} got another sum", wanted)
-    return Result("collective", True, f"{len(plan.members)} members added up {VECTOR} numbers alike")
+    return Result("collective", True, f"{len(plan.members)} members added up {VECTOR} numbers to the same sum")
 
 
 def _numbers(rank: int) -> "array[int]":
@@ -260,7 +259,7 @@ def _numbers(rank: int) -> "array[int]":
 
 
 def _exchange(plan: LinkPlan, link: socket.socket, rank: int, content: bytes) -> bytes:
-    """The lower rank speaks first, so that neither waits for the other to read."""
+    """The lower rank sends first, so that neither waits for the other to read."""
     if plan.rank < rank:
         link.sendall(content)
         return _receive(link, len(content))
@@ -274,7 +273,7 @@ def _receive(link: socket.socket, length: int) -> bytes:
     while len(parts) < length:
         part = link.recv(min(length - len(parts), MIB))
         if not part:
-            raise LinkBroken("the other side hung up")
+            raise LinkBroken("the other side closed the connection")
         parts += part
     return bytes(parts)
 

@@ -1,5 +1,5 @@
-"""What a node is like, for the doctor to judge: read from files, and by asking the kernel. It starts no program and
-changes nothing; `root` is where `/` is. What cannot be read is None, or is left out."""
+"""Facts of a node for the doctor, read from files and from the kernel. It starts no program and changes nothing; `root`
+replaces `/`. Unreadable facts are None or left out."""
 
 import ctypes
 import os
@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine_agent.node.telemetry.fingerprint import read_machine_stack
-from engine_agent.node.telemetry.host import devices_on_bus, neuron_device_count, nvidia_device_count
+from engine_agent.node.telemetry.host import devices_on_bus, is_efa, neuron_device_count, nvidia_device_count
 from engine_agent.protocol.ports import PORTS_PER_NODE
 
 NEURON_TOOLS = Path("opt/aws/neuron/bin")
 TOOLS_WANTED = ("neuron-ls", "neuron-monitor")
 TIME_ERROR = 5
-"""What ntp_adjtime returns while the clock is not synchronised: <sys/timex.h>."""
+"""Result of ntp_adjtime while the clock is not synchronised: <sys/timex.h>."""
 _TIMEX_BYTES = 256
-"""More than struct timex has; all zero asks and sets nothing."""
+"""More than the size of struct timex; all zero reads and sets nothing."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """`devices`: device files by maker; `on_bus`: those that the bus shows. `distributions`: of each installed engine's
-    environment, what is installed there. `ports_taken`: of the node's own, those that something else listens on;
-    None: not tried. `clock_synchronised` None: this kernel does not say. `stack`: as `read_machine_stack` has it."""
+    """`devices`: device files by maker; `on_bus`: devices on the bus. `distributions`: packages of each engine's
+    environment. `ports_taken`: ports of the node in use by other programs, or None if not checked. `clock_synchronised`
+    is None if this kernel does not report it. `stack`: as `read_machine_stack` returns it."""
 
     devices: Mapping[str, int]
     on_bus: Mapping[str, int]
@@ -54,7 +54,7 @@ class NodeFacts:
 def read_node(
     *, root: Path, pythons: Mapping[str, Path], folders: Sequence[Path], host: str, port_base: int | None
 ) -> NodeFacts:
-    """The node as it is now. `pythons`: of installed engines; `folders`: whose disks count."""
+    """The current facts. `pythons`: of installed engines; `folders`: whose disks count."""
     memory = _meminfo(root)
     infiniband = root / "sys/class/infiniband"
     return NodeFacts(
@@ -62,7 +62,7 @@ def read_node(
         on_bus=devices_on_bus(root),
         stack=read_machine_stack(root),
         tools_missing=[name for name in TOOLS_WANTED if not (root / NEURON_TOOLS / name).exists()],
-        efa_devices=[path.name for path in sorted(infiniband.glob("*")) if _is_efa(path)],
+        efa_devices=[path.name for path in sorted(infiniband.glob("*")) if is_efa(path)],
         uverbs=len(list((root / "dev/infiniband").glob("uverbs*"))),
         memory_bytes=memory.get("MemTotal", 0) * 1024,
         memory_limit_bytes=_limit(root / "sys/fs/cgroup/memory.max"),
@@ -82,7 +82,7 @@ def read_node(
 
 
 def distributions_of(python: Path) -> dict[str, str]:
-    """Name -> version of what the environment of an interpreter has installed, by its files alone."""
+    """Name -> version of the packages in an interpreter's environment, by its files only."""
     found = {}
     for entry in python.parent.parent.glob("lib*/python*/site-packages/*.dist-info"):
         name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
@@ -91,7 +91,7 @@ def distributions_of(python: Path) -> dict[str, str]:
 
 
 def taken_ports(host: str, port_base: int) -> list[int]:
-    """Of the ports of a node, those that cannot be listened on."""
+    """The ports of a node that cannot be listened on."""
     taken = []
     for port in range(port_base, port_base + PORTS_PER_NODE):
         with socket.socket() as probe:
@@ -101,11 +101,6 @@ def taken_ports(host: str, port_base: int) -> list[int]:
             except (OSError, OverflowError):
                 taken.append(port)
     return taken
-
-
-def _is_efa(device: Path) -> bool:
-    """EFA devices are called efa_0, or rdmap16s27 by newer rules of udev; the driver tells."""
-    return device.name.startswith("efa") or (device / "device/driver").resolve().name == "efa"
 
 
 def _meminfo(root: Path) -> dict[str, int]:
@@ -124,7 +119,7 @@ def _limit(path: Path) -> int | None:
 
 
 def _cpu_quota(path: Path) -> float | None:
-    """Processors that this process may use of each second; None: as many as there are."""
+    """CPUs that this process may use; None: unlimited."""
     quota, _, period = _text(path).partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 

@@ -1,4 +1,4 @@
-"""What a deep check found. Only the standard library, because some checks run in an engine's own Python."""
+"""Results of deep checks. Only the standard library, because some checks run in an engine's own Python."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ NUMBERS_MAX = 16
 
 @dataclass(frozen=True)
 class Result:
-    """One check. `found`: what it saw, as a sentence; `wanted`: what would be right, where it is not. `ok` None: it
-    could not be made here, and `found` says why. `numbers` are figures by name, with the unit in the name."""
+    """One check. `found`: what it found, as a sentence; `wanted`: what would be right, if it is wrong. `ok` None: it
+    could not run here, and `found` says why. `numbers` are figures by name, with the unit in the name."""
 
     check: str
     ok: bool | None
@@ -24,7 +24,7 @@ class Result:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def bounded(self) -> "Result":
-        """As it may be sent: texts cut, few numbers."""
+        """The result with shortened texts and few numbers, for a report."""
         numbers = {name: round(value, 3) for name, value in list(self.numbers.items())[:NUMBERS_MAX]}
         texts = (self.found[:TEXT_CHARS_MAX], self.wanted[:TEXT_CHARS_MAX])
         return Result(self.check, self.ok, *texts, seconds=round(self.seconds, 3), numbers=numbers)
@@ -34,22 +34,22 @@ class Result:
 
 
 def result_from(line: str | bytes) -> Result:
-    """A result that was written with `as_line`.
+    """Parses the output of `as_line`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     try:
         return Result(**strict_loads(line if isinstance(line, str) else line.decode())).bounded()
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"no result of a check: {str(line)[:80]!r}") from error
+        raise ValueError(f"not the result of a check: {str(line)[:80]!r}") from error
 
 
 def timed(check: str, make: Callable[[], Result]) -> Result:
-    """The result of a check with the seconds that it took; what it raises is a check that could not be made."""
+    """The result of a check with its duration. An exception means that the check could not run."""
     began_s = monotonic()
     try:
         result = make()
     except (OSError, MemoryError, RuntimeError, ValueError, ImportError) as error:
-        result = Result(check, None, f"it cannot be made: {type(error).__name__}: {error}")
+        result = Result(check, None, f"it could not run: {type(error).__name__}: {error}")
     return Result(check, result.ok, result.found, result.wanted, monotonic() - began_s, result.numbers)

@@ -1,1 +1,1 @@
-"""The agent of a host: it joins, runs the one node or ingress agent that it is told to, and leaves again."""
+"""The agent of a host: it joins the host to a fleet, runs one node or ingress agent there, and leaves again."""

@@ -1,8 +1,9 @@
-"""The machine agent: keeps what runs on its host as its order says, and says how that stands: every half minute, and at
-once when something changes.
+"""The machine agent, `python -m engine_agent machine --code DIR`: runs what its order names on its host, and reports
+every 30 seconds and after each change.
 
-It goes by its journal until the control plane speaks, so a host that boots without one runs what it ran. Ending it ends
-nothing of what it runs.
+It follows its journal until the control plane answers, so a host that boots without contact runs the same agent as
+before. The agent that it runs survives it. It exits on a signal, to start another release, or when it has left; then
+the host is uninstalled.
 """
 
 import argparse
@@ -45,8 +46,6 @@ from engine_agent.protocol.machine_messages import (
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello, Order
 from engine_agent.protocol.states import AgentKind, MachinePhase
 
-# What a machine agent does next: from its order, and from what runs.
-
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 STABLE_AFTER_S = 60.0
 
@@ -59,17 +58,17 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """What is here: `runs`, the id of which there is a folder; `alive`, whether its agent runs; since when it may be
-    started again."""
+class HostState:
+    """The state of the host: `runs`, the id of the agent with a folder here; `alive`, whether that agent runs; the
+    earliest time of its next start."""
 
     runs: str
     alive: bool
     start_after_s: float = 0.0
 
 
-def next_step(order: MachineOrder | None, here: Here, now_s: float) -> Step:
-    """The one thing to do now. Without an order nothing is touched."""
+def next_step(order: MachineOrder | None, here: HostState, now_s: float) -> Step:
+    """The next step. Without an order nothing changes."""
     if order is None:
         return Step.NOTHING
     wanted = order.run.id if order.run is not None and not order.leave else ""
@@ -82,8 +81,8 @@ def next_step(order: MachineOrder | None, here: Here, now_s: float) -> Step:
     return Step.NOTHING
 
 
-def phase_of(order: MachineOrder | None, here: Here, *, left: bool = False) -> MachinePhase:
-    """What is reported while nothing is being wiped."""
+def phase_of(order: MachineOrder | None, here: HostState, *, left: bool = False) -> MachinePhase:
+    """The reported phase, except while wiping."""
     if left:
         return MachinePhase.LEFT
     if here.runs:
@@ -92,17 +91,17 @@ def phase_of(order: MachineOrder | None, here: Here, *, left: bool = False) -> M
 
 
 def pause_s(failures: int) -> float:
-    """Before an agent that ended so often in a row is started again."""
+    """Seconds before an agent that exited this often in a row is restarted."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
 
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+POLL_EVERY_S = 0.5
 REPORT_EVERY_S = 30.0
 ENROL_PAUSE_S = 5.0
 FAREWELL_S = 2.0
-"""For the last report to be on its way. Lost, it is missing on a screen until an operator removes the machine."""
+"""Time for the last report to be sent. If it is lost, the machine stays listed until an operator removes it."""
 JOURNAL_FILE = "journal.json"
 
 
@@ -135,7 +134,7 @@ class MachineAgent:
         self._report_due_s = 0.0
 
     async def run(self) -> int:
-        """Resume, and keep the host as ordered. Returns the exit status, once it has left or changes its release."""
+        """Resumes and follows orders. Returns the exit status when the host has left or changes its release."""
         try:
             self._order = self._journal.load()
         except CorruptJournal as error:
@@ -144,7 +143,7 @@ class MachineAgent:
         try:
             while not (status := await self._pass()):
                 try:
-                    async with asyncio.timeout(LOOK_EVERY_S):
+                    async with asyncio.timeout(POLL_EVERY_S):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
@@ -159,16 +158,16 @@ class MachineAgent:
 
     @property
     def _servers(self) -> str:
-        """Every address of the control plane that is known here, for what runs here."""
+        """All known addresses of the control plane, for the agent on this host."""
         return ",".join(self._enrolment.servers.all)
 
     def _on_message(self, message: Order) -> None:
         if not isinstance(message, MachineOrder):
-            log.warning("ignored what is for another kind of agent: this is a machine")
+            log.warning("ignored an order for another kind of agent: this is a machine")
             return
         known = self._waiting or self._order
         if known is not None and message.version < known.version:
-            log.info("ignored order %d: %d is known", message.version, known.version)
+            log.info("ignored order %d: order %d is newer", message.version, known.version)
             return
         if message != known:
             self._waiting = message
@@ -176,14 +175,14 @@ class MachineAgent:
         self._wake.set()
 
     def _take_order(self) -> None:
-        """Follow the order that came last once it is journalled. The control plane does not send it again, so while it
-        cannot be written it waits, and the one before goes on."""
+        """Puts the last order in force when it is in the journal. The control plane does not send it again, so an order
+        that cannot be written waits, and the previous one stays in force."""
         if self._waiting is None:
             return
         try:
             self._journal.save(self._waiting)
         except OSError as error:
-            problem = f"order {self._waiting.version} waits, because it cannot be written: {error}"
+            problem = f"order {self._waiting.version} waits because it cannot be written: {error}"
             if problem != self._order_problem:
                 log.error("%s", problem)
             self._order_problem = problem
@@ -192,7 +191,7 @@ class MachineAgent:
         self._failures, self._start_after_s = 0, 0.0
 
     async def _pass(self) -> int:
-        """One look; 0: go on, else the exit status."""
+        """Runs one pass; returns 0 to continue, or the exit status."""
         self._take_order()
         now_s = asyncio.get_running_loop().time()
         here = self._here()
@@ -214,28 +213,28 @@ class MachineAgent:
         return LEFT if left else CHANGES_RELEASE if await self._changes_release() else 0
 
     async def _changes_release(self) -> bool:
-        """Begin or go on with what the order says of the release. True: this process must end for it."""
+        """Starts or continues the ordered change of the release. True: this process must exit for it."""
         if self._was_ordered:
             self._was_ordered = False
             await asyncio.to_thread(self._release.confirm)
         order = self._order.release if self._order is not None and not self._order.leave else None
         return await self._release.follow(order, self._enrolment.servers.all, self._enrolment.stored_credential())
 
-    async def _renew(self, here: Here) -> None:
-        """Have its agent run this release too; what it runs goes on."""
+    async def _renew(self, here: HostState) -> None:
+        """Restarts the agent from this release; its processes keep running."""
         if self._order is None or self._order.run is None:
             return
         try:
             await asyncio.to_thread(self._tenant.kill_agent)
             self._tenant.start(self._order.run, self._servers)
         except (OSError, ValueError) as error:
-            log.error("%s cannot be started: %s", here.runs, error)  # the next pass does so, as after every end
+            log.error("%s cannot be started: %s", here.runs, error)  # the next pass starts it, as after every exit
 
-    def _here(self) -> Here:
+    def _here(self) -> HostState:
         runs = self._tenant.id
-        return Here(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
+        return HostState(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
 
-    async def _start(self, run: RunAgent, here: Here, now_s: float) -> None:
+    async def _start(self, run: RunAgent, here: HostState, now_s: float) -> None:
         if here.runs and self._tenant.started() is not None:
             self._restarts += 1
             self._reason = self._tenant.end_reason()
@@ -255,7 +254,7 @@ class MachineAgent:
         log.info("started %s %s", run.kind, run.id)
 
     async def _enrol(self, run: RunAgent) -> None:
-        """Get the agent's credential by this machine's own, which it never sees, and this machine's certificate."""
+        """Gets the agent's credential with this machine's credential and certificate."""
         folder = self._tenant.folder(run.id)
         own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
         if own.stored_credential() is None:
@@ -266,7 +265,7 @@ class MachineAgent:
             await self._enrol_anywhere(own)
 
     async def _enrol_anywhere(self, own: Enrolment) -> None:
-        """Ask each host of the control plane once: the first one of this agent may be off."""
+        """Tries each host of the control plane once: the first one may be off."""
         while True:
             try:
                 await own.enrol(shown_by=self._connection.identity)
@@ -278,7 +277,7 @@ class MachineAgent:
                 return
 
     def _report(self, phase: MachinePhase) -> None:
-        """Say how it stands if that is new or due."""
+        """Sends a report if it is new or due."""
         now_s, tried = asyncio.get_running_loop().time(), self._release.tried
         report = MachineReport(
             seq=0,
@@ -303,10 +302,10 @@ FACTS_LIMIT_S = 60.0
 
 
 def run(argv: list[str]) -> int:
-    """Run the agent; 3: it has left, 4: it is to be started again, from another release."""
+    """Runs the agent. Exit status 3: the host has left; 4: start the agent again, from another release."""
     os.umask(0o077)
     parser = argparse.ArgumentParser(prog="python -m engine_agent machine", description=__doc__)
-    parser.add_argument("--code", required=True, type=Path, help="the folder that the host was installed into")
+    parser.add_argument("--code", required=True, type=Path, help="the folder of the installation")
     paths = HostPaths(parser.parse_args(argv).code)
     try:
         joined = paths.joined()
@@ -318,7 +317,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.write(f"the machine agent does not start: {error}\n")
         return 1
     if status == LEFT:
-        uninstall_beside(paths)
+        uninstall_in_background(paths)
     return status
 
 
@@ -353,18 +352,18 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
 
 
 def _facts(paths: HostPaths, joined: Joined) -> MachineFacts:
-    """As the host is now, read by a process of its own: what a driver takes, it gives back."""
+    """The current facts, read by a child process, so that memory used by drivers is released."""
     command = [sys.executable, "-m", "engine_agent", "facts", "--code", str(paths.code)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=FACTS_LIMIT_S, check=True)
         return msgspec.json.decode(done.stdout, type=MachineFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        log.warning("the host cannot be looked at; what it was when it joined counts: %s", error)
+        log.warning("the facts of the host cannot be read; those of when it joined are used: %s", error)
         return joined.facts
 
 
 def print_facts(argv: list[str]) -> int:
-    """`python -m engine_agent facts --code DIR`: what the host is, as JSON."""
+    """`python -m engine_agent facts --code DIR`: the host's facts, as JSON."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent facts")
     parser.add_argument("--code", required=True, type=Path)
     paths = HostPaths(parser.parse_args(argv).code)
@@ -374,8 +373,8 @@ def print_facts(argv: list[str]) -> int:
     return 0
 
 
-def uninstall_beside(paths: HostPaths) -> None:
-    """Uninstall in a session of its own, which outlives this process and its unit."""
+def uninstall_in_background(paths: HostPaths) -> None:
+    """Uninstalls in a separate session, which survives this process and its unit."""
     subprocess.Popen(
         [sys.executable, "-m", "engine_agent", "leave", "--now", "--code", str(paths.code)],
         start_new_session=True,

@@ -1,4 +1,5 @@
-"""What a host is: cores, memory, disk, accelerators and their driver. It reads, and opens no device for longer."""
+"""Facts of a host (cores, memory, disk, accelerators and their driver), and the problems that prevent it from joining,
+one sentence each with the remedy."""
 
 import asyncio
 import os
@@ -18,21 +19,21 @@ from engine_agent.protocol.messages import Accelerator
 
 GIB = 1024**3
 DISK_LEAST_BYTES = 2 * GIB
-"""For releases, logs and journals; weights want their own room, of which a low disk's notice speaks."""
+"""For releases, logs and journals. Weights need more; a full disk has its own notice."""
 CLOCK_MOST_S = 60.0
-"""Certificates last for a day, and reports are judged by their age: seconds do no harm, minutes do."""
+"""Certificates are valid for a day, and reports are judged by their age: seconds do no harm, minutes do."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFindings:
-    """By make, accelerators without a driver."""
+    """By make, the number of accelerators without a driver."""
 
     driverless: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the control plane says of the host. `trouble`: why it does not reach it; `local`: the address is its own."""
+    """The control plane's view of the host. `trouble`: why it cannot connect; `local`: the host has this address."""
 
     address: str
     local: bool
@@ -40,40 +41,40 @@ class Seen:
 
 
 def failures(facts: MachineFacts, findings: HostFindings, seen: Seen, taken: Sequence[int], ports: str) -> list[str]:
-    """Everything that must be set right first, in the order in which one would. `taken`: ports of `ports` in use."""
+    """All problems, in the order of repair. `taken`: ports of `ports` in use."""
     found = []
     if abs(facts.clock_ahead_s) > CLOCK_MOST_S:
         direction = "ahead of" if facts.clock_ahead_s > 0 else "behind"
         found.append(
-            f"the clock is {abs(facts.clock_ahead_s):.0f} s {direction} the control plane's; set it, such as by"
+            f"the clock is {abs(facts.clock_ahead_s):.0f} s {direction} the control plane's; set it, for example with"
             " `timedatectl set-ntp true`, and run the line again"
         )
     if facts.disk_free_bytes < DISK_LEAST_BYTES:
         found.append(
-            f"{facts.disk_free_bytes / GIB:.1f} GiB of disk are free, and {DISK_LEAST_BYTES / GIB:.0f} are needed;"
-            " make room, or name a folder on another disk with SWITCHYARD_PREFIX"
+            f"{facts.disk_free_bytes / GIB:.1f} GiB of disk are free, but {DISK_LEAST_BYTES / GIB:.0f} are needed;"
+            " free some, or name a folder on another disk with SWITCHYARD_PREFIX"
         )
     for make, count in findings.driverless.items():
-        found.append(f"{count} {make} accelerators have no driver; install the {make} driver, or take them out")
+        found.append(f"{count} {make} accelerators have no driver; install the {make} driver, or remove them")
     if facts.driver:
         found.append(
-            f"the driver of the accelerators does not answer ({facts.driver}); see its own tools and the kernel's log"
+            f"the driver of the accelerators does not answer ({facts.driver}); check its tools and the kernel log"
         )
     if taken:
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         named = ", ".join(map(str, taken[:3]))
         found.append(
-            f"port {named}{more} of {ports} is in use; end what listens there, or give the first of other free ports"
-            " with --port"
+            f"port {named}{more} of {ports} is in use; stop the program that listens there, or pass the first of"
+            " other free ports with --port"
         )
     elif not seen.local:
         found.append(
-            f"the control plane sees this host as {seen.address}, which is no address of its own; a host behind address"
-            " translation cannot be reached by others: give it an address that they reach"
+            f"the control plane sees this host as {seen.address}, which is not an address of the host; other hosts"
+            " cannot reach a host behind address translation: give it an address that they can reach"
         )
     elif seen.trouble:
         found.append(
-            f"the control plane does not reach this host: {seen.trouble}; let TCP to ports {ports} pass from the"
+            f"the control plane cannot connect to this host: {seen.trouble}; allow TCP to ports {ports} from the"
             " control plane and from the ingresses"
         )
     return found
@@ -83,7 +84,7 @@ PREPARE_LIMIT_S = 30.0
 
 
 def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: float = 0.0) -> MachineFacts:
-    """The host as it is now. `state`: the folder whose disk counts, or one above it that exists."""
+    """The current facts. `state`: the folder whose disk counts; it need not exist yet."""
     monitor = accelerators_here(lambda fault: None)
     asyncio.run(_prepare(monitor))
     return MachineFacts(
@@ -102,7 +103,7 @@ def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: floa
 
 
 def driverless(root: Path = Path("/")) -> HostFindings:
-    """Accelerators that the bus shows and no driver serves."""
+    """Accelerators on the bus without a driver."""
     on_bus = devices_on_bus(root)
     found = {"NVIDIA": on_bus["nvidia"], "Neuron": on_bus["neuron"]}
     served = {"NVIDIA": nvidia_device_count(root), "Neuron": neuron_device_count(root)}

@@ -1,5 +1,8 @@
-"""`python -m engine_agent join`: what the script of the line calls once the agent is unpacked. It checks the host,
-enrols it, and has its machine agent run from now on. What fails leaves nothing behind but a sentence."""
+"""`python -m engine_agent join`, which the script of the join line calls after unpacking the agent, and `leave`.
+
+Joining checks the host, enrols it and installs its machine agent. If it fails, nothing is left of it, and the errors
+say why. Leaving first has the fleet replace what serves here; `leave --now` does not wait.
+"""
 
 import argparse
 import asyncio
@@ -41,20 +44,21 @@ MAX_RESPONSE_BYTES = 64 * 1024
 
 
 class ControlRefused(Exception):
-    """The control plane did not do as asked; the text says why."""
+    pass
 
 
 class JoinClient:
-    """Calls by one token. `pin` is as curl takes it (`sha256//…;sha256//…`); "" for plain links."""
+    """Calls of the control plane with one token, before the host has a credential. `pin` is the control plane's key as
+    for curl (`sha256//…;sha256//…`); "" for plain links."""
 
     def __init__(self, server: str, pin: str, token: str) -> None:
         self._server, self._pin, self.token = urlsplit(server), pin, token
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send JSON, and return the JSON that comes back.
+        """Sends JSON and returns the JSON of the answer.
 
         Raises:
-            ControlRefused: no answer in `TIMEOUT_S`, another key than the pinned one, or not a 2xx.
+            ControlRefused: no answer within `TIMEOUT_S`, another key than the pinned one, or not a 2xx.
         """
         connection = self._connection()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -79,7 +83,7 @@ class JoinClient:
             return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the pinned key is checked in their place
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the pinned key is checked instead
         return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
 
     def _check_pin(self, connection: http.client.HTTPConnection) -> None:
@@ -88,11 +92,11 @@ class JoinClient:
         sock = connection.sock
         shown = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
         if not shown or not any(hmac.compare_digest(pin_of(shown), pin) for pin in self._pin.split(";")):
-            raise ControlRefused(f"{self._server.geturl()} shows another key than the one that the line pins")
+            raise ControlRefused(f"{self._server.geturl()} shows another key than the pinned one")
 
 
 def pin_of(certificate: bytes) -> str:
-    """The key of a certificate (DER) as curl's --pinnedpubkey takes it."""
+    """The key of a certificate (DER) as curl's --pinnedpubkey expects it."""
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -119,17 +123,17 @@ class NotJoined(Exception):
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine_agent join", description=__doc__)
-    parser.add_argument("--code", required=True, type=Path, help="folder to install into")
-    parser.add_argument("--release", required=True, type=Path, help="folder below it with this release, unpacked")
+    parser.add_argument("--code", required=True, type=Path, help="folder of the installation")
+    parser.add_argument("--release", required=True, type=Path, help="folder below it with this unpacked release")
     parser.add_argument("--server", required=True)
     parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
-    parser.add_argument("--port", default="0", help="first port; 21000 of a node, 8080 of an ingress")
-    parser.add_argument("--nonce", default="", help="file with what this machine proved itself by, if it did")
+    parser.add_argument("--port", default="0", help="first port; default: 21000 for a node, 8080 for an ingress")
+    parser.add_argument("--nonce", default="", help="file with the nonce that this machine used as proof, if it did")
     options = parser.parse_args(argv)
     client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
     try:
         nonce = Path(options.nonce).read_text(encoding="ascii").strip() if options.nonce else ""
-        said = join(HostPaths(options.code), options.release, client, options.server, options.port, nonce)
+        message = join(HostPaths(options.code), options.release, client, options.server, options.port, nonce)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"switchyard: the nonce cannot be read: {error}\n")
         return 1
@@ -137,16 +141,16 @@ def run(argv: list[str]) -> int:
         for sentence in refusal.sentences:
             sys.stderr.write(f"switchyard: {sentence}\n")
         return 1
-    sys.stdout.write(f"{said}\n")
+    sys.stdout.write(f"{message}\n")
     return 0
 
 
 def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str, nonce: str = "") -> str:
-    """Check the host, enrol it and start its agent; returns what to tell whoever ran the line. `nonce`: by which it
-    proved itself; "": one is drawn.
+    """Checks the host, enrols it and starts its agent; returns the message for the user. `nonce`: the proof that the
+    machine used; "": a new one is drawn.
 
     Raises:
-        NotJoined: it did not, and nothing is left of the attempt.
+        NotJoined: it failed, and nothing is left of it.
     """
     try:
         invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
@@ -157,7 +161,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
         machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
         joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
         return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32))
-    except EnrolmentRefused as refusal:  # which the control plane knows already
+    except EnrolmentRefused as refusal:  # the control plane knows already
         raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
     except NotJoined as refusal:
         with contextlib.suppress(ControlRefused):
@@ -166,10 +170,10 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
 
 
 def ports_of(role: str, stated: str) -> list[int]:
-    """Every port that an agent of this role needs, its first one first. `stated`: as `--port` has it; 0: the usual one.
+    """All ports that an agent of this role needs, its first one first. `stated`: as for `--port`; 0: the default.
 
     Raises:
-        ValueError: it is no port that all of them follow from; the text says which are.
+        ValueError: it is not a valid first port; the text says which are.
     """
     is_node = role == AgentKind.NODE
     possible = first_ports(AgentKind(role))
@@ -177,7 +181,7 @@ def ports_of(role: str, stated: str) -> list[int]:
     first = first or (NODE_PORT if is_node else INGRESS_PORT)
     if first not in possible:
         raise ValueError(
-            f"--port {stated[:20]!r} is no first port of a {role}: give one from {possible[0]} to {possible[-1]}"
+            f"--port {stated[:20]!r} cannot be the first port of a {role}: use one from {possible[0]} to {possible[-1]}"
         )
     if is_node:
         return list(range(first, first + PORTS_PER_NODE))
@@ -223,7 +227,7 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
 
 
 def _variables(cloud: str) -> dict[str, str]:
-    """What user data said of the cloud, for agents that systemd starts, and which cloud it is."""
+    """Variables of the machine's user data about its cloud, for agents that systemd starts."""
     stated = {name: os.environ[name] for name in OF_USER_DATA if os.environ.get(name)}
     return {CLOUD_VARIABLE: cloud, **stated}
 
@@ -262,7 +266,7 @@ def _undo(paths: HostPaths) -> None:
 
 
 def _await_order(paths: HostPaths) -> None:
-    """Until the machine agent has journalled its first order: then it is connected and known."""
+    """Waits until the machine agent has stored its first order: then it is connected and known."""
     deadline = time.monotonic() + CONNECTED_WITHIN_S
     while not (paths.home / "journal.json").exists():
         if time.monotonic() > deadline:
@@ -273,7 +277,7 @@ def _await_order(paths: HostPaths) -> None:
 
 @contextlib.contextmanager
 def _answering(address: str, port: int, nonce: str) -> Iterator[None]:
-    """Say the nonce to whoever connects, for a moment."""
+    """Sends the nonce to every connection, while the block runs."""
     with socket.create_server((address, port), family=_family(address)) as server:
         server.settimeout(ACCEPT_LIMIT_S)
         threading.Thread(target=_answer, args=(server, nonce), daemon=True).start()
@@ -318,10 +322,10 @@ LEAVE_POLL_S = 0.5
 
 
 def run_leave(argv: list[str]) -> int:
-    """Leave; return the exit status."""
+    """`python -m engine_agent leave --code DIR`."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent leave", description=__doc__)
-    parser.add_argument("--code", required=True, type=Path, help="the folder that the host was installed into")
-    parser.add_argument("--now", action="store_true", help="stop and wipe at once, whatever serves here")
+    parser.add_argument("--code", required=True, type=Path, help="the folder of the installation")
+    parser.add_argument("--now", action="store_true", help="stop and wipe immediately, whatever serves here")
     options = parser.parse_args(argv)
     paths = HostPaths(options.code)
     if options.now:
@@ -329,17 +333,17 @@ def run_leave(argv: list[str]) -> int:
         if left:
             sys.stderr.write(f"switchyard: {left}\n")
         return 1 if left else 0
-    return _ask(paths)
+    return _request_leave(paths)
 
 
-def _ask(paths: HostPaths) -> int:
+def _request_leave(paths: HostPaths) -> int:
     paths.leave_wish.touch()
-    sys.stderr.write("switchyard: waiting until the fleet has replaced what runs here\n")
+    sys.stderr.write("switchyard: waiting until the fleet has replaced the agent of this host\n")
     deadline = time.monotonic() + LEFT_WITHIN_S
     while paths.current.is_symlink():
         if time.monotonic() > deadline:
             sys.stderr.write(
-                "switchyard: the fleet has not let this host go; see its page Nodes, or stop what runs here at once by"
+                "switchyard: the fleet has not released this host; see its page Nodes, or stop its agent now with"
                 f" {paths.python} -m engine_agent leave --now --code {paths.code}\n"
             )
             return 1
@@ -349,7 +353,7 @@ def _ask(paths: HostPaths) -> int:
 
 
 def uninstall(paths: HostPaths) -> str:
-    """Stop all and remove every file. Returns what is left, "" for nothing."""
+    """Stops everything and removes all files. Returns what is left, or ""."""
     service.stop(paths)
     left = Tenant(paths, AGENT_ROOT).wipe()
     if left:
@@ -362,5 +366,5 @@ def uninstall(paths: HostPaths) -> str:
     try:
         paths.code.rmdir()
     except OSError:
-        return f"{paths.code} is left: there is something in it that is not ours" if paths.code.exists() else ""
+        return f"{paths.code} is left: it contains files of other programs" if paths.code.exists() else ""
     return ""

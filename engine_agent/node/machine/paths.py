@@ -1,4 +1,4 @@
-"""Where a machine's agent is installed and keeps what it knows. Pure, but for the two files it reads and writes."""
+"""Paths of a machine's installation, and the file with what it learned when it joined."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ ROOT_CODE, ROOT_STATE = Path("/opt/switchyard"), Path("/var/lib/switchyard")
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What a machine needs to know from when it joined. `machine`: the id that it was given; "": that of its nonce.
-    `variables`: of the environment that its agents are given beside their own, such as where its cloud is."""
+    """What a machine stores when it joins. `machine`: its assigned id; "": the id of its nonce. `variables`: further
+    variables of its agents, such as the endpoints of its cloud."""
 
     server: str
     facts: MachineFacts
@@ -23,7 +23,8 @@ class Joined(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HostPaths:
-    """`code` holds releases, and `current`, the one in use; the state lies beside or, of root's, in /var/lib."""
+    """`code` contains releases, and the link `current` to the one in use. The state is next to it or, for root, in
+    /var/lib."""
 
     code: Path
 
@@ -41,27 +42,26 @@ class HostPaths:
 
     @property
     def previous(self) -> Path:
-        """The release before the current one."""
         return self.code / "previous"
 
     @property
     def trial(self) -> Path:
-        """Is there while the current release has not confirmed itself: in its first line what to go back to."""
+        """Exists until the current release has confirmed itself; its first line is the release to go back to."""
         return self.code / "trial"
 
     @property
     def trial_tries(self) -> Path:
-        """A line for each start on trial."""
+        """One line per start on trial."""
         return self.code / "trial-tries"
 
     @property
     def went_back(self) -> Path:
-        """Was `trial` of the last release that did not confirm itself."""
+        """The former `trial` of the last release that did not confirm itself."""
         return self.code / "went-back"
 
     @property
     def of_releases(self) -> tuple[Path, ...]:
-        """All that is beside `current` for changing it."""
+        """All files next to `current` for its change."""
         return self.previous, self.trial, self.trial_tries, self.went_back, self.code / "start", self.code / "agent.pid"
 
     @property
@@ -70,12 +70,12 @@ class HostPaths:
 
     @property
     def home(self) -> Path:
-        """The machine agent's own: credential, certificate, journal."""
+        """The machine agent's credential, certificate and journal."""
         return self.state / "machine"
 
     @property
     def runs(self) -> Path:
-        """A folder of each node or ingress that it runs: one, or none."""
+        """The folder of the node or ingress that it runs."""
         return self.state / "runs"
 
     @property
@@ -88,11 +88,11 @@ class HostPaths:
 
     @property
     def leave_wish(self) -> Path:
-        """Is there while whoever owns the host wants it to leave."""
+        """Exists when the owner of the host wants it to leave."""
         return self.state / "leave"
 
     def joined(self) -> Joined:
-        """What was kept when it joined.
+        """What was stored when it joined.
 
         Raises:
             OSError: it did not join.
@@ -101,9 +101,9 @@ class HostPaths:
         return msgspec.json.decode((self.state / "machine.json").read_bytes(), type=Joined)
 
     def keep(self, joined: Joined) -> None:
-        """Remember what `joined` returns.
+        """Stores what `joined` returns.
 
         Raises:
-            OSError: the disk refused.
+            OSError: the disk failed.
         """
         write_durably(self.state / "machine.json", msgspec.json.format(msgspec.json.encode(joined), indent=1))

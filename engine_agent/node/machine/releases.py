@@ -1,8 +1,8 @@
-"""Has a host change its release of the agent: fetch, check, unpack beside, try, switch, and forget older ones.
+"""Installs a release of the agent on a host: download, check, unpack, test, switch, and remove older ones.
 
-Each step leaves the release that runs as it is until the next is whole, so that being killed between any two costs a
-repetition. Switching is for two: `switch_to` writes down on trial what comes, and the script that starts the agent
-(`engine_agent.node.machine.service`) goes back to what was before, when what came has not confirmed itself in time.
+Each step leaves the running release unchanged until the next one is complete, so a kill between two steps only costs a
+repetition. `switch_to` starts a trial of the new release. The script that starts the agent
+(`engine_agent.node.machine.service`) goes back to the previous release if the new one does not confirm itself in time.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ from engine_agent.protocol.machine_messages import ReleaseOrder, is_release_id, 
 
 ANSWER_LIMIT_S = 30.0
 FETCH_LIMIT_S = 240.0
-"""With its pauses. All hosts of a ring come at once, and web serves few of them at a time or is restarted just then."""
+"""Including pauses. All hosts of a ring download together, and the control plane serves few of them at a time or may be
+restarting."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 30.0
 JITTER = 0.5
 MOST_DIGITS = 5
@@ -40,18 +41,18 @@ TRY_LIMIT_S = 60.0
 VENV_LIMIT_S = 120.0
 LARGEST_BYTES = 512 * 1024**2
 UNPACKED_TIMES = 6
-"""How much larger an archive is on disk, at the most: ours is packed to a quarter."""
+"""Upper bound for the size of an unpacked archive: ours are compressed to a quarter."""
 KEEP_FREE_BYTES = 256 * 1024**2
 CHUNK_BYTES = 256 * 1024
 UNREACHABLE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN})
 
 
 class ReleaseTrouble(Exception):
-    """A release cannot be installed; the text says why. What runs is as it was."""
+    """A release cannot be installed; the text says why. The running release is unchanged."""
 
 
-class _ComeAgain(ValueError):
-    """A server has no answer at this moment. `after_s`: how long it asks to be left alone; 0: it did not say."""
+class _RetryLater(ValueError):
+    """A server cannot answer now. `after_s`: its requested pause; 0: none."""
 
     def __init__(self, reason: str, after_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -59,15 +60,16 @@ class _ComeAgain(ValueError):
 
 
 def folder_of(paths: HostPaths, order: ReleaseOrder) -> Path:
-    """Where a release is, or comes to be, on this host."""
+    """The folder of a release on this host."""
     return paths.releases / order.digest[:16]
 
 
 def install(
-    paths: HostPaths, order: ReleaseOrder, servers: tuple[str, ...], credential: str, given_up: threading.Event
+    paths: HostPaths, order: ReleaseOrder, servers: tuple[str, ...], credential: str, cancelled: threading.Event
 ) -> Path:
-    """Have a release on this host, ready to be switched to; one that is there is only tried again. Blocks for a while.
-    `given_up`, once set, ends a download.
+    """Installs a release, ready for the switch; an installed one is only tested again. Blocks for a while.
+
+    `cancelled` cancels a download when set.
 
     Raises:
         ReleaseTrouble: what was missing or wrong; nothing of it is left.
@@ -80,7 +82,7 @@ def install(
             _clear(paths)
             _require_room(paths, order)
             beside = paths.releases / f".{folder.name}.new"
-            _fetch(paths, order, servers, credential, beside / "agent.tar.gz", given_up)
+            _fetch(paths, order, servers, credential, beside / "agent.tar.gz", cancelled)
             _unpack(beside / "agent.tar.gz", beside)
             _make_environment(beside, folder)
             if _named(beside) != order.id:
@@ -98,8 +100,8 @@ def install(
 
 
 def let_all_read(folder: Path) -> None:
-    """Engines and cell proxies have accounts of their own and run this code too, whatever the umask was that it came
-    under; it is no secret. What links lead to is not ours to change.
+    """Makes the code readable for the accounts of engines and cell proxies, which run it as well, despite the umask. It
+    is not secret. Targets of links stay unchanged.
 
     Raises:
         OSError: something in it cannot be changed.
@@ -110,21 +112,21 @@ def let_all_read(folder: Path) -> None:
 
 
 def switch_to(paths: HostPaths, folder: Path, attempt: int) -> None:
-    """Have the next start of the machine agent be of that release, on trial. Whoever calls ends then.
+    """Makes this release the one of the next start, on trial. The caller exits afterwards.
 
     Raises:
-        OSError: the disk refused; the next start is of what was.
+        OSError: the disk failed; the next start uses the current release.
     """
     before = paths.current.resolve()
     paths.trial_tries.unlink(missing_ok=True)
-    # First what is gone back to, then the switch: killed in between, the start goes back to where it is.
+    # First the release to go back to, then the switch: after a kill in between, going back changes nothing.
     write_durably(paths.trial, f"{before}\n{folder} {attempt}\n".encode(), mode=0o644)
     paths.went_back.unlink(missing_ok=True)
     point(paths.current, folder)
 
 
 def confirm(paths: HostPaths) -> bool:
-    """The release that runs is well: nothing goes back any more. Returns whether it was on trial."""
+    """Ends the trial: the running release works. Returns whether it was a new one on trial."""
     if not paths.trial.exists():
         return False
     before = Path(paths.trial.read_text(encoding="utf-8").partition("\n")[0])
@@ -137,20 +139,20 @@ def confirm(paths: HostPaths) -> bool:
 
 
 def point(link: Path, folder: Path) -> None:
-    """Have a link lead to a folder, at once and for good.
+    """Points a link to a folder, atomically and durably.
 
     Raises:
-        OSError: the disk refused; it leads where it led.
+        OSError: the disk failed; the link is unchanged.
     """
-    beside = link.with_name(f".{link.name}.{os.getpid()}")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(folder)
-    beside.replace(link)
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(folder)
+    temporary.replace(link)
 
 
 def trim(paths: HostPaths) -> list[str]:
-    """Remove releases but the current one, the one before, and those that something still runs from. Returns which.
-    Not for while one is installed: what is left of an attempt goes, too."""
+    """Removes releases except the current one, the previous one, and those with running processes; also failed
+    installations. Returns their names. Do not call it during an installation."""
     if paths.trial.exists():
         return []
     _clear(paths)
@@ -158,7 +160,7 @@ def trim(paths: HostPaths) -> list[str]:
     running = _code_that_runs()
     gone = []
     for folder in sorted(paths.releases.iterdir()):
-        whole = folder.resolve()  # what runs was started by this name, wherever links lead to the code
+        whole = folder.resolve()  # processes were started by this name, wherever links lead
         if folder.is_dir() and whole not in kept and not any(str(whole) in text for text in running):
             shutil.rmtree(folder, ignore_errors=True)
             gone.append(folder.name)
@@ -180,7 +182,7 @@ def _named(folder: Path) -> str:
 
 
 def _clear(paths: HostPaths) -> None:
-    """Remove what an attempt that was killed left."""
+    """Removes failed installations."""
     for left in paths.releases.glob(".*.new"):
         shutil.rmtree(left, ignore_errors=True)
 
@@ -193,8 +195,8 @@ def _require_room(paths: HostPaths, order: ReleaseOrder) -> None:
     if free < needed:
         mib = 1024**2
         raise ReleaseTrouble(
-            f"{free // mib} MiB of disk are free at {paths.releases}, and release {order.id} needs {needed // mib};"
-            " make room, and upgrade again"
+            f"{free // mib} MiB of disk are free at {paths.releases}, but release {order.id} needs {needed // mib};"
+            " free some, and upgrade again"
         )
 
 
@@ -204,43 +206,42 @@ def _fetch(
     servers: tuple[str, ...],
     credential: str,
     to: Path,
-    given_up: threading.Event,
+    cancelled: threading.Event,
 ) -> None:
-    """From the first server that has it: each carries what it has packed or was given. All are asked again while one of
-    them may answer otherwise in a moment."""
+    """Downloads from the first server that has it. Servers are tried again while one of them may have it soon."""
     to.parent.mkdir(parents=True, mode=0o755)
     until_s, pause_s = time.monotonic() + FETCH_LIMIT_S, SHORTEST_PAUSE_S
     while True:
         reasons, pauses_s = list[str](), list[float]()
         for server in servers:
             try:
-                found = _download(server, Identity(paths.home), order, credential, to, until_s, given_up)
+                found = _download(server, Identity(paths.home), order, credential, to, until_s, cancelled)
             except (OSError, HTTPException, ValueError) as error:
                 reasons.append(f"{server}: {error}")
                 if _may_pass(error):
-                    pauses_s.append(max(pause_s, error.after_s if isinstance(error, _ComeAgain) else 0.0))
+                    pauses_s.append(max(pause_s, error.after_s if isinstance(error, _RetryLater) else 0.0))
                 continue
             if found == order.digest:
                 return
             raise ReleaseTrouble(
-                f"the archive of release {order.id} has SHA-256 {found[:16]}… instead of {order.digest[:16]}…; what"
-                " runs goes on"
+                f"the archive of release {order.id} has SHA-256 {found[:16]}… instead of {order.digest[:16]}…; the"
+                " running release stays"
             )
         wait_s = min(LONGEST_PAUSE_S, max(pauses_s, default=0.0)) * random.uniform(1, 1 + JITTER)
         if not pauses_s or time.monotonic() + wait_s > until_s:
             raise ReleaseTrouble(f"release {order.id} cannot be fetched: {'; '.join(reasons)[:400]}")
-        if given_up.wait(wait_s):
-            raise _given_up(order)
+        if cancelled.wait(wait_s):
+            raise _not_wanted(order)
         pause_s *= 2
 
 
 def _may_pass(error: Exception) -> bool:
-    passing = (_ComeAgain, ConnectionError, TimeoutError, HTTPException, ssl.SSLEOFError, socket.gaierror)
+    passing = (_RetryLater, ConnectionError, TimeoutError, HTTPException, ssl.SSLEOFError, socket.gaierror)
     return isinstance(error, passing) or (isinstance(error, OSError) and error.errno in UNREACHABLE)
 
 
-def _given_up(order: ReleaseOrder) -> ReleaseTrouble:
-    return ReleaseTrouble(f"release {order.id} is not wanted any more")
+def _not_wanted(order: ReleaseOrder) -> ReleaseTrouble:
+    return ReleaseTrouble(f"release {order.id} is no longer ordered")
 
 
 def _download(
@@ -250,7 +251,7 @@ def _download(
     credential: str,
     to: Path,
     until_s: float,
-    given_up: threading.Event,
+    cancelled: threading.Event,
 ) -> str:
     connection = control_connection(server, identity, ANSWER_LIMIT_S)
     try:
@@ -260,34 +261,34 @@ def _download(
         if answer.status == HTTPStatus.TOO_MANY_REQUESTS or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             stated = answer.headers.get("Retry-After", "")
             after_s = float(stated) if stated.isdecimal() and len(stated) <= MOST_DIGITS else 0.0
-            raise _ComeAgain(f"it answered {answer.status}", after_s)
+            raise _RetryLater(f"it answered {answer.status}", after_s)
         if answer.status != HTTPStatus.OK:
             raise ValueError(f"it answered {answer.status}")
-        return _received(answer, order, to, until_s, given_up)
+        return _received(answer, order, to, until_s, cancelled)
     finally:
         connection.close()
 
 
-def _received(answer: HTTPResponse, order: ReleaseOrder, to: Path, until_s: float, given_up: threading.Event) -> str:
-    """Its SHA-256, once the file is whole."""
+def _received(answer: HTTPResponse, order: ReleaseOrder, to: Path, until_s: float, cancelled: threading.Event) -> str:
+    """Returns the SHA-256 of the complete file."""
     digest, left, stated = hashlib.sha256(), order.size_bytes, answer.length
     if stated is not None and stated > left:
         raise _too_long(order)
     with to.open("wb") as file:
-        # What is there, not whole chunks: a server that sends a byte at a time would keep us for ever.
+        # Reads available bytes instead of complete chunks, so that a slow server cannot exceed the limit.
         while (left or stated is None) and (chunk := answer.read1(CHUNK_BYTES)):
             left -= len(chunk)
             if left < 0:
                 raise _too_long(order)
             digest.update(chunk)
             file.write(chunk)
-            if given_up.is_set():
-                raise _given_up(order)
+            if cancelled.is_set():
+                raise _not_wanted(order)
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{left} of {order.size_bytes} bytes are missing after {FETCH_LIMIT_S:.0f} s")
     if left:
         missing = f"{left} of {order.size_bytes} bytes are missing"
-        raise _ComeAgain(missing) if stated == order.size_bytes else ValueError(missing)
+        raise _RetryLater(missing) if stated == order.size_bytes else ValueError(missing)
     return digest.hexdigest()
 
 
@@ -306,7 +307,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Files of this release alone: our archives have no others, and one that has them is not ours."""
+    """Yields only regular files inside the release: our archives have no others."""
     for member in tar:
         parts = Path(member.name).parts
         if not member.isreg() or member.name.startswith("/") or ".." in parts:
@@ -316,7 +317,7 @@ def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _make_environment(folder: Path, final: Path) -> None:
-    """As the script of the line makes it: without pip, and with the folders named in it."""
+    """As in the join script: without pip, and with the folders in it."""
     base = getattr(sys, "_base_executable", sys.executable)
     _run([base, "-m", "venv", "--without-pip", str(folder / "venv")], VENV_LIMIT_S, "an environment cannot be made")
     for packages in (folder / "venv").glob("lib/python*/site-packages"):
@@ -324,7 +325,7 @@ def _make_environment(folder: Path, final: Path) -> None:
 
 
 def _try(paths: HostPaths, folder: Path) -> None:
-    """Have the release look at this host itself, before anything depends on it."""
+    """Lets the release check this host before anything depends on it."""
     command = [str(folder / "venv/bin/python"), "-m", "engine_agent", "check", "--code", str(paths.code)]
     _run(command, TRY_LIMIT_S, f"release {_named(folder)} does not work on this host")
 
@@ -338,5 +339,5 @@ def _run(command: list[str], limit_s: float, what: str) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ReleaseTrouble(f"{what}: {error}") from None
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise ReleaseTrouble(f"{what}: {last[:300]}")

@@ -1,5 +1,5 @@
-"""Has the machine agent run from now on and after a reboot: a unit where systemd runs and we are root, else a process
-of its own that starts the agent again, and a line of cron where there is cron."""
+"""Runs the machine agent now and after a reboot: a unit if systemd runs and this process is root, otherwise a
+supervising shell, and a line of cron if there is cron."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ from engine_agent.node.logs import last_lines
 from engine_agent.node.machine.paths import ROOT_CODE, HostPaths
 
 LEFT = 3
-"""Exit status of a machine agent that has left: nobody starts it again."""
+"""Exit status of a machine agent that has left: it is not restarted."""
 CHANGES_RELEASE = 4
-"""Of one that has switched to another release: it is started again, as after every other status."""
+"""Exit status of one that has switched to another release. It is restarted, as after every other status."""
 UNIT = "switchyard-machine.service"
 UNIT_FILE = Path("/etc/systemd/system") / UNIT
 COMMAND_LIMIT_S = 30.0
@@ -50,9 +50,9 @@ while [ -e '{current}' ]; do
 done
 """
 TRIAL_STARTS, TRIAL_LIMIT_S = 3, 90
-"""A release that was switched to must have confirmed itself after so many starts, and so many seconds after each."""
+"""A new release must confirm itself within this many starts, and this many seconds after each."""
 _START = """#!/bin/sh
-# Starts the machine agent of the current release. One on trial that does not confirm itself in time is left again.
+# Starts the machine agent of the current release. If a release on trial does not confirm itself in time, goes back.
 CODE='{code}'
 
 go_back() {{
@@ -74,7 +74,7 @@ watch() {{
   if tr '\\0' ' ' <"/proc/$agent/cmdline" 2>/dev/null | grep -q 'engine_agent machine'; then kill -9 "$agent"; fi
 }}
 
-cd /  # Python looks in the folder that it is in before all else
+cd /  # Python imports from the working folder first
 echo "$$" >"$CODE/agent.pid"
 if [ -e "$CODE/trial" ]; then
   echo started >>"$CODE/trial-tries"
@@ -88,23 +88,22 @@ exec "$(readlink -f "$CODE/current")/venv/bin/python" -m engine_agent machine --
 
 
 class ServiceError(Exception):
-    """The agent cannot be made to run; the text says why."""
+    pass
 
 
 def has_systemd() -> bool:
-    """Whether systemd runs this host."""
     return Path("/run/systemd/system").is_dir()
 
 
 def start(paths: HostPaths) -> str:
-    """Start the agent, now and at each boot. Returns what its owner should know, "" for nothing.
+    """Starts the agent, now and at each boot. Returns a message for the owner, or "".
 
     Raises:
-        ServiceError: systemd or the shell refused.
+        ServiceError: systemd or the shell failed.
         OSError: a file cannot be written.
     """
     fields = {"code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
-    for private in (paths.log, paths.state / "supervisor.pid"):  # a shell or systemd would leave them readable to all
+    for private in (paths.log, paths.state / "supervisor.pid"):  # a shell or systemd would make them readable to all
         private.touch(mode=0o600)
         private.chmod(0o600)
     write_start(paths)
@@ -128,10 +127,10 @@ def start(paths: HostPaths) -> str:
 
 
 def write_start(paths: HostPaths, *, limit_s: float = TRIAL_LIMIT_S) -> None:
-    """Have the script that starts the agent be this release's; a shell that reads the one before goes on with it.
+    """Replaces the start script by the one of this release. A shell that reads the old script is not affected.
 
     Raises:
-        OSError: the disk refused; the one before stays.
+        OSError: the disk failed; the old script stays.
     """
     text = _START.format(code=paths.code, limit_s=limit_s, starts=TRIAL_STARTS)
     script = paths.code / "start"
@@ -141,14 +140,14 @@ def write_start(paths: HostPaths, *, limit_s: float = TRIAL_LIMIT_S) -> None:
 
 def _at_boot(script: Path) -> str:
     if shutil.which("crontab") is None:
-        return f"switchyard: without systemd and cron nothing starts it after a reboot; have `{script} &` run then"
+        return f"switchyard: without systemd and cron it does not start after a reboot; run `{script} &` at boot"
     kept = [line for line in _crontab() if str(script) not in line]
     _write_crontab([*kept, f"@reboot {script}"])
     return ""
 
 
 def stop(paths: HostPaths) -> None:
-    """End the agent and all that starts it again. What it runs goes on."""
+    """Stops the agent and everything that restarts it. The agent that it runs keeps running."""
     script = paths.code / "run"
     if UNIT_FILE.exists() and paths.code == ROOT_CODE:
         with contextlib.suppress(ServiceError):
@@ -165,14 +164,14 @@ def stop(paths: HostPaths) -> None:
             _write_crontab([line for line in _crontab() if str(script) not in line])
     holder = read_holder(paths.home)
     if holder is not None and holder.is_alive() and holder.pid != os.getpid():
-        _end(holder.pid)
+        _stop_process(holder.pid)
 
 
 def last_line(paths: HostPaths) -> str:
     return (last_lines(paths.log, 1) or ["it wrote nothing"])[0]
 
 
-def _end(pid: int) -> None:
+def _stop_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + END_LIMIT_S

@@ -1,5 +1,5 @@
-"""The one node or ingress agent that a machine runs: start it, know it again, stop it with all that it started, and
-wipe its folder. Which one is decided elsewhere."""
+"""The node or ingress agent that a machine runs: start it, find it again, stop it with everything that it started, and
+wipe its folder. `agent` decides which one."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ PASSED_ON = (
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The process that was started last, which its pid alone does not name. `code`: the release that it runs."""
+    """The process that was started last; its pid alone is not unique. `code`: its release."""
 
     run: RunAgent
     pid: int
@@ -46,7 +46,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Tenant:
-    """What runs on this machine. There is at most one, whose folder is there as long as anything of it may be."""
+    """The agent of this machine, or none. Its folder exists as long as anything of it may exist."""
 
     def __init__(self, paths: HostPaths, root: Path, variables: Mapping[str, str] | None = None) -> None:
         self._paths, self._root, self._variables = paths, root, variables or {}
@@ -54,7 +54,7 @@ class Tenant:
 
     @property
     def id(self) -> str:
-        """Of whom there is a folder; "" for nobody."""
+        """The id of the agent with a folder here, or ""."""
         return next((path.name for path in sorted(self._paths.runs.glob("*")) if path.is_dir()), "")
 
     def folder(self, name: str) -> Path:
@@ -70,9 +70,9 @@ class Tenant:
             return None
 
     def pid(self) -> int | None:
-        """Of its agent; None while that does not run."""
+        """The pid of its agent, or None."""
         if self._child is not None:
-            self._child.poll()  # a child that ended stays until somebody asks
+            self._child.poll()  # reap an exited child
         known = self.started()
         if known is None or known.boot != procfs.boot_id():
             return None
@@ -81,19 +81,19 @@ class Tenant:
 
     @property
     def is_of_other_release(self) -> bool:
-        """Whether its agent runs, from another release than this process."""
+        """Whether its agent runs from another release than this process."""
         known = self.started()
         return known is not None and known.code != str(self._root) and self.pid() is not None
 
     def kill_agent(self) -> None:
-        """End its agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+        """Kills its agent, without its processes: on SIGTERM an ingress agent would stop its HAProxy."""
         if (pid := self.pid()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             self._await_end(KILLED_WITHIN_S)
 
     def start(self, run: RunAgent, server: str) -> None:
-        """Start its agent; an engine that runs is adopted by it.
+        """Starts its agent, which adopts a running engine.
 
         Raises:
             OSError: it cannot be started.
@@ -118,19 +118,19 @@ class Tenant:
         )
 
     def end_reason(self) -> str:
-        """How its agent ended, as its log says last."""
+        """How its agent exited, by the last line of its log."""
         lines = last_lines(self.folder(self.id) / LOG_FILE, 1) if self.id else []
-        return f"its agent ended: {lines[0]}" if lines else "its agent ended"
+        return f"its agent exited: {lines[0]}" if lines else "its agent exited"
 
     def wipe(self) -> str:
-        """Stop all that runs and remove what it held. Returns what is left, "" for nothing. Blocks for a while."""
+        """Stops all its processes and removes its folder. Returns what is left, or "". Blocks for a while."""
         name = self.id
         if not name:
             return ""
         self._stop(name)
-        left = self._sweep(name)
+        left = self._kill_remaining(name)
         if left:
-            return f"{len(left)} processes of {name} do not end: {', '.join(map(str, left))}"
+            return f"{len(left)} processes of {name} do not exit: {', '.join(map(str, left))}"
         shutil.rmtree(self.folder(name), ignore_errors=True)
         return f"{self.folder(name)} cannot be removed" if self.folder(name).exists() else ""
 
@@ -139,7 +139,7 @@ class Tenant:
         if known is not None and known.run.kind is AgentKind.INGRESS:
             if (pid := self.pid()) is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)  # it lets streams finish
+                    os.kill(pid, signal.SIGTERM)  # its streams finish
                 self._await_end(INGRESS_GRACE_S)
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -156,7 +156,7 @@ class Tenant:
         while self.pid() is not None and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def _sweep(self, name: str) -> list[int]:
+    def _kill_remaining(self, name: str) -> list[int]:
         for _ in range(SWEEPS):
             left = procfs.of_node(name)
             if not left:
@@ -179,7 +179,7 @@ class Tenant:
 
 
 def command(run: RunAgent, folder: Path, server: str) -> list[str]:
-    """The command line of what an order names."""
+    """The command line of an order's agent."""
     own = ["ingress", "--ingress-id", run.id, "--port", str(run.port)]
     if run.kind is AgentKind.NODE:
         own = ["node", "--node-id", run.id, "--port-base", str(run.port), "--instance-type", run.instance_type]

@@ -1,1 +1,1 @@
-"""What a node should do next, decided from plain values: no clock, process, file, log or socket."""
+"""A node's decisions, from plain values: no clock, process, file, log or socket."""

@@ -1,17 +1,23 @@
-"""The next steps of a node from its order and what runs on it: the agent's only decision about processes.
+"""The next steps of a node and the state that it reports, from its order and its processes. These are the agent's only
+decisions about processes.
 
-A cell lives and dies whole, so an engine that ended by itself is not started again within its generation while the
-control plane can be reached: the node says `failed` with the reason, and the control plane starts every member together
-under a new generation. Without contact none can do that, and a node must run its last order for ever (I9, I11): then
-the engine is started again, after a backoff, in the same generation. That keeps I5, which orders orders: a repeated
-order still does nothing, and what restarts is the last order taken. It keeps I2, because every rank that restarts this
-way holds the same generation. And it is safe when only some nodes are cut off: a peer in contact is moved to a higher
-generation, whose secret and rendezvous port the cut-off rank does not have, so its engine never joins; the routing
-table decides who gets requests in any case. Contact must be missing for `contact_grace_s` first, so that a restart of
-the control plane does not race with the new generation that it is about to give. A proxy holds no state and is
-restarted at once, in contact or not.
+A cell lives and dies as a whole. An engine that exited is therefore not restarted within its generation while the
+control plane is reachable: the node reports `failed` with the reason, and the control plane starts all members under a
+new generation. Without contact this is impossible, and a node must keep running its last order (I9, I11): it restarts
+the engine in the same generation, after a backoff. Contact must be missing for `contact_grace_s`, so that a restart of
+the control plane does not race with the new generation that it is about to assign. A proxy holds no state and is always
+restarted immediately.
+
+This keeps I5, which orders orders: a repeated order still changes nothing, and the restarted one is the last accepted
+order. It keeps I2, because every rank that restarts this way has the same generation. It is safe when only some nodes
+are cut off: peers in contact move to a higher generation, whose secret and rendezvous port the isolated rank does not
+have, so its engine never joins; the routing table decides which cell gets requests.
 
 Never: two engines at a time, an engine of a lower generation, a start before all of the old start has ended.
+
+The reported state is `ready` with a healthy engine and, on the leader, an answering proxy. `starting` with a reason
+stands for what the agent repairs (a proxy) and what may pass (bad health of a running engine); the control plane
+decides how long that may last. An engine that exited or answers wrongly needs a new generation and is `failed`.
 """
 
 from engine_agent.node.planning.node import (
@@ -44,7 +50,7 @@ Steps = tuple[Step, ...]
 def plan_convergence(
     desired: Assignment | None, node: NodeSnapshot, now_s: float, limits: ConvergeLimits = LIMITS
 ) -> Steps:
-    """Steps to take now, in this order; empty when the node is as desired and nothing is awaited."""
+    """The steps to take now, in this order; empty when the node is as ordered and nothing is awaited."""
     if desired is None:
         return _plan_stop(node.engine, node.proxy, "this node is in no cell", limits)
     wanted = membership_of(desired)
@@ -52,7 +58,7 @@ def plan_convergence(
     if newer is not None:
         return (Wait(None, f"the order is of generation {wanted.generation}, generation {newer} runs here"),)
     if desired.phase is Phase.STOP:
-        return _plan_stop(node.engine, node.proxy, f"{wanted.cell} was told to stop", limits)
+        return _plan_stop(node.engine, node.proxy, f"{wanted.cell} was ordered to stop", limits)
     old_engine, old_proxy = _if_not_wanted(wanted, node.engine), _if_not_wanted(wanted, node.proxy)
     if old_engine is not None or old_proxy is not None:
         reason = f"generation {wanted.generation} of {wanted.cell} takes this node"
@@ -61,7 +67,7 @@ def plan_convergence(
 
 
 def _plan_member(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
-    """Steps while nothing of another start runs here and this one is to serve or to drain."""
+    """Steps while nothing of another start runs here and this one must serve or drain."""
     failure = failure_of(membership_of(desired), node.failure)
     if failure is not None and node.engine is not None:
         return _plan_stop(node.engine, None, failure.reason, limits)
@@ -75,7 +81,7 @@ def _plan_member(desired: Assignment, node: NodeSnapshot, now_s: float, limits: 
 def _plan_stop(
     engine: RunningProcess | None, proxy: RunningProcess | None, reason: str, limits: ConvergeLimits
 ) -> Steps:
-    """The proxy first: while it lives it would send requests to an engine that is ending."""
+    """The proxy first: otherwise it would send requests to a stopping engine."""
     if proxy is not None:
         return (_wait_for_end_of("cell proxy") if proxy.stopping else StopProxy(limits.proxy_stop_grace_s, reason),)
     if engine is not None:
@@ -84,7 +90,7 @@ def _plan_stop(
 
 
 def _plan_drain(node: NodeSnapshot) -> Steps:
-    """Nothing is started for a drain: what has ended has nothing in flight."""
+    """A drain starts nothing: an exited process has no requests in flight."""
     if node.proxy is not None and not node.proxy.stopping and node.proxy_phase is Phase.SERVE:
         return (SetProxyPhase(Phase.DRAIN, "the cell takes no new requests"),)
     return ()
@@ -121,11 +127,11 @@ def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
         seen = node.health.reason if node.health is not None else "it never answered"
         reason = f"not ready within {desired.plan.ready_timeout_s:g} s: {seen}"
         return (MarkFailed(membership_of(desired), reason), StopEngine(limits.engine_stop_grace_s, reason))
-    return steps or (Wait(ready_by_s, "the engine is getting ready"),)
+    return steps or (Wait(ready_by_s, "the engine is starting"),)
 
 
 def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
-    """Steps for the proxy of a leader that serves."""
+    """Steps for the proxy of a serving leader."""
     if desired.role is not MemberRole.LEADER:
         return ()
     proxy = node.proxy
@@ -139,7 +145,7 @@ def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
         return (SetProxyPhase(Phase.SERVE, "the cell takes requests"),)
     pairs = pairs_of(desired)
     if node.proxy_pairs is not None and node.proxy_pairs != pairs.name:
-        return (SetProxyPairs(pairs, "the cell pairs with others"),)
+        return (SetProxyPairs(pairs, "the cell has other pairs"),)
     return ()
 
 
@@ -160,7 +166,7 @@ def _is_hung(proxy: RunningProcess, silent_since_s: float | None, now_s: float, 
 
 
 def _newer_than(wanted: Membership, node: NodeSnapshot) -> int | None:
-    """The generation of the same cell that runs here, if it is above the wanted one."""
+    """The generation of the same cell that runs here, if it is above the ordered one."""
     running = [process.membership for process in (node.engine, node.proxy) if process is not None]
     generations = [one.generation for one in running if one.cell == wanted.cell]
     newest = max(generations, default=wanted.generation)
@@ -172,14 +178,14 @@ def _if_not_wanted(wanted: Membership, process: RunningProcess | None) -> Runnin
 
 
 def _wait_for_end_of(what: str) -> Wait:
-    return Wait(None, f"the {what} is ending")
+    return Wait(None, f"the {what} is stopping")
 
 
 StateAndReason = tuple[EngineState, str]
 
 
 def observe(desired: Assignment | None, node: NodeSnapshot, now_s: float, limits: ConvergeLimits = LIMITS) -> Observed:
-    """The node's state in terms of the order in force: the cell and generation are the order's, not the process's."""
+    """The node's state under the order in force; cell and generation are the order's, not the process's."""
     if desired is None:
         state, reason = _stopping(node)
         leaving = node.engine or node.proxy
@@ -202,7 +208,7 @@ def observe(desired: Assignment | None, node: NodeSnapshot, now_s: float, limits
 def _stopping(node: NodeSnapshot) -> StateAndReason:
     if node.engine is None and node.proxy is None:
         return EngineState.IDLE, ""
-    return EngineState.DRAINING, "ending the " + ("cell proxy" if node.proxy is not None else "engine")
+    return EngineState.DRAINING, "stopping the " + ("cell proxy" if node.proxy is not None else "engine")
 
 
 def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> StateAndReason:

@@ -1,5 +1,7 @@
-"""Adds up counters of energy. Pure. A counter that wraps goes on, one that restarts begins anew; one that jumps beyond
-what its device can draw, goes back or stands still is refused: that time is in no sum, and who reads it estimates it.
+"""Adds up counters of energy. Pure.
+
+A counter that wraps continues, and one that restarts begins again. A reading is refused if it exceeds the device's
+power, goes back or stands still. That time is in no sum, and readers estimate it.
 """
 
 from collections.abc import Mapping
@@ -8,19 +10,18 @@ from dataclasses import dataclass, replace
 from engine_agent.protocol.messages import EnergyMeter
 
 TOLERANCE = 1.25
-"""Of the most that a device may draw, which it passes for moments."""
+"""Of the maximum power of a device, which it exceeds for moments."""
 STILL_AFTER_MS = 60_000
-"""No device that is on draws nothing for so long."""
+"""A running device draws power within this time."""
 LONGEST_MS = 600_000
-"""Between two readings: of a longer time nobody knows how often a counter wrapped or restarted."""
+"""Between two readings; in a longer time a counter may have wrapped or restarted several times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one device says. `microjoules` since some time, or `share`: its power now, as a share of the most.
+    """One reading of a device. `microjoules` since some time, or `share`: its current power as a share of the maximum.
 
-    `most_watts`: what it may draw at most. `wraps_at`: microjoules after which its counter begins at 0 again; None: it
-    does only when it restarts.
+    `most_watts`: its maximum power. `wraps_at`: microjoules after which its counter wraps to 0; None: it never wraps.
     """
 
     microjoules: int | None = None
@@ -31,7 +32,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """From one reading of a device to the next. `wrong`: why it is refused; empty: it is believed."""
+    """The change between two readings of a device. `wrong`: why it is refused; empty: it is valid."""
 
     microjoules: int = 0
     full_power_ms: float = 0.0
@@ -40,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class MeterState:
-    """A meter and the readings that it went by. `still_ms`: how long each device's counter has not moved."""
+    """A meter and its last readings. `still_ms`: how long each device's counter has not moved."""
 
     meter: EnergyMeter
     readings: Mapping[str, Reading]
@@ -53,8 +54,8 @@ class MeterState:
 
 
 def advance(state: MeterState, readings: Mapping[str, Reading], at_ms: int) -> MeterState:
-    """The meter after another look at all devices; `at_ms`: of a clock that never goes back. All of them are believed,
-    or the time counts for none: a part of a sum would be taken for the whole."""
+    """The meter after another reading of all devices; `at_ms`: of a monotonic clock. If one reading is refused, the
+    time counts for none, because a partial sum would look complete."""
     elapsed_ms = at_ms - state.at_ms
     if elapsed_ms <= 0:
         return state
@@ -81,12 +82,12 @@ def advance(state: MeterState, readings: Mapping[str, Reading], at_ms: int) -> M
 
 
 def step(before: Reading, now: Reading, elapsed_ms: int) -> Step:
-    """What a device took between two readings."""
+    """The energy of a device between two readings."""
     if elapsed_ms > LONGEST_MS:
         return Step(wrong="not read for too long")
     if now.share is not None:
-        believed = 0 <= now.share <= TOLERANCE
-        return Step(full_power_ms=min(1.0, now.share) * elapsed_ms) if believed else Step(wrong="no share of its power")
+        valid = 0 <= now.share <= TOLERANCE
+        return Step(full_power_ms=min(1.0, now.share) * elapsed_ms) if valid else Step(wrong="no share of its power")
     if before.microjoules is None or now.microjoules is None:
         return Step(wrong="not read")
     most = round(now.most_watts * TOLERANCE * elapsed_ms * 1000)

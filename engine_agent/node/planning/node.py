@@ -1,6 +1,6 @@
-"""What a node agent sees of its own node: the values that its planners decide from, and the limits they keep to.
+"""Values of a node for its planners: processes, failures, limits and steps, and which orders it accepts.
 
-Nothing here decides or does anything. Times named `_s` are seconds of one monotonic clock of the agent's choosing.
+Nothing here starts or stops anything. Times named `_s` are seconds of one monotonic clock of the agent.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine_agent.protocol.states import Phase
 
 
 class ProcessKind(StrEnum):
-    """The two processes that an agent runs for a cell; only a leader has a proxy."""
+    """The two processes of a cell's node; only a leader has a proxy."""
 
     ENGINE = "engine"
     PROXY = "proxy"
@@ -20,7 +20,7 @@ class ProcessKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Which start of which cell a process belongs to."""
+    """The start of a cell that a process belongs to."""
 
     cell: str
     generation: int
@@ -29,7 +29,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A process that lives. `watched_since_s`: when the agent started or adopted it; `stopping`: told to end."""
+    """A live process. `watched_since_s`: when the agent started or adopted it; `stopping`: it was told to stop."""
 
     membership: Membership
     pid: int
@@ -39,7 +39,7 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An unexpected end, or a start given up. `in_a_row` counts failures without a stable run in between."""
+    """An unexpected exit, or a start that was given up. `in_a_row` counts failures without a stable run in between."""
 
     membership: Membership
     reason: str
@@ -49,12 +49,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """What runs on this node now.
+    """The processes of this node and their state.
 
-    `health` is the engine's, None before the first answer; `was_ready` says that it was healthy once in this start.
-    `proxy_phase` is what the proxy says it does, `proxy_pairs` the name of its pairs, both None before it answered.
-    `proxy_silent_since_s` is the first of its missed answers in a row. `failure` and `proxy_failure` stay until the
-    process is started again. `no_contact_since_s`: when the control plane was last lost, None while the line is open.
+    `health` is the engine's, None before its first answer; `was_ready`: it was healthy once in this start.
+    `proxy_phase` and `proxy_pairs` (the name of its pairs) are as the proxy reports them, None before it answered.
+    `proxy_silent_since_s` is the first of its consecutive missed answers. `failure` and `proxy_failure` stay until the
+    process is started again. `no_contact_since_s`: when contact with the control plane was lost, None while connected.
     """
 
     engine: RunningProcess | None = None
@@ -71,11 +71,11 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ConvergeLimits:
-    """How long an agent waits before it does the next harsher thing.
+    """How long an agent waits before its next harsher step.
 
-    The restart backoff and the contact grace (the silence after which a node is suspect) are design.md §4 and §7's.
-    vLLM needs 3 to 8 s to end on SIGTERM. A cell proxy starts in under a second on a free core and may need several on
-    a busy one; it ends once its streams have, within its own grace of 5 s.
+    The restart backoff and the contact grace (the silence after which a node is suspect) are from design.md §4 and §7.
+    vLLM needs 3 to 8 s to exit after SIGTERM. A cell proxy starts in under a second on a free core and in several
+    seconds on a busy one; it exits when its streams have ended, within its own grace of 5 s.
     """
 
     engine_stop_grace_s: float = 10.0
@@ -94,45 +94,40 @@ LIMITS = ConvergeLimits()
 
 
 def membership_of(assignment: Assignment) -> Membership:
-    """The start of the cell that an assignment speaks of."""
     return Membership(assignment.cell, assignment.generation, assignment.rank)
 
 
 def failure_of(membership: Membership, failure: Failure | None) -> Failure | None:
-    """The failure, if it is one of this start of the cell."""
+    """The failure, if it belongs to this start of the cell."""
     return failure if failure is not None and failure.membership == membership else None
 
 
 def next_in_a_row(previous: Failure | None, ran_stably: bool) -> int:
-    """Number of failures in a row that the next one makes; a stable run in between starts the count again."""
+    """The `in_a_row` of the next failure; a stable run in between restarts the count."""
     return 1 if previous is None or ran_stably else previous.in_a_row + 1
 
 
 def restart_backoff_s(failures_in_a_row: int, limits: ConvergeLimits = LIMITS) -> float:
-    """Seconds between the last of so many failures in a row (>= 1) and the next start."""
+    """Seconds between the last of this many failures in a row (>= 1) and the next start."""
     doublings = min(failures_in_a_row - 1, 16)
     return min(limits.backoff_max_s, limits.backoff_first_s * 2.0**doublings)
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine of this rank."""
-
     assignment: Assignment
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartProxy:
-    """Start the cell proxy beside this leader."""
-
     assignment: Assignment
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopEngine:
-    """End the engine: ask, and after `grace_s` force."""
+    """Stop the engine: SIGTERM, and SIGKILL after `grace_s`."""
 
     grace_s: float
     reason: str
@@ -140,7 +135,7 @@ class StopEngine:
 
 @dataclass(frozen=True, slots=True)
 class StopProxy:
-    """End the cell proxy: ask, and after `grace_s` force."""
+    """Stop the cell proxy: SIGTERM, and SIGKILL after `grace_s`."""
 
     grace_s: float
     reason: str
@@ -148,7 +143,7 @@ class StopProxy:
 
 @dataclass(frozen=True, slots=True)
 class SetProxyPhase:
-    """Tell the running proxy to serve or to drain."""
+    """Order the running proxy to serve or to drain."""
 
     phase: Phase
     reason: str
@@ -156,7 +151,7 @@ class SetProxyPhase:
 
 @dataclass(frozen=True, slots=True)
 class SetProxyPairs:
-    """Tell the running proxy which cells its own pairs with."""
+    """Send the running proxy the pairs of its cell."""
 
     pairs: Pairs
     reason: str
@@ -164,7 +159,7 @@ class SetProxyPairs:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Give up this start of the engine, and keep it given up."""
+    """Give up this start of the engine permanently."""
 
     membership: Membership
     reason: str
@@ -172,7 +167,7 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before `until_s`, or before something changes if that is None."""
+    """Nothing to do before `until_s`, or before a change if that is None."""
 
     until_s: float | None
     reason: str
@@ -182,17 +177,17 @@ Step = StartEngine | StartProxy | StopEngine | StopProxy | SetProxyPhase | SetPr
 
 
 def refusal(in_force: Desired | None, received: Desired, node_id: str, running: Membership | None = None) -> str | None:
-    """Why the received order must not replace the one in force, or None if it may. `running`: as what a process of
-    this node still runs, whatever the order in force says.
+    """Why the received order must not replace the one in force, or None (invariant I5). `running`: the membership of a
+    running process, whatever the order in force says.
 
-    An order of the same cell and generation may change the phase, and nothing else that a running engine depends on.
+    An order of the same cell and generation may change the phase, and nothing that a running engine depends on.
     """
     if received.node != node_id:
         return f"it is for node {received.node}; this is {node_id}"
     if in_force is not None and received.version < in_force.version:
         return f"its version {received.version} is older than {in_force.version}"
-    held = in_force.assignment if in_force is not None else None
-    known = (None if held is None else membership_of(held), running)
+    previous = in_force.assignment if in_force is not None else None
+    known = (None if previous is None else membership_of(previous), running)
     return next(filter(None, (_goes_back(received.assignment, member) for member in known)), None)
 
 

@@ -1,1 +1,1 @@
-"""What a machine and its software are, and how busy they are. Read only."""
+"""The hardware and software of a machine, their use and their faults. Read only."""

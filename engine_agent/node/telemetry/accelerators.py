@@ -1,7 +1,7 @@
-"""What accelerators of any make look like to the agent: devices with their use, memory and error counters, and faults.
+"""Accelerators of any make: devices with their use, memory and error counters, and faults.
 
-Readers fill this in, one per make, and only where its hardware is. None of them may end the agent: what goes wrong in
-one is its `trouble`, which the node reports.
+There is one reader per make, only on machines with its hardware. An error in a reader must not end the agent; it
+becomes the reader's `trouble`, which the node reports.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ OnFault = Callable[[Fault], None]
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How often what reads is started again after it failed. A run that lasted `stable_s` seconds clears the count."""
+    """How often a failing reader is restarted. A run of `stable_s` seconds clears the count."""
 
     at_most: int = 8
     first_pause_s: float = 1.0
@@ -36,12 +36,12 @@ class Restarts:
         return 0 if ran_s >= self.stable_s else failures
 
     def pause_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Seconds to wait after this many failures in a row."""
         return min(self.longest_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30))
 
 
 class AcceleratorReader(Protocol):
-    """Everything of one make on this machine."""
+    """All devices of one make on this machine."""
 
     @property
     def kind(self) -> str:
@@ -52,23 +52,23 @@ class AcceleratorReader(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why what was last read may be old or missing; empty: all is well."""
+        """Why the last readings may be out of date or missing; empty if all is well."""
 
     async def prepare(self) -> None:
-        """Find the devices, within seconds. What goes wrong becomes `trouble`."""
+        """Finds the devices, within seconds. Errors become `trouble`."""
 
     async def run(self) -> None:
-        """Read until cancelled, or until reading is given up for good, which `trouble` then says."""
+        """Reads until cancelled, or until it gives up, which `trouble` then says."""
 
 
 class AcceleratorMonitor:
-    """All readers of a machine, as the agent uses them: none, and silent, where there are no accelerators."""
+    """All readers of a machine; without accelerators there are none."""
 
     def __init__(self, readers: Sequence[AcceleratorReader] = ()) -> None:
         self.readers = readers
 
     async def prepare(self) -> None:
-        """Find all devices, for the inventory."""
+        """Finds all devices, for the inventory."""
         await asyncio.gather(*(reader.prepare() for reader in self.readers))
         for line in self.inventory():
             log.info("accelerator %s", line)
@@ -77,18 +77,17 @@ class AcceleratorMonitor:
     async def run(self) -> None:
         await asyncio.gather(*(reader.run() for reader in self.readers))
         self._log_trouble()
-        await asyncio.Event().wait()  # what was given up stays so until the agent starts again
+        await asyncio.Event().wait()  # a reader that gave up stays off until the agent restarts
 
     def inventory(self) -> tuple[str, ...]:
         """One line per device: `nvidia 0: NVIDIA H100 80GB HBM3, 80 GiB`."""
         return tuple(str(device) for device in self.devices())
 
     def devices(self) -> tuple[Accelerator, ...]:
-        """All devices as they were last read."""
         return tuple(device for reader in self.readers for device in reader.devices)
 
     def trouble(self) -> dict[str, str]:
-        """By make, why its devices may be old or missing."""
+        """By make, why its devices may be out of date or missing."""
         return {reader.kind: reader.trouble for reader in self.readers if reader.trouble}
 
     def _log_trouble(self) -> None:
@@ -98,29 +97,29 @@ class AcceleratorMonitor:
 
 
 class RepeatedFaults:
-    """Hands on a fault, unless the same one was handed on less than `REPEATED_AFTER_S` ago: counters are read every few
-    seconds and a kernel log may be flooded, but a node's faults are few."""
+    """Passes on a fault unless the same one was passed on within `REPEATED_AFTER_S`: counters are read every few
+    seconds and a kernel log may be flooded."""
 
     def __init__(self, on_fault: OnFault, clock: Callable[[], float] = monotonic) -> None:
         self._on_fault = on_fault
         self._clock = clock
-        self._handed_on_s: dict[tuple[str, str], float] = {}
+        self._passed_on_s: dict[tuple[str, str], float] = {}
 
     def __call__(self, fault: Fault) -> None:
         now_s, what = self._clock(), (fault.signature, fault.summary)
-        recent = {key: at_s for key, at_s in self._handed_on_s.items() if now_s - at_s < REPEATED_AFTER_S}
+        recent = {key: at_s for key, at_s in self._passed_on_s.items() if now_s - at_s < REPEATED_AFTER_S}
         if what not in recent and len(recent) < MAX_RECENT_FAULTS:
             recent[what] = now_s
             log.error("%s: %s", fault.signature, fault.summary)
             self._on_fault(fault)
-        self._handed_on_s = recent
+        self._passed_on_s = recent
 
 
 def hardware_fault(signature: FaultSignature, summary: str, evidence: Mapping[str, object]) -> Fault:
-    """A fault message; its evidence says whether the hardware must be replaced."""
+    """A fault whose evidence says whether the hardware must be replaced."""
     return Fault(signature=signature, summary=summary, evidence={**evidence, "hard": is_hard(signature)})
 
 
 def grown(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """By how much each counter grew; one not seen before counts from 0, one that fell was reset with its driver."""
+    """The growth of each counter. A new one counts from 0; a lower one was reset with its driver."""
     return {name: more for name, count in now.items() if (more := count - min(before.get(name, 0), count)) > 0}

@@ -1,7 +1,5 @@
-"""Reads what a machine says of its power every few seconds: counters of NVIDIA devices and of processors (RAPL), and
-the shares of their power that Neuron devices tell. It opens no device and acts on nothing; where nothing is said it is
-silent.
-"""
+"""Reads energy counters every few seconds: of NVIDIA devices and of processors (RAPL), and the power shares that Neuron
+devices report. It opens no device; machines without counters have no meters."""
 
 import asyncio
 import contextlib
@@ -22,29 +20,31 @@ log = logging.getLogger(__name__)
 READ_EVERY_S = 5.0
 ACCELERATORS, HOST = "accelerators", "host"
 RAPL = Path("sys/class/powercap")
-"""https://docs.kernel.org/power/powercap/powercap.html; only root may read its counters, since they tell of secrets."""
+"""https://docs.kernel.org/power/powercap/powercap.html; only root may read its counters, because they reveal
+secrets."""
 RAPL_MOST_WATTS = 1_000.0
-"""Of a package that states no limit of its own."""
+"""Of a package that states no limit."""
 NEURON = Path("sys/devices/virtual/neuron_device")
 """https://awsdocs-neuron.readthedocs-hosted.com, "Neuron Sysfs User Guide": `stats/power/utilization` of each device
-has `status,timestamp,min,max,avg` of the last minute, in per cent of the most that it draws."""
+has `status,timestamp,min,max,avg` of the last minute, in per cent of the maximum power."""
 POWER_IS_VALID = "POWER_STATUS_VALID"
 NEURON_STALE_AFTER_S = 180.0
 """The driver writes a line each minute."""
 
 
 class EnergySource(Protocol):
-    """One kind of counters on this machine. `covers`: the part of the machine that they are all of."""
+    """One kind of counters on this machine. `covers`: the part of the machine that they measure completely."""
 
     name: str
     covers: str
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
-        """What they say, by device, and when (monotonic seconds); None: nothing now. It never blocks for long."""
+        """The readings by device, and their time (monotonic seconds); None without readings. It never blocks for
+        long."""
 
 
 class EnergyMonitor:
-    """The meters of a machine, one for each part of it: of two sources that cover one, the first that says anything."""
+    """The meters of a machine, one per part. Of two sources for one part, the first one with readings counts."""
 
     def __init__(
         self, sources: Sequence[EnergySource], new_life: Callable[[], str] = lambda: secrets.token_hex(8)
@@ -57,20 +57,20 @@ class EnergyMonitor:
         return tuple(self._states[covers].meter for covers in sorted(self._states))
 
     async def run_once(self) -> None:
-        """Read, and wait for the next time; for ever where there is nothing to read."""
+        """Reads, and waits for the next reading; without sources it waits until cancelled."""
         if not self._sources:
             await asyncio.Event().wait()
         self.read()
         await asyncio.sleep(READ_EVERY_S)
 
     def read(self) -> None:
-        """Take in what all sources say now."""
+        """Adds the current readings of all sources."""
         for source in self._sources:
-            said = source.read()
-            if said is not None:
-                self._take(source, *said)
+            reading = source.read()
+            if reading is not None:
+                self._add(source, *reading)
 
-    def _take(self, source: EnergySource, at_s: float, readings: Mapping[str, Reading]) -> None:
+    def _add(self, source: EnergySource, at_s: float, readings: Mapping[str, Reading]) -> None:
         state, at_ms = self._states.get(source.covers), round(at_s * 1000)
         if state is None:
             log.info("energy of %s is read from %s: %s", source.covers, source.name, ", ".join(sorted(readings)))
@@ -80,7 +80,7 @@ class EnergyMonitor:
         elif state.meter.name == source.name:
             after = advance(state, readings, at_ms)
             if after.meter.refused > state.meter.refused:
-                log.warning("energy of %s: a reading of %s cannot be so", source.covers, source.name)
+                log.warning("energy of %s: an implausible reading of %s", source.covers, source.name)
             self._states[source.covers] = after
 
 
@@ -98,7 +98,7 @@ class NvidiaSource:
 
 
 class RaplSource:
-    """Processors' packages and their memory, as far as this user may read them. `root` is where `/` is."""
+    """Processors' packages and their memory, as far as this user may read them. `root` replaces `/`."""
 
     name = "rapl"
     covers = HOST
@@ -114,7 +114,7 @@ class RaplSource:
 
 
 def _rapl_zones(root: Path) -> list[Path]:
-    """Packages, and the memory that is apart from them. The zone of the whole platform holds both, and is left out."""
+    """Packages, and memory outside them. The zone of the whole platform contains both and is left out."""
     found = []
     for zone in sorted(root.glob("intel-rapl:*")):
         name = _text(zone / "name")
@@ -137,16 +137,14 @@ def _rapl_reading(zone: Path) -> Reading | None:
 
 
 class NeuronPowerSource:
-    """All Neuron devices of this machine."""
-
     name = "neuron"
     covers = ACCELERATORS
 
     def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = monotonic) -> None:
         self._files = sorted((root / NEURON).glob("neuron*/stats/power/utilization"))
         self._clock = clock
-        self._said: dict[Path, tuple[str, float]] = {}
-        """What each file said, and since when it has said so."""
+        self._last_lines: dict[Path, tuple[str, float]] = {}
+        """The last content of each file, and since when."""
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
         at_s = self._clock()
@@ -155,15 +153,15 @@ class NeuronPowerSource:
 
     def _reading(self, file: Path, at_s: float) -> Reading:
         text = _text(file)
-        before = self._said.get(file)
+        before = self._last_lines.get(file)
         if before is None or before[0] != text:
-            self._said[file] = before = (text, at_s)
+            self._last_lines[file] = before = (text, at_s)
         is_stale = at_s - before[1] > NEURON_STALE_AFTER_S
         return Reading(share=None if is_stale else parse_power_share(text))
 
 
 def parse_power_share(text: str) -> float | None:
-    """The average of the last minute as a share of the most; None: the driver does not say it."""
+    """The average of the last minute as a share of the maximum, or None."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 5 or parts[0] != POWER_IS_VALID:
         return None
@@ -175,7 +173,7 @@ def parse_power_share(text: str) -> float | None:
 
 
 def energy_here(accelerators: AcceleratorMonitor, root: Path = Path("/")) -> EnergyMonitor:
-    """The meters of this machine. `root` is where `/` is."""
+    """The meters of this machine. `root` replaces `/`."""
     sources: list[EnergySource] = [
         NvidiaSource(reader) for reader in accelerators.readers if isinstance(reader, NvidiaReader)
     ]

@@ -1,4 +1,5 @@
-"""What an agent tells Prometheus: its newest report and its line to the control plane, as text. Pure."""
+"""Metrics of an agent for Prometheus: its newest report and its connection as text, and a port on loopback that answers
+only `GET /metrics`. If the port is in use, that is logged and retried; the agent works without it."""
 
 import asyncio
 import contextlib
@@ -17,16 +18,16 @@ from engine_agent.protocol.states import EngineState
 UP = "up"
 CELL_COUNTERS = {
     "requests_total": "Requests that the ingress sent to a cell.",
-    "errors_total": "Connections and answers that broke.",
+    "errors_total": "Broken connections and answers.",
     "failures_total": "Answers of 5xx.",
-    "retries_total": "Further tries of requests without an answer.",
-    "redispatches_total": "Requests that went on to another cell.",
+    "retries_total": "Further attempts for requests without an answer.",
+    "redispatches_total": "Requests that moved to another cell.",
 }
 POOL_HOLDS = {
     "held": ("gauge", "Requests that wait for a pool's first cell."),
     "held_total": ("counter", "Requests that had to wait for a pool's first cell."),
-    "released_total": ("counter", "Those that were let go to a cell."),
-    "turned_away_total": ("counter", "Those that were refused: too many, or too late."),
+    "released_total": ("counter", "Waiting requests that were sent to a cell."),
+    "turned_away_total": ("counter", "Waiting requests that were rejected: too many, or too late."),
 }
 CHANGES = {
     "applied_total": "Changes to HAProxy in place.",
@@ -72,7 +73,7 @@ def _node(labels: Mapping[str, str], report: Report) -> list[str]:
 def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
     revision = report.observed.revision
     lines = single("switchyard_ingress_revision", "gauge", "Routing table in force.", labels, revision)
-    text = "1 while the ingress says that something is wrong."
+    text = "1 while the ingress reports a problem."
     lines += single("switchyard_ingress_trouble", "gauge", text, labels, int(bool(report.observed.reason)))
     for field, text in CHANGES.items():
         value = getattr(report.changes, field)
@@ -133,7 +134,7 @@ async def serve_metrics(port: int, exposition: Callable[[], str]) -> None:
 
 def _response(head: bytes, exposition: Callable[[], str]) -> bytes:
     if head.split(b"\r\n", 1)[0].split(b" ")[:2] != [b"GET", b"/metrics"]:
-        return _message(b"404 Not Found", b"text/plain", b"GET /metrics is all there is\n")
+        return _message(b"404 Not Found", b"text/plain", b"only GET /metrics is served\n")
     return _message(b"200 OK", CONTENT_TYPE, exposition().encode())
 
 

@@ -1,7 +1,10 @@
-"""Follows the kernel log from /dev/kmsg and the log of an engine, without waiting. Lines of the kernel are passed on;
-those of an engine are searched for device faults.
+"""Faults in the kernel log and in the logs of engines: follows both without blocking, and finds Neuron faults in them.
 
-Records of the last five minutes before the start are read too, so that what an agent slept through is not lost.
+The driver logs `NEURON_HW_ERR=<NAME> instance-id=… nd-id=0 nc-id=0 serial-num=… action=TERMINATE_INSTANCE`. The runtime
+logs status codes, by number or by name (nrt_status.h). A device may be broken long before its engine exits. Both
+formats and their remedies: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html
+
+Kernel records of the five minutes before the start are read as well, so that a restart loses none.
 """
 
 import asyncio
@@ -40,10 +43,10 @@ RUNTIME_STATUSES: Mapping[str, tuple[int, FaultSignature]] = {
     "NRT_EXEC_HW_ERR_REPAIRABLE_HBM_UE": (1205, FaultSignature.NEURON_HBM_REPAIRABLE),
     "NRT_NETWORK_PROXY_FAILURE": (1206, FaultSignature.NEURON_NETWORK_PROXY),
 }
-"""Those that hardware may have caused. Each of the first four may be all that a program says, and then says no more
-than that. 1204, NRT_EXEC_SW_NQ_OVERFLOW, is the program's own."""
+"""Statuses that hardware may have caused. The first four may be a program's only message, and identify no hardware.
+1204, NRT_EXEC_SW_NQ_OVERFLOW, is an error of the program."""
 _CODES_IN_LINES = range(1000, 1300)
-"""Smaller ones are too common to mean a status."""
+"""Smaller numbers are too common to identify a status."""
 
 RUNTIME_TEXTS: tuple[tuple[re.Pattern[str], FaultSignature], ...] = (
     (re.compile(r"\bUncorrectable memory error is detected, metadata"), FaultSignature.NEURON_SRAM_UNCORRECTABLE),
@@ -52,12 +55,12 @@ RUNTIME_TEXTS: tuple[tuple[re.Pattern[str], FaultSignature], ...] = (
     (re.compile(r"\bmissing collectives status on Neuron Device \d"), FaultSignature.NEURON_COLLECTIVES_HANG),
     (re.compile(r"\bexecution timeout \(\d+ ms\) on Neuron Device \d"), FaultSignature.NEURON_COMPUTE_HANG),
 )
-"""What the runtime prints beside a status, or with NRT_TIMEOUT alone."""
-_IS_THE_PROGRAMS = "caused by DGE notifications"
+"""Messages of the runtime next to a status, or with only NRT_TIMEOUT."""
+_OF_THE_PROGRAM = "caused by DGE notifications"
 """In the line of a timeout: the program turned them on, and they may take that long."""
 _HBM = FaultSignature.NEURON_HBM_UNCORRECTABLE
 _IS_REPAIRABLE = re.compile(r"\bPlease reload the neuron driver or reboot\b")
-"""Comes with, or one or two lines after, the text of an HBM error where a reload heals it."""
+"""In the text of an HBM error, or one or two lines later, if a reload repairs it."""
 _REPAIR_WITHIN_LINES = 3
 
 _KERNEL_ERROR = re.compile(r"\bNEURON_HW_ERR=(?P<name>[A-Z][A-Z0-9_]*)(?P<rest>[^\n]*)")
@@ -70,7 +73,7 @@ _NAME_BY_CODE = {code: name for name, (code, _) in RUNTIME_STATUSES.items() if c
 
 
 def kernel_fault(line: str) -> Fault | None:
-    """The fault that a line of the kernel log tells of. A name that is not known is a fault too, but not a hard one."""
+    """The fault in a line of the kernel log. An unknown name is a fault that is not hard."""
     match = _KERNEL_ERROR.search(line)
     if match is None:
         return None
@@ -79,13 +82,13 @@ def kernel_fault(line: str) -> Fault | None:
     where = f" on neuron {fields['nd_id']}" if "nd_id" in fields else ""
     signature = KERNEL_ERRORS.get(name, FaultSignature.NEURON_HARDWARE_ERROR)
     evidence = {"error": name, **fields, "line": line.strip()[:MAX_LINE_CHARS]}
-    return hardware_fault(signature, f"the kernel log says {name}{where}", evidence)
+    return hardware_fault(signature, f"the kernel log reports {name}{where}", evidence)
 
 
 def runtime_faults(lines: Iterable[str]) -> tuple[Fault, ...]:
-    """The faults that an engine's log tells of, one per signature, with the first line of each.
+    """The faults in an engine's log, one per signature, with the first line of each.
 
-    What says only that something was wrong is left out where another line says what.
+    An unspecific fault is left out if another line is specific.
     """
     given = list(lines)
     first: dict[FaultSignature, Fault] = {}
@@ -100,28 +103,28 @@ def runtime_faults(lines: Iterable[str]) -> tuple[Fault, ...]:
 
 def _fault_in(line: str, and_after: Iterable[str]) -> Fault | None:
     for text, signature in RUNTIME_TEXTS:
-        if (match := text.search(line)) is None or _IS_THE_PROGRAMS in line:
+        if (match := text.search(line)) is None or _OF_THE_PROGRAM in line:
             continue
         is_repairable = signature is _HBM and any(map(_IS_REPAIRABLE.search, and_after))
         meant = FaultSignature.NEURON_HBM_REPAIRABLE if is_repairable else signature
-        return hardware_fault(meant, f"the engine's log says: {match[0]}", {"line": line})
+        return hardware_fault(meant, f"the engine's log reports: {match[0]}", {"line": line})
     named, coded = _STATUS_NAME.search(line), _STATUS_CODE.search(line)
     name = named[0] if named is not None else _NAME_BY_CODE.get(int(coded["code"])) if coded is not None else None
     if name is None:
         return None
     code, signature = RUNTIME_STATUSES[name]
-    return hardware_fault(signature, f"the engine's log says {name} ({code})", {"status": code, "line": line})
+    return hardware_fault(signature, f"the engine's log reports {name} ({code})", {"status": code, "line": line})
 
 
 log = logging.getLogger(__name__)
 
 KERNEL_LOG = Path("/dev/kmsg")
 LOOKBACK_S = 300.0
-"""As far back as node-problem-detector looks; a rebooted machine starts with an empty log."""
+"""As far back as node-problem-detector reads; the log of a rebooted machine is empty."""
 RECORD_BYTES = 8192
-"""A read with less room than a record needs fails; the kernel's records are shorter than this."""
+"""A read with less room than a record fails; the kernel's records are shorter."""
 MAX_RECORDS_A_WAKE = 1000
-"""So that a log that is being flooded leaves the agent time for its other work."""
+"""A flooded log must leave the agent time for its other work."""
 
 
 class KernelLog:
@@ -133,7 +136,7 @@ class KernelLog:
         self._fd: int | None = None
 
     def open(self) -> str:
-        """Start to follow; returns why that is not possible, or nothing."""
+        """Starts to follow; returns why that is impossible, or an empty text."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -156,16 +159,16 @@ class KernelLog:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # records were overwritten before they were read; the next read goes on behind them
+                continue  # records were overwritten before they were read; the next read continues after them
             except OSError as error:
                 log.warning("stopped reading %s: %s", self._path, error.strerror)
                 record = b""
             if not record:
                 self.close()
                 return
-            self._hand_on(record.decode("utf-8", "replace"))
+            self._pass_on(record.decode("utf-8", "replace"))
 
-    def _hand_on(self, record: str) -> None:
+    def _pass_on(self, record: str) -> None:
         """`6,1234,98765432,-;text`: level, sequence number, microseconds since boot, flags; then lines of details."""
         for line in record.splitlines():
             prefix, semicolon, text = line.partition(";")
@@ -176,37 +179,33 @@ class KernelLog:
                     self._on_line(text)
 
 
-# Reads an engine's log as it grows, for what the runtime says of hardware while the engine still runs: a device may
-# be broken long before its engine ends, and its last lines are then others.
-# It reads what is new, a bounded part at a time, and never waits. A line is judged once those after it are there, or
-# none came for a while: what heals a fault stands one or two lines later.
-
 READ_LOG_EVERY_S = 1.0
 MOST_BYTES = 256 * 1024
-"""At once: an engine that floods its log is read from its end."""
+"""Per reading: a flooded log is read from its end."""
 HELD_LINES = 2
+"""Lines that are evaluated with the next ones: a note that an error is repairable follows one or two lines later."""
 
 
 class EngineLog:
-    """One log file, which may be cut, replaced or missing at any time."""
+    """One log file, which may be truncated, replaced or missing at any time."""
 
     def __init__(self, path: Path, on_fault: OnFault) -> None:
         self._path = path
         self._on_fault = RepeatedFaults(on_fault)
         self._at: tuple[int, int] | None = None
-        """The file's number, and how much of it was read; None: it was not there yet."""
+        """Inode of the file and the number of bytes read; None before the first reading."""
         self._unfinished = b""
         self._held: list[str] = []
 
     def read(self) -> None:
-        """Take in what is new, and report what it says."""
+        """Reads new lines, and reports faults in them."""
         lines = self._new_lines()
-        judged, self._held = [*self._held, *lines], []
+        evaluated, self._held = [*self._held, *lines], []
         if lines:
-            judged, self._held = judged[:-HELD_LINES], judged[-HELD_LINES:]
-        for fault in runtime_faults([*judged, *self._held]) if judged else ():
+            evaluated, self._held = evaluated[:-HELD_LINES], evaluated[-HELD_LINES:]
+        for fault in runtime_faults([*evaluated, *self._held]) if evaluated else ():
             line = str(fault.evidence.get("line", ""))
-            if any(line and line in each for each in judged):  # else it is judged with those that come
+            if any(line and line in each for each in evaluated):  # otherwise it is evaluated with later lines
                 self._on_fault(fault)
 
     def _new_lines(self) -> list[str]:
@@ -223,7 +222,7 @@ class EngineLog:
                 new = b"" if is_first else log.read(MOST_BYTES)
                 self._at = (number, at + len(new))
         except OSError:
-            self._at = self._at or (0, 0)  # what comes later is all new
+            self._at = self._at or (0, 0)  # later content is new
             return []
         *lines, self._unfinished = (self._unfinished + new).split(b"\n")
         return [line.decode(errors="replace") for line in lines]

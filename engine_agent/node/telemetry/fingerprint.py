@@ -1,9 +1,11 @@
-"""The stack fingerprint of this machine: what it has installed, and what its operator adds. Read anew at every
-call, because software changes under a running agent; comparing is for `engine_agent.protocol.fingerprint`.
+"""The stack fingerprint of this machine: versions of its software, read from files only, and fields of its operator.
 
-An operator adds fields, such as the machine image, in `fingerprint.json` in the node's home: a JSON object whose
-strings are added or win over what was read, and whose nulls take a field out, so that nodes may differ in it:
-`{"image": "ami-0abc", "kernel": null}`.
+It starts no program and loads no library, because some take seconds and some open a device. It reads everything at each
+call, because software changes under a running agent. `engine_agent.protocol.fingerprint` compares fingerprints.
+
+An operator adds fields, such as the machine image, in `fingerprint.json` in the node's home. It is a JSON object. Its
+strings are added and override what was read; its nulls remove a field, so that nodes may differ in it: `{"image":
+"ami-0abc", "kernel": null}`.
 """
 
 import json
@@ -20,55 +22,53 @@ from engine_agent.protocol.machine_messages import release_in, version_text
 log = logging.getLogger(__name__)
 
 AGENT_VERSION = "0.1.0"
-"""Version of the agent; the project's own."""
+"""The project's version."""
 AGENT_ROOT = Path(__file__).resolve().parents[3]
-"""The folder of the release, or of the checkout, that this process runs."""
+"""The folder of the release or checkout that this process runs."""
 OPERATOR_FILE = "fingerprint.json"
 OPERATOR_FIELDS_MAX = 16
-"""With what is read and what an assignment adds, a rank stays below `FINGERPRINT_MAX_FIELDS`."""
+"""Together with the machine and the assignment a rank stays below `FINGERPRINT_MAX_FIELDS`."""
 
 Overrides = Mapping[str, str | None]
 
 
 def agent_version() -> str:
-    """What this agent says it is, on each connection: its version, and its release if it is of one."""
+    """This agent's version in its hello, with its release if it has one."""
     release = release_in(AGENT_ROOT)
     return version_text(AGENT_VERSION, release.id if release else "")
 
 
 class StackFingerprint:
-    """What this machine runs, on request."""
-
     def __init__(self, home: Path, engine_pythons: Callable[[], Mapping[str, Path]], root: Path = Path("/")) -> None:
-        """Look at the operator's file once; `engine_pythons` is called for the installed engines at each reading.
+        """Reads the operator's file; `engine_pythons` is called for the installed engines at each reading.
 
         Raises:
-            BadFingerprint: the file does not hold what it should.
+            BadFingerprint: the file is invalid.
         """
         self._file = home / OPERATOR_FILE
         self._pythons = engine_pythons
         self._root = root
         self._overrides = read_overrides(self._file)
-        self._said = ""
+        self._reported = ""
 
     def read(self) -> dict[str, str]:
         """Fields of the machine, and of each engine as `<engine>.<field>`.
 
-        An operator's file that went bad since the start is logged, and its last good content stays in force: a typing
-        error must not take a serving node away from its control plane.
+        If the operator's file becomes invalid, that is logged and its last valid content stays in force: a typing error
+        must not disconnect a serving node.
         """
         try:
-            self._overrides, self._said = read_overrides(self._file), ""
+            self._overrides, self._reported = read_overrides(self._file), ""
         except BadFingerprint as error:
-            if str(error) != self._said:
-                log.error("%s; going on with what it last said", error)
-            self._said = str(error)
+            if str(error) != self._reported:
+                log.error("%s; its last valid content stays in force", error)
+            self._reported = str(error)
         fields: dict[str, str | None] = {**read_fingerprint(self._pythons(), self._root), **self._overrides}
         return {field: value for field, value in fields.items() if value is not None}
 
 
 def read_fingerprint(engine_pythons: Mapping[str, Path], root: Path = Path("/")) -> dict[str, str]:
-    """The machine's own fields, and each installed engine's. The simulator runs in the agent's own Python."""
+    """The machine's fields and those of each installed engine. The simulator runs in the agent's own Python."""
     fields = {
         "agent": AGENT_VERSION,
         **read_machine_stack(root),
@@ -81,10 +81,10 @@ def read_fingerprint(engine_pythons: Mapping[str, Path], root: Path = Path("/"))
 
 
 def read_overrides(path: Path) -> Overrides:
-    """The operator's fields; None: take the field out. Empty where there is no file.
+    """The operator's fields; None removes a field. Empty without a file.
 
     Raises:
-        BadFingerprint: the file does not hold what it should.
+        BadFingerprint: the file is invalid.
     """
     try:
         text = path.read_bytes()
@@ -95,7 +95,7 @@ def read_overrides(path: Path) -> Overrides:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise BadFingerprint(f"{path} is no JSON: {error}") from error
+        raise BadFingerprint(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise BadFingerprint(f"{path} must hold a JSON object of strings and nulls, not {type(fields).__name__}")
     if len(fields) > OPERATOR_FIELDS_MAX:
@@ -121,14 +121,14 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "cuda": ("nvidia_cuda_runtime", "nvidia_cuda_runtime_cu12"),
     "nccl": ("nvidia_nccl_cu13", "nvidia_nccl_cu12"),
 }
-"""What of an engine's environment its ranks must agree in: field -> names its distribution may have."""
+"""Packages of an engine's environment that must be equal on all ranks: field -> names of the package."""
 
 KERNEL_MODULES: Mapping[str, str] = {"neuron_driver": "neuron", "nvidia_driver": "nvidia", "efa_driver": "efa"}
-"""Field -> kernel module; a loaded one says its version in /sys/module/<name>/version."""
+"""Field -> kernel module; a loaded one has its version in /sys/module/<name>/version."""
 
 
 def read_machine_stack(root: Path = Path("/")) -> dict[str, str]:
-    """Kernel, drivers, Neuron runtime and collectives, EFA, libfabric and aws-ofi-nccl; `root` is where `/` is."""
+    """Kernel, drivers, Neuron runtime and collectives, EFA, libfabric and aws-ofi-nccl; `root` replaces `/`."""
     neuron = root / "opt/aws/neuron/lib"
     efa = root / "opt/amazon/efa"
     ofi = root / "opt/amazon/ofi-nccl"
@@ -146,7 +146,7 @@ def read_machine_stack(root: Path = Path("/")) -> dict[str, str]:
 
 
 def read_environment_stack(python: Path) -> dict[str, str]:
-    """Versions in the environment that `python` (`<environment>/bin/python`) belongs to; empty if it is not there."""
+    """Versions in the environment of `python` (`<environment>/bin/python`); empty if it does not exist."""
     environment = python.parent.parent
     installed: dict[str, str] = {}
     for entry in environment.glob("lib*/python*/site-packages/*.dist-info"):
@@ -174,19 +174,19 @@ def _first_match(pattern: re.Pattern[str], paths: list[Path]) -> str | None:
 
 
 def _library_version(folder: Path, library: str) -> str | None:
-    """Version in the file name that the library's links lead to: `libnrt.so.1 -> libnrt.so.2.31.24.0`."""
+    """The version in the file name that the library's links lead to: `libnrt.so.1 -> libnrt.so.2.31.24.0`."""
     links = (path.resolve().name for path in sorted(folder.glob(f"{library}*")))
     return next((match["version"] for name in links if (match := _NUMBERED_LIBRARY.search(name))), None)
 
 
 def _ofi_nccl_version(libraries: list[Path]) -> str | None:
-    """The version that the plugin carries as the text of its first log line; nothing else on the machine names it."""
+    """The version in the text of its first log line; no other file of the machine has it."""
     for library in libraries:
         try:
             with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 match = _OFI_NCCL.search(content)
                 if match is not None:
                     return match["version"].decode("ascii")
-        except (OSError, ValueError):  # mmap calls an empty file a ValueError
+        except (OSError, ValueError):  # mmap raises ValueError for an empty file
             continue
     return None

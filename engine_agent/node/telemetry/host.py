@@ -1,5 +1,10 @@
-"""The machine as the operating system describes it: what it has, what is in use, and its accelerators by the files of
-their drivers. It opens no device, and never acts."""
+"""The machine as the operating system describes it: hardware, use, accelerators by their device files, and EFA network
+devices. It opens no device.
+
+EFA counters live as long as the device, also over restarts of the machine, so only their growth matters. Names and
+meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html ("Monitor an Elastic Fabric
+Adapter") and drivers/infiniband/hw/efa/efa_verbs.c of Linux.
+"""
 
 import contextlib
 import os
@@ -23,7 +28,7 @@ from engine_agent.protocol.signatures import FaultSignature
 
 
 def read_inventory(instance_type: str, address: str, port_base: int) -> Inventory:
-    """What the machine has: cores that this process may use and memory in bytes."""
+    """The hardware: cores that this process may use, and memory in bytes."""
     return Inventory(
         instance_type=instance_type,
         address=address,
@@ -34,7 +39,7 @@ def read_inventory(instance_type: str, address: str, port_base: int) -> Inventor
 
 
 def read_usage(engine_pid: int | None) -> NodeTelemetry:
-    """Use of the machine since the last call (CPU) and now (memory), of the agent and of the engine's main process."""
+    """CPU use since the last call, and current memory of the machine, the agent and the engine's main process."""
     memory = psutil.virtual_memory()
     return NodeTelemetry(
         host_cpu_percent=psutil.cpu_percent(interval=None),
@@ -52,7 +57,7 @@ def _rss_bytes(pid: int) -> int | None:
 
 
 def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> AcceleratorMonitor:
-    """Readers for what is here; none on a machine without accelerators. `root` is where `/` is."""
+    """Readers for the accelerators of this machine. `root` replaces `/`."""
     take = RepeatedFaults(on_fault)
     readers: list[AcceleratorReader] = []
     if neurons := neuron_device_count(root):
@@ -68,21 +73,21 @@ def neuron_device_count(root: Path) -> int:
 
 
 def nvidia_device_count(root: Path) -> int:
-    """Devices that the NVIDIA driver has bound. A container sees their files only if it was given them."""
+    """Devices of the NVIDIA driver. A container sees only the files that it was given."""
     bound = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
     files = sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
     return min(bound, files) if bound and files else files
 
 
 NVIDIA_VENDOR, NVIDIA_CLASS = "0x10de", "0x0302"
-"""A 3D controller: a device for computing. A card that drives a screen is none."""
+"""A 3D controller, which is a computing device; a graphics card is not."""
 AMAZON_VENDOR = "0x1d0f"
 NEURON_DEVICES = ("0x7064", "0x7065", "0x7066", "0x7067", "0x7164", "0x7264", "0x7364", "0x7564", "0x7565")
 """Of inf1 (four), trn1, inf2, trn2 and trn3 (two): the ids in `neuron_device.h` of Neuron's kernel driver."""
 
 
 def devices_on_bus(root: Path) -> dict[str, int]:
-    """Accelerators that the bus shows, by maker, whether a driver serves them or not."""
+    """Accelerators on the bus by maker, with or without a driver."""
     found = {"nvidia": 0, "neuron": 0}
     for device in (root / "sys/bus/pci/devices").glob("*"):
         vendor, kind, model = (_line(device / name) for name in ("vendor", "class", "device"))
@@ -107,9 +112,9 @@ COUNTERS = (
 FAULTY_GROWTH: Mapping[str, tuple[int, str]] = {
     "rdma_read_wr_err": (1, "reads of other nodes' memory failed"),
     "rdma_write_wr_err": (1, "writes to other nodes' memory failed"),
-    "unresponsive_remote_events": (10, "connections in which the other side did not answer"),
+    "unresponsive_remote_events": (10, "connections whose other side did not answer"),
     "impaired_remote_conn_events": (100, "connections that were slowed down"),
-    "retrans_timeout_events": (1000, "times that traffic took another path for want of an answer"),
+    "retrans_timeout_events": (1000, "times that traffic took another path without an answer"),
 }
 """By how much a counter may grow within `READ_EFA_EVERY_S` before it is a fault. The first two are errors that a
 program saw; the other figures are ours, because AWS gives none."""
@@ -117,29 +122,28 @@ ACTIVE = "ACTIVE"
 
 
 class EfaDevices:
-    """The EFA devices of this machine; none and silent where there are none. `root` is where `/` is."""
+    """The EFA devices of this machine. `root` replaces `/`."""
 
     def __init__(self, on_fault: OnFault, root: Path = Path("/")) -> None:
         self._on_fault = on_fault
-        self._folders = [path for path in sorted((root / INFINIBAND).glob("*")) if _is_efa(path)]
+        self._folders = [path for path in sorted((root / INFINIBAND).glob("*")) if is_efa(path)]
         self._before: dict[str, Mapping[str, int]] = {}
         self._down: set[str] = set()
         self.devices: tuple[NetworkDevice, ...] = ()
 
     @property
     def is_any(self) -> bool:
-        """Whether there is anything to read."""
         return bool(self._folders)
 
     def read(self) -> None:
-        """Take in what the driver says now, and report what became worse."""
+        """Reads the counters and ports, and reports what became worse."""
         self.devices = tuple(_read(folder) for folder in self._folders)
         for device in self.devices:
             more = grown(self._before[device.name], device.errors) if device.name in self._before else {}
             self._before[device.name] = device.errors
-            self._judge(device, more)
+            self._report_growth(device, more)
 
-    def _judge(self, device: NetworkDevice, more: Mapping[str, int]) -> None:
+    def _report_growth(self, device: NetworkDevice, more: Mapping[str, int]) -> None:
         worse = [
             f"{more[name]} {means}" for name, (least, means) in FAULTY_GROWTH.items() if more.get(name, 0) >= least
         ]
@@ -155,23 +159,23 @@ class EfaDevices:
             self._down.discard(device.name)
 
 
-def _is_efa(folder: Path) -> bool:
-    """Called efa_0, or rdmap16s27 by newer rules of udev; the driver tells."""
+def is_efa(folder: Path) -> bool:
+    """Devices are named efa_0, or rdmap16s27 under newer udev rules; the driver identifies them."""
     return folder.name.startswith("efa") or (folder / "device/driver").resolve().name == "efa"
 
 
 def _read(folder: Path) -> NetworkDevice:
-    """The sums over its ports; a device of EFA has one."""
+    """The sums over its ports; an EFA device has one."""
     counters: dict[str, int] = {}
     for port in sorted((folder / "ports").glob("*")):
         for name in COUNTERS:
-            with contextlib.suppress(OSError, ValueError):  # an older driver or device counts less
+            with contextlib.suppress(OSError, ValueError):  # an older driver or device has fewer counters
                 counters[name] = counters.get(name, 0) + int((port / "hw_counters" / name).read_text())
     return NetworkDevice(folder.name, _state(folder), counters)
 
 
 def _state(folder: Path) -> str:
-    """`4: ACTIVE` as `ACTIVE`; empty where it is not said."""
+    """`4: ACTIVE` as `ACTIVE`; empty if unknown."""
     with contextlib.suppress(OSError):
         for port in sorted((folder / "ports").glob("*/state")):
             return port.read_text(encoding="ascii", errors="replace").partition(":")[2].strip()[:32]

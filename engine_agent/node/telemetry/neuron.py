@@ -1,8 +1,8 @@
-"""Reads Neuron devices: `neuron-ls` once, `neuron-monitor` for as long as the agent lives, the driver's counters with
-each line of it, and the kernel log.
+"""Reads Neuron devices: `neuron-ls` once, `neuron-monitor` for the life of the agent, the driver's counters with each
+of its lines, and the kernel log.
 
-The monitor is a child that ends with the agent, as nobody reads its output then. It is restarted a bounded number of
-times; nothing that it prints or does ends the agent.
+The monitor is a child that exits with the agent. It is restarted a bounded number of times; its output cannot end the
+agent.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from engine_agent.protocol.signatures import FaultSignature
 log = logging.getLogger(__name__)
 
 TOOLS = Path("/opt/aws/neuron/bin")
-"""Where the package aws-neuronx-tools puts them; it is on few services' PATH."""
+"""The folder of the package aws-neuronx-tools, which is rarely on the PATH of a service."""
 SYSFS = Path("/sys/devices/virtual/neuron_device")
-"""Where the driver counts what `neuron-monitor` does not show:
+"""Counters of the driver that `neuron-monitor` does not show:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/tools/neuron-sys-tools/neuron-sysfs-user-guide.html"""
 LIST_TIMEOUT_S = 20.0
 PERIOD_S = 5.0
 SILENT_AFTER_S = 6 * PERIOD_S
 STOP_GRACE_S = 2.0
 MAX_LINE_BYTES = 4 * 1024 * 1024
-"""A trn2.48xlarge with many loaded models prints some 100 KiB."""
+"""A trn2.48xlarge with many loaded models prints about 100 KiB."""
 
 MONITOR_CONFIGURATION = {
     "period": f"{PERIOD_S:g}s",
@@ -64,14 +64,14 @@ COUNTER_FAULTS: Mapping[str, FaultSignature] = {
 
 EXECUTIONS: Mapping[str, str] = {
     "hardware_errors": "ended with a hardware error",
-    "timed_out": "took longer than the runtime lets them",
-    "completed_with_err": "ended in an error that is no numeric one",
+    "timed_out": "took longer than the runtime allows",
+    "completed_with_err": "ended in a non-numeric error",
 }
-"""What hardware may have done to executions: hanging and broken memory show as the last two, too."""
+"""Outcomes of executions that hardware may cause: hangs and broken memory also appear as the last two."""
 
 
 class NeuronReader:
-    """See `AcceleratorReader`. `device_count` is how many device files there are."""
+    """See `AcceleratorReader`. `device_count` is the number of device files."""
 
     kind = KIND
 
@@ -104,7 +104,6 @@ class NeuronReader:
         return "; ".join(text for text in self._troubles.values() if text)
 
     async def prepare(self) -> None:
-        """See `AcceleratorReader.prepare`."""
         try:
             self._devices = await self._list()
             self._troubles["neuron-ls"] = ""
@@ -127,7 +126,7 @@ class NeuronReader:
         self._troubles["kernel log"] = self._kernel_log.open()
         try:
             await self._monitor_with_restarts()
-            await asyncio.Event().wait()  # the kernel log is followed for as long as the agent lives
+            await asyncio.Event().wait()  # the kernel log is followed for the life of the agent
         finally:
             self._kernel_log.close()
 
@@ -143,10 +142,10 @@ class NeuronReader:
             self._troubles["neuron-monitor"] = f"neuron-monitor: {reason}"
             log.warning("neuron-monitor: %s (%d of %d)", reason, failures, self._restarts.at_most)
             await asyncio.sleep(self._restarts.pause_s(failures))
-        self._troubles["neuron-monitor"] += f"; given up after {failures} starts in a row"
+        self._troubles["neuron-monitor"] += f"; gave up after {failures} starts in a row"
 
     async def _monitor_once(self) -> str:
-        """Run the monitor until it ends, and return why it did."""
+        """Runs the monitor until it exits, and returns why it did."""
         with tempfile.NamedTemporaryFile("w", prefix="neuron-monitor-", suffix=".json") as configuration:
             json.dump(MONITOR_CONFIGURATION, configuration)
             configuration.flush()
@@ -176,7 +175,7 @@ class NeuronReader:
             except ValueError:
                 return f"it printed a line of more than {MAX_LINE_BYTES} bytes"
             if not line:
-                return f"it ended with status {await process.wait()}"
+                return f"it exited with status {await process.wait()}"
             self._take(line)
 
     def _take(self, line: bytes) -> None:
@@ -188,11 +187,11 @@ class NeuronReader:
         self._troubles["neuron-monitor"] = "; ".join(report.errors)
         self._devices = tuple(self._with_driver_counters(device) for device in with_report(self._devices, report))
         for device in self._devices:
-            self._judge_counters(device)
-        self._judge_executions(report)
+            self._report_counters(device)
+        self._report_executions(report)
 
     def _with_driver_counters(self, device: Accelerator) -> Accelerator:
-        """With what the driver counts of it. Where both count, the larger is the later one."""
+        """The device with the driver's counters. If both count, the larger value is the later one."""
         errors = {name: max(count, device.errors.get(name, 0)) for name, count in self._driver_counters(device.index)}
         return msgspec.structs.replace(device, errors={**device.errors, **errors})
 
@@ -202,8 +201,8 @@ class NeuronReader:
             with contextlib.suppress(OSError, ValueError):  # an older driver has none
                 yield name, int((counter / "total" if counter.is_dir() else counter).read_text())
 
-    def _judge_counters(self, device: Accelerator) -> None:
-        """Counters live as long as the driver: what they hold when an agent starts is as bad as what comes after."""
+    def _report_counters(self, device: Accelerator) -> None:
+        """Counters live as long as the driver: their value when an agent starts is as bad as later growth."""
         more = grown(self._counters.get(device.index, {}), device.errors)
         self._counters[device.index] = device.errors
         for name, signature in COUNTER_FAULTS.items():
@@ -212,12 +211,14 @@ class NeuronReader:
                 evidence = {"device": device.index, "counter": name, "grew": more[name], "counters": device.errors}
                 self._on_fault(hardware_fault(signature, summary, evidence))
 
-    def _judge_executions(self, report: MonitorReport) -> None:
-        """How executions ended says no more than that; ECC counters and the kernel log say which hardware it was."""
-        said = [f"{report.executions[name]} {text}" for name, text in EXECUTIONS.items() if name in report.executions]
-        if said:
+    def _report_executions(self, report: MonitorReport) -> None:
+        """Outcomes do not identify hardware; ECC counters and the kernel log do."""
+        outcomes = [
+            f"{report.executions[name]} {text}" for name, text in EXECUTIONS.items() if name in report.executions
+        ]
+        if outcomes:
             evidence = {"executions": dict(report.executions)}
-            fault = hardware_fault(FaultSignature.NEURON_HARDWARE_ERROR, f"of executions, {', '.join(said)}", evidence)
+            fault = hardware_fault(FaultSignature.NEURON_HARDWARE_ERROR, f"executions: {', '.join(outcomes)}", evidence)
             self._on_fault(fault)
 
     def _kernel_line(self, line: str) -> None:
@@ -227,11 +228,11 @@ class NeuronReader:
 
 
 async def _output_of(*argv: str) -> bytes:
-    """Standard output of a program that ended well.
+    """Standard output of a successful program.
 
     Raises:
         OSError: it cannot be started, or failed.
-        TimeoutError: it did not end within `LIST_TIMEOUT_S`.
+        TimeoutError: it did not exit within `LIST_TIMEOUT_S`.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -249,7 +250,7 @@ async def _output_of(*argv: str) -> bytes:
         await _end(process)
     if process.returncode:
         message = errors.decode(errors="replace").strip()[:200]
-        raise OSError(f"it ended with status {process.returncode}: {message or 'no reason given'}")
+        raise OSError(f"it exited with status {process.returncode}: {message or 'no reason given'}")
     return output
 
 
@@ -266,5 +267,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """What the tools need of the agent's environment, and none of its secrets."""
+    """The agent's environment without its secrets."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}

@@ -1,5 +1,5 @@
-"""What `neuron-ls` and `neuron-monitor` print, as devices. Pure, and tolerant: both tools leave fields out or null them
-while no application runs and change names between releases, so everything but the JSON itself may be missing.
+"""Parses the output of `neuron-ls` and `neuron-monitor` into devices. Pure, and tolerant: both tools leave fields out
+or null them while no application runs, and rename fields between releases. So every field may be missing.
 
 Formats: https://github.com/aws-neuron/aws-neuron-sdk, tools/neuron-sys-tools/neuron-monitor-user-guide.rst and
 neuron-ls.rst.
@@ -21,12 +21,12 @@ ECC_COUNTERS = (
     "sram_ecc_uncorrected",
 )
 PHYSICAL_CORES_IN_GROUPS = 8
-"""Of a Trainium2 or Trainium3 device, whose cores alone may be grouped into logical ones (LNC, by default 2)."""
+"""Of a Trainium2 or Trainium3 device. Only their cores can be grouped into logical ones (LNC, by default 2)."""
 EXECUTION_TROUBLE = ("completed_with_err", "timed_out", "failed_to_queue")
 
 
 class UnreadableOutput(ValueError):
-    """Not what the tool prints; the text says what it is instead."""
+    """Not the output of the tool; the text says what it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class MonitorReport:
 
 
 def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
-    """Devices by index, from `neuron-ls -j`, a list, or from a release that puts the list into an object. Their cores
-    are logical ones where physical ones are grouped, as in what applications and `neuron-monitor` number.
+    """Devices by index, from `neuron-ls -j`: a list, or in some releases an object with the list. Grouped physical
+    cores are counted as logical ones, as applications and `neuron-monitor` number them.
 
     Raises:
-        UnreadableOutput: neither.
+        UnreadableOutput: it is neither.
     """
     listed = _json(text, "neuron-ls")
     if isinstance(listed, dict):
@@ -80,17 +80,17 @@ def _listed_cores(row: dict[str, Any]) -> int | None:
 
 
 def _logical(cores: int | None, described: dict[str, Any]) -> int:
-    """Cores of a device as applications count them. Of grouped ones the tools give either number: 4 in what AWS
-    documents of a trn2n.48xlarge, whose devices have 8."""
+    """Cores of a device as applications count them. The tools report either number for grouped ones: AWS documents 4
+    for a trn2n.48xlarge, whose devices have 8."""
     group = _whole(described.get("logical_neuroncore_config")) or 1
     return (cores or 0) // (group if group > 1 and cores == PHYSICAL_CORES_IN_GROUPS else 1)
 
 
 def parse_monitor_line(line: str | bytes) -> MonitorReport:
-    """One report.
+    """Parses one report.
 
     Raises:
-        UnreadableOutput: the line is no JSON object.
+        UnreadableOutput: the line is not a JSON object.
     """
     report = _json(line, "neuron-monitor")
     if not isinstance(report, dict):
@@ -112,7 +112,7 @@ def parse_monitor_line(line: str | bytes) -> MonitorReport:
 
 
 def with_report(known: Sequence[Accelerator], report: MonitorReport) -> tuple[Accelerator, ...]:
-    """The devices as the report finds them. A device that `neuron-ls` did not show is added."""
+    """The devices updated by the report. It adds devices that `neuron-ls` did not show."""
     devices = {device.index: device for device in known}
     indices = set(devices) | set(report.counters) | set(range(report.device_count))
     return tuple(_device(index, devices.get(index), report) for index in sorted(indices))
@@ -135,7 +135,7 @@ def _device(index: int, known: Accelerator | None, report: MonitorReport) -> Acc
 
 
 def _core_utilisation(groups: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """By core; of several applications on one core the sum, at most 100."""
+    """By core: the sum over applications, at most 100."""
     used: dict[int, float] = {}
     for group in groups:
         cores = _object(_object(group.get("neuroncore_counters")).get("neuroncores_in_use"))
@@ -181,7 +181,7 @@ def _executions(groups: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _errors(report: dict[str, Any], groups: Sequence[dict[str, Any]], system: dict[str, Any]) -> tuple[str, ...]:
-    """What the tool itself could not read, in its own words."""
+    """The tool's own read errors."""
     rows = [_object(row) for row in _list(report.get("neuron_runtime_data"))]
     parts = [*rows, _object(report.get("neuron_hardware_info"))]
     parts += [_object(part) for group in (*groups, system) for part in group.values()]
@@ -206,7 +206,7 @@ def _list(value: Any) -> list[Any]:
 def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) < 2**63 else None  # NaN is not below anything
+    return float(value) if abs(value) < 2**63 else None  # NaN is not below any number
 
 
 def _whole(value: Any) -> int | None:

@@ -1,5 +1,7 @@
-"""Reads NVIDIA devices from a thread of its own: use, memory and error counters every few seconds, and error events as
-they come. A driver that hangs holds up that thread and nothing else; the node then says how long it has been silent.
+"""Reads NVIDIA devices from a separate thread: use, memory and error counters every few seconds, and error events as
+they come. A hanging driver blocks only that thread; the node then reports how long it has been silent.
+
+`Nvml` is the NVIDIA Management Library with types. Each of its calls may block as long as the driver.
 """
 
 import asyncio
@@ -19,13 +21,13 @@ from engine_agent.protocol.signatures import FaultSignature
 
 KIND = "nvidia"
 MODULE = "pynvml"
-"""Of the distribution nvidia-ml-py; imported only where there is a device, because it loads the driver's library."""
+"""Of the distribution nvidia-ml-py. It is imported only if there is a device, because it loads the driver's library."""
 
 GPU_IS_LOST, RESET_REQUIRED = 15, 16
 """NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED"""
 _TIMEOUT = 10
 MOST_WATTS = 2_000.0
-"""Of a device that states no limit: more than any draws."""
+"""Of a device without a stated limit: more than any device draws."""
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL_ERROR = 8
 _GPU_RECOVERY_ACTION = 230
@@ -43,20 +45,20 @@ class NvmlFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An error that the driver reported for a device; None: it no longer says which."""
+    """An error that the driver reported for a device; None if it no longer reports which."""
 
     code: int
     device: int | None
 
 
 class Nvml:
-    """One session with the library. `library` is the module `pynvml`, or what stands in for it."""
+    """One session with the library. `library` is the module `pynvml` or a substitute."""
 
     def __init__(self, library: Any) -> None:
-        """Open the session and ask for events of every device.
+        """Opens the session and registers for events of every device.
 
         Raises:
-            NvmlFailed: the driver does not answer, or refuses.
+            NvmlFailed: the driver does not answer or refuses.
         """
         self._library = library
         self._call("nvmlInit")
@@ -73,10 +75,10 @@ class Nvml:
         self._call_or_none("nvmlShutdown")
 
     def read(self, index: int) -> Accelerator:
-        """A device now. What it does not support is left out.
+        """The current state of a device, without unsupported values.
 
         Raises:
-            NvmlFailed: it does not answer at all, such as one that fell off the bus.
+            NvmlFailed: it does not answer at all, for example because it fell off the bus.
         """
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
         memory = self._call("nvmlDeviceGetMemoryInfo", handle)
@@ -93,7 +95,7 @@ class Nvml:
         )
 
     def energy(self, index: int) -> Reading | None:
-        """What a device drew since its driver was loaded; None: it does not count, or does not answer now."""
+        """The energy of a device since its driver was loaded; None if unsupported or without an answer."""
         handle = self._call_or_none("nvmlDeviceGetHandleByIndex", index)
         if handle is None:
             return None
@@ -109,7 +111,7 @@ class Nvml:
         """The next error event, or None if there is none in that time.
 
         Raises:
-            NvmlFailed: events cannot be waited for any more.
+            NvmlFailed: waiting for events failed.
         """
         if not self._has_events:
             return None
@@ -125,7 +127,7 @@ class Nvml:
 
     @property
     def has_events(self) -> bool:
-        """Whether any device reports events; `next_xid` returns at once where none does."""
+        """Whether any device reports events; otherwise `next_xid` returns immediately."""
         return self._has_events
 
     def _errors(self, handle: Any) -> dict[str, int]:
@@ -150,7 +152,7 @@ class Nvml:
         return True
 
     def _call_or_none(self, call: str, *arguments: Any) -> Any:
-        """The answer, or None where the device or this driver has none. A lost device is never none."""
+        """The answer, or None if the device or driver does not support it. The error of a lost device is raised."""
         try:
             return self._call(call, *arguments)
         except NvmlFailed as failed:
@@ -168,7 +170,7 @@ class Nvml:
 
 
 def load_library() -> Any:
-    """The module `pynvml`.
+    """Imports `pynvml`.
 
     Raises:
         NvmlFailed: it is not installed.
@@ -199,18 +201,18 @@ FATAL_XIDS: Mapping[int, str] = {
     155: "NVLink error of its software",
     158: "the GPU timed out for good",
 }
-"""Those for which NVIDIA's immediate action is to reset the GPU (RESET_GPU), to restart the machine (RESTART_BM) or a
-workflow that ends in one: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Not those that end the
-application and leave the GPU healthy, as 13, 31, 43 and 94: the engine ends by itself, and its agent starts it anew."""
+"""XIDs whose immediate action by NVIDIA is to reset the GPU (RESET_GPU), to restart the machine (RESTART_BM) or a
+workflow that leads to one: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. Not those that end the
+application and leave the GPU healthy, such as 13, 31, 43 and 94: the engine exits, and its agent restarts it."""
 RECOVERY_OF_DEVICE: Mapping[int, str] = {1: "a reset of the GPU", 2: "a restart of the machine"}
-"""NVML's recovery actions that nothing may go on without. With the others (none, and 3 and 4: drain, at any time) the
-device computes rightly what it computes: an ECC error was contained."""
+"""NVML's recovery actions without which nothing works. With the others (none, and 3 and 4: drain, at any time) the
+device still computes correctly, because an ECC error was contained."""
 _RECOVERY = "recovery_action"
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaTimes:
-    """How often devices are read, and when the thread counts as held up. `wait_ms` bounds one wait for an event."""
+    """How often devices are read, and when the thread counts as blocked. `wait_ms` bounds one wait for an event."""
 
     read_every_s: float = 5.0
     wait_ms: int = 1000
@@ -220,7 +222,7 @@ class NvidiaTimes:
 
 
 class NvidiaReader:
-    """See `AcceleratorReader`. `device_count` is how many devices the driver has files for."""
+    """See `AcceleratorReader`. `device_count` is the number of devices with files of the driver."""
 
     kind = KIND
 
@@ -257,24 +259,23 @@ class NvidiaReader:
 
     @property
     def energy(self) -> tuple[float, Mapping[str, Reading]] | None:
-        """What devices drew since their driver was loaded, and when that was read (monotonic seconds); None: it was not
-        read, or not of all."""
+        """The energy of all devices since their driver was loaded, and the time of reading (monotonic seconds); None if
+        not all were read."""
         return self._energy
 
     async def prepare(self) -> None:
-        """See `AcceleratorReader.prepare`."""
         threading.Thread(target=_Session(self, asyncio.get_running_loop()).run, name="nvml", daemon=True).start()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._first_read.wait(), self._times.first_read_s)
 
     async def run(self) -> None:
-        """See `AcceleratorReader.run`: the thread does the work until this is cancelled."""
+        """The thread reads until this is cancelled."""
         try:
             await asyncio.Event().wait()
         finally:
             self._stop.set()
 
-    # --- called in the loop, for the thread --------------------------------------------------------------------------
+    # --- called in the loop, by the thread ---------------------------------------------------------------------------
 
     def _note_response(self, trouble: str = "") -> None:
         self._last_response_s = monotonic()
@@ -292,7 +293,7 @@ class NvidiaReader:
                 self._lost.discard(index)
                 before = self._devices.get(index)
                 self._devices[index] = device
-                self._judge(device, before.errors if before is not None else {})
+                self._report_counters(device, before.errors if before is not None else {})
         if not self._first_read.is_set():
             self._first_read.set()
             self._check_device_count(len(read))
@@ -316,7 +317,7 @@ class NvidiaReader:
             evidence = {"expected": self._device_count, "found": count}
             self._on_fault(hardware_fault(FaultSignature.ACCELERATOR_MISSING, summary, evidence))
 
-    def _judge(self, device: Accelerator, before: Mapping[str, int]) -> None:
+    def _report_counters(self, device: Accelerator, before: Mapping[str, int]) -> None:
         more, action = grown(before, device.errors), device.errors.get(_RECOVERY)
         contained = action is not None and action not in RECOVERY_OF_DEVICE
         ecc = FaultSignature.NVIDIA_ECC_CONTAINED if contained else FaultSignature.NVIDIA_ECC_UNCORRECTABLE
@@ -330,7 +331,7 @@ class NvidiaReader:
                 evidence = {"device": device.index, "counter": counter, "counters": device.errors}
                 self._on_fault(hardware_fault(signature, summary, evidence))
         if action is not None and action in RECOVERY_OF_DEVICE and before.get(_RECOVERY) != action:
-            summary = f"the driver of nvidia {device.index} asks for {RECOVERY_OF_DEVICE[action]}"
+            summary = f"the driver of nvidia {device.index} requests {RECOVERY_OF_DEVICE[action]}"
             evidence = {"device": device.index, _RECOVERY: action, "counters": device.errors}
             self._on_fault(hardware_fault(FaultSignature.NVIDIA_RECOVERY_NEEDED, summary, evidence))
 
@@ -344,16 +345,16 @@ class NvidiaReader:
 
 
 class _Session:
-    """The thread's side: it talks to the library and posts what it hears into the reader's loop."""
+    """The thread's side: it calls the library and posts results into the reader's loop."""
 
     def __init__(self, reader: NvidiaReader, loop: asyncio.AbstractEventLoop) -> None:
         self._reader = reader
         self._loop = loop
 
     def run(self) -> None:
-        """Read until the reader stops, its loop is gone, or too many sessions failed in a row."""
+        """Reads until the reader stops, its loop is closed, or too many sessions failed in a row."""
         reader, times = self._reader, self._reader._times
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             failures, reason = 0, ""
             while failures < times.restarts.at_most:
                 began_s = monotonic()
@@ -365,13 +366,13 @@ class _Session:
                 except Exception as error:
                     if self._loop.is_closed():
                         return
-                    log.exception("error in the nvml thread")  # an answer that no version of the library gave so far
+                    log.exception("error in the nvml thread")  # an unknown answer of the library
                     reason = f"{type(error).__name__}: {error}"
                 self._post(reader._note_response, reason)
                 failures = 1 + times.restarts.counted(failures, monotonic() - began_s)
                 if reader._stop.wait(times.restarts.pause_s(failures)):
                     return
-            self._post(reader._note_response, f"{reason}; given up after {failures} sessions in a row")
+            self._post(reader._note_response, f"{reason}; gave up after {failures} sessions in a row")
 
     def _read_until_stopped(self) -> None:
         nvml = Nvml(self._reader._library())
@@ -397,7 +398,7 @@ class _Session:
 
 
 def _energy_of_all(nvml: Nvml) -> dict[str, Reading]:
-    """Of all devices, or of none: a part of them is no sum."""
+    """Of all devices, or of none, because a partial sum would look complete."""
     read = {f"nvidia{index}": nvml.energy(index) for index in range(nvml.device_count)}
     known = {name: reading for name, reading in read.items() if reading is not None}
     return known if len(known) == len(read) else {}

@@ -183,7 +183,7 @@ SUPPOSED_PER_S = 200.0
 """Until `KNOWN_AFTER` have ended: what one process does on a busy machine."""
 KNOWN_AFTER = 50
 LATE_BY = 1.5
-"""How much later than stated an agent may come, which varies its pause (`come_again_s`)."""
+"""How much later than stated an agent may come, which varies its pause (`retry_after_s`)."""
 LATEST_S = 30.0
 """Nobody is told to wait for longer: by then much has changed."""
 

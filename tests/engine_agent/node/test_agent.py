@@ -170,7 +170,7 @@ def test_the_log_names_the_request(caplog: pytest.LogCaptureFixture) -> None:
     with OrderTrace("n-1", None).taking(Desired("n-1", 4, None, cause=CAUSE)):
         pass
     (line,) = caplog.records
-    assert line.getMessage() == "order 4 came of request r-1"
+    assert line.getMessage() == "order 4 was caused by request r-1"
     assert (line.__dict__["request_id"], line.__dict__["trace_id"]) == ("r-1", TRACE)
 
 

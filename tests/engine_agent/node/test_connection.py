@@ -12,8 +12,8 @@ from engine_agent.node.connection import (
     AgentConnection,
     ConnectionSettings,
     backoff_s,
-    come_again_s,
     report_interval_s,
+    retry_after_s,
 )
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment
 from engine_agent.protocol.identity import IdentityKind
@@ -225,7 +225,7 @@ async def test_a_table_longer_than_a_frame_is_handed_over_whole_and_once(
 def test_an_agent_that_is_told_when_to_come_again_comes_around_then(
     stated: str | None, draw: float, waits_s: float
 ) -> None:
-    assert come_again_s(stated, draw) == waits_s
+    assert retry_after_s(stated, draw) == waits_s
 
 
 @pytest.mark.asyncio
@@ -237,4 +237,4 @@ async def test_a_crowded_control_plane_is_asked_again_when_it_says(
     async with plane.running(), Agent(plane, tmp_path).running() as agent:
         await eventually(lambda: "answered 503" in agent.connection.status.reason)
     (said,) = (record.getMessage() for record in caplog.records if "answered 503" in record.getMessage())
-    assert 30.0 <= float(said.rpartition("next try in ")[2].removesuffix(" s")) <= 90.0
+    assert 30.0 <= float(said.rpartition("next attempt in ")[2].removesuffix(" s")) <= 90.0

@@ -117,9 +117,9 @@ def test_the_server_in_use_stays_when_others_are_named_unless_it_is_none_of_them
     assert servers.are_several
     servers.failed()
     in_use = servers.current
-    servers.learn(["https://z:1", in_use, "https://y:1"])
+    servers.update(["https://z:1", in_use, "https://y:1"])
     assert servers.current == in_use
-    servers.learn(["https://z:1"])
+    servers.update(["https://z:1"])
     assert servers.all == ("https://z:1",)
 
 
@@ -130,7 +130,7 @@ def test_the_server_in_use_stays_when_others_are_named_unless_it_is_none_of_them
 )  # fmt: skip
 def test_what_is_no_list_of_servers_changes_nothing(tmp_path: Path, urls: list[str]) -> None:
     servers = Servers("https://a:1", tmp_path, "n-1")
-    servers.learn(urls)
+    servers.update(urls)
     assert servers.all == ("https://a:1",)
     assert list(tmp_path.iterdir()) == []
     if urls:
@@ -139,7 +139,7 @@ def test_what_is_no_list_of_servers_changes_nothing(tmp_path: Path, urls: list[s
 
 
 def test_servers_that_were_kept_come_before_those_of_the_command_line(tmp_path: Path) -> None:
-    Servers("https://old:1", tmp_path, "n-1").learn(["https://a:1"])
+    Servers("https://old:1", tmp_path, "n-1").update(["https://a:1"])
     assert Servers("https://moved:1", tmp_path, "n-1").all == ("https://a:1", "https://moved:1")
 
 
@@ -256,7 +256,7 @@ async def test_what_is_no_certificate_of_ours_changes_nothing(
     await agent.renewal.take(Certificate(foreign.pem, Trust(authority.bundle, authority.revoked)))
     await agent.renewal.take(Trust("no bundle", ""))
     assert agent.identity.stamp() == before
-    assert "is for another key" in caplog.text
+    assert "is for a different key" in caplog.text
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, Launch
 from engine_agent.engines.handshake import leader_certificate
 from engine_agent.node import identity as identities
 from engine_agent.node.accounts import Account
-from engine_agent.node.identity import BadCertificate, HandOver, Identity, peer_name, with_certificate
+from engine_agent.node.identity import BadCertificate, Identity, IdentityCopy, peer_name, with_certificate
 from engine_agent.node.journal import write_durably
 from engine_agent.protocol.identity import REVOKED_SERIALS_FILE, IdentityFiles, IdentityKind
 from tests.engine_agent.authority import FLEET, FleetOfTests
@@ -139,7 +139,7 @@ def test_a_certificate_for_another_key_is_not_stored(
 ) -> None:
     kept = cell.certificate_file.read_text()
     foreign = ingress.certificate_file.read_text()
-    with pytest.raises(BadCertificate, match="is for another key"):
+    with pytest.raises(BadCertificate, match="is for a different key"):
         cell.store(chain=foreign, bundle=authority.bundle, revoked=authority.revoked)
     assert cell.certificate_file.read_text() == kept
 
@@ -211,38 +211,38 @@ def test_who_meets_no_followers_has_none(rank: int, peers: tuple[object, ...]) -
 
 
 def test_there_is_nothing_to_hand_over_before_the_first_certificate(authority: FleetOfTests, tmp_path: Path) -> None:
-    handed = HandOver(tmp_path, None)
-    assert not handed.is_possible()
-    handed.renew()
-    assert not handed.home.exists()
+    copy = IdentityCopy(tmp_path, None)
+    assert not copy.can_update()
+    copy.update()
+    assert not copy.home.exists()
     authority.certify(tmp_path, IdentityKind.NODE, "n-1")
-    assert handed.is_possible()
+    assert copy.can_update()
 
 
-def test_the_account_may_read_what_is_handed_over_and_nothing_else(authority: FleetOfTests, tmp_path: Path) -> None:
+def test_the_account_may_read_what_is_copy_over_and_nothing_else(authority: FleetOfTests, tmp_path: Path) -> None:
     own = authority.certify(tmp_path, IdentityKind.NODE, "n-1")
-    handed = HandOver(tmp_path, Account("proxy", os.getuid(), os.getgid()))
-    handed.renew()
-    files = IdentityFiles(handed.home)
+    copy = IdentityCopy(tmp_path, Account("proxy", os.getuid(), os.getgid()))
+    copy.update()
+    files = IdentityFiles(copy.home)
     names = {path.name for path in files.folder.iterdir()}
     assert names == {"combined.pem", "ca.pem", "crl.pem", REVOKED_SERIALS_FILE}, "the key lies in no file of its own"
     assert {stat.S_IMODE(path.stat().st_mode) for path in files.folder.iterdir()} == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (handed.home, files.folder)} == {0o750}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (copy.home, files.folder)} == {0o750}
     assert files.combined_file.read_bytes() == own.combined_file.read_bytes()
     files.server_context()
 
 
-def test_what_was_renewed_or_revoked_is_handed_over_anew(authority: FleetOfTests, tmp_path: Path) -> None:
+def test_what_was_renewed_or_revoked_is_copy_over_anew(authority: FleetOfTests, tmp_path: Path) -> None:
     own = authority.certify(tmp_path / "node", IdentityKind.NODE, "n-1")
-    handed = HandOver(tmp_path / "node", None)
-    handed.renew()
-    files = IdentityFiles(handed.home)
+    copy = IdentityCopy(tmp_path / "node", None)
+    copy.update()
+    files = IdentityFiles(copy.home)
     before = files.stamp()
-    handed.renew()
+    copy.update()
     assert files.stamp() == before, "nothing is written that has not changed"
     serial = authority.renew(Identity(tmp_path / "ingress"), IdentityKind.INGRESS, "i-1")
     authority.revoke(serial, own)
     authority.renew(own, IdentityKind.NODE, "n-1")
-    handed.renew()
+    copy.update()
     assert files.combined_file.read_bytes() == own.combined_file.read_bytes()
     assert int((files.folder / REVOKED_SERIALS_FILE).read_text(), 16) == int(serial, 16)

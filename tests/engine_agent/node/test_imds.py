@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from engine_agent.node.imds import BODY_MOST, MAINTENANCE, SPOT, Metadata, NoticeWatch, NotKnown, notices_of
+from engine_agent.node.imds import BODY_MOST, MAINTENANCE, SPOT, Metadata, MetadataUnavailable, NoticeWatch, notices_of
 from engine_agent.protocol.messages import MachineNotice
 from engine_agent.protocol.states import MachineNoticeKind
 
@@ -43,7 +43,7 @@ def test_of_several_events_the_first_counts_and_those_that_are_over_do_not() -> 
     [(b"soon", b""), (b"{}", b""), (b'{"action":"stop","time":"soon"}', b""), (b"", b"{}"), (b"", b'[{"Code":"x"}]')],
 )
 def test_what_makes_no_sense_is_not_known_instead_of_nothing(spot: bytes, events: bytes) -> None:
-    with pytest.raises(NotKnown, match="makes no sense"):
+    with pytest.raises(MetadataUnavailable, match="invalid document"):
         notices_of(spot, b"", events)
 
 
@@ -115,13 +115,13 @@ def test_a_token_that_counts_no_more_is_replaced(service: Service) -> None:
 
 def test_refused_too_long_and_silent_services_are_not_known(service: Service) -> None:
     service.status = 503
-    with pytest.raises(NotKnown, match="answers 503"):
+    with pytest.raises(MetadataUnavailable, match="answers 503"):
         Metadata(service.address).notices(0.0)
     service.said[SPOT] = service.said[MAINTENANCE] = b"x" * (BODY_MOST + 1)
-    with pytest.raises(NotKnown, match="more than"):
+    with pytest.raises(MetadataUnavailable, match="more than"):
         Metadata(service.address).notices(0.0)
     service.server_close()
-    with pytest.raises(NotKnown, match="does not answer"):
+    with pytest.raises(MetadataUnavailable, match="does not answer"):
         Metadata(("127.0.0.1", 1)).notices(0.0)
 
 
@@ -131,8 +131,8 @@ async def test_a_change_is_told_and_trouble_is_neither_a_notice_nor_their_end(se
     watch = NoticeWatch(lambda: told.append(watch.notices), Metadata(service.address))
     for said in ({}, {}, {SPOT: ACTION}):
         service.said = dict(said)
-        await watch.look()
+        await watch.poll()
     service.status = 500
     service.said = {}
-    await watch.look()
+    await watch.poll()
     assert told == [(), (MachineNotice(MachineNoticeKind.INTERRUPTION, ENDS_AT),), None]

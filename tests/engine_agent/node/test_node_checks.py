@@ -34,7 +34,7 @@ class Node:
         monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
 
     def request(self, request: CheckRequest | None, *, is_serving: bool = False) -> None:
-        asyncio.run(self.checks.make_requested(request, is_serving=is_serving))
+        asyncio.run(self.checks.run_requested(request, is_serving=is_serving))
 
 
 def lines(*results: Result) -> str:
@@ -44,7 +44,7 @@ def lines(*results: Result) -> str:
 def test_what_is_found_is_reported_as_it_comes_and_failures_are_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = Result("memory", False, "byte 3 is 0x45", "memory keeps what is written to it")
+    wrong = Result("memory", False, "byte 3 is 0x45", "memory returns what was written to it")
     node = Node(tmp_path, monkeypatch, lines(Result("disk", True, "fine"), wrong, Result("links", False, "slow")))
     node.request(CheckRequest("r1"))
     report = node.checks.report
@@ -67,7 +67,7 @@ def test_a_request_is_made_once_also_by_an_agent_that_starts_again(
         node.request(request)
     again = NodeChecks(tmp_path, tuple, node.faults.append, lambda: None)
     for request in (CheckRequest("r1"), CheckRequest("r2")):
-        asyncio.run(again.make_requested(request, is_serving=False))
+        asyncio.run(again.run_requested(request, is_serving=False))
     assert len(node.argv) == 2
     assert NodeChecks(tmp_path, tuple, node.faults.append, lambda: None).report == again.report
     (tmp_path / node_checks.REPORT_FILE).write_text("torn")
@@ -88,7 +88,9 @@ def test_links_are_checked_with_the_peers_unless_the_node_serves(
     assert "--links" not in node.argv[1]
 
 
-@pytest.mark.parametrize(("script", "said"), [("exec sleep 60", "they did not end within 0 s"), ("exit 9", "status 9")])
+@pytest.mark.parametrize(
+    ("script", "said"), [("exec sleep 60", "they did not finish within 0 s"), ("exit 9", "status 9")]
+)
 def test_checks_that_hang_or_crash_end_and_are_no_fault(
     script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,5 +109,5 @@ def test_a_machine_with_accelerators_is_checked_before_it_joins_once_in_a_boot(
 ) -> None:
     node = Node(tmp_path, monkeypatch, "true")
     for _ in range(2):
-        asyncio.run(node.checks.make_before_joining(accelerators, variable))
+        asyncio.run(node.checks.run_before_joining(accelerators, variable))
     assert len(node.argv) == made

@@ -247,7 +247,7 @@ async def test_an_engine_goes_ahead_until_it_serves_and_then_gives_way_with_all_
         return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
 
     assert nice() == {own}
-    node.processes.step_back(ENGINE)
+    node.processes.lower_priority(ENGINE)
     assert nice() == {max(own, ENGINE_NICE)}
 
 
@@ -256,5 +256,5 @@ async def test_where_the_kernel_shares_by_session_an_engine_starts_before_others
     record = node.start(SLEEPS)
     assert nice_of_session(record.pid) == (FIRST_NICE if MAY_GO_FIRST else 0)
     await node.up()
-    node.processes.step_back(ENGINE)
+    node.processes.lower_priority(ENGINE)
     assert nice_of_session(record.pid) == 0

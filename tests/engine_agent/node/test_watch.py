@@ -22,8 +22,8 @@ from tests.engine_agent.node.answering import answering
 
 OK = Health(ok=True, checked_s_ago=0.1)
 BAD = Health(ok=False, reason="follower 1 is gone")
-SLOW = ProbeFailure("did not answer", at_once=False)
-REFUSED = ProbeFailure("nothing listens", at_once=True)
+SLOW = ProbeFailure("did not answer", is_down=False)
+REFUSED = ProbeFailure("nothing listens", is_down=True)
 
 
 def status(health: Health) -> ProxyStatus:

@@ -93,7 +93,7 @@ def test_an_agent_that_was_stopped_ends_no_cell_proxy_that_missed_one_question(s
         was_ready=True,
         proxy_phase=Phase.SERVE,
     )
-    failed = watch.ProbeFailure("no answer within 1 s", at_once=False)
+    failed = watch.ProbeFailure("no answer within 1 s", is_down=False)
     seen = watch.after_proxy(watch.ProbeResults(), failed, clock.now_s())
     ticks[0] += stopped_s
     node = replace(serving, proxy_silent_since_s=seen.proxy_silent_since_s)

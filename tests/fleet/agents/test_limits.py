@@ -14,7 +14,7 @@ import random
 
 import pytest
 
-from engine_agent.node.connection import come_again_s
+from engine_agent.node.connection import retry_after_s
 from engine_agent.protocol.messages import Cause, Desired
 from fleet.agents.consumers.limits import (
     AT_ONCE,
@@ -211,7 +211,7 @@ class Crowd:
             heapq.heappush(self._events, (self._free_at, agent, answer))
         else:
             stated = str(max(1, round(answer.after_s)))
-            heapq.heappush(self._events, (self.now + come_again_s(stated, self._draw.random()), agent, None))
+            heapq.heappush(self._events, (self.now + retry_after_s(stated, self._draw.random()), agent, None))
 
 
 LATE = Delays(turned_away=True)

@@ -27,7 +27,7 @@ def test_a_plan_of_links_that_is_none_is_refused(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "engine_agent", "deep-checks", "--state", str(tmp_path), "--links"]
     done = subprocess.run(argv, input="{}", capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "no plan of links" in done.stderr
+    assert "invalid plan of links" in done.stderr
 
 
 def test_the_first_python_that_works_computes(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_the_first_python_that_works_computes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "ok", "found"),
     [
-        ("#!/bin/sh\nkill -SEGV $$", False, "ended with status -11"),
-        ("#!/bin/sh\necho no module named x >&2; exit 3", None, "ended with status 3: no module named x"),
-        ("#!/bin/sh\nexec sleep 60", False, "no answer of"),
+        ("#!/bin/sh\nkill -SEGV $$", False, "exited with status -11"),
+        ("#!/bin/sh\necho no module named x >&2; exit 3", None, "exited with status 3: no module named x"),
+        ("#!/bin/sh\nexec sleep 60", False, "no answer from"),
     ],
 )
 def test_a_python_that_crashes_or_hangs_is_a_finding(

@@ -57,8 +57,8 @@ def test_a_node_of_trn1_that_is_as_it_should_be() -> None:
     ("changes", "check", "found", "wanted"),
     [
         ({"python": "3.10.2"}, "python", "is 3.10.2", "3.11 or newer"),
-        ({"devices": {"neuron": 15, "nvidia": 0}}, "neuron devices", "15 of 16", "all; look at the kernel"),
-        ({"stack": {"kernel": "6.8.0"}}, "neuron driver", "16 devices of neuron and no driver", "aws-neuronx-dkms for"),
+        ({"devices": {"neuron": 15, "nvidia": 0}}, "neuron devices", "15 of 16", "all; check the kernel"),
+        ({"stack": {"kernel": "6.8.0"}}, "neuron driver", "16 devices of neuron without a driver", "aws-neuronx-dkms"),
         ({"stack": {"neuron_driver": "1"}}, "neuron runtime", "not found in /opt", "install aws-neuronx-runtime-lib"),
         ({"tools_missing": ["neuron-ls"]}, "neuron tools", "lacks neuron-ls", "install aws-neuronx-tools"),
         ({"distributions": {}}, "neuron packages", "no environment at engines/neuron", "nxdi-2.28 (Neuron SDK 2.28"),
@@ -67,15 +67,15 @@ def test_a_node_of_trn1_that_is_as_it_should_be() -> None:
             {"distributions": {"neuron": {**FOR_TRN1, "vllm": "0.16.0"}}},
             "neuron packages", "vllm is 0.16.0; vllm-neuron 0.4.1 needs 0.13.*", "nxdi-2.28",
         ),
-        ({"efa_devices": []}, "efa", "cells of 2 nodes, and no EFA device is here", "Inf2 and trn1.2xlarge have none"),
+        ({"efa_devices": []}, "efa", "cells of 2 nodes need an EFA device", "Inf2 and trn1.2xlarge have none"),
         ({"uverbs": 0}, "efa", "1 EFA devices, without /dev/infiniband/uverbs*", "run the EFA installer"),
         ({"huge_pages_free": 0}, "huge pages", "0 huge pages of 2048 KiB", "vm.nr_hugepages=5128"),
-        ({"locked_memory_bytes": 65536}, "locked memory", "up to 64 KiB", "unlimited (ulimit -l)"),
-        ({"memory_limit_bytes": GIB}, "memory", "1.0 GiB, a limit of the group, of 512.0", "at least 4 GiB"),
+        ({"locked_memory_bytes": 65536}, "locked memory", "at most 64 KiB", "unlimited (ulimit -l)"),
+        ({"memory_limit_bytes": GIB}, "memory", "1.0 GiB (limit of the cgroup) of 512.0", "at least 4 GiB"),
         ({"shm_bytes": 64 << 20}, "shared memory", "0.1 GiB", "at least 1 GiB (--shm-size"),
         ({"disks_free_bytes": {"/cache": GIB}}, "disk", "1.0 GiB are free for /cache", "at least 10 GiB"),
-        ({"open_files": 1024}, "open files", "1024 may be open", "at least 8192"),
-        ({"ports_taken": [9000, 9001]}, "ports", "9000, 9001 of the node's are in use", "another --port-base"),
+        ({"open_files": 1024}, "open files", "at most 1024 open files", "at least 8192"),
+        ({"ports_taken": [9000, 9001]}, "ports", "9000, 9001 of the node's ports are in use", "another --port-base"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_what_would_be_right(
@@ -95,7 +95,7 @@ def test_a_node_of_inf2_needs_no_efa_for_cells_of_one_node() -> None:
 def test_the_native_plugin_makes_no_cells_of_several_nodes() -> None:
     native = replace(TRN1, distributions={"neuron": NATIVE})
     assert wrong(native, Expected("neuron", "native-0.24")) == {}
-    assert "makes no cells of 2 nodes" in wrong(native, Expected("neuron", nodes=2))["neuron packages"].found
+    assert "does not support cells of 2 nodes" in wrong(native, Expected("neuron", nodes=2))["neuron packages"].found
 
 
 def test_gpus_want_their_driver_and_a_vllm_that_uses_them() -> None:
@@ -106,7 +106,7 @@ def test_gpus_want_their_driver_and_a_vllm_that_uses_them() -> None:
     cuda = replace(node, distributions={"vllm": {"vllm": "0.32.0", "torch": "2.13.0"}})
     assert wrong(cuda, Expected("vllm", devices=8)) == {}
     bare = replace(cuda, stack={}, devices={"neuron": 0, "nvidia": 0}, efa_devices=[])
-    assert wrong(bare, Expected("vllm"))["nvidia driver"].found == "8 devices of nvidia and no driver"
+    assert wrong(bare, Expected("vllm"))["nvidia driver"].found == "8 devices of nvidia without a driver"
 
 
 def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_the_simulator() -> None:
@@ -114,7 +114,7 @@ def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_th
     assert engine_for(replace(plain, distributions={"vllm": {}})) == "vllm"
     assert engine_for(replace(plain, distributions={})) == "sim"
     assert wrong(plain, Expected("sim")) == {}
-    assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron is here")
+    assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron found")
 
 
 def test_facts_are_read_from_files(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_results_are_bounded_and_read_back() -> None:
     assert (len(back.found), len(back.wanted), len(back.numbers)) == (400, 400, 16)
     assert back.numbers["n0"] == 0.333
     for bad in ("", "[]", json.dumps({"x": 1})):
-        with pytest.raises(ValueError, match="no result of a check"):
+        with pytest.raises(ValueError, match="not the result of a check"):
             result_from(bad)
 
 
@@ -81,4 +81,4 @@ def test_what_cannot_be_made_is_no_failure() -> None:
         raise MemoryError("none left")
 
     result = timed("memory", broken)
-    assert (result.ok, result.found) == (None, "it cannot be made: MemoryError: none left")
+    assert (result.ok, result.found) == (None, "it could not run: MemoryError: none left")

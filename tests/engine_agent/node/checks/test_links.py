@@ -50,14 +50,14 @@ def test_every_pair_is_measured_and_all_get_one_sum(ports: list[int], monkeypatc
     for link, total in run(plans(ports)):
         assert (link.ok, total.ok) == (True, True), (link, total)
         assert link.numbers["links"] == 2
-        assert total.found == "3 members added up 4096 numbers alike"
+        assert total.found == "3 members added up 4096 numbers to the same sum"
 
 
 def test_a_member_that_does_not_come_is_named(ports: list[int]) -> None:
     here = plans(ports, within_s=0.5)[0]
     link, total = check_links(here)
     assert link.ok is False
-    assert f"rank 1 ({HOST}:{ports[1]}), rank 2 ({HOST}:{ports[2]}) did not come within 0.5 s" in link.found
+    assert f"rank 1 ({HOST}:{ports[1]}), rank 2 ({HOST}:{ports[2]}) did not connect within 0.5 s" in link.found
     assert total.ok is None
 
 
@@ -67,12 +67,12 @@ def test_who_does_not_know_the_secret_takes_no_part(ports: list[int]) -> None:
     (link, _), (theirs, _) = run([first, stranger])
     assert link.ok is False
     assert theirs.ok is False
-    assert "did not come" in link.found
+    assert "did not connect" in link.found
 
 
 def test_a_link_that_is_much_slower_than_the_others_fails() -> None:
     members = tuple(LinkMember(rank, HOST, 1) for rank in range(3))
-    judged = links._judge(LinkPlan(0, members, "s"), {1: (400.0, 400.0), 2: (90.0, 400.0)})
+    judged = links._speed_result(LinkPlan(0, members, "s"), {1: (400.0, 400.0), 2: (90.0, 400.0)})
     assert judged.ok is False
     assert judged.found == "2 links of 90 to 400 MiB/s, the slowest with rank 2"
     assert judged.wanted == "at least 100 MiB/s, a quarter of this node's fastest link"
@@ -83,5 +83,5 @@ def test_a_plan_is_read_and_checked() -> None:
     with pytest.raises(ValueError, match="1 members; links are checked between 2 and 32"):
         _ = plan_from(text).own
     for bad in ("[]", "{", '{"rank": 0}', '{"members": [{"rank": 0}]}'):
-        with pytest.raises(ValueError, match="no plan of links"):
+        with pytest.raises(ValueError, match="invalid plan of links"):
             plan_from(bad)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine_agent.node.enrolment import Enrolment, EnrolmentUnreachable
 from engine_agent.node.journal import Journal
-from engine_agent.node.machine.agent import JOURNAL_FILE, Here, MachineAgent, Step, next_step, pause_s, phase_of
+from engine_agent.node.machine.agent import JOURNAL_FILE, HostState, MachineAgent, Step, next_step, pause_s, phase_of
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.tenant import Tenant
@@ -27,39 +27,39 @@ LEAVE = MachineOrder("m-1", 3, leave=True)
 @pytest.mark.parametrize(
     ("order", "here", "step"),
     [
-        (None, Here("n-1", alive=False), Step.NOTHING),
-        (NONE, Here("", alive=False), Step.NOTHING),
-        (NONE, Here("n-1", alive=True), Step.WIPE),
-        (RUN, Here("", alive=False), Step.START),
-        (RUN, Here("n-1", alive=True), Step.NOTHING),
-        (RUN, Here("n-1", alive=False), Step.START),
-        (RUN, Here("n-1", alive=False, start_after_s=11.0), Step.NOTHING),
-        (RUN, Here("n-2", alive=True), Step.WIPE),
-        (LEAVE, Here("n-1", alive=True), Step.WIPE),
-        (LEAVE, Here("", alive=False), Step.LEAVE),
+        (None, HostState("n-1", alive=False), Step.NOTHING),
+        (NONE, HostState("", alive=False), Step.NOTHING),
+        (NONE, HostState("n-1", alive=True), Step.WIPE),
+        (RUN, HostState("", alive=False), Step.START),
+        (RUN, HostState("n-1", alive=True), Step.NOTHING),
+        (RUN, HostState("n-1", alive=False), Step.START),
+        (RUN, HostState("n-1", alive=False, start_after_s=11.0), Step.NOTHING),
+        (RUN, HostState("n-2", alive=True), Step.WIPE),
+        (LEAVE, HostState("n-1", alive=True), Step.WIPE),
+        (LEAVE, HostState("", alive=False), Step.LEAVE),
     ],
 )
-def test_the_next_step(order: MachineOrder | None, here: Here, step: Step) -> None:
+def test_the_next_step(order: MachineOrder | None, here: HostState, step: Step) -> None:
     assert next_step(order, here, 10.0) is step
 
 
 @pytest.mark.parametrize(
     ("order", "here", "phase"),
     [
-        (None, Here("", alive=False), MachinePhase.IDLE),
-        (RUN, Here("", alive=False), MachinePhase.STARTING),
-        (RUN, Here("n-1", alive=True), MachinePhase.RUNNING),
-        (RUN, Here("n-1", alive=False), MachinePhase.AGENT_DEAD),
+        (None, HostState("", alive=False), MachinePhase.IDLE),
+        (RUN, HostState("", alive=False), MachinePhase.STARTING),
+        (RUN, HostState("n-1", alive=True), MachinePhase.RUNNING),
+        (RUN, HostState("n-1", alive=False), MachinePhase.AGENT_DEAD),
     ],
 )
-def test_what_is_reported(order: MachineOrder | None, here: Here, phase: MachinePhase) -> None:
+def test_what_is_reported(order: MachineOrder | None, here: HostState, phase: MachinePhase) -> None:
     assert phase_of(order, here) is phase
     assert phase_of(order, here, left=True) is MachinePhase.LEFT
 
 
 @given(st.booleans(), st.booleans(), st.floats(0, 100), st.floats(0, 100))
 def test_what_an_order_names_is_never_wiped(leave: bool, alive: bool, start_after_s: float, now_s: float) -> None:
-    here = Here("n-1", alive=alive, start_after_s=start_after_s)
+    here = HostState("n-1", alive=alive, start_after_s=start_after_s)
     step = next_step(MachineOrder("m-1", 2, NODE, leave=leave), here, now_s)
     assert (step is Step.WIPE) == leave
 
@@ -129,7 +129,7 @@ async def test_an_order_on_a_full_disk_waits_is_said_and_is_followed_once_it_is_
         await look()
         assert reported(agent).version == 1, "what is not written is not in force"
         assert reported(agent).phase is MachinePhase.IDLE
-        assert reported(agent).reason == "order 2 waits, because it cannot be written: No space left on device"
+        assert reported(agent).reason == "order 2 waits because it cannot be written: No space left on device"
         take(FIRST)
         await look()
     await look()

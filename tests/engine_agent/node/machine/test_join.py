@@ -115,7 +115,9 @@ def test_a_node_has_a_block_and_an_ingress_a_port_for_each_kind_of_caller() -> N
     ],
 )
 def test_what_is_no_first_port_is_named_with_what_would_be(role: str, stated: str, highest: int) -> None:
-    with pytest.raises(ValueError, match=f"is no first port of a {role}: give one from 1024 to {highest}") as refused:
+    with pytest.raises(
+        ValueError, match=f"cannot be the first port of a {role}: use one from 1024 to {highest}"
+    ) as refused:
         ports_of(role, stated)
     assert len(str(refused.value)) < 120
 
@@ -137,20 +139,20 @@ def test_a_good_host_may_join() -> None:
 @pytest.mark.parametrize(("ahead_s", "direction"), [(600.0, "ahead of"), (-600.0, "behind")])
 def test_a_clock_ten_minutes_off(ahead_s: float, direction: str) -> None:
     assert found(msgspec.structs.replace(GOOD, clock_ahead_s=ahead_s)) == (
-        f"the clock is 600 s {direction} the control plane's; set it, such as by `timedatectl set-ntp true`,"
+        f"the clock is 600 s {direction} the control plane's; set it, for example with `timedatectl set-ntp true`,"
         " and run the line again"
     )
 
 
 def test_a_full_disk() -> None:
     assert found(msgspec.structs.replace(GOOD, disk_free_bytes=GIB)) == (
-        "1.0 GiB of disk are free, and 2 are needed; make room, or name a folder on another disk with SWITCHYARD_PREFIX"
+        "1.0 GiB of disk are free, but 2 are needed; free some, or name a folder on another disk with SWITCHYARD_PREFIX"
     )
 
 
 def test_accelerators_without_a_driver() -> None:
     assert found(GOOD, HostFindings({"NVIDIA": 8})) == (
-        "8 NVIDIA accelerators have no driver; install the NVIDIA driver, or take them out"
+        "8 NVIDIA accelerators have no driver; install the NVIDIA driver, or remove them"
     )
 
 
@@ -160,20 +162,20 @@ def test_a_driver_that_does_not_answer() -> None:
 
 def test_ports_that_are_taken() -> None:
     assert found(GOOD, None, REACHED, 21003) == (
-        "port 21003 of 21000 to 21019 is in use; end what listens there,"
-        " or give the first of other free ports with --port"
+        "port 21003 of 21000 to 21019 is in use; stop the program that listens there,"
+        " or pass the first of other free ports with --port"
     )
     assert found(GOOD, None, REACHED, 1, 2, 3, 4, 5).startswith("port 1, 2, 3 and 2 more of")
 
 
 def test_a_host_that_is_not_reached_back() -> None:
     assert found(GOOD, None, Seen("10.0.0.7", local=True, trouble="nothing answers at 10.0.0.7:21000")) == (
-        "the control plane does not reach this host: nothing answers at 10.0.0.7:21000; let TCP to ports 21000 to 21019"
-        " pass from the control plane and from the ingresses"
+        "the control plane cannot connect to this host: nothing answers at 10.0.0.7:21000; allow TCP to ports"
+        " 21000 to 21019 from the control plane and from the ingresses"
     )
 
 
 def test_a_host_behind_address_translation() -> None:
-    assert "sees this host as 203.0.113.9, which is no address of its own" in found(
+    assert "sees this host as 203.0.113.9, which is not an address of the host" in found(
         GOOD, None, Seen("203.0.113.9", local=False, trouble="")
     )

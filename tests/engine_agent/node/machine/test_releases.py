@@ -55,7 +55,10 @@ def test_what_is_wrong_with_it_is_one_sentence_and_nothing_is_left(
     monkeypatch.setattr(releases, "LONGEST_PAUSE_S", 2 * releases.FETCH_LIMIT_S)
     good = server.packed = archive(files(NEW))
     refuse(
-        paths, server, order(good, digest="e" * 64), "has SHA-256 .*… instead of eeeeeeeeeeeeeeee…; what runs goes on"
+        paths,
+        server,
+        order(good, digest="e" * 64),
+        "has SHA-256 .*… instead of eeeeeeeeeeeeeeee…; the running release stays",
     )
     refuse(paths, server, order(good, size_bytes=len(good) - 1), f"is longer than {len(good) - 1} bytes")
     refuse(paths, server, order(good, size_bytes=len(good) + 1), f"1 of {len(good) + 1} bytes are missing")
@@ -69,7 +72,7 @@ def test_what_is_wrong_with_it_is_one_sentence_and_nothing_is_left(
     server.packed = b""
     refuse(paths, server, order(good), f"release {NEW} cannot be fetched: .*it answered 404")
     monkeypatch.setattr(releases, "KEEP_FREE_BYTES", 2**60)
-    refuse(paths, server, order(good), "MiB of disk are free at .*, and release 1111111111111111 needs .*; make room")
+    refuse(paths, server, order(good), "MiB of disk are free at .*, but release 1111111111111111 needs .*; free some")
 
 
 class NoPause(threading.Event):
@@ -127,10 +130,10 @@ def test_what_nobody_wants_any_more_is_not_fetched_to_its_end(paths: HostPaths, 
     server.go_on.clear()
     given_up = threading.Event()
     given_up.set()
-    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is not wanted any more"):
+    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is no longer ordered"):
         install(paths, order(server.packed), (server.url,), "secret", given_up)
     server.busy = [(503, "5")]
-    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is not wanted any more"):
+    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is no longer ordered"):
         install(paths, order(server.packed), (server.url,), "secret", given_up)
     assert left(paths) == ["old"]
 

@@ -73,7 +73,7 @@ def test_one_that_ends_at_once_is_left_after_its_starts(paths: HostPaths) -> Non
     Path(paths.home / "release-tried.json").write_bytes(msgspec.json.encode(Tried(NEW, 1)))
     known = ReleaseChange(paths, Release(OLD, "0.1.0", 2))
     assert known.tried is not None
-    assert known.tried.trouble == f"release {NEW} did not connect within 90 s and 3 starts; what was before goes on"
+    assert known.tried.trouble == f"release {NEW} did not connect within 90 s and 3 starts; the previous one stays"
     assert not known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 1))
     assert known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 2))
 

@@ -158,7 +158,7 @@ def test_backoff_doubles_from_one_second_to_thirty() -> None:
 
 def test_an_engine_that_is_not_ready_in_time_is_given_up_and_ended() -> None:
     late_s = NOW_S - 100 + READY_TIMEOUT_S
-    assert plan_convergence(assignment(), STARTING, late_s - 1) == (Wait(late_s, "the engine is getting ready"),)
+    assert plan_convergence(assignment(), STARTING, late_s - 1) == (Wait(late_s, "the engine is starting"),)
     reason = "not ready within 60 s: loading"
     assert plan_convergence(assignment(), STARTING, late_s) == (
         MarkFailed(LEADER, reason),
@@ -228,8 +228,8 @@ OLD = "generation 1 of c-1 has not ended yet"
         (DRAIN, SERVING, "draining", ""),
         (DRAIN, NodeSnapshot(), "idle", "nothing runs here to drain"),
         (DRAIN, NodeSnapshot(failure=Failure(LEADER, "died", NOW_S)), "failed", "died"),
-        (STOP, SERVING, "draining", "ending the cell proxy"),
-        (STOP, replace(SERVING, proxy=None), "draining", "ending the engine"),
+        (STOP, SERVING, "draining", "stopping the cell proxy"),
+        (STOP, replace(SERVING, proxy=None), "draining", "stopping the engine"),
         (STOP, NodeSnapshot(failure=Failure(LEADER, "died", NOW_S)), "idle", ""),
     ],
 )  # fmt: skip

@@ -99,7 +99,7 @@ class Watched:
         now_s = self.awake.now_s()
         if self.proxy:  # one in fifty questions is lost, as with a pause of a collector
             lost = self.proxy.hung_s is not None or self.chance.random() < 0.02
-            failed = watch.ProbeFailure("no answer within 1 s", at_once=False)
+            failed = watch.ProbeFailure("no answer within 1 s", is_down=False)
             since_s = self.seen.proxy_silent_since_s
             answered = replace(self.seen, proxy_silent_since_s=None, proxy_phase=Phase.SERVE)
             self.seen = watch.after_proxy(self.seen, failed, now_s) if lost else answered

@@ -155,7 +155,7 @@ def test_the_documented_line_names_device_core_serial_number_and_action() -> Non
     assert fault is not None
     assert (fault.signature, fault.summary) == (
         "neuron_sram_uncorrectable",
-        "the kernel log says SRAM_UNCORRECTABLE_ERROR on neuron 0",
+        "the kernel log reports SRAM_UNCORRECTABLE_ERROR on neuron 0",
     )
     assert (
         fault.evidence.items()

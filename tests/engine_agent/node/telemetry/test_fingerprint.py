@@ -49,7 +49,7 @@ def test_an_operator_adds_fields_and_takes_some_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ('["a"]', "must hold a JSON object of strings and nulls, not list"),
         ('{"image": 7}', "image must be a string, not 7"),
         (json.dumps({str(at): "x" for at in range(OPERATOR_FIELDS_MAX + 1)}), "17 fields; at most 16"),

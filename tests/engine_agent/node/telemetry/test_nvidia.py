@@ -166,7 +166,7 @@ async def test_a_driver_that_refuses_is_asked_again_a_few_times_and_then_given_u
     machine = Machine(Library())
     machine.library.broken["nvmlInit"] = UNKNOWN
     async with machine.read() as reader:
-        await eventually(lambda: "given up after 3 sessions in a row" in reader.trouble)
+        await eventually(lambda: "gave up after 3 sessions in a row" in reader.trouble)
         assert reader.trouble.startswith("nvmlInit: code 999")
     assert machine.library.sessions == 3
 
@@ -209,6 +209,6 @@ async def test_a_machine_without_the_library_says_which_package_is_missing() -> 
     reader = NvidiaReader(faults.append, 1, library=missing, times=QUICK)
     await reader.prepare()
     running = asyncio.create_task(reader.run())
-    await eventually(lambda: "nvidia-ml-py is not installed; given up" in reader.trouble)
+    await eventually(lambda: "nvidia-ml-py is not installed; gave up" in reader.trouble)
     running.cancel()
     assert faults == []
