@@ -5,13 +5,14 @@ Housekeeping may wait in its queue. Control loops may not: the worker of their q
 repeated one is harmless.
 """
 
+import logging
 import os
 import sys
 from time import monotonic
 from typing import Any
 
-from celery import Celery, signals
-from celery.beat import PersistentScheduler
+from celery import Celery, bootsteps, signals
+from celery.beat import Scheduler
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -30,55 +31,83 @@ METRICS_EVERY_S = 60.0
 """The period of the alarm that they feed (deploy/aws/base.yaml)."""
 
 BEAT_LEASE, BEAT_LEASE_S = "beat", 20.0
-"""Of several beats one asks. Far above the longest time between two of its messages."""
-LEADS_FOR_S = 2.0
-"""So long a beat that has taken its lease does not take it again: much is due in the same second."""
+"""Of several workers, one sends housekeeping tasks. Far above the longest time between two of them."""
+LEADS_FOR_S = 8.0
+"""A worker that has taken the lease does not take it again for this time."""
+TICK_AGAIN_AFTER_S = 1.0
+"""After an error."""
+
+log = logging.getLogger(__name__)
 
 
-class MendingScheduler(PersistentScheduler):
-    """Beat's schedule in its file. A file that was cut off costs the times of the last messages; Celery's own scheduler
-    mends some files and dies of others, at every start. Where several hosts have a beat, one asks for what is due, and
-    another once that one is gone."""
+class HousekeepingSchedule(Scheduler):
+    """Beat's schedule, in memory: after a start each task waits for one interval."""
 
+    producer = None  # a connection of Celery's would retry for as long as the broker is away
     _leads_until_s = 0.0
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Ask for what is due, if this is the beat that does."""
+        """Send the task, unless another worker does."""
+        from kernel import wake_ups
+
         now_s = monotonic()
         if now_s >= self._leads_until_s:
             if not _is_leading_beat():
                 return
             self._leads_until_s = now_s + LEADS_FOR_S
-        super().apply_entry(entry, producer)
+        wake_ups.send_task(entry.task, {}, expires_s=entry.options.get("expires"))
 
     def schedules_equal(self, old_schedules: Any, new_schedules: Any) -> bool:
-        """Nobody changes the table of a beat that runs; to compare it at each tick costs much."""
+        """The table of a running process does not change, and a comparison at each tick is expensive."""
         return old_schedules is not None and new_schedules is not None
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
-        """Sleep until something is due. Celery's own wakes 10 ms before, and looks without a pause until then."""
+        """Sleep until something is due. Celery's own wakes 10 ms before, and polls without a pause until then."""
         return super().adjust(n, drift)
-
-    def _create_schedule(self) -> None:
-        try:
-            super()._create_schedule()  # type: ignore[misc]
-        except Exception as problem:  # whatever a torn file makes of the reader
-            self._store = self._destroy_open_corrupted_schedule(problem)  # type: ignore[attr-defined]
-            super()._create_schedule()  # type: ignore[misc]
 
 
 def _is_leading_beat() -> bool:
-    """Without PostgreSQL nobody knows, and asking twice harms nothing."""
-    from django.db import DatabaseError, close_old_connections
+    """True also without PostgreSQL, as a task that is sent twice is harmless. Closes the connection, because the
+    children of the worker's pool are forks of this process."""
+    from django.db import DatabaseError, connection
 
     from kernel import clock
     from kernel.leases import lease_take, this_holder
 
-    close_old_connections()
     try:
         return lease_take(name=BEAT_LEASE, holder=this_holder(), ttl_s=BEAT_LEASE_S, now=clock.now()) is not None
     except DatabaseError:
         return True
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()
+
+
+class Housekeeping(bootsteps.StartStopStep):
+    """Runs the schedule on the event loop of the worker that runs its tasks."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        self._schedule: HousekeepingSchedule | None = None
+
+    def include_if(self, worker: Any) -> bool:
+        return process_role() is ProcessRole.WORKER
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Called for each new connection to the broker, after which the loop's timers are gone."""
+        schedule = self._schedule = self._schedule or HousekeepingSchedule(worker.app)
+
+        def tick() -> None:
+            wait_s = TICK_AGAIN_AFTER_S
+            try:
+                wait_s = schedule.tick()
+            except Exception:
+                log.exception("housekeeping could not be scheduled; next try in %g s", wait_s)
+            hub.timer.call_after(wait_s, tick)
+
+        hub.timer.call_after(0.0, tick)
 
 
 app = Celery("switchyard")
@@ -108,7 +137,6 @@ app.conf.update(
     task_publish_retry=False,
     task_routes={name: {"queue": queue} for queue, loops in settings.CONTROL_LOOPS.items() for name in loops},
     timezone="UTC",
-    beat_scheduler="controlplane.celery:MendingScheduler",
     beat_schedule={
         "kernel-heartbeat": {
             "task": "kernel.heartbeat",
@@ -168,7 +196,6 @@ def _begin_with_a_connection_that_works(task: Any, **_: object) -> None:
 
 
 signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
-signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
 
 
 @signals.worker_init.connect(weak=False)
@@ -182,5 +209,5 @@ def _make_release_known(**_: object) -> None:
         connections.close_all()  # each loop has its own
 
 
-app.steps["worker"].add("kernel.loop_worker:ControlLoops")
+app.steps["worker"] |= {"kernel.loop_worker:ControlLoops", Housekeeping}
 app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])

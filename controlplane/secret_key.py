@@ -10,7 +10,7 @@ FEWEST_LETTERS = 5
 
 
 def require_secret_key() -> None:
-    """Part of the start of web, controller, worker, beat, batch, planner and sender.
+    """Part of the start of each process of the control plane.
 
     Raises:
         SystemExit: there is no key, or one that could be guessed.

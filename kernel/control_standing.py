@@ -11,7 +11,7 @@ HOUSEKEEPING = "housekeeping"
 LATE_AFTER_S = 10.0
 """Pages say so from here on: ten passes are missing."""
 HEARTBEAT_EVERY_S = 5.0
-"""How often beat asks housekeeping to make its mark (controlplane.celery)."""
+"""Interval of the task that records the age of the queue (controlplane.celery)."""
 STALE_AFTER_S = 30.0
 """An incident: longer than the lease of a dead controller, its restart and one slow pass take together."""
 

@@ -70,10 +70,13 @@ TASK_SECONDS = Histogram(
     registry=OURS,
 )
 TASKS_SENT = Counter(
-    "switchyard_tasks_sent", "Tasks that beat and wake-ups have sent.", ["task", "sender"], registry=OURS
+    "switchyard_tasks_sent",
+    "Tasks sent by the schedule of housekeeping and by wake-ups.",
+    ["task", "sender"],
+    registry=OURS,
 )
 ASYNC_ATTEMPTS = Counter(
-    "switchyard_async_attempts", "Near-real-time requests that the sender sent.", ["outcome"], registry=OURS
+    "switchyard_async_attempts", "Attempts to send near-real-time requests.", ["outcome"], registry=OURS
 )
 BATCH_LINES = Counter(
     "switchyard_batch_lines", "Attempts at lines of batches, by what came of them.", ["outcome"], registry=OURS

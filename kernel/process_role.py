@@ -19,10 +19,7 @@ class ProcessRole(StrEnum):
     WEB = "web"
     CONTROLLER = "controller"
     WORKER = "worker"
-    BEAT = "beat"
-    SENDER = "sender"
-    BATCH = "batch"
-    PLANNER = "planner"
+    JOBS = "jobs"
     COMMAND = "command"
 
     @property
@@ -30,10 +27,8 @@ class ProcessRole(StrEnum):
         return f"switchyard-{self}"
 
 
-_OF_QUEUE = {"control": ProcessRole.CONTROLLER, "planner": ProcessRole.PLANNER}
+CONTROL_QUEUE = "control"
 _QUEUES = ("-Q", "--queues")
-LOOP_ROLES = frozenset(_OF_QUEUE.values())
-"""Celery workers that run control loops."""
 
 
 def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
@@ -44,20 +39,19 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
         return ProcessRole.WEB
     if "celery" in program:
         return _celery_role(arguments)
-    commands = (ProcessRole.SENDER, ProcessRole.BATCH)
-    return next((role for role in commands if arguments[1:2] == [role]), ProcessRole.COMMAND)
+    return ProcessRole.JOBS if arguments[1:2] == [ProcessRole.JOBS] else ProcessRole.COMMAND
 
 
 def _celery_role(arguments: Sequence[str]) -> ProcessRole:
     if ProcessRole.WORKER not in arguments:
-        return ProcessRole.BEAT if ProcessRole.BEAT in arguments else ProcessRole.COMMAND
+        return ProcessRole.COMMAND
     stated = [
         following if option in _QUEUES else option.removeprefix("--queues=").removeprefix("-Q")
         for option, following in pairwise([*arguments, ""])
         if option.startswith(_QUEUES)
     ]
     queues = {queue for each in stated for queue in each.split(",")}
-    return next((role for queue, role in _OF_QUEUE.items() if queue in queues), ProcessRole.WORKER)
+    return ProcessRole.CONTROLLER if CONTROL_QUEUE in queues else ProcessRole.WORKER
 
 
 # PostgreSQL's backends get the place in the queue for the processor that their client has.

@@ -25,7 +25,7 @@ def send(task: str, **arguments: str) -> None:
     if is_control_loop(task):
         wake_loop(task)
         return
-    transaction.on_commit(lambda: _send_task(task, arguments), robust=True)
+    transaction.on_commit(lambda: send_task(task, arguments, expires_s=5.0), robust=True)
 
 
 class _BrokerConnection(threading.local):
@@ -52,11 +52,12 @@ class _BrokerConnection(threading.local):
 _broker = _BrokerConnection()
 
 
-def _send_task(task: str, arguments: dict[str, str]) -> None:
+def send_task(task: str, arguments: dict[str, str], *, expires_s: float | None) -> None:
+    """Send it now. Never raises."""
     if VALKEY_BREAKER.is_open:
         return
     try:
-        current_app.send_task(task, kwargs=arguments, expires=5.0, connection=_broker.open(current_app))
+        current_app.send_task(task, kwargs=arguments, expires=expires_s, connection=_broker.open(current_app))
     except Exception as error:
         VALKEY_BREAKER.trip()
         _broker.drop()

@@ -37,8 +37,7 @@ class Target(StrEnum):
     WEB = "web"
     CONTROLLER = "controller"
     WORKER = "worker"
-    BEAT = "beat"
-    SENDER = "sender"
+    JOBS = "jobs"
     POSTGRES = "postgres"
     VALKEY = "valkey"
     LAUNCHER = "launcher"
@@ -108,8 +107,7 @@ PROCESSES = {
     Target.WEB: Scope.NONE,
     Target.CONTROLLER: Scope.NONE,
     Target.WORKER: Scope.NONE,
-    Target.BEAT: Scope.NONE,
-    Target.SENDER: Scope.NONE,
+    Target.JOBS: Scope.NONE,
     Target.POSTGRES: Scope.NONE,
     Target.VALKEY: Scope.NONE,
     Target.LAUNCHER: Scope.NONE,
@@ -127,14 +125,11 @@ STATE = {
     Target.NODE_AGENT: ("journal.json",),
     Target.INGRESS_AGENT: ("journal.json",),
     Target.HAPROXY: ("haproxy.cfg",),
-    Target.BEAT: ("beat-schedule.dat",),
     Target.LAUNCHER: ("up.json",),
 }
 CONTROLS = frozenset({Target.CONTROLLER, Target.POSTGRES, Target.BACKEND, Target.LAUNCHER, Target.DISK})
 """Without them there are no passes."""
-SERVICES = frozenset(
-    {Target.WEB, Target.CONTROLLER, Target.WORKER, Target.BEAT, Target.SENDER, Target.POSTGRES, Target.VALKEY}
-)
+SERVICES = frozenset({Target.WEB, Target.CONTROLLER, Target.WORKER, Target.JOBS, Target.POSTGRES, Target.VALKEY})
 """Of the launcher, which starts them again."""
 _TRAILS = {
     (Target.NODE_AGENT, Harm.KILL): ("node.agent_restarted",),

@@ -154,6 +154,6 @@ def launched() -> Row:
 
 
 def service(name: str) -> list[psutil.Process]:
-    """A control-plane process of `make up` with its children: web, worker or beat."""
+    """A control-plane process of `make up` with its children: such as web."""
     process = psutil.Process(launched()["sessions"][name])
     return [*process.children(recursive=True), process]

@@ -134,7 +134,8 @@ class ControlPlane:
 
     def start(self) -> None:
         environment = dict(os.environ)
-        for service in (control_plane.controller(environment), control_plane.worker(environment)):
+        configuration = read_configuration(environment)
+        for service in (control_plane.service(name, configuration, environment) for name in ("controller", "worker")):
             self._run(service.name, service)
         for port in self.ports:
             self.start_web(port)
@@ -145,7 +146,7 @@ class ControlPlane:
         # Each web process is a separate host of the control plane, with its own key.
         home = f"{os.environ['SWITCHYARD_HOME']}-{port}"
         environment = {**os.environ, "SWITCHYARD_PORT": str(port), "SWITCHYARD_HOME": home}
-        self._run(f"web-{port}", control_plane.web(read_configuration(environment), environment))
+        self._run(f"web-{port}", control_plane.service("web", read_configuration(environment), environment))
 
     def wait_for_web(self, port: int) -> None:
         deadline = time.monotonic() + UP_WITHIN_S

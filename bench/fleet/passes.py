@@ -31,6 +31,7 @@ import psutil
 
 from bench.fleet.own_control_plane import cpu_s, database, seed_calm
 from controlplane.embedded import control_plane
+from controlplane.embedded.configuration import read_configuration
 
 PORT = 24380
 TICK_S = 1.0
@@ -182,7 +183,7 @@ def run_controller(nodes: int, seconds: float, log: Path) -> None:
     """The real process: its loops receive wake-ups, pause, and read everything periodically."""
     from kernel.models import LoopPass
 
-    program = control_plane.controller(dict(os.environ)).program
+    program = control_plane.service("controller", read_configuration({}), dict(os.environ)).program
     fleet = Fleet()
     took_s: dict[str, dict[datetime, float]] = defaultdict(dict)
     fleet.move()

@@ -4,7 +4,7 @@
     .venv/bin/python -m bench rollouts good --deployment smollm2 --max-tokens 8
     .venv/bin/python -m bench rollouts kills --kills 10
 
-Needs a fleet from `make up` (same SWITCHYARD_HOME) without other users: `kills` kills the worker and beat.
+Needs a fleet from `make up` (same SWITCHYARD_HOME) without other users: `kills` kills the controller and the worker.
 Streaming requests at a steady rate go to every region of the deployment.
 """
 
@@ -95,7 +95,7 @@ def answer(bench: Bench) -> list[Row]:
 
 
 def kills(bench: Bench) -> list[Row]:
-    """`kill -9` of the worker, and every second time of beat too, while one rollout follows another."""
+    """`kill -9` of the controller, and every second time of the worker, while one rollout follows another."""
     ended: list[Row] = []
     rollout = bench.start(bench.other(), {**UNBAKED, "min_healthy_s": 8})
     resumed = []
@@ -106,7 +106,7 @@ def kills(bench: Bench) -> list[Row]:
                 ended.append(row)
                 rollout = bench.start(bench.other(), {**UNBAKED, "min_healthy_s": 8})
             time.sleep(0.5)
-        resumed.append(kill_and_wait(("controller", "beat") if number % 2 else ("controller",)))
+        resumed.append(kill_and_wait(("controller", "worker") if number % 2 else ("controller",)))
         print(f"  kill {number + 1}: the next pass began {resumed[-1]:.1f} s after it", flush=True)
     print(
         f"  resumed after {statistics.median(resumed):.1f} s (median), {max(resumed):.1f} s at most of {len(resumed)}"

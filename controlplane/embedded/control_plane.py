@@ -1,97 +1,42 @@
 """The control plane's own processes and management commands: their command lines, and each command run with its log
 and its deadline."""
 
-import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.engine_environment import Weights
 from controlplane.embedded.preflight import HOST
-from controlplane.embedded.processes import CONTROL_NICE, OneshotResult, Program, require_oneshot, run_oneshot
+from controlplane.embedded.processes import OneshotResult, Program, require_oneshot, run_oneshot
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
-
-WORKER_CONCURRENCY = 2
-HOUSEKEEPING_NICE = 5
-_WEB_STOPS_WITHIN_S = 8.0
-"""Requests under way have 3 s (controlplane.web)."""
-UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
-"""Django's checks load the whole API, over a second of a processor in each process. The tests run them."""
+from controlplane.processes import BY_NAME, PROCESSES
 
 
-def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
-    """The ASGI server: dashboard, API, agents' and browsers' WebSockets."""
-    arguments = ["controlplane.web", "--host", HOST, "--port", str(configuration.port)]
-    arguments += ["--agent-host", configuration.agent_listen, "--agent-port", str(configuration.agent_port)]
-    program = _python(arguments, environment, nice=CONTROL_NICE)
-    return Service(name="web", program=program, stop_within_s=_WEB_STOPS_WITHIN_S)
+def services(configuration: Configuration, environment: Mapping[str, str]) -> tuple[Service, ...]:
+    """The processes of the table, in its order."""
+    return tuple(service(kind.role, configuration, environment) for kind in PROCESSES)
 
 
-def controller(environment: Mapping[str, str]) -> Service:
-    """The Celery worker of the control loops: reconciling, provisioning, publishing, the autopilot."""
-    program = _celery_worker("controller", ["--queues", "control", "--task-events"], environment, nice=CONTROL_NICE)
-    return Service(name="controller", program=program, stop_within_s=10.0)
-
-
-def worker(environment: Mapping[str, str]) -> Service:
-    """Celery's worker, for housekeeping. On the launcher's death it stops cold: its tasks are acknowledged late and
-    come again."""
-    options = ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY)]
-    program = _celery_worker("worker", options, environment, nice=HOUSEKEEPING_NICE)
-    program = replace(program, death_signal=signal.SIGQUIT)
-    return Service(name="worker", program=program, stop_within_s=10.0)
-
-
-def beat(home: StateDirectory, environment: Mapping[str, str]) -> Service:
-    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
-    arguments += ["--pidfile=", "--loglevel", "warning"]
-    return Service(name="beat", program=_python(arguments, {**environment, **UNCHECKED}), stop_within_s=5.0)
-
-
-def sender(environment: Mapping[str, str]) -> Service:
-    """Sends near-real-time requests. What it has not finished at its end, it gives back."""
-    return Service(name="sender", program=management_command(["sender"], environment), stop_within_s=5.0)
-
-
-def batch(environment: Mapping[str, str]) -> Service:
-    """Works on batches. What it has not finished at its end, it gives back."""
-    program = replace(management_command(["batch"], environment), nice=HOUSEKEEPING_NICE)
-    return Service(name="batch", program=program, stop_within_s=5.0)
-
-
-def planner(environment: Mapping[str, str]) -> Service:
-    """The Celery worker that measures demand and forecasts it. A child of lower priority plans the day."""
-    program = _celery_worker("planner", ["--queues", "planner", "--task-events"], environment, nice=HOUSEKEEPING_NICE)
-    return Service(name="planner", program=program, stop_within_s=5.0)
-
-
-def _celery_worker(name: str, options: list[str], environment: Mapping[str, str], *, nice: int) -> Program:
-    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker", "--hostname", f"{name}@%h"]
-    arguments += ["--without-gossip", "--without-mingle", *options, "--loglevel", "info"]
-    return _python(arguments, {**environment, **UNCHECKED}, nice=nice)
+def service(name: str, configuration: Configuration, environment: Mapping[str, str]) -> Service:
+    kind, options = BY_NAME[name], tuple[str, ...]()
+    if kind.role == "web":
+        options = ("--host", HOST, "--port", str(configuration.port))
+        options += ("--agent-host", configuration.agent_listen, "--agent-port", str(configuration.agent_port))
+    program = Program(
+        arguments=(sys.executable, *kind.arguments, *options),
+        environment={**environment, **kind.environment},
+        folder=CHECKOUT,
+        nice=kind.nice,
+        death_signal=kind.death_signal,
+    )
+    return Service(name=kind.role, program=program, stop_within_s=kind.stop_within_s)
 
 
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
     """One of Django's or our own commands."""
     return Program(arguments=(sys.executable, "manage.py", *arguments), environment=environment, folder=CHECKOUT)
-
-
-def _python(
-    arguments: list[str],
-    environment: Mapping[str, str],
-    *,
-    nice: int = 0,
-) -> Program:
-    return Program(
-        # Celery's advice not to run as root is for workers that unpickle untrusted messages; ours reads JSON of ours.
-        arguments=(sys.executable, "-W", "ignore:You're running the worker", "-m", *arguments),
-        environment=environment,
-        folder=CHECKOUT,
-        nice=nice,
-    )
 
 
 _COMMAND_WITHIN_S = 120.0
@@ -144,8 +89,9 @@ class Management:
 
     async def _require(self, name: str, *commands: tuple[str, ...], **environment: str) -> None:
         """Run commands in one process, in this order; empty ones are left out."""
-        arguments = ["controlplane.management.in_order"]
+        arguments = [sys.executable, "-m", "controlplane.management.in_order"]
         for command in commands:
             arguments += [",", *command]
-        program = _python(arguments, {**self._environment, **environment})
+        variables = {**self._environment, **environment}
+        program = Program(arguments=tuple(arguments), environment=variables, folder=CHECKOUT)
         await require_oneshot(name, program, self._home, self._console, deadline_s=_COMMAND_WITHIN_S)

@@ -1,7 +1,7 @@
 """`make up`: brings everything up in order, keeps it running, and on a signal takes it down in order.
 
 The order of the end differs from the reverse of the beginning in one point: whoever would heal the fleet
-(controller, beat, worker) goes before the fleet does.
+(controller, worker) goes before the fleet does.
 """
 
 import asyncio
@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import psutil
 
-from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
-from controlplane.embedded.control_plane import Management
+from controlplane.embedded.control_plane import Management, services
 from controlplane.embedded.engine_environment import Weights, install_engine
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
@@ -106,15 +105,7 @@ class Launcher:
         await self._wait_for_cells(management)
 
     async def _start_processes(self) -> None:
-        for service in (
-            control_plane.web(self._configuration, self._environment),
-            control_plane.controller(self._environment),
-            control_plane.worker(self._environment),
-            control_plane.beat(self._home, self._environment),
-            control_plane.batch(self._environment),
-            control_plane.planner(self._environment),
-            control_plane.sender(self._environment),
-        ):
+        for service in services(self._configuration, self._environment):
             await self._supervisor.start(service)
 
     async def _check(self) -> Servers:
@@ -222,7 +213,7 @@ class Launcher:
             self._publish(phase=LauncherPhase.STOPPING)
         if self._supervisor.runs_anything:
             self._console.own("stopping")
-        await self._supervisor.stop("beat", "worker", "controller")
+        await self._supervisor.stop("worker", "controller")
         # A start that fails takes down what it began; a fleet that an earlier launcher left goes on serving.
         takes_fleet = self._stop_requested.is_set() or (self._fleet_may_run and not self._adopts_fleet)
         if takes_fleet and self._fleet_may_run:

@@ -20,7 +20,7 @@ def control_plane_environment(
     database_url: str,
     redis_url: str,
 ) -> dict[str, str]:
-    """What web, worker, beat and the management commands get; agents inherit it from them."""
+    """What the control plane's processes and the management commands get; agents inherit it from them."""
     return {
         **{name: text for name, text in inherited.items() if name not in _NOT_PASSED_ON},
         HOME_MARK: str(configuration.home),

@@ -65,7 +65,6 @@ class StateDirectory:
         self.state = path / "up.json"
         self.lock = path / "up.lock"
         self.token = path / "operator-token"
-        self.beat_schedule = path / "beat-schedule"
 
     def prepare(self) -> None:
         """Create what is missing.

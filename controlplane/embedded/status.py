@@ -19,6 +19,7 @@ from controlplane.embedded.preflight import HOST
 from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe, processes_of
 from controlplane.embedded.state_directory import OPERATOR, LauncherPhase, StateDirectory
+from controlplane.processes import BY_NAME
 
 _PROBE_ONCE_S = 0.1
 """Above 0, because only a command that waits also judges."""
@@ -41,7 +42,8 @@ def show_status(configuration: Configuration, home: StateDirectory, console: Con
     console.plain(f"Launcher {state.pid}: {state.phase}{f' ({state.reason})' if state.reason else ''}")
     console.plain(f"Dashboard http://127.0.0.1:{state.port}/")
     for name, pid in state.sessions.items():
-        console.plain(f"  {name:<10} {_process_line(pid)}")
+        does = f"; {BY_NAME[name].does}" if name in BY_NAME else ""
+        console.plain(f"  {name:<10} {_process_line(pid)}{does}")
     resident = sum(_resident_bytes(process) for process in running) // _MIB
     console.plain(f"  {len(running)} processes in all, {resident} MiB resident")
     return 1 if state.phase is LauncherPhase.STOPPING else wait_for_cells(configuration, home, _PROBE_ONCE_S)

@@ -9,7 +9,7 @@ from celery import signals
 
 from controlplane.observability.exposition import serve_metrics
 from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
-from kernel.process_role import LOOP_ROLES, process_role
+from kernel.process_role import ProcessRole, process_role
 from kernel.tasks import SENT_AT
 from kernel.tracing import MESSAGE_HEADER, bind_request_id, request_id, span, spans_flush, traceparent
 
@@ -58,14 +58,13 @@ def _ended(task_id: str = "", task: Any = None, state: str | None = None, **_: A
 @signals.worker_init.connect
 def _loops_scraped(**_: Any) -> None:
     """Control loops run without a broker, and a worker is ready only once it has one."""
-    if process_role() in LOOP_ROLES:
+    if process_role() is ProcessRole.CONTROLLER:
         serve_metrics()
 
 
 @signals.worker_ready.connect
-@signals.beat_init.connect
 def _scraped(**_: Any) -> None:
-    if process_role() not in LOOP_ROLES:
+    if process_role() is not ProcessRole.CONTROLLER:
         serve_metrics()
 
 

@@ -1,4 +1,4 @@
-# The control plane: web, controller, worker, beat, batch, planner, sender, and every command of manage.py. Built from the checkout:
+# The control plane: web, controller, worker, jobs, and every command of manage.py. Built from the checkout:
 #   buildah build -f deploy/images/control-plane.Dockerfile -t switchyard/control-plane .
 # The argument says which of them a container runs (deploy/images/control-plane.sh); docs/operate/configure.md has the variables.
 ARG BASE=docker.io/library/python:3.12-slim-bookworm

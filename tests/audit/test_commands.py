@@ -14,8 +14,8 @@ from tests.audit.records import changes, only_record, recorded
 
 OURS = ("controlplane", "fleet", "models_registry", "traffic")
 CHANGE_NOTHING = {
-    "agent_archive", "artifact_push", "audit_export", "audit_verify", "batch", "fleet_status",
-    "medusa_tree", "seed_scale", "sender",
+    "agent_archive", "artifact_push", "audit_export", "audit_verify", "fleet_status", "jobs",
+    "medusa_tree", "seed_scale",
 }  # fmt: skip
 """Readers; what packs the agent into the cache, or uploads files with the credentials of who runs it; sender and batch,
 whose requests are applications'; and what fills a database for measurements."""

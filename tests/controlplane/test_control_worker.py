@@ -22,6 +22,7 @@ from django.db import connection, transaction
 
 from controlplane.celery import app
 from controlplane.embedded import control_plane
+from controlplane.embedded.configuration import read_configuration
 from controlplane.embedded.valkey import binary
 from fleet.reconcile.services import LEASE
 from kernel import clock
@@ -112,7 +113,7 @@ class Worker:
             "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY,
         }
         self._log = folder / "controller.log"
-        program = control_plane.controller(self.environment).program
+        program = control_plane.service("controller", read_configuration({}), self.environment).program
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(
                 program.arguments, env=dict(program.environment), cwd=ROOT, stdout=output, stderr=output

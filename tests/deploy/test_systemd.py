@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded import control_plane
-from controlplane.embedded.configuration import CHECKOUT, read_configuration
-from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.configuration import CHECKOUT
+from controlplane.processes import BY_NAME
 
 UNITS = CHECKOUT / "deploy/systemd"
 INSTALLED = "/opt/switchyard-control"
-PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
 EXPOSED_MOST = 20
 """Of 100, by systemd's own judgement: a service without any of it has 96, sshd of Debian 96, systemd-resolved 21."""
 
@@ -36,11 +34,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_is_a_unit_for_each_process_and_a_target_of_all() -> None:
-    wanted = {f"switchyard-{process}.service" for process in PROCESSES}
+    wanted = {f"switchyard-{process}.service" for process in BY_NAME}
     assert {path.name for path in UNITS.iterdir()} == {*wanted, "switchyard-control.target"}
     target = (UNITS / "switchyard-control.target").read_text()
     assert set(target.partition("\nWants=")[2].partition("\n")[0].split()) == wanted
-    for process in PROCESSES:
+    for process in BY_NAME:
         assert unit(process)["Install"]["WantedBy"] == unit(process)["Unit"]["PartOf"] == "switchyard-control.target"
 
 
@@ -58,22 +56,11 @@ def test_systemd_finds_each_confined(installed: Path) -> None:
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr}"
 
 
-@pytest.mark.parametrize("process", PROCESSES)
-def test_each_runs_what_make_up_runs(process: str) -> None:
-    """But for where it listens, which is another's choice there."""
-    home = StateDirectory(Path("/var/lib/switchyard-control"))
-    program = {
-        "web": control_plane.web(read_configuration({}), {}),
-        "controller": control_plane.controller({}),
-        "worker": control_plane.worker({}),
-        "beat": control_plane.beat(home, {}),
-        "batch": control_plane.batch({}),
-        "planner": control_plane.planner({}),
-        "sender": control_plane.sender({}),
-    }[process].program
-    service = unit(process)["Service"]
-    python, *arguments = shlex.split(service["ExecStart"].replace("%%", "%"))
+@pytest.mark.parametrize("process", BY_NAME)
+def test_each_follows_the_table_of_processes(process: str) -> None:
+    kind, parts = BY_NAME[process], unit(process)
+    python, *arguments = shlex.split(parts["Service"]["ExecStart"])
     assert python == f"{INSTALLED}/.venv/bin/python"
-    known = [part for part in program.arguments[1:] if part not in {"-W", "ignore:You're running the worker"}]
-    assert arguments == known or (process == "web" and arguments[:2] == known[:2])
-    assert int(service.get("Nice", "0")) == program.nice
+    assert arguments[:3] == ["-m", "controlplane.processes", process]
+    assert int(parts["Service"].get("Nice", "0")) == kind.nice
+    assert parts["Unit"]["Description"] == f"Switchyard {process}: {kind.does}"

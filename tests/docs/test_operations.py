@@ -1,16 +1,12 @@
 """The operators' pages name every variable that the code reads, every process for production, and every runbook."""
 
-import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from controlplane.embedded import control_plane
-from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.state_directory import StateDirectory
-from controlplane.embedded.supervisor import Service
+from controlplane.processes import BY_NAME, process_table
 from tests.docs.pages import FENCED, ROOT, operators_pages, section, text_of
 from tests.docs.test_links import slug
 from tests.docs.variables_page import LINKS, SETTINGS, Row, rows, with_table
@@ -69,20 +65,6 @@ READ = {
     *IN_SHELL,
     *re.findall(r"\$\((?:or \$\()?(DETACH|TESTS|PYTHON|FAST)\)", text_of("Makefile")),
 }
-
-
-def services() -> list[Service]:
-    """Returns the processes of the control plane under `make up`, from every function that creates a service."""
-    made: list[Callable[..., Service]] = [
-        function
-        for _, function in inspect.getmembers(control_plane, inspect.isfunction)
-        if inspect.signature(function).return_annotation is Service and not function.__name__.startswith("_")
-    ]
-    given = {"configuration": read_configuration({}), "home": StateDirectory(Path("/nowhere")), "environment": {}}
-    return [function(**{name: given[name] for name in inspect.signature(function).parameters}) for function in made]
-
-
-SERVICES = {service.name: service for service in services()}
 
 
 def test_every_variable_is_explained() -> None:
@@ -151,22 +133,13 @@ def test_a_page_begins_with_an_index_of_its_sections(page: str) -> None:
     assert sections <= set(re.findall(r"\]\(#([\w-]+)\)", beginning))
 
 
-def test_there_are_the_processes_that_everybody_knows() -> None:
-    assert {"web", "controller", "worker", "beat", "batch", "planner", "sender"} <= set(SERVICES)
+def test_the_table_of_processes_is_in_the_documents() -> None:
+    assert process_table() in section("docs/operate/install.md", "## Production"), "write controlplane.processes again"
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_production_names_every_process_with_its_command(name: str) -> None:
-    production = section("docs/operate/install.md", "## Production")
-    program = SERVICES[name].program.arguments
-    command = [word for word in program if not word.startswith(("-", "/", "ignore:"))][:1]
-    ending = {
-        "web": "-m controlplane.web",
-        "beat": "beat",
-        **{worker: f"worker --hostname {worker}@%h" for worker in ("controller", "worker", "planner")},
-    }.get(name, f"manage.py {name}")
-    assert f"`{name}`" in production, f"docs/operate/install.md, Production, does not name the process {name}"
-    assert all(word in production for word in (*command, ending)), f"give the command of {name} in Production"
+@pytest.mark.parametrize("name", BY_NAME)
+def test_the_documents_name_every_process(name: str) -> None:
+    assert f"-m controlplane.processes {name}" in section("docs/operate/install.md", "## Production")
     assert f"| {name} " in section("docs/architecture.md", "## Processes"), f"give {name} a row in architecture.md"
 
 

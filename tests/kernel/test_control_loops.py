@@ -11,8 +11,8 @@ from kernel.loop_passes import PASSES, control_standing
 CONTROL = {
     *("fleet.reconcile", "fleet.provision", "fleet.agents", "fleet.cloud"),
     *("traffic.publish", "traffic.autopilot", "traffic.autoscale", "traffic.entry", "traffic.ensure_ingresses"),
+    *("traffic.demand", "traffic.plan"),
 }
-PLANNER = {"traffic.demand", "traffic.plan"}
 
 
 def loop(make_pass: Callable[[], bool], called: str) -> ControlLoop:
@@ -33,20 +33,18 @@ def loops_recorded() -> set[str]:
 
 def test_the_loops_of_each_queue() -> None:
     assert set(control_loops(["control"])) == CONTROL
-    assert set(control_loops(["planner"])) == PLANNER
     assert not control_loops(["celery"])
 
 
 def test_each_is_a_task_of_its_queue_that_is_acknowledged_late_and_never_expires() -> None:
     app.loader.import_default_modules()
-    for queue, names in (("control", CONTROL), ("planner", PLANNER)):
-        for name in names:
-            task = app.tasks[name]
-            assert isinstance(task, ControlLoop)
-            assert is_control_loop(name)
-            assert task.acks_late
-            assert task.expires is None
-            assert app.amqp.router.route({}, name)["queue"].name == queue
+    for name in CONTROL:
+        task = app.tasks[name]
+        assert isinstance(task, ControlLoop)
+        assert is_control_loop(name)
+        assert task.acks_late
+        assert task.expires is None
+        assert app.amqp.router.route({}, name)["queue"].name == "control"
 
 
 def test_every_other_task_and_all_that_beat_asks_for_stay_out_of_their_queues() -> None:

@@ -228,7 +228,7 @@ class RunningFleet(AskedFleet):
         return found
 
     def service(self, name: str) -> psutil.Process:
-        """One of the launcher's children: web, worker, beat, valkey or postgres."""
+        """One of the launcher's children: web, worker, jobs, valkey or postgres."""
         state = json.loads((self.home / "up.json").read_text())
         return psutil.Process(state["sessions"][name])
 

@@ -87,7 +87,7 @@ def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: R
     engines, cells = fleet.engine_pids(), fleet.cells()
 
     def kill_control_plane(answers: list[Answer]) -> None:
-        gone = [fleet.service(name) for name in ("web", "controller", "worker", "beat", "valkey")]
+        gone = [fleet.service(name) for name in ("web", "controller", "worker", "jobs", "valkey")]
         for process in gone:
             for child in (*process.children(recursive=True), process):
                 child.kill()

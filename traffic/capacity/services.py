@@ -201,7 +201,7 @@ class _UnderWay:
 
 
 class DayPlanner:
-    """The plans of one planner process."""
+    """The plans of one controller."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "traffic.capacity.child")) -> None:
         self._command = command
@@ -327,7 +327,7 @@ def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
             )
 
 
-# What the process `planner` does besides measuring demand: forecasts, and the plan of the day that follows them.
+# The pass of loop `traffic.plan`: forecasts, and the plan of the day that follows them.
 
 
 class Planner:

@@ -4,7 +4,7 @@ middle leaves a hole.
 
 Forecasts all series in rounds of five minutes and stores the forecasts.
 
-A round takes about a millisecond a series and 30 ms for each error ledger that is renewed, in the planner process. A
+A round takes about a millisecond a series and 30 ms for each error ledger that is renewed, in the controller. A
 series that cannot be forecast is logged, and the other series are forecast.
 """
 
@@ -155,7 +155,7 @@ log = logging.getLogger(__name__)
 
 
 class Forecaster:
-    """The rounds of one planner process. A lease lets one planner at a time make them."""
+    """The rounds of one controller. A lease lets one at a time make them."""
 
     def __init__(self) -> None:
         self._last: datetime | None = None

@@ -10,7 +10,7 @@ from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
-    help = "Grant a role of PostgreSQL what web, worker, beat and sender need. Run as the owner, after every migrate."
+    help = "Grant a role of PostgreSQL what the control plane's processes need. Run as the owner, after every migrate."
     acts_outside = True
 
     def add_arguments(self, parser: CommandParser) -> None:

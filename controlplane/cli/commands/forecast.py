@@ -13,7 +13,7 @@ from controlplane.cli.session import session_of
 app = typer.Typer()
 
 EMPTY = (
-    "Nothing is forecast yet: the process `planner` must run, and requests must have come for a quarter of an hour; "
+    "Nothing is forecast yet: the process `controller` must run, and requests must have come for a quarter of an hour; "
     "`switchyard chat` sends one."
 )
 COLUMNS = (

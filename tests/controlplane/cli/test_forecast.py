@@ -35,4 +35,4 @@ def test_before_there_are_errors_the_next_slot_is_shown(switchyard: Switchyard) 
 def test_where_nothing_is_forecast_it_says_what_would(switchyard: Switchyard) -> None:
     rows.deployment()
 
-    assert "process `planner`" in switchyard("forecast", "sim-70b").err
+    assert "process `controller`" in switchyard("forecast", "sim-70b").err

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.embedded.configuration import CannotStart, Engine, Provider, read_configuration
-from controlplane.embedded.control_plane import web
+from controlplane.embedded.control_plane import service
 
 CHECKOUT = Path("/srv/switchyard")
 
@@ -66,4 +66,4 @@ def test_other_hosts_may_join_and_run_the_demo() -> None:
         {"SWITCHYARD_AGENT_LISTEN": "10.0.0.1", "SWITCHYARD_DEMO_PROVIDER": "machines"}, CHECKOUT
     )
     assert (configuration.agent_listen, configuration.provider) == ("10.0.0.1", Provider.MACHINES)
-    assert "10.0.0.1" in web(configuration, {}).program.arguments
+    assert "10.0.0.1" in service("web", configuration, {}).program.arguments

@@ -30,7 +30,7 @@ def test_a_line_without_an_end_does_not_grow_for_ever() -> None:
 
 @pytest.mark.parametrize(
     ("name", "line", "shown"),
-    [("web", "hello", "web      | hello"), ("postgres", "LOG: x", "postgres | LOG: x"), ("beat", "", "beat     |")],
+    [("web", "hello", "web      | hello"), ("postgres", "LOG: x", "postgres | LOG: x"), ("jobs", "", "jobs     |")],
 )
 def test_prefixes_align(name: str, line: str, shown: str) -> None:
     assert prefixed(name, line, width=8, colour=False) == shown

@@ -146,7 +146,7 @@ def program(name: str) -> Program:
 
 async def _live(world: World, home: StateDirectory) -> None:
     kept = Supervisor(home, silent_console(), on_change=world.noted)
-    names = ("web", "worker", "sender")
+    names = ("web", "worker", "jobs")
     for name in names:
         service = Service(name, program(name), stop_within_s=STOP_WITHIN_S, prepare=world.prepare)
         while not await _starts(kept, service):  # noqa: ASYNC110 - nothing tells when it may be tried

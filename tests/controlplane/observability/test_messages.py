@@ -54,7 +54,7 @@ def test_every_process_of_django_counts_its_tasks_into_the_folder_of_its_host(tm
     assert values == "MmapedValue"
 
 
-@pytest.mark.parametrize("program", [["uvicorn"], ["manage.py", "sender"], ["celery", "worker"]])
+@pytest.mark.parametrize("program", [["uvicorn"], ["manage.py", "jobs"], ["celery", "worker"]])
 def test_processes_of_one_host_count_into_one_folder(
     program: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from controlplane.embedded.configuration import CHECKOUT
+from controlplane.processes import BY_NAME
 from engine_agent.engines.uv_install import read_pip_settings
 from lab.embedded_servers import EmbeddedServers
 from tests.deploy.images.by_tcp import by_tcp
@@ -28,7 +29,6 @@ from tests.ports import free_ingress_port, free_ports
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 IMAGES = CHECKOUT / "deploy/images"
-PROCESSES = ("web", "controller", "worker", "beat", "batch", "planner", "sender")
 WITHIN_S = 900.0
 STOPS_WITHIN_S = 60.0
 REGION = "us-east-1"
@@ -239,7 +239,7 @@ class ControlPlane:
 def control(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("control")
     servers = EmbeddedServers(folder / "servers")
-    containers = {process: builder.started_from("control-plane") for process in PROCESSES}
+    containers = {process: builder.started_from("control-plane") for process in BY_NAME}
     try:
         with reached(servers.start()) as urls:
             try:

@@ -181,7 +181,7 @@ def test_a_request_waits_for_an_ingress_that_is_away(ingress: Receiver) -> None:
 def sender_process() -> "subprocess.Popen[bytes]":
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     return subprocess.Popen(
-        [sys.executable, "manage.py", "sender"],
+        [sys.executable, "manage.py", "jobs"],
         env={
             **os.environ,
             "DATABASE_URL": url,

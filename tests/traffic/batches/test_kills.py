@@ -82,7 +82,7 @@ def disturbed(world: World | None, chance: random.Random) -> None:
 def batch_process() -> Iterator[subprocess.Popen[bytes]]:
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     process = subprocess.Popen(
-        [sys.executable, "manage.py", "batch"],
+        [sys.executable, "manage.py", "jobs"],
         cwd=CHECKOUT,
         env={
             **os.environ,

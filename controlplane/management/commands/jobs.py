@@ -1,37 +1,42 @@
-"""Sends accepted near-real-time requests, takes those that come by queues, measures benchmarks and searches among
-configurations, until it is told to stop."""
+"""Does the work that was accepted earlier, until SIGTERM."""
 
 import asyncio
 import signal
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
+from controlplane.processes import BY_NAME
 from controlplane.secret_key import require_secret_key
 from fleet.webhooks.services import WebhookSender
+from kernel.process_role import ProcessRole
 from models_registry.benchmarks.services.runner import BenchmarkRunner
 from models_registry.benchmarks.services.search_runner import SearchRunner
 from traffic.async_requests.services.queues import QueueEdge
 from traffic.async_requests.services.sender import AsyncSender
+from traffic.batches.services.runner import BatchChores, BatchSender
+
+SWITCH_EVERY_S = 0.001
+"""Instead of 5 ms: the validation of a batch computes for seconds next to requests that are being sent."""
 
 
 class Command(BaseCommand):
-    help = (
-        "Send near-real-time requests through the ingresses of their regions, take those of queues, and measure "
-        "benchmarks, until SIGTERM."
-    )
+    help = f"Process {BY_NAME[ProcessRole.JOBS].does}, until SIGTERM."
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         require_secret_key()
         serve_metrics()
-        asyncio.run(_send())
+        sys.setswitchinterval(SWITCH_EVERY_S)
+        asyncio.run(_work())
 
 
-async def _send() -> None:
+async def _work() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    processes = (AsyncSender(), WebhookSender(), QueueEdge(), BenchmarkRunner(), SearchRunner())
-    await asyncio.gather(*(process.run(stopping) for process in processes))
+    lease_loops = (AsyncSender(), BatchChores(), BatchSender(), WebhookSender())
+    others = (QueueEdge(), BenchmarkRunner(), SearchRunner())
+    await asyncio.gather(*(each.run(stopping) for each in (*lease_loops, *others)))
