@@ -236,7 +236,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_pass_leaves_nothing_stuck(
     start().require_passes(LOOPS)
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_worker_that_is_stopped_ends_its_passes_and_frees_their_leases_whatever_the_broker_does(
     hangs: bool, broker: Broker, start: Callable[[], Worker]
 ) -> None:

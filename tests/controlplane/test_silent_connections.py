@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 FILES = 512
 """That web may have open: a quarter of them for connections of people, a quarter for those of agents."""
 SILENT = 300
-"""More than web has room for with `FILES`."""
+"""More than web has room for with `FILES`, of each kind."""
+SAID = (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-", b"\r\n")
 
 
 @pytest.fixture
@@ -41,15 +42,14 @@ def has_ended(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-", b"\r\n"])
 def test_people_and_agents_are_served_among_connections_that_ask_for_nothing(
-    tmp_path: Path, silent: list[socket.socket], said: bytes
+    tmp_path: Path, silent: list[socket.socket]
 ) -> None:
     agents = free_port()
     more = {"SWITCHYARD_PLAIN_LINKS": "0", "SWITCHYARD_AGENT_PORT": str(agents), "SWITCHYARD_HOME": str(tmp_path)}
     with web_process(tmp_path / "web.log", open_files=FILES, **more) as url:
         port = urlsplit(url).port or 0
-        silent += [connected(port, said) for _ in range(SILENT)]
+        silent += [connected(port, said) for _ in range(SILENT) for said in SAID]
         for path, statuses in (("/login/", {200}), ("/healthz", {200, 503}), ("/api/v1/regions/", {401})):
             client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             client.request("GET", path)
