@@ -1,4 +1,4 @@
-"""What decisions about faults change in the simulated rows, as `fleet.services.{incident,replacement}` do in the real
+"""What decisions about faults change in the simulated rows, as the services of `fleet/faults` do in the real
 ones."""
 
 from collections.abc import Mapping

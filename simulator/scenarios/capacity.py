@@ -107,8 +107,8 @@ def _spot_play(world: World, cells: int, ranks: tuple[int, ...], kind: NoticeKin
 def _spot_expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     yield from never_touched(world, ("node.lost", "cell.failed"))
-    told = {notice.node for notice in world.store.notices}
-    yield from (f"{node} is still there" for node in sorted(told & set(world.store.nodes)))
+    announced = {notice.node for notice in world.store.notices}
+    yield from (f"{node} is still there" for node in sorted(announced & set(world.store.nodes)))
 
 
 def _spot_scenario(
@@ -188,6 +188,7 @@ SCENARIOS = {
         until_s=2 * SWINGS_BUSY_S,
         busy_s=SWINGS_BUSY_S + 3 * SWINGS_POLICY.down_after_s,
         expect=_swings_expect,
+        skip_repeats=True,
         behaviours={"v1": VersionBehaviour(load_s=40.0)},
     ),
     "spot_warning": _spot_scenario("A leader is taken back in two minutes; spares are there.", 2, _spot(1, 0)),

@@ -9,45 +9,45 @@ import pytest
 
 from simulator.scenarios import scenario_names
 
-PLANNING = "tests.fleet.planning"
+FLEET = "tests.fleet"
 HURT = {
     "a new version that becomes ready and then fails": (
-        f"{PLANNING}.rollout.test_whole_rollouts",
+        f"{FLEET}.rollouts.test_whole_rollouts",
         "test_a_bad_version_touches_one_cell_and_is_rolled_back_while_the_others_serve",
         "bad_version_fails_after_ready",
     ),
     "a version that never starts, while healthy cells survive": (
-        f"{PLANNING}.rollout.test_whole_rollouts",
+        f"{FLEET}.rollouts.test_whole_rollouts",
         "test_a_bad_version_touches_one_cell_and_is_rolled_back_while_the_others_serve",
         "bad_version_never_starts",
     ),
     "a rollout without any spare": (
-        f"{PLANNING}.rollout.test_whole_rollouts",
+        f"{FLEET}.rollouts.test_whole_rollouts",
         "test_in_place_without_any_spare_ends_on_the_machines_that_there_are",
         "rollout_without_spares",
     ),
     "a rollout and a scale-up at once": (
-        f"{PLANNING}.rollout.test_whole_rollouts",
+        f"{FLEET}.rollouts.test_whole_rollouts",
         "test_a_rollout_and_a_scale_up_at_once_both_come_to_their_end",
         "rollout_and_scale_up",
     ),
     "all agents silent at once, and no action": (
-        f"{PLANNING}.test_harmless",
+        f"{FLEET}.reconcile.test_properties",
         "test_all_agents_silent_at_once_is_an_incident_and_no_action",
         "all_silent",
     ),
     "60 % of a zone silent, which freezes it": (
-        f"{PLANNING}.faults.test_guards",
+        f"{FLEET}.faults.test_guards",
         "test_sixty_percent_of_a_zone_silent_freezes_it_whoever_witnesses",
         "zone_silent",
     ),
     "one probe that fails for a moment, and no action": (
-        f"{PLANNING}.test_harmless",
+        f"{FLEET}.reconcile.test_properties",
         "test_one_failed_probe_changes_nothing",
         "probe_fails_for_a_moment",
     ),
     "a leader whose /health is 200 while its follower is dead": (
-        f"{PLANNING}.test_harmless",
+        f"{FLEET}.reconcile.test_properties",
         "test_a_leader_that_answers_200_does_not_hide_that_its_followers_engine_is_dead",
         "leader_200_follower_dead",
     ),
@@ -57,7 +57,7 @@ HURT = {
         "told_to_start_twice",
     ),
     "stale verdicts after a node came back": (
-        f"{PLANNING}.test_harmless",
+        f"{FLEET}.reconcile.test_properties",
         "test_a_stale_verdict_does_nothing_to_a_node_that_came_back",
         "stale_verdicts",
     ),

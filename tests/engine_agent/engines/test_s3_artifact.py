@@ -41,7 +41,7 @@ class Store:
     client: Any
     artifact: Artifact
     cache: Path
-    said: list[str]
+    lines: list[str]
     arrived: Arrived
 
     @property
@@ -54,7 +54,7 @@ class Store:
 
     def _download(self) -> None:
         room = partial(make_room, self.entry, limit=None)
-        download(self.artifact, self.entry, room, self.arrived, self.said.append)
+        download(self.artifact, self.entry, room, self.arrived, self.lines.append)
 
     def begin(self, content: bytes, tag: str = "") -> None:
         """Leaves the beginning of a download of the weights behind."""
@@ -127,7 +127,7 @@ def test_a_connection_that_is_cut_is_gone_on_with_at_once(
     assert ranges[0] is None
     begun = [int(str(each).removeprefix("bytes=").removesuffix("-")) for each in ranges[1:]]
     assert begun == sorted(set(begun)) != []
-    assert "broke off at" in "\n".join(store.said)
+    assert "broke off at" in "\n".join(store.lines)
 
 
 def test_a_beginning_of_something_else_is_thrown_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ def test_a_manifest_that_is_none_is_refused(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "lines"),
     [
         ({"../escaped": "0" * 64}, r"lists '../escaped', which is outside of the artifact"),
         ({"/etc/passwd": "0" * 64}, r"lists '/etc/passwd', which is outside of the artifact"),
@@ -231,43 +231,43 @@ def test_a_manifest_that_is_none_is_refused(store: Store) -> None:
     ],
 )
 def test_a_hostile_manifest_is_refused_before_anything_is_written(
-    store: Store, tmp_path: Path, files: dict[str, str], said: str
+    store: Store, tmp_path: Path, files: dict[str, str], lines: str
 ) -> None:
     manifest = Manifest(files, {})
     write_manifest(tmp_path, manifest)
     text = (tmp_path / MANIFEST_NAME).read_bytes()
     store.client.put_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}", Body=text)
     store.artifact = Artifact(store.artifact.uri, manifest.digest)
-    with pytest.raises(CannotFetch, match=said):
+    with pytest.raises(CannotFetch, match=lines):
         store.fetch()
     assert [path.name for path in store.cache.iterdir()] == [store.entry.lock.name]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "lines"),
     [
         (b" " * (8 * 1024 * 1024 + 1), r"manifest.json has 8388609 bytes; the limit is 8388608"),
         (b'{"files":{"a":"1","a":"2"},"source":{},"digest":""}', r"not a manifest: .*the member 'a' is there twice"),
         (b"[" * 100_000, r"not a manifest: .*nested deeper"),
     ],
 )
-def test_a_manifest_that_is_huge_or_has_no_one_meaning_is_refused(store: Store, text: bytes, said: str) -> None:
+def test_a_manifest_that_is_huge_or_has_no_one_meaning_is_refused(store: Store, text: bytes, lines: str) -> None:
     store.client.put_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}", Body=text)
-    with pytest.raises(CannotFetch, match=said):
+    with pytest.raises(CannotFetch, match=lines):
         store.fetch()
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "lines"),
     [
         ("s3://models/llama/4", r"s3://models/llama/4 has no manifest.json: upload the artifact by manage.py"),
         ("s3://nowhere/llama", r"the bucket of s3://nowhere/llama does not exist"),
         ("file:///models", r"file:///models is not in S3; it must be s3://bucket/prefix"),
     ],
 )
-def test_a_place_without_the_artifact_says_so(store: Store, uri: str, said: str) -> None:
+def test_a_place_without_the_artifact_says_so(store: Store, uri: str, lines: str) -> None:
     store.artifact = Artifact(uri, store.artifact.digest)
-    with pytest.raises(CannotFetch, match=said):
+    with pytest.raises(CannotFetch, match=lines):
         store.fetch()
 
 
@@ -287,7 +287,7 @@ def test_a_disk_that_fills_meanwhile_is_named(store: Store, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "lines"),
     [
         ("AccessDenied", r"this node may not read s3://models/llama/3: its role needs s3:GetObject and s3:ListBucket"),
         ("PermanentRedirect", r"the bucket of s3://models/llama/3 is in eu-west-1: set AWS_REGION"),
@@ -297,7 +297,7 @@ def test_a_disk_that_fills_meanwhile_is_named(store: Store, monkeypatch: pytest.
     ],
 )
 def test_a_refusal_of_s3_says_what_would_help(
-    store: Store, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: str, lines: str
 ) -> None:
     headers = {"HTTPHeaders": {"x-amz-bucket-region": "eu-west-1"}}
 
@@ -305,7 +305,7 @@ def test_a_refusal_of_s3_says_what_would_help(
         raise ClientError({"Error": {"Code": code}, "ResponseMetadata": headers}, "GetObject")
 
     monkeypatch.setattr(s3_artifact, "_manifest", refuse)
-    with pytest.raises(CannotFetch, match=said):
+    with pytest.raises(CannotFetch, match=lines):
         store.fetch()
 
 

@@ -38,11 +38,11 @@ pytestmark = pytest.mark.asyncio
 class FakeSequence:
     """One sequence; `is_running` until it is stopped or set."""
 
-    said: SequenceTokens
+    answers: SequenceTokens
     is_running: bool = False
 
     def tokens(self) -> SequenceTokens:
-        return self.said
+        return self.answers
 
     async def stop(self) -> None:
         self.is_running = False
@@ -129,7 +129,7 @@ async def test_who_asks_while_the_answer_runs_waits_for_its_end() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert not asking.done()
-    engine.sequences[0].said = SequenceTokens("p", 10, True, completion_tokens=7)
+    engine.sequences[0].answers = SequenceTokens("p", 10, True, completion_tokens=7)
     answering.cancel()
     assert (await asking).json()["completion_tokens"] == 7
 
@@ -170,10 +170,10 @@ async def test_a_question_whether_a_prompt_is_read_waits_until_it_is() -> None:
     app = UsageLedger(engine)
     asking = asyncio.create_task(get(app, READ_PATH, "exchange=one"))  # it may be here before what it is about
     answering = asyncio.create_task(get(app, "/v1/completions", exchange="one"))
-    engine.sequences[0].said = SequenceTokens("p", 10, is_read=True)
+    engine.sequences[0].answers = SequenceTokens("p", 10, is_read=True)
     await asyncio.sleep(0)
     assert not asking.done()
-    engine.sequences[1].said = SequenceTokens("p", 10, is_read=True)
+    engine.sequences[1].answers = SequenceTokens("p", 10, is_read=True)
     assert (await asking).status == 200
     engine.may_answer.set()
     await answering
@@ -216,4 +216,4 @@ async def test_salts_of_one_scope_are_never_those_of_another_whatever_a_client_a
     assert salts.pop(("tenant:", None)) is None, "nobody's requests share, as ever"
     assert None not in salts.values()
     assert len(set(salts.values())) == len(salts)
-    assert scoped_salt("salt") == "salt", "no scope was said"
+    assert scoped_salt("salt") == "salt", "no scope was answers"

@@ -16,8 +16,8 @@ def test_what_starts_it_is_of_this_release(tmp_path: Path, before: bytes | None)
     program.chmod(0o755)
     if before is not None:
         (folder / "serve.py").write_bytes(before)
-    said: list[str] = []
-    assert install(tmp_path, said.append) == program
+    lines: list[str] = []
+    assert install(tmp_path, lines.append) == program
     assert (folder / "serve.py").read_bytes() == SERVER.read_bytes()
-    assert said == []
+    assert lines == []
     assert sorted(path.name for path in folder.iterdir()) == ["serve", "serve.py"]

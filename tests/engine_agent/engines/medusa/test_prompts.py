@@ -6,10 +6,10 @@ from engine_agent.engines.medusa.prompts import FAMILIES, PLANNER, Prompt, produ
 
 
 def test_products_are_split_and_none_is_lost() -> None:
-    learnt, judged = products(held_out=False), products(held_out=True)
-    assert not set(learnt) & set(judged)
-    assert len({*learnt, *judged}) == len(learnt) + len(judged) == 64
-    assert len(judged) == 16
+    training, evaluation = products(held_out=False), products(held_out=True)
+    assert not set(training) & set(evaluation)
+    assert len({*training, *evaluation}) == len(training) + len(evaluation) == 64
+    assert len(evaluation) == 16
 
 
 @pytest.mark.parametrize("family", FAMILIES)

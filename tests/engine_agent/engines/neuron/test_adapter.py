@@ -77,7 +77,7 @@ def test_weights_on_disk_are_used_where_they_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "reason"),
     [
         (assignment(0, neuron_args({"tp_degree": 64}), nodes=2), "has no local_ranks_size: it was rendered for one"),
         (assignment(0, ("--additional-config", "{"), nodes=1), r"the plan's --additional-config is not JSON"),
@@ -89,8 +89,8 @@ def test_weights_on_disk_are_used_where_they_lie() -> None:
         ),
     ],
 )
-def test_a_plan_that_cannot_run_here_says_why(order: Assignment, said: str) -> None:
-    with pytest.raises(EngineUnavailable, match=said):
+def test_a_plan_that_cannot_run_here_says_why(order: Assignment, reason: str) -> None:
+    with pytest.raises(EngineUnavailable, match=reason):
         launched(order)
 
 

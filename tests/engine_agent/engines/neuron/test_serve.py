@@ -34,7 +34,7 @@ def test_a_target_is_found_by_its_distributions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"vllm-neuron": None}, r"not installed; install one of nxdi-2.28 \(Neuron SDK 2.28: vllm-neuron 0.4.\*"),
         ({"vllm-neuron": "0.2.2+lts"}, r"vllm-neuron is 0.2.2\+lts; this agent starts nxdi-2.28 .* native-0.24"),
@@ -44,8 +44,8 @@ def test_a_target_is_found_by_its_distributions() -> None:
         ({"neuronx-distributed-inference": None}, r"neuronx-distributed-inference is not .* needs 0.9.\*"),
     ],
 )  # fmt: skip
-def test_another_stack_says_what_it_is_and_what_would_do(changes: dict[str, str | None], said: str) -> None:
-    with pytest.raises(NoTarget, match=said):
+def test_another_stack_says_what_it_is_and_what_would_do(changes: dict[str, str | None], reason: str) -> None:
+    with pytest.raises(NoTarget, match=reason):
         installed_target({**COMPLETE, **changes}.get)
 
 

@@ -35,7 +35,7 @@ class Member:
         self.url = f"http://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{admin_port}"
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def exit_status(self) -> int:
@@ -143,7 +143,7 @@ def running_cell(home: Path, followers: int, *arguments: str) -> Iterator[list[M
     try:
         members = [cell.start(rank, *arguments) for rank in range(followers + 1)]
         for member in members:
-            until(lambda member=member: member.health()[0] == 200, member.said)  # type: ignore[misc]
+            until(lambda member=member: member.health()[0] == 200, member.output)  # type: ignore[misc]
         yield members
     finally:
         cell.stop()

@@ -53,19 +53,19 @@ async def test_a_streamed_chat_says_what_a_whole_one_says(more: Any) -> None:
 
     chat = ChatCompletion.model_validate(whole)
     chunks = [ChatCompletionChunk.model_validate(event) for event in events]
-    for choice, said in zip(chat.choices, whole["choices"], strict=True):
+    for choice, want in zip(chat.choices, whole["choices"], strict=True):
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         raw = [part for event in events for part in event["choices"] if part["index"] == choice.index]
         assert "".join(part.delta.content or "" for part in parts) == (choice.message.content or "")
         assert _calls(parts) == [
             (call["id"][-4:], call["function"]["name"], call["function"]["arguments"])
-            for call in said["message"].get("tool_calls", [])
+            for call in want["message"].get("tool_calls", [])
         ]
-        assert (parts[-1].finish_reason, raw[-1]["stop_reason"]) == (choice.finish_reason, said["stop_reason"])
+        assert (parts[-1].finish_reason, raw[-1]["stop_reason"]) == (choice.finish_reason, want["stop_reason"])
         assert [part["finish_reason"] for part in raw[:-1]] == [None] * (len(raw) - 1)
         if more.get("logprobs"):
             assert (
-                _joined(part["logprobs"]["content"] for part in raw if part["logprobs"]) == said["logprobs"]["content"]
+                _joined(part["logprobs"]["content"] for part in raw if part["logprobs"]) == want["logprobs"]["content"]
             )
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert events[-1]["usage"][name] == whole["usage"][name]
@@ -101,16 +101,16 @@ async def test_a_streamed_completion_says_what_a_whole_one_says(more: Any) -> No
         events = await served.events(COMPLETIONS, **{"max_tokens": 5, **more}, stream_options=options)
 
     assert len(Completion.model_construct(**whole).choices) == len(whole["choices"])
-    for said in whole["choices"]:
+    for want in whole["choices"]:
         parts = [event["choices"][0] for event in events if event["choices"]]
-        own = [part for part in parts if part["index"] == said["index"]]
-        assert "".join(part["text"] for part in own) == said["text"]
-        assert own[-1]["finish_reason"] == said["finish_reason"]
-        for name in said["logprobs"] or ():
-            assert _joined(part["logprobs"][name] for part in own) == said["logprobs"][name]
-        if said["logprobs"]:
-            tokens, offsets = said["logprobs"]["tokens"], said["logprobs"]["text_offset"]
-            assert all(said["text"].startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
+        own = [part for part in parts if part["index"] == want["index"]]
+        assert "".join(part["text"] for part in own) == want["text"]
+        assert own[-1]["finish_reason"] == want["finish_reason"]
+        for name in want["logprobs"] or ():
+            assert _joined(part["logprobs"][name] for part in own) == want["logprobs"][name]
+        if want["logprobs"]:
+            tokens, offsets = want["logprobs"]["tokens"], want["logprobs"]["text_offset"]
+            assert all(want["text"].startswith(token, at) for token, at in zip(tokens, offsets, strict=True))
     assert events[-1]["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
@@ -183,10 +183,10 @@ async def test_a_streamed_message_says_what_a_whole_one_says(more: Any, stop: tu
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             blocks[event["index"]]["partial"] += delta.get("text", delta.get("partial_json"))
-    for block, said in zip(blocks, whole["content"], strict=True):
+    for block, want in zip(blocks, whole["content"], strict=True):
         partial = block["partial"]
-        assert said == (
-            {"type": "text", "text": partial} if said["type"] == "text" else {**said, "input": json.loads(partial)}
+        assert want == (
+            {"type": "text", "text": partial} if want["type"] == "text" else {**want, "input": json.loads(partial)}
         )
     delta = events[-2]
     assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == stop
@@ -274,8 +274,8 @@ async def test_an_error_of_messages_is_anthropics() -> None:
         )
 
     assert status == 404
-    said = {"type": "not_found_error", "message": "The model `other` does not exist."}
-    error = {**said, "param": "model", "code": "model_not_found"}
+    want = {"type": "not_found_error", "message": "The model `other` does not exist."}
+    error = {**want, "param": "model", "code": "model_not_found"}
     assert json.loads(body) == {"type": "error", "error": error}
 
 

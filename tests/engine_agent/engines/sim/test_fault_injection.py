@@ -30,7 +30,7 @@ def chat(cell: list[Member], tokens: int = 5, timeout_s: float = 10.0) -> httpx.
     return cell[0].chat({**CHAT, "max_tokens": tokens}, timeout_s)
 
 
-def said(answer: httpx.Response) -> str:
+def answer_text(answer: httpx.Response) -> str:
     return str(answer.raise_for_status().json()["choices"][0]["message"]["content"])
 
 
@@ -44,10 +44,10 @@ def test_a_hang_of_any_member_stops_the_cell_while_health_stays_good(cell: list[
             return True
         return False
 
-    until(hangs, cell[0].said)
+    until(hangs, cell[0].output)
     assert [one.health()[0] for one in cell] == [200, 200]
     member.lift_faults()
-    assert said(chat(cell))
+    assert answer_text(chat(cell))
 
 
 def test_a_slow_member_makes_the_cell_slow(cell: list[Member], member: Member) -> None:
@@ -58,17 +58,17 @@ def test_a_slow_member_makes_the_cell_slow(cell: list[Member], member: Member) -
         chat(cell, tokens=3)
         return cell[0].metric("vllm:inter_token_latency_seconds_sum") - before >= 2 * 50 * 0.002
 
-    until(slow, cell[0].said)
+    until(slow, cell[0].output)
 
 
 def test_a_member_with_damaged_weights_makes_the_answers_wrong(cell: list[Member], member: Member) -> None:
-    right = said(chat(cell))
+    right = answer_text(chat(cell))
 
     member.inject(kind="wrong_answer")
-    until(lambda: said(chat(cell)) != right, cell[0].said)
+    until(lambda: answer_text(chat(cell)) != right, cell[0].output)
 
     member.lift_faults()
-    until(lambda: said(chat(cell)) == right, cell[0].said)
+    until(lambda: answer_text(chat(cell)) == right, cell[0].output)
 
 
 def test_an_unready_member_says_so(cell: list[Member], member: Member) -> None:
@@ -126,7 +126,7 @@ def test_only_the_slow_member_says_that_it_computes_slowly(cell: list[Member], m
     before = [computed(one) for one in cell]
     member.inject(kind="slow", factor=50)
     chat(cell, tokens=5)
-    until(lambda: all(computed(one)[0] > steps for one, (steps, _) in zip(cell, before, strict=True)), cell[0].said)
+    until(lambda: all(computed(one)[0] > steps for one, (steps, _) in zip(cell, before, strict=True)), cell[0].output)
     step_ms = {}
     for one, (steps, compute_ms) in zip(cell, before, strict=True):
         now = computed(one)

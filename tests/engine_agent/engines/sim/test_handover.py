@@ -119,8 +119,8 @@ def test_only_one_answer_to_one_prompt_is_handed_over(path: str, body: dict[str,
     async def scenario() -> None:
         async with pair() as (reads, answers):
             sent = json.dumps({"model": MODEL, "max_tokens": 1, "kv_transfer_params": TO_PREFILL, **body}).encode()
-            status, said = await reads.send(path, sent)
-            assert (status, json.loads(said)["error"]["param"]) == (400, "kv_transfer_params")
+            status, answer = await reads.send(path, sent)
+            assert (status, json.loads(answer)["error"]["param"]) == (400, "kv_transfer_params")
             assert (await answers.send(path, sent))[0] == 200, "an engine of another role ignores it"
 
     asyncio.run(scenario())
@@ -130,9 +130,9 @@ def test_a_prompt_that_lies_nowhere_is_refused() -> None:
     async def scenario() -> None:
         async with pair() as (_, answers):
             sent = {"model": MODEL, "messages": LONG, "kv_transfer_params": {"do_remote_prefill": True}}
-            status, said = await answers.send(CHAT, json.dumps(sent).encode())
+            status, answer = await answers.send(CHAT, json.dumps(sent).encode())
             assert status == 400
-            assert "remote_request_id" in json.loads(said)["error"]["message"]
+            assert "remote_request_id" in json.loads(answer)["error"]["message"]
 
     asyncio.run(scenario())
 

@@ -16,8 +16,8 @@ STORY = [{"role": "user", "content": "tell me a story"}]
 async def noted(served: Application, exchange: str) -> tuple[int, int]:
     status, usage = await served.send(f"{USAGE_PATH}?exchange={exchange}", b"", "GET")
     assert status == 200
-    said = json.loads(usage)
-    return said["prompt_tokens"], said["completion_tokens"]
+    body = json.loads(usage)
+    return body["prompt_tokens"], body["completion_tokens"]
 
 
 @pytest.mark.parametrize(

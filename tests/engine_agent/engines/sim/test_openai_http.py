@@ -102,14 +102,14 @@ def test_a_request_ends_when_its_client_leaves(leader: Member) -> None:
         assert leader.metric("vllm:num_requests_running") == 1
         assert leader.metric("vllm:kv_cache_usage_perc") > 0
 
-    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.said)
+    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.output)
 
 
 def test_all_answers_end_when_their_client_leaves(leader: Member) -> None:
     with leader.streaming({**ENDLESS, "n": 3}):
-        until(lambda: leader.metric("vllm:num_requests_running") == 3, leader.said)
+        until(lambda: leader.metric("vllm:num_requests_running") == 3, leader.output)
 
-    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.said)
+    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.output)
 
 
 def test_requests_beyond_the_batch_wait_and_give_up_their_place_when_the_client_leaves(leader: Member) -> None:
@@ -118,10 +118,10 @@ def test_requests_beyond_the_batch_wait_and_give_up_their_place_when_the_client_
             streams.enter_context(leader.streaming(ENDLESS))
         with pytest.raises(httpx.ReadTimeout):
             leader.chat(CHAT, timeout_s=0.3)
-        until(lambda: leader.metric("vllm:num_requests_waiting") == 0, leader.said)
+        until(lambda: leader.metric("vllm:num_requests_waiting") == 0, leader.output)
         assert leader.metric("vllm:num_requests_running") == 4
 
-    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.said)
+    until(lambda: leader.metric("vllm:num_requests_running") == 0, leader.output)
 
 
 def test_tokens_and_times_are_counted(leader: Member) -> None:

@@ -40,7 +40,7 @@ def test_whoever_is_stopped_the_cell_finishes_what_is_in_flight(tmp_path: Path, 
     with running_cell(tmp_path, 1) as members:
         with members[0].streaming(HALF_A_SECOND) as lines:
             members[told].process.terminate()
-            until(lambda: not accepts(members[0]), members[0].said)
+            until(lambda: not accepts(members[0]), members[0].output)
             rest = list(lines)
 
         assert rest[-1] == "data: [DONE]"
@@ -56,7 +56,7 @@ def test_what_is_not_finished_within_the_grace_is_told_so(tmp_path: Path) -> Non
 
         assert "SIGTERM" in json.loads(last.removeprefix("data: "))["error"]["message"]
         assert leader.exit_status() == 0
-        assert "1 requests are not finished after 0.2 s" in leader.said()
+        assert "1 requests are not finished after 0.2 s" in leader.output()
 
 
 def test_a_hung_engine_stops_all_the_same(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_member_that_is_stopped_before_its_cell_is_whole_ends_at_once(tmp_path
     cell = Cell(tmp_path, followers=1)
     try:
         alone = cell.start(rank, "--grace-s", "60")
-        until(lambda: alone.health()[0] == 503, alone.said)
+        until(lambda: alone.health()[0] == 503, alone.output)
         alone.process.terminate()
         assert alone.exit_status() == 0
     finally:

@@ -1,9 +1,11 @@
-"""Request bodies: what they mean, and which field is named when they are wrong."""
+"""The meaning of requests, by family of paths."""
 
 import pytest
 
 from engine_agent.engines.sim.api.chat import parse_chat
 from engine_agent.engines.sim.api.completions import parse_completion
+from engine_agent.engines.sim.api.messages import parse_count, parse_messages
+from engine_agent.engines.sim.api.responses import parse_responses
 from engine_agent.engines.sim.planning.generation_request import OutputForm, Stops, ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest
 
@@ -198,3 +200,83 @@ def test_a_bad_chat_is_refused_by_the_name_of_its_field(body: bytes, param: str 
 
     assert refused.value.param == param
     assert refused.value.status == 400
+
+
+def test_messages_of_anthropic() -> None:
+    body = (
+        b'{"model": "m", "max_tokens": 9, "system": [{"type": "text", "text": "be kind"}], "stop_sequences": ["x"],'
+        b'"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [{"type": "tool_use",'
+        b'"id": "1", "name": "add", "input": {"a": 1}}]}, {"role": "user", "content": [{"type": "tool_result",'
+        b'"tool_use_id": "1",'
+        b'"content": [{"type": "text", "text": "5"}]}]}], "tools": [{"name": "add",'
+        b'"input_schema": {"type": "object"}}],'
+        b'"tool_choice": {"type": "any", "disable_parallel_tool_use": true}}'
+    )
+    ask = parse_messages(body)
+
+    assert ask.prompt.texts == ('add  {"type":"object"}', "be kind", "hi", 'add {"a":1}', "5")
+    assert (ask.prompt.follows_tool, ask.output_limit, ask.stops.texts) == (True, 9, ("x",))
+    assert ask.tool_choice == ToolChoice("required", "", False)
+    assert parse_count(body)[1].tokens == ask.prompt.tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        (b'"max_tokens": 0', "max_tokens"),
+        (b'"system": "x"', "max_tokens"),
+        (b'"max_tokens": 5, "tool_choice": {"type": "tool"}', "tool_choice"),
+        (b'"max_tokens": 5, "tool_choice": {"type": "any"}', "tool_choice"),
+        (b'"max_tokens": 5, "stop_sequences": [""]', "stop_sequences"),
+    ],
+)
+def test_a_bad_message_is_refused_by_the_name_of_its_field(more: bytes, param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_messages(b'{"model": "m", "messages": [%s], %s}' % (USER, more))
+
+    assert refused.value.param == param
+
+
+def test_a_response_is_asked_for_by_a_text_or_by_items() -> None:
+    text = parse_responses(b'{"model": "m", "input": "hi you", "instructions": "be kind", "max_output_tokens": 7}')
+    items = parse_responses(
+        b'{"model": "m", "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]},'
+        b'{"type": "reasoning", "summary": []}, {"type": "function_call", "name": "add", "arguments": "{}", "call_id":'
+        b' "1"},'
+        b'{"type": "function_call_output", "call_id": "1", "output": "5"}],'
+        b'"tools": [{"type": "function", "name": "add"}]}'
+    )
+
+    assert (text.generation.prompt.texts, text.generation.prompt.tokens) == (("be kind", "hi you"), 4)
+    assert (text.generation.output_limit, text.repeated["instructions"]) == (7, "be kind")
+    assert items.generation.prompt.texts == ("add  null", "hi", "add {}", "5")
+    assert items.generation.prompt.follows_tool
+    assert items.generation.tool_choice == ToolChoice("auto")
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "status"),
+    [
+        (b'"previous_response_id": "resp_1"', "previous_response_id", 404),
+        (b'"background": true', "background", 400),
+        (b'"conversation": "c"', "conversation", 400),
+        (b'"tools": [{"type": "web_search"}]', "tools", 400),
+        (b'"tool_choice": "required"', "tool_choice", 400),
+        (b'"tool_choice": {"type": "mcp", "name": "x"}', "tool_choice", 400),
+        (b'"tool_choice": {"type": "function"}', "tool_choice", 400),
+        (b'"max_output_tokens": 0', "max_output_tokens", 400),
+    ],
+)
+def test_what_responses_do_not_do_is_refused_by_name(more: bytes, param: str, status: int) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_responses(b'{"model": "m", "input": "hi", %s}' % more)
+
+    assert (refused.value.param, refused.value.status) == (param, status)
+
+
+@pytest.mark.parametrize("items", [b"[]", b"3", b'[{"type": "item_reference", "id": "x"}]', b'[{"type": "reasoning"}]'])
+def test_an_input_of_other_items_is_refused(items: bytes) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_responses(b'{"model": "m", "input": %s}' % items)
+
+    assert refused.value.param == "input"

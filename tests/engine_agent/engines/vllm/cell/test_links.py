@@ -68,9 +68,9 @@ class Cell:
         while True:
             with pytest.raises(CellEnded) as ended:
                 self.leader.gather()
-            if refused in (said := str(ended.value)):
-                return said
-            assert monotonic() < ends_at, said
+            if refused in (reason := str(ended.value)):
+                return reason
+            assert monotonic() < ends_at, reason
 
 
 Cells = Callable[..., Cell]
@@ -171,8 +171,8 @@ def test_other_software_ends_both_with_the_same_words(cells: Cells) -> None:
 def test_a_follower_that_never_comes_is_named_with_who_came_instead(cells: Cells) -> None:
     cell = cells(join_timeout_s=0.5)
     cell.call(secret=b"wrong", join_timeout_s=0.3)
-    said = cell.who_is_missing("127.0.0.1 was refused: ")
-    assert re.match(r"no follower of rank 1 joined within 0.5 s; 127.0.0.1 was refused: .*secret", said)
+    reason = cell.who_is_missing("127.0.0.1 was refused: ")
+    assert re.match(r"no follower of rank 1 joined within 0.5 s; 127.0.0.1 was refused: .*secret", reason)
     assert "does not prove that it knows the secret of cell c-1, for 0.3 s" in str(cell.setups.get(timeout=LIMIT_S))
 
 

@@ -1,8 +1,18 @@
+"""Tokens and their ids, and answers that depend only on prompt and seed."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.engines.sim.planning.vocabulary import TokenTexts, count_tokens, prompt_text, split_tokens, token_id
+from engine_agent.engines.sim.planning.vocabulary import (
+    TokenTexts,
+    answer_words,
+    count_tokens,
+    prompt_text,
+    split_tokens,
+    token_id,
+    wrong_words,
+)
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 1), ("one", 1), ("one two\nthree", 3)])
@@ -44,3 +54,29 @@ def test_texts_of_a_client_do_not_pile_up() -> None:
     assert texts.text_of([token_id("w69999")]) == "w69999"
     texts.ids_of(["x" * 65])
     assert texts.text_of([token_id("x" * 65)]).strip().isdecimal()
+
+
+def test_the_same_prompt_and_seed_give_the_same_answer() -> None:
+    assert answer_words("tell me", seed=3) == answer_words("tell me", seed=3)
+
+
+def test_another_prompt_or_seed_gives_another_answer() -> None:
+    assert len({answer_words("tell me", 3), answer_words("tell me", 4), answer_words("tell us", 3)}) == 3
+
+
+def test_a_golden_prompt_has_a_fixed_answer_for_every_seed() -> None:
+    assert answer_words("Ping ", seed=1) == answer_words("ping", seed=2) == ("pong",)
+
+
+def test_an_answer_of_exact_length_begins_like_the_natural_one() -> None:
+    natural = answer_words("tell me", seed=3)
+    exact = answer_words("tell me", seed=3, tokens_wanted=500)
+
+    assert len(exact) == 500
+    assert exact[: len(natural)] == natural
+
+
+def test_a_wrong_answer_is_wrong_in_every_word() -> None:
+    right = answer_words("tell me", seed=3)
+
+    assert all(wrong != word for wrong, word in zip(wrong_words(right), right, strict=True))
