@@ -98,9 +98,9 @@ def exclusively(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 FREE_RESERVE_BYTES = 1024**3
 """Disk space that a download leaves free for logs and journals."""
 LIMIT_VARIABLE = "SWITCHYARD_ARTIFACT_CACHE_GIB"
-HOLD_TRIES = 5
+ACQUIRE_TRIES = 5
 """How often an artifact may disappear again before it is locked."""
-LOOK_EVERY_S = 0.1
+POLL_S = 0.1
 """Interval between checks of an entry that another process fills."""
 ROOM_LOCK = "room.lock"
 GONE = ".gone-"
@@ -164,7 +164,7 @@ def mark_damaged(folder: Path) -> None:
             folder.with_name(f"{folder.name}.damaged").touch()
 
 
-def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) -> int:
+def acquire(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) -> int:
     """Returns the descriptor of a shared lock on the complete artifact. The lock lasts until the descriptor is closed.
 
     `fill` is called by one process at a time if the entry is incomplete. `on_wait` is called before each wait for
@@ -175,7 +175,7 @@ def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) ->
         OSError: the cache cannot be written.
     """
     entry.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for _ in range(HOLD_TRIES):
+    for _ in range(ACQUIRE_TRIES):
         wanted = fcntl.LOCK_SH if entry.is_complete else fcntl.LOCK_EX
         descriptor = os.open(entry.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -194,7 +194,9 @@ def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) ->
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-    raise CannotFetch(f"{entry.folder} was removed {HOLD_TRIES} times before it could be read: the cache is too small")
+    raise CannotFetch(
+        f"{entry.folder} was removed {ACQUIRE_TRIES} times before it could be read: the cache is too small"
+    )
 
 
 def make_room(entry: Entry, total: int, limit: int | None) -> None:
@@ -210,9 +212,9 @@ def make_room(entry: Entry, total: int, limit: int | None) -> None:
             shutil.rmtree(left, ignore_errors=True)
         (entry.partial / "total").write_text(str(total))
         with contextlib.ExitStack() as locks:
-            others = [_look_at(other, locks) for other in _entries(entry.cache) if other != entry]
+            others = [_inspect(other, locks) for other in _entries(entry.cache) if other != entry]
             shortage = _Shortage(entry, total, limit, others)
-            chosen: list[_Other] = []
+            chosen: list[_OtherEntry] = []
             for other in sorted(others, key=lambda other: other.used_at_s):
                 if shortage.bytes > 0 and other.is_free:
                     chosen.append(other)
@@ -246,7 +248,7 @@ def size_limit(stated: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Other:
+class _OtherEntry:
     """Another entry. `to_come`: bytes that its running download has not written yet."""
 
     entry: Entry
@@ -259,13 +261,13 @@ class _Other:
 class _Shortage:
     """The bytes by which an artifact exceeds the disk or the limit."""
 
-    def __init__(self, entry: Entry, total: int, limit: int | None, others: list[_Other]) -> None:
+    def __init__(self, entry: Entry, total: int, limit: int | None, others: list[_OtherEntry]) -> None:
         self._entry, self._total, self._limit = entry, total, limit
         self._missing = max(0, total - bytes_in(entry.partial))
         self._free = shutil.disk_usage(entry.cache).free - sum(other.to_come for other in others)
         self._used = sum(other.bytes + other.to_come for other in others)
 
-    def without(self, other: _Other) -> None:
+    def without(self, other: _OtherEntry) -> None:
         self._free += other.bytes
         self._used -= other.bytes
 
@@ -288,16 +290,16 @@ class _Shortage:
         )
 
 
-def _look_at(entry: Entry, locks: contextlib.ExitStack) -> _Other:
+def _inspect(entry: Entry, locks: contextlib.ExitStack) -> _OtherEntry:
     """Returns the entry, locked by `locks` if no process uses it."""
     present = bytes_in(entry.folder) + bytes_in(entry.partial)
     descriptor = os.open(entry.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     locks.callback(os.close, descriptor)
     if _lock_now(descriptor, fcntl.LOCK_EX):
-        return _Other(entry, present, 0, os.fstat(descriptor).st_mtime, is_free=True)
+        return _OtherEntry(entry, present, 0, os.fstat(descriptor).st_mtime, is_free=True)
     os.utime(descriptor)  # in use now, so it must not be the next to be evicted
     to_come = 0 if entry.folder.is_dir() else max(0, total_of(entry) - present)
-    return _Other(entry, present, to_come, time.time(), is_free=False)
+    return _OtherEntry(entry, present, to_come, time.time(), is_free=False)
 
 
 def total_of(entry: Entry) -> int:
@@ -350,7 +352,7 @@ def _wait_for(entry: Entry, descriptor: int, wanted: int) -> None:
     while not _lock_now(descriptor, wanted):
         if wanted == fcntl.LOCK_EX and entry.is_complete:
             return
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
 
 
 def _is_current(descriptor: int) -> bool:

@@ -19,9 +19,9 @@ from engine_agent.engines.artifacts import (
     LIMIT_VARIABLE,
     CannotFetch,
     Entry,
+    acquire,
     bytes_in,
     entry_of,
-    hold,
     make_room,
     size_limit,
     total_of,
@@ -32,7 +32,7 @@ from engine_agent.protocol.messages import Artifact
 
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
-SAY_EVERY_S = 5.0
+PROGRESS_EVERY_S = 5.0
 """Interval of progress updates; each one causes a report to the control plane."""
 Become = Callable[[str, list[str]], object]
 
@@ -94,7 +94,7 @@ class Progress:
         self._health.close()
 
     def _say(self) -> None:
-        while not self._ended.wait(SAY_EVERY_S):
+        while not self._ended.wait(PROGRESS_EVERY_S):
             self._health.say(self._words())
 
 
@@ -120,7 +120,7 @@ def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress:
         say(f"another process on this machine fetches {artifact.uri} or checks its files; waiting for it")
         progress.show(partial(_waiting_words, entry))
 
-    return hold(entry, fill, on_wait)
+    return acquire(entry, fill, on_wait)
 
 
 def _waiting_words(entry: Entry) -> str:

@@ -149,7 +149,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_HEADER_CHARS = 128
 """Of the name and of the scope of a request; the longest tenant has 64."""
-LOOK_EVERY_S = 0.01
+READ_POLL_S = 0.01
 """Interval of checks whether a prompt is read: a batch prompt takes several steps of 20 ms or more."""
 KEPT = 4096
 """Finished requests whose usage can still be queried; proxies query within a second."""
@@ -304,7 +304,7 @@ class UsageLedger:
             if monotonic() > ends_at:
                 await _answer(send, 404 if exchange is None else 202, b"{}")
                 return
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(READ_POLL_S)
         await _answer(send, 200, b"{}")
 
     async def _answer_cache(self, scope: Scope, send: Send) -> None:

@@ -15,9 +15,9 @@ from engine_agent.engines.artifacts import (
     FREE_RESERVE_BYTES,
     CannotFetch,
     Entry,
+    acquire,
     describe_folder,
     entry_of,
-    hold,
     make_room,
     mark_damaged,
     read_manifest,
@@ -147,7 +147,7 @@ def test_what_was_used_longest_ago_goes_first_and_no_more_than_needed(tmp_path: 
 
 def test_what_is_in_use_stays_however_long_ago_it_was_started(tmp_path: Path) -> None:
     old, new = fill(entry(tmp_path, "a"), 1000, 100), fill(entry(tmp_path, "b"), 1000, 200)
-    kept = hold(old, nobody, nobody)
+    kept = acquire(old, nobody, nobody)
     os.utime(old.lock, (100, 100))
     make_room(coming(tmp_path, "c"), 1000, limit=2500)
     assert left(tmp_path) == {"a"}
@@ -159,7 +159,7 @@ def test_what_is_in_use_stays_however_long_ago_it_was_started(tmp_path: Path) ->
 def test_nothing_is_removed_where_that_would_not_suffice(tmp_path: Path) -> None:
     fill(entry(tmp_path, "a"), 1000, 100)
     used = fill(entry(tmp_path, "b"), 1000, 200)
-    kept = hold(used, nobody, nobody)
+    kept = acquire(used, nobody, nobody)
     with pytest.raises(CannotFetch, match=r"the cache may have .* in use: raise SWITCHYARD_ARTIFACT_CACHE_GIB"):
         make_room(coming(tmp_path, "c"), 1500, limit=2400)
     assert left(tmp_path) == {"a", "b"}
@@ -209,10 +209,10 @@ def test_two_starts_at_once_fill_it_once(tmp_path: Path) -> None:
         pass
 
     held: list[int] = []
-    first = threading.Thread(target=lambda: held.append(hold(one, slowly, does_not_matter)))
+    first = threading.Thread(target=lambda: held.append(acquire(one, slowly, does_not_matter)))
     first.start()
     assert began.wait(LIMIT_S)
-    held.append(hold(one, lambda: fills.append("second"), may_end.set))
+    held.append(acquire(one, lambda: fills.append("second"), may_end.set))
     first.join(LIMIT_S)
     assert not first.is_alive()
     for descriptor in held:
@@ -229,7 +229,7 @@ def test_who_waited_is_not_held_up_by_the_one_that_filled_it_and_keeps_it(tmp_pa
         one.folder.mkdir()
         fcntl.flock(filling, fcntl.LOCK_SH)
 
-    waiting = threading.Thread(target=lambda: held.append(hold(one, nobody, it_is_filled_and_kept)), daemon=True)
+    waiting = threading.Thread(target=lambda: held.append(acquire(one, nobody, it_is_filled_and_kept)), daemon=True)
     waiting.start()
     waiting.join(LIMIT_S)
     assert len(held) == 1
@@ -244,13 +244,13 @@ def test_a_start_that_failed_leaves_the_next_one_to_try(tmp_path: Path) -> None:
         raise CannotFetch("no network")
 
     with pytest.raises(CannotFetch, match="no network"):
-        hold(one, fails, nobody)
-    os.close(hold(one, one.folder.mkdir, nobody))
+        acquire(one, fails, nobody)
+    os.close(acquire(one, one.folder.mkdir, nobody))
 
 
 def test_an_entry_that_is_removed_again_and_again_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(CannotFetch, match="was removed 5 times before it could be read"):
-        hold(entry(tmp_path, "a"), lambda: None, nobody)
+        acquire(entry(tmp_path, "a"), lambda: None, nobody)
 
 
 def test_what_an_engine_found_damaged_is_the_beginning_of_the_next_download(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_what_an_engine_found_damaged_is_the_beginning_of_the_next_download(tmp_
         assert (one.partial / "files" / "weights").exists()
         (one.partial / "files").rename(one.folder)
 
-    os.close(hold(one, repaired, nobody))
+    os.close(acquire(one, repaired, nobody))
     assert one.is_complete
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from engine_agent.engines.artifacts import describe_folder, entry_of, hold, make_room, write_manifest
+from engine_agent.engines.artifacts import acquire, describe_folder, entry_of, make_room, write_manifest
 from engine_agent.engines.s3_artifact import Arrived, download
 from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact
@@ -60,7 +60,9 @@ def test_what_was_pushed_is_what_a_node_fetches(client: Any, folder: Path, tmp_p
     assert keys(client) == {f"llama/3/{name}" for name in (*FILES, MANIFEST_NAME)}
     entry = entry_of(digest, tmp_path / "cache")
     room = partial(make_room, entry, limit=None)
-    os.close(hold(entry, lambda: download(Artifact(URI, digest), entry, room, Arrived(), lambda _: None), lambda: None))
+    os.close(
+        acquire(entry, lambda: download(Artifact(URI, digest), entry, room, Arrived(), lambda _: None), lambda: None)
+    )
     assert (entry.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
