@@ -64,9 +64,10 @@ application = (
     if settings.TRUSTED_PROXIES
     else plain_routes
 )
-"""For people and programs. Uvicorn itself believes every process of this host; it is started so that it does not."""
+"""For browsers and API clients. Uvicorn trusts proxy headers of every process on this host by default; web turns that
+off."""
 agents_application = PathsOf(routes, (*AGENT_ONLY_PATHS, *INGRESS_PATHS), are_served=True)
-"""For agents, over TLS, and for what ingresses pass on."""
+"""For agents, over TLS, and for requests that ingresses forward."""
 
 import_module(settings.ROOT_URLCONF)  # every view, so that no first request waits for it
-gc.freeze()  # what was imported lives for ever: a collection that looked at it again would stop every request
+gc.freeze()  # imported objects are never freed; scanning them in each collection would pause every request

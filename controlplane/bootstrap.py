@@ -86,7 +86,7 @@ def stamp(*, dev: bool) -> Path:
 
 
 def digest(*, dev: bool) -> str:
-    """What the stamp holds when `.venv` is current: the lock and the interpreter."""
+    """The text of the stamp of a current `.venv`: the lock's digest and the interpreter's version."""
     content = lock_file(dev=dev).read_bytes()
     return f"{hashlib.sha256(content).hexdigest()} python {sys.version_info.major}.{sys.version_info.minor}"
 

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class HousekeepingSchedule(Scheduler):
     """Beat's schedule, in memory: after a start each task waits for one interval."""
 
-    producer = None  # a connection of Celery's would retry for as long as the broker is away
+    producer: Any = None  # a connection of Celery's would retry for as long as the broker is away
     _leads_until_s = 0.0
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:

@@ -1,6 +1,6 @@
 """Checks that every regular expression of the product takes time in proportion to the text (`make check`).
 
-Python's engine tries every way to match. What it tries is bounded by the length of the text exactly if the pattern, as
+Python's engine tries every way to match. Their number is bounded by the length of the text exactly if the pattern, as
 an automaton, has no two states between which one word leads in two ways again and again (infinite ambiguity; Weber and
 Seidl, "On the degree of ambiguity of finite automata", 1991). A search begins anywhere, which is one more state that
 every character leads back to. Counted repetition is taken for three times at most: it bounds itself.
@@ -33,8 +33,8 @@ Characters: TypeAlias = int
 
 @dataclass
 class Automaton:
-    """Position automaton (Glushkov). `doubled` are steps that two loops make. `possessive` are characters of which as
-    many as there are go at once (`[a-z]++`): no other loop steps from one of them to the next."""
+    """Position automaton (Glushkov). `doubled` are steps that two loops make. `possessive` are characters that are
+    consumed together (`[a-z]++`): no other loop steps from one of them to the next."""
 
     characters: list[Characters] = field(default_factory=lambda: [EVERYTHING])
     follow: dict[int, set[int]] = field(default_factory=lambda: {START: set()})
@@ -240,7 +240,7 @@ def _assigns(node: ast.AST, call: ast.Call) -> bool:
 
 
 def _value(node: ast.expr, path: Path) -> str | bytes:
-    """What an expression of constants of its module is."""
+    """The value of an expression of constants of its module."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
         return node.value
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

@@ -28,7 +28,7 @@ class Lock:
     """One lock file and the lists that it is made from. `complete`: these name all packages already.
 
     `within`: another lock, whose versions hold here too. `without`: packages of the lists that stay out. `also`:
-    requirements beside the lists. `note`: why.
+    further requirements. `note`: why.
     """
 
     path: Path
@@ -52,14 +52,14 @@ LOCKS = (
         (VLLM / "requirements.txt",),
         complete=True,
         without=("torch",),
-        note="torch is not here: its CPU build comes from PyTorch's index or from a wheel of the machine's own, each "
-        "with hashes of its own.\n# It is installed by its exact version, without a hash.",
+        note="torch is not here: its CPU build comes from PyTorch's index or from a wheel of the machine, with "
+        "different hashes.\n# It is installed by its exact version, without a hash.",
     ),
     Lock(
         VLLM / "requirements-kv-transfer.lock",
         (VLLM / "requirements-kv-transfer.txt",),
         complete=True,
-        note="Installed beside the engine's environment, by engine_agent.engines.vllm.kv_transfer.",
+        note="Installed next to the engine's environment, by engine_agent.engines.vllm.kv_transfer.",
     ),
     Lock(
         VLLM / "requirements-torch-cuda.lock",
@@ -72,7 +72,7 @@ LOCKS = (
 
 
 def lists_digest(lock: Lock, checkout: Path = CHECKOUT) -> str:
-    """What a lock says of the lists that it was made from."""
+    """The digest of the lists of a lock, which its file states."""
     content = b"\0".join((checkout / path).read_bytes() for path in lock.lists)
     return hashlib.sha256(content + "\n".join(lock.also).encode()).hexdigest()
 

@@ -1,11 +1,11 @@
-"""Which paths a listener of web serves. Agents have one of their own, with TLS; the other one serves them nothing."""
+"""Selects the paths that a listener of web serves. Agents use a separate listener with TLS."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 AGENT_ONLY_PATHS = ("/agents/", "/join")
 INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
-"""Of applications, whose ingress passes them on: over its agent's way to web."""
+"""Of applications: ingresses forward them over the connection that agents use."""
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]

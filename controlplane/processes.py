@@ -36,7 +36,7 @@ class ProcessKind:
 
 
 def _celery_worker(role: ProcessRole, *options: str) -> tuple[str, ...]:
-    # Celery's advice against root is for workers that unpickle messages of others.
+    # Celery's advice against root is for workers that unpickle untrusted messages; ours read JSON.
     python = ("-W", "ignore:You're running the worker", "-m", "celery", "--quiet", "-A", "controlplane.celery:app")
     common = ("worker", "--hostname", f"{role}@%h", "--without-gossip", "--without-mingle", "--loglevel", "info")
     return (*python, *common, *options)

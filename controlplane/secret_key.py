@@ -1,5 +1,5 @@
-"""Whether the key that signs sessions, marks of ingresses and keys of the fleet's own requests is one. There is none by
-default: what signs without one fails, and a process that serves does not start."""
+"""Checks the key that signs sessions, marks of ingresses and keys of the fleet's requests. It has no default: signing
+without one fails, and processes do not start."""
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -23,7 +23,7 @@ def require_secret_key() -> None:
         letters = f", {len(set(key))} different" if len(set(key)) < FEWEST_LETTERS else ""
         what = f"has {len(key)} characters{letters}" if key else "is not set"
         raise SystemExit(
-            f"SWITCHYARD_SECRET_KEY {what}: it signs sessions, and whoever knows it is an admin. Set it to {SHORTEST} "
+            f"SWITCHYARD_SECRET_KEY {what}: it signs sessions, so knowing it makes one an admin. Set it to {SHORTEST} "
             "or more random characters, the same for all processes of this installation, such as "
             "`python3 -c 'import secrets; print(secrets.token_urlsafe(48))'` prints."
         )

@@ -1,8 +1,8 @@
 """Static files under names with a digest of their content, compressed, and cached by browsers without expiry.
 
-WhiteNoise does the work. What it needs of `collectstatic` is made here for each file when it is first requested: a copy
-under its hashed name with a compressed one next to it, in a temporary folder of the process. So no step comes before a
-start of web, and there is no folder that could be older than the code. With `DEBUG` names stay as they are.
+WhiteNoise does the work. Instead of `collectstatic`, the first request of a file makes a copy under its hashed name
+and a compressed one, in a temporary folder of the process. So web starts without a collecting step, and no folder is
+older than the code. With `DEBUG` names stay unchanged.
 """
 
 import atexit

@@ -61,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class WebServer(uvicorn.Server):
-    """Uvicorn's server behind listeners of ours. The agents' one opens once there is a certificate; people are served
-    meanwhile. `agents` None: they connect to the other one."""
+    """Uvicorn's server behind two listeners. The one for agents opens once there is a certificate. If `agents` is None,
+    agents use the other one."""
 
     def __init__(self, config: uvicorn.Config, people: socket.socket, agents: socket.socket | None = None) -> None:
         super().__init__(config)

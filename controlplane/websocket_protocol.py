@@ -1,6 +1,5 @@
-"""The WebSocket protocol that uvicorn runs. It refuses what knocks at the agents' door in vain before a handshake costs
-anything, and ends a connection whose text is no UTF-8 without a traceback in the log.
-"""
+"""Uvicorn's WebSocket protocol. Rejects connections of agents with unknown credentials before the handshake, and closes
+a connection whose text is not UTF-8 without a traceback in the log."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -43,8 +42,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(data)
 
     def send_receive_event_to_app(self) -> None:
-        """A whole message is there. Text that is none ends the connection, as the standard says; uvicorn would log
-        that as a fault of ours."""
+        """Handle a whole message. Invalid text closes the connection, as the standard says; uvicorn would log it as an
+        internal error."""
         if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
             self.frames = []
             self.conn.send_close(CloseCode.INVALID_DATA)
@@ -53,8 +52,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().send_receive_event_to_app()
 
     def handle_parser_exception(self) -> None:
-        """What came is no WebSocket's. Before the handshake ended there is no close frame to send, though
-        uvicorn expects one."""
+        """Handle bytes that are no WebSocket frame. Before the end of the handshake there is no close frame to send,
+        although uvicorn expects one."""
         if self.conn.close_sent is not None:
             super().handle_parser_exception()
             return
@@ -63,8 +62,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def keepalive_timeout(self) -> None:
-        """Who answers no ping is gone. A goodbye over TLS would wait for its answer, and nobody would know for another
-        half a minute that a host has lost its power."""
+        """Abort a connection that answers no ping. A TLS shutdown would wait for its answer, and delay the report of a
+        dead host by half a minute."""
         super().keepalive_timeout()
         self.transport.abort()
 

@@ -25,7 +25,7 @@ from traffic.capacity.selectors.autoscaling import scaled_deployments
 
 NOTES_MOST = 20
 HasTime = Callable[[], bool]
-"""Whether a forecast may look on (controlplane.forecast_budget): nobody makes one without."""
+"""Whether a forecast may continue (`ForecastBudget`)."""
 
 
 def typical_load_s(fleet: FleetView) -> dict[str, float]:
@@ -97,8 +97,8 @@ def _count(stated: Cells, before: int) -> int:
 
 
 def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:
-    """What the autoscaler would come to, and the fleet with it, if the load of this moment was so many times as large
-    and stayed so, and what is planned for the day as well. Its policy counts as acting.
+    """Forecast the autoscaler and the fleet for the current load and the plan of the day, both multiplied by `factor`.
+    The policy counts as acting.
 
     Raises:
         InvalidInput: there is no such deployment, its cells are a range nowhere, or its load is unknown.
@@ -111,9 +111,7 @@ def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTim
         why = problems.get(deployment, "its cells are a range nowhere, so they do not follow its load")
         raise InvalidInput(field="load.deployment", rule="scaled", message=f"{deployment}: {why}")
     if all(place.load is None for place in scaled[0].view.places):
-        raise InvalidInput(
-            field="load.deployment", rule="load", message=f"nobody has reported the load of {deployment}"
-        )
+        raise InvalidInput(field="load.deployment", rule="load", message=f"no load of {deployment} was reported")
     decisions = plan_scaling(_with_load(scaled[0].view, place_plans(now, [deployment]), factor, now), now)
     wanted = {one.region: one.wanted for one in decisions}
     forecast = _predict(view, Scale(deployment, wanted), now, has_time)
@@ -137,7 +135,7 @@ def _with_load(
 
 
 def _times(load: PlaceLoad, factor: float) -> PlaceLoad:
-    """What is counted in requests; how users would then be served nobody knows."""
+    """The load in requests, multiplied. Latencies are unknown then."""
     sent = None if load.autopilot is None else load.autopilot * factor
     return replace(
         load,
@@ -154,7 +152,7 @@ def _times(load: PlaceLoad, factor: float) -> PlaceLoad:
 
 
 def _scaling_notes(**of: str) -> Iterable[str]:
-    """What a forecast leaves out: numbers of cells that may change by load while it goes on."""
+    """Notes about numbers of cells that may change by load during the forecast, which ignores that."""
     if scaling_switch().paused:
         return
     ranged = DeploymentRegion.objects.filter(cells_max__isnull=False, **of).select_related("deployment")
@@ -174,13 +172,13 @@ def _plan_notes(deployment: str, wanted: Mapping[str, int], now: datetime) -> It
 
 
 def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], now: datetime) -> Iterable[str]:
-    """What its machines cost an hour, as cells are wanted now and as they would be, by the prices in force."""
+    """Cost of its machines per hour now and after the change, by the prices in force."""
     spec, prices = view.deployments[deployment], machine_prices()
     before, after = spec.cells_wanted, {**spec.cells_wanted, **wanted}
     for kind in spec.instance_types:
         found = {region: prices.of(region, kind, now) for region in after}
         if unpriced := sorted(region for region, price in found.items() if price.usd is None):
-            yield f"nobody states what {kind} costs in {', '.join(unpriced)}: set a rate to see more"
+            yield f"{kind} has no price in {', '.join(unpriced)}: set a rate to see its cost"
             continue
         size = spec.of(spec.version, kind).nodes_per_cell
         hourly = {region: size * (price.usd or 0.0) for region, price in found.items()}
@@ -206,7 +204,7 @@ def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Foreca
 
 
 def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: HasTime) -> Forecast:
-    """What would become of a deployment from this snapshot on, which may say what is only considered.
+    """Forecast a deployment from this snapshot, which may contain a change that is only considered.
 
     Raises:
         KeyError: the snapshot has no such deployment.

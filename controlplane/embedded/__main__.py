@@ -24,7 +24,7 @@ from controlplane.embedded.status import print_final_block, show_status, wait_fo
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; the exit status for the shell. What it writes, and what it starts writes, is its own."""
+    """Run one command. Returns the exit status. Only this account can read the files that it writes."""
     os.umask(0o077)
     options = _parser().parse_args(arguments)
     try:

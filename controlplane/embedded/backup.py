@@ -77,7 +77,7 @@ def _write(home: StateDirectory, scratch: Path, target: Path) -> int:
 
 
 async def restore(configuration: Configuration, home: StateDirectory, source: Path, console: Console) -> None:
-    """Restore a backup into a home where nothing ever ran. After a failure it is as empty as before.
+    """Restore a backup into a home where nothing ever ran. After a failure the home is empty again.
 
     Raises:
         CannotStart: the home or its database is in use, `source` is no backup, or PostgreSQL refused it.

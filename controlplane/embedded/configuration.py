@@ -11,7 +11,7 @@ from engine_agent.protocol.ports import DEMO_REGIONS, PORTS_PER_NODE, demo_ingre
 
 
 class CannotStart(Exception):
-    """Why the launcher cannot go on, in one sentence that names what was wrong and what would be right."""
+    """The launcher cannot continue. The text is one sentence with the problem and its fix."""
 
 
 CHECKOUT = Path(__file__).resolve().parents[2]

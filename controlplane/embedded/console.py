@@ -91,7 +91,7 @@ def _pieces(line: bytes) -> list[str]:
 
 
 def prefixed(name: str, line: str, *, width: int, colour: bool) -> str:
-    """`line` behind its process's name, padded to `width`; a name keeps its colour for ever."""
+    """`line` behind its process's name, padded to `width`; each name always has the same colour."""
     label = f"{name:<{width}} |"
     if colour:
         label = f"\x1b[{_COLOURS[sum(name.encode()) % len(_COLOURS)]}m{label}{_RESET}"
@@ -104,7 +104,7 @@ NAME_WIDTH = 8
 
 
 class Console:
-    """Prints to one stream. What says how far the launcher is also goes to `progress_log`, if there is one.
+    """Prints to one stream. Lines about the progress of the launcher also go to `progress_log`, if there is one.
 
     With `progress_only` the lines of services are not shown: each has its own log.
     """

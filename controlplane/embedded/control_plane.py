@@ -80,7 +80,7 @@ class Management:
         return await run_oneshot("fleet", program, self._home, self._console, deadline_s=wait_s + _STATUS_MARGIN_S)
 
     async def stop_fleet(self) -> None:
-        """End every machine of the fleet; says so where it cannot, because whoever called looks again itself."""
+        """Stop every machine of the fleet. Prints failures; the caller stops remaining processes."""
         program = management_command(["fleet_stop"], self._environment)
         try:
             await run_oneshot("fleet", program, self._home, self._console, deadline_s=_FLEET_STOP_WITHIN_S)

@@ -35,7 +35,7 @@ def is_installed(cache: Path) -> bool:
 
 
 READABLE = 0o022
-"""Of an engine's environment and weights: engines run under an account of their own."""
+"""Of an engine's environment and weights: engines run under another account."""
 
 
 async def install_engine(cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console) -> Weights:

@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
 
 def prioritise(nice: int) -> None:
     """Take a place in the queue for the processor, as a process and, where the kernel shares by session, as a session.
-    Only root may go before others; anybody else runs as before."""
+    Only root can raise priority; for other accounts nothing changes."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as group:

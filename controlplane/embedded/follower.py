@@ -1,7 +1,5 @@
-"""What `make up` does when the launcher is another process: follow its log until the fleet is ready, then tell.
-
-That is so for `DETACH=1`, which puts the launcher in the background, and for a second `make up`.
-"""
+"""Follows the log of a launcher in another process until the fleet is ready: for `DETACH=1`, which starts the launcher
+in the background, and for a second `make up`."""
 
 import os
 import subprocess
@@ -25,7 +23,7 @@ _APPEARS_WITHIN_S = 10.0
 
 
 def start_in_background(home: StateDirectory) -> Callable[[], int | None]:
-    """Start the launcher in a session of its own, its log in up.log; returns how to ask for its exit status."""
+    """Start the launcher in a new session, its log in up.log. Returns a function that polls its exit status."""
     with (home.logs / OWN_LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "controlplane.embedded", "up", BACKGROUND_OPTION],

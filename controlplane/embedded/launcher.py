@@ -1,7 +1,7 @@
 """`make up`: brings everything up in order, keeps it running, and on a signal takes it down in order.
 
-The order of the end differs from the reverse of the beginning in one point: whoever would heal the fleet
-(controller, worker) goes before the fleet does.
+It stops processes in reverse order with one exception: controller and worker stop before the fleet, which they would
+heal.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class Launcher:
         return servers
 
     def _end_leftovers(self, previous: LauncherState) -> None:
-        """End what a killed launcher's processes left. Agents, engines and ingresses are not among them: they go on."""
+        """Stop the processes that a killed launcher left. Agents, engines and ingresses keep running."""
 
         def leftovers() -> list[psutil.Process]:
             return in_sessions(processes_of(self._home.path), previous.sessions.values())
@@ -170,10 +170,8 @@ class Launcher:
             self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on vLLM")
 
     async def _wait_for_cells(self, management: Management) -> None:
-        """Say when every cell is ready; after the promised time say why not, and keep watching.
-
-        What runs by then is left running, however slow it is: nothing that this looks at may stop it.
-        """
+        """Report when every cell is ready. After the promised time report the reason, and keep polling; slow processes
+        keep running."""
         wait_s = max(_SHORTEST_WAIT_S, self._configuration.wait_s - self._console.elapsed_s)
         outcome = await self._unless_crash_looping(_cells_ready(management, wait_s))
         while outcome.status != 0:
@@ -194,7 +192,7 @@ class Launcher:
             )
 
     async def _unless_crash_looping(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """Wait, but give up at once when a process that we need keeps dying."""
+        """Wait, but stop waiting when a required process keeps dying."""
         waited = asyncio.create_task(waiting)
         watching = asyncio.create_task(self._supervisor.fail_when_crash_looping())
         try:
@@ -214,7 +212,7 @@ class Launcher:
         if self._supervisor.runs_anything:
             self._console.own("stopping")
         await self._supervisor.stop("worker", "controller")
-        # A start that fails takes down what it began; a fleet that an earlier launcher left goes on serving.
+        # A start that fails takes down what it began; a fleet that an earlier launcher left keeps serving.
         takes_fleet = self._stop_requested.is_set() or (self._fleet_may_run and not self._adopts_fleet)
         if takes_fleet and self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()

@@ -28,7 +28,7 @@ DATABASE = "switchyard"
 OWNER = "switchyard"
 """Of the cluster and of every table: it migrates, restores and trims, and the fleet does not run as it."""
 APPLICATION = "switchyard_application"
-"""What web, worker and the others are: it owns nothing (`manage.py grant_application`)."""
+"""The role of the control plane's processes. It owns nothing (`manage.py grant_application`)."""
 
 _INITDB_WITHIN_S = 120.0
 _READY_WITHIN_S = 60.0
@@ -73,7 +73,7 @@ class Postgres:
 
     def service(self, inherited: Mapping[str, str]) -> Service:
         """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop. SIGQUIT
-        is the immediate one, for a session that does not end: it stops at once, and recovers when it starts again."""
+        is the immediate one, for a session that does not end: it stops immediately and recovers at the next start."""
         settings = {**_SETTINGS, **({} if self.durable else _TESTS_ONLY)}
         options = [f"--{name}={text}" for name, text in settings.items()]
         arguments = ("postgres", "-D", str(self.home.postgres), "-k", str(self.sockets), *options)

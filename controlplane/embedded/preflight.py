@@ -1,4 +1,4 @@
-"""What must be true before anything is started: free ports, room on the disk. Looks only, changes nothing."""
+"""Checks before the start: free ports and disk space. Changes nothing."""
 
 import contextlib
 import json
@@ -104,7 +104,7 @@ def bind_problem(address: str, port: int) -> OSError | None:
 
 
 def _holders(port: int) -> list[psutil.Process]:
-    """Who listens there, and whose ingress has claimed it. Listeners may be several: HAProxy shares its port."""
+    """Processes that listen on a port or claim it for an ingress. HAProxy shares ports, so there may be several."""
     claim = INGRESS_CLAIM.format(host=HOST, port=port).replace("\0", "@")
     pids: set[int] = set()
     with contextlib.suppress(psutil.Error):

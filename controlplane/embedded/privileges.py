@@ -85,7 +85,7 @@ def prepare_socket_folder(folder: Path, account: Account) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), account.uid}:
-        raise CannotStart(f"{folder} is not a folder of ours (owner uid {status.st_uid}): remove it and try again.")
+        raise CannotStart(f"{folder} belongs to another account (uid {status.st_uid}): remove it and try again.")
     if status.st_uid != account.uid:
         os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)

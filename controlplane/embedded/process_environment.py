@@ -1,4 +1,4 @@
-"""The environment that the launcher gives its processes. Pure: builds mappings, reads none of its own."""
+"""The environment that the launcher gives its processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def control_plane_environment(
     database_url: str,
     redis_url: str,
 ) -> dict[str, str]:
-    """What the control plane's processes and the management commands get; agents inherit it from them."""
+    """Variables of the control plane's processes and management commands; agents inherit them."""
     return {
         **{name: text for name, text in inherited.items() if name not in _NOT_PASSED_ON},
         HOME_MARK: str(configuration.home),
@@ -40,6 +40,6 @@ def control_plane_environment(
 
 
 def server_environment(inherited: Mapping[str, str], home: Path) -> dict[str, str]:
-    """What the embedded servers get: no secret, and no PG* variable that would bend them."""
+    """Variables of the embedded servers: no secrets, and no PG* variables, which would change their behaviour."""
     passed_on = {name: text for name, text in inherited.items() if name in {"PATH", "TZ", "LD_LIBRARY_PATH"}}
     return {**passed_on, HOME_MARK: str(home), "LC_ALL": "C"}

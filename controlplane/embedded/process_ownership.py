@@ -95,7 +95,7 @@ def end_all(find: Callable[[], list[psutil.Process]], *, patience_s: float) -> i
                 ask(process)
             except psutil.Error:  # ended meanwhile, or not ours to end: counted below if it stays
                 continue
-        # Not by waiting for each process: one that nobody reaps stays a zombie, and that is ended enough.
+        # Instead of waiting for each process: one that is not reaped stays a zombie, and counts as stopped.
         deadline = time.monotonic() + patience_s
         while find() and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -58,8 +58,8 @@ def guarded(program: Program) -> list[str]:
 
 
 class Spawned:
-    """A started process. Its output has a pipe of ours: asyncio's own would make `wait` last until every descendant
-    that inherited it is gone."""
+    """A started process. Its output has a separate pipe: with asyncio's, `wait` would last until every descendant that
+    inherited the pipe has exited."""
 
     def __init__(self, process: Process, output: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
         self._process = process
@@ -93,7 +93,7 @@ class Spawned:
 
 
 async def spawn(program: Program) -> Spawned:
-    """Start `program` behind the guard, in a session of its own. A cancelled start leaves no process."""
+    """Start `program` behind the guard, in a new session. A cancelled start leaves no process."""
     starting = asyncio.create_task(_start(program))
     try:
         return await asyncio.shield(starting)
@@ -133,7 +133,7 @@ async def _start(program: Program) -> Spawned:
 
 
 def end_session(session: int, number: signal.Signals) -> None:
-    """Send a signal to the process group that `session` leads; nobody left is fine."""
+    """Send a signal to the process group that `session` leads, if it still exists."""
     try:
         os.killpg(session, number)
     except (ProcessLookupError, PermissionError):
@@ -216,7 +216,7 @@ class _OutputReader:
     async def last_lines(self) -> tuple[str, ...]:
         """The last lines that are not blank, once the command is over.
 
-        What it started may hold the pipe for ever, so the wait for the pipe's end is short.
+        Its children may keep the pipe open, so the wait for the pipe's end is short.
         """
         await asyncio.wait([self._task], timeout=_OUTPUT_DRAIN_S)
         self._task.cancel()
@@ -271,7 +271,7 @@ async def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: flo
     """
     try:
         async with asyncio.timeout(within_s):
-            while not await asyncio.to_thread(is_so):  # noqa: ASYNC110 - the state lies in another process
+            while not await asyncio.to_thread(is_so):  # noqa: ASYNC110 - another process has the state
                 await asyncio.sleep(every_s)
     except TimeoutError:
         raise CannotStart(otherwise) from None

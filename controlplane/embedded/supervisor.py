@@ -29,7 +29,7 @@ def wait_before_restart_s(deaths: int) -> float:
 
 
 _OUTPUT_DRAIN_S = 1.0
-"""How long a dead process's output is still read: its own children may hold the pipe open for ever."""
+"""How long a dead process's output is still read: its children may keep the pipe open."""
 
 
 async def _nothing_to_prepare() -> None:
@@ -156,7 +156,7 @@ def _death(status: int | None) -> str:
         return "did not start"
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
-    return f"ended by itself with status {status}"
+    return f"exited with status {status}"
 
 
 CRASH_LOOP_AFTER_DEATHS = 5
@@ -208,7 +208,7 @@ class Supervisor:
             await asyncio.sleep(_WATCH_EVERY_S)
 
     def kill_all(self) -> None:
-        """Kill every session at once, without waiting."""
+        """Kill every session, without waiting."""
         for session in self._sessions.values():
             end_session(session, signal.SIGKILL)
 

@@ -1,5 +1,5 @@
-"""What the processes of this host counted, as Prometheus's registries and text. It knows nothing of the fleet, so that
-workers can serve it too: on a port of their own, where one is set, since they answer no HTTP otherwise."""
+"""Counts of the processes of this host, as Prometheus's registries and text. Reads nothing of the fleet, so workers can
+serve them on a separate port, if one is set."""
 
 import logging
 

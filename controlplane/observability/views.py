@@ -20,16 +20,16 @@ from kernel.control_hosts import control_hosts
 from kernel.loop_passes import control_standing
 
 HEALTH_KEPT_S = 1.0
-"""Anybody may ask, and asking must cost nothing."""
+"""The page is public, so it must cost nothing."""
 _health: tuple[float, int, dict[str, Any]] = (float("-inf"), 503, {})
 
 
 @never_cache
 @require_safe
 def healthz(request: HttpRequest) -> JsonResponse:
-    """200 while this process answers and its database does; how far behind the control loops are is said, and is not
-    this process's fault: 503 would only take the screens away, too."""
-    global _health  # noqa: PLW0603 - the last answer, for whoever asks within a second
+    """200 while this process and its database answer. Late control loops are reported without a 503, which would also
+    take the screens out of service."""
+    global _health  # noqa: PLW0603 - the last answer, for requests within a second
     if monotonic() - _health[0] > HEALTH_KEPT_S:
         _health = (monotonic(), *_look())
     return JsonResponse(_health[2], status=_health[1])

@@ -22,10 +22,10 @@ NAMED = 10
 
 
 class Command(AuditedCommand):
-    one_transaction = False  # agents hear of each step while it waits for them
+    one_transaction = False  # agents receive each step while it waits for them
     help = (
         "Make the next certificate authority and wait until it signs. It signs once every agent that holds a"
-        " certificate believes it; the one before is believed until its last certificate has ended, a day later."
+        " certificate trusts it; the previous one is trusted until its last certificate has expired, a day later."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -54,8 +54,8 @@ class Command(AuditedCommand):
                 return
             if time.monotonic() >= deadline:
                 raise CommandError(
-                    f"not all believe the next authority after {options['wait_s']:.0f} s; the rotation goes on by"
-                    " itself once they connect, or with --force at once"
+                    f"not all agents trust the next authority after {options['wait_s']:.0f} s; the rotation continues"
+                    " when they connect, or immediately with --force"
                 )
             time.sleep(POLL_S)
 
@@ -65,13 +65,13 @@ class Command(AuditedCommand):
         except Conflict as refusal:
             self.stdout.write(str(refusal))
         else:
-            self.stdout.write(f"{row} is made; agents hear of it now")
+            self.stdout.write(f"{row} is made; agents receive it now")
 
 
 def _progress(states: list[AuthorityState], step: RotationStep) -> str:
     if AuthorityState.NEXT in states:
         named = ", ".join(step.unaware[:NAMED]) + (", …" if len(step.unaware) > NAMED else "")
-        return f"the next authority signs once these believe it ({len(step.unaware)}): {named}"
+        return f"the next authority signs once these trust it ({len(step.unaware)}): {named}"
     if AuthorityState.PREVIOUS in states:
-        return "the new authority signs; the one before is believed until its last certificate has ended"
+        return "the new authority signs; the previous one is trusted until its last certificate has expired"
     return "one authority; no rotation is under way"

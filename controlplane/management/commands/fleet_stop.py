@@ -1,5 +1,5 @@
 """Ends every machine of the embedded providers in this home: agents, engines, proxies and ingresses. Machines that cost
-money are ended only by whoever types the install's name."""
+money are stopped only if the install's name is given."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ class Command(AuditedCommand):
     acts_outside = True
 
     def add_arguments(self, parser: CommandParser) -> None:
-        what = "end the machines of its clouds, too: the install's name, such as sw-…"
+        what = "also terminate the machines of its clouds: the install's name, such as sw-…"
         parser.add_argument("--cloud", default="", metavar="INSTALL", help=what)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Records the demo fleet; agents and cells follow from it by themselves."""
+"""Records the demo fleet. The controller starts its agents and cells."""
 
 import os
 from pathlib import Path
@@ -21,11 +21,11 @@ from traffic.routing.services.ingresses import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
 HEADS = "medusa-smollm2-135m-instruct-*"
-"""Folders that `make heads` writes beside the weights; what it measured of steps has the folder's name and `.json`."""
+"""Folders that `make heads` writes next to the weights. Its measurements have the folder's name and `.json`."""
 
 
 def heads_beside(uri: str, digest: str) -> Heads | None:
-    """The newest heads for these weights, None where nobody trained any."""
+    """The newest heads that were trained for these weights, or None."""
     folder = Path(unquote(urlsplit(uri).path)).parent
     for found in sorted(folder.glob(HEADS), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
@@ -61,7 +61,7 @@ class Command(AuditedCommand):
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
         for region in Region.objects.filter(provider="local"):
             ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
-        if options["provider"] == AWS:  # whoever deploys the stacks has to name it
+        if options["provider"] == AWS:  # the deployment of the stacks needs it
             (settings.SWITCHYARD_HOME / "install-id").write_text(install_ensure(now).id)
         if PASSWORD_VARIABLE in os.environ:
             token_file = settings.SWITCHYARD_HOME / "operator-token"

@@ -55,7 +55,7 @@ def test_a_scaling_is_predicted_and_nothing_is_done(cell_in_service: Cell) -> No
     ]
     assert 12.0 < found["took_s"] < 30.0
     assert Cell.objects.count() == 1
-    assert "nobody states what local.cpu costs in us-east-1: set a rate to see more" in found["warnings"]
+    assert "local.cpu has no price in us-east-1: set a rate to see its cost" in found["warnings"]
 
 
 def test_a_scaling_says_what_machines_would_cost_by_the_prices_in_force(cell_in_service: Cell) -> None:
@@ -178,7 +178,7 @@ class TestLoad:
         assert "nobody has reported" not in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
         assert "there is no deployment" in str(plan({"load": {"deployment": "x", "factor": 1}}).json())
         loaded.now += timedelta(minutes=5)
-        assert "nobody has reported the load" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
+        assert "no load of sim-70b was reported" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
         DeploymentRegion.objects.update(cells_min=None, cells_max=None)
         assert "a range nowhere" in str(plan({"load": {"deployment": "sim-70b", "factor": 1}}).json())
 

@@ -40,7 +40,7 @@ def test_the_folder_is_private_to_the_servers(tmp_path: Path) -> None:
 def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "sockets").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CannotStart, match="is not a folder of ours"):
+    with pytest.raises(CannotStart, match="belongs to another account"):
         prepare_socket_folder(tmp_path / "sockets", server_account())
 
 

@@ -22,7 +22,7 @@ def rotate(*arguments: str) -> str:
 
 @pytest.mark.django_db
 def test_without_agents_the_next_authority_signs_at_once() -> None:
-    assert "is made; agents hear of it now" in rotate()
+    assert "is made; agents receive it now" in rotate()
     assert "no rotation is under way" in rotate("--status")
     assert FleetAuthority.objects.filter(state="current").count() == 1
 
@@ -34,9 +34,9 @@ def test_it_names_who_does_not_believe_the_next_one_and_goes_on_by_force(tmp_pat
     )
     order = CertificateOrder(IdentityKind.NODE, "n-1", Identity(tmp_path).signing_request())
     certificate_issue(order, now=clock.now())
-    with pytest.raises(CommandError, match="not all believe the next authority after 0 s"):
+    with pytest.raises(CommandError, match="not all agents trust the next authority after 0 s"):
         rotate("--wait-s", "0")
-    assert "the next authority signs once these believe it (1): node n-1" in rotate("--status")
+    assert "the next authority signs once these trust it (1): node n-1" in rotate("--status")
     answer = rotate("--force")
     assert "is on its way already" in answer
-    assert "the one before is believed until its last certificate has ended" in answer
+    assert "the previous one is trusted until its last certificate has expired" in answer

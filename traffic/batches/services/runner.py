@@ -1,6 +1,6 @@
 """Moves batches on: `BatchChores` validates and finalizes them, `BatchSender` sends ranges of their lines through the
-ingress of their region and keeps the outcomes in journals. What an answer means, which batch comes first and how many
-lines are sent at a time is planned in `traffic.planning`."""
+ingress of their region and keeps the outcomes in journals. The planners decide the meaning of an
+answer, the order of batches and the number of lines that are sent at a time."""
 
 import asyncio
 import logging
