@@ -6,7 +6,7 @@ class AccountsConfig(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        """Follow logins from now on; register what takes two people whenever anything does."""
+        """Register the receivers of logins, and the account changes that may require two-person approval."""
         import accounts.services.session  # noqa: F401 - its receivers register themselves
         from accounts.services.account_change import ACCOUNTS
         from accounts.services.approval import RELAX, fleet_action_register

@@ -1,9 +1,8 @@
-"""Hashes passwords, a few at a time. A hash takes a third of a second of a core and anybody may ask for one, so each
-takes one of few slots; whoever finds none is refused at once and waits for nothing. No pooled connection waits for a
-hash either: outside a transaction the thread gives its own back first, and inside that of a request it is not made
-(kernel.outside_transaction).
+"""Hashes passwords, a few at a time (settings.PASSWORD_HASHERS).
 
-Every password passes here (settings.PASSWORD_HASHERS), whoever checks or sets it.
+A hash takes a third of a CPU second and unauthenticated requests can cause one, so each needs one of few slots; without
+a free slot the request is refused immediately. No pooled connection waits for a hash: outside a transaction the thread
+first returns its connection, and inside one it raises `RunOutsideTransaction` (kernel.outside_transaction).
 """
 
 import threading
@@ -19,11 +18,11 @@ from kernel.outside_transaction import request_work
 from kernel.refusals import Busy
 
 STRANGERS_SLOTS = 2
-"""Of this process. Two hashes at once keep two cores busy; more would only make each of them slower."""
+"""Slots of this process. Two concurrent hashes keep two cores busy; more would only slow each of them down."""
 KNOWN_SLOTS = 1
-"""Beyond those, for browsers that logged in before and for users who are logged in."""
+"""Additional slots for known browsers and for users who are logged in."""
 RETRY_AFTER_S = 2.0
-"""A hash is over in well below a second, also on a busy machine."""
+"""A hash takes well below a second, also on a busy machine."""
 
 _strangers = threading.BoundedSemaphore(STRANGERS_SLOTS)
 _known = threading.BoundedSemaphore(KNOWN_SLOTS)
@@ -32,10 +31,10 @@ _held: ContextVar[bool] = ContextVar("switchyard_hash_slot", default=False)
 
 @contextmanager
 def hash_slot(*, known: bool = False) -> Iterator[None]:
-    """Hold a slot; one inside another is the same. `known`: may take from the reserve.
+    """Hold a slot; a nested call uses the same one. With `known` it may use the reserve.
 
     Raises:
-        Busy: all are taken.
+        Busy: no slot is free.
     """
     if _held.get():
         yield
@@ -44,7 +43,7 @@ def hash_slot(*, known: bool = False) -> Iterator[None]:
         (each for each in ((_strangers, _known) if known else (_strangers,)) if each.acquire(blocking=False)), None
     )
     if slot is None:
-        raise Busy("too many passwords are being checked at this moment; try again in a few seconds", RETRY_AFTER_S)
+        raise Busy("too many passwords are being checked now; try again in a few seconds", RETRY_AFTER_S)
     token = _held.set(True)
     try:
         yield
@@ -65,17 +64,17 @@ class SlottedPasswordHasher(PBKDF2PasswordHasher):
         request = request_work()
         if request is None:
             return self._hash(password, salt, iterations)
-        # A view that comes this far let its user in.
+        # A view that reaches this point has authenticated its user.
         work = partial(self._hash, password, salt, iterations, known=True)
         return str(request.result((password, salt, iterations), work))
 
     def salt(self) -> str:
-        """A new one; the same in each run of a request."""
+        """Returns a new salt, the same one in each run of a request."""
         request = request_work()
         return str(request.chance(super().salt)) if request is not None else super().salt()
 
     def _hash(self, password: str, salt: str, iterations: int | None, known: bool = False) -> str:
         with hash_slot(known=known):
             if not connection.in_atomic_block:
-                connection.close()  # back to the pool; the next query takes another
+                connection.close()  # return it to the pool; the next query takes another one
             return super().encode(password, salt, iterations)

@@ -1,5 +1,5 @@
-"""Checks passwords in front of the transaction in which every other change runs, notes which sessions are used, and
-leads those who must have a second factor to where they add one."""
+"""Checks passwords before the transaction of the request, records the use of sessions, and redirects users who must add
+a second factor."""
 
 import math
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from kernel.refusals import Busy
 
 
 class PasswordLoginMiddleware:
-    """A password that is sent to the login is checked here, or refused at once: then the view never runs. Behind the
-    check for forged requests, in front of whatever asks the database."""
+    """Checks a password that is sent to the login, or refuses it before the view runs. It comes after the CSRF check
+    and before all middleware that queries the database."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -29,7 +29,7 @@ class PasswordLoginMiddleware:
         return self.get_response(request)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
-        """Leaves the user on the request, for the view."""
+        """Stores the user on the request, for the view."""
         if request.method != "POST" or getattr(view, "view_class", None) is not Login:
             return None
         name = login_name(request.POST.get("username", ""))
@@ -55,7 +55,7 @@ def _try_again(request: HttpRequest, status: int, wait_s: float) -> HttpResponse
 
 
 class SessionTrackingMiddleware:
-    """A session that is used is noted, once a minute; one that is over is ended, and its user anonymous."""
+    """Records the use of a session, once a minute. Ends an expired session and makes its user anonymous."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
@@ -71,7 +71,7 @@ class SessionTrackingMiddleware:
 
 
 class SecondFactorEnrolmentMiddleware:
-    """Whoever must have a second factor and has none adds one before anything else. Tokens are no logins."""
+    """Users who must have a second factor and have none have to add one first. Requests with tokens are exempt."""
 
     OPEN = frozenset(
         {"factors", "factor-app", "factor-key", "factor-confirm", "login", "login-second", "logout", "healthz"}

@@ -1,6 +1,9 @@
-"""Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins,
-second factors, and requests for two-person approval. Secrets are shown once and stored as hashes, or sealed where they
-have to be read again."""
+"""API tokens, roles of groups, grants, service accounts, identities at providers, logins, second factors, and requests
+for two-person approval. Secrets are shown once and stored as hashes, or encrypted if they have to be read again.
+
+Names of users are ASCII, so that no two look the same; short enough for every column of actors, so that no two are cut
+to the same; and never those that the fleet itself acts under.
+"""
 
 import re
 from datetime import datetime
@@ -18,20 +21,20 @@ NAME_LONGEST = 64
 NAME_FORM = re.compile(rf"[A-Za-z0-9][-A-Za-z0-9_.@+]{{0,{NAME_LONGEST - 1}}}")
 NAME_RULE = f"1 to {NAME_LONGEST} letters, digits and -_.@+ of ASCII, the first a letter or digit"
 NAME_RESERVED = frozenset({"anonymous", "autopilot", "reconciler", "root", "switchyard", "system"})
-"""What timelines and audit records call the fleet itself, the host's owner and those who are not known."""
+"""Names in timelines and audit records for the fleet itself, the host's owner and anonymous callers."""
 
 
 def name_refusal(name: str) -> str:
-    """Why nobody may be called this; "" if somebody may."""
+    """Returns why this cannot be a user name, or ""."""
     if NAME_FORM.fullmatch(name) is None:
-        return f"{name!r} cannot be a user name here: {NAME_RULE}"
+        return f"{name!r} cannot be a user name: {NAME_RULE}"
     if name.casefold() in NAME_RESERVED:
-        return f"{name!r} is reserved: records would take what this user does for the fleet's own work"
+        return f"{name!r} is reserved: records would attribute this user's actions to the fleet itself"
     return ""
 
 
 class ApprovalState(StrEnum):
-    """Pending until decided or its time is over. Failed: approved, and then it could not be done."""
+    """Pending until decided or expired. Failed: approved, but its action failed."""
 
     PENDING = "pending"
     DONE = "done"
@@ -53,7 +56,7 @@ APPROVAL_STATES = [(state.value, state.value.capitalize()) for state in Approval
 
 
 class TokenState(StrEnum):
-    """Only an active one opens anything."""
+    """Only active tokens are accepted."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -68,7 +71,7 @@ TOKEN_STATES = [(state.value, state.value.capitalize()) for state in TokenState]
 
 
 class FactorKind(StrEnum):
-    """A second factor: an app that shows codes, or a key (or passkey) that signs."""
+    """Kinds of second factors: an app that shows codes, or a key or passkey that signs."""
 
     APP = "app"
     KEY = "key"
@@ -86,7 +89,7 @@ SCOPES = [(scope.value, scope.value) for scope in Scope]
 
 
 class GroupRole(models.Model):
-    """The role of a group's members. `claim`: the group's name at the identity provider, whose members join it here."""
+    """The role of a group's members. `claim`: the group at the identity provider whose members join this one."""
 
     group = models.OneToOneField(Group, on_delete=models.CASCADE, primary_key=True, related_name="role")
     role = models.CharField(max_length=16, choices=ROLES)
@@ -100,7 +103,7 @@ class GroupRole(models.Model):
 
 
 class Grant(models.Model):
-    """A role for the things of one deployment, to a user or to the members of a group."""
+    """A role for one deployment, granted to a user or to the members of a group."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="grants")
     group = models.ForeignKey(Group, on_delete=models.CASCADE, null=True, related_name="grants")
@@ -124,7 +127,7 @@ class Grant(models.Model):
 
 
 class ServiceAccount(models.Model):
-    """A user that is a program: it has tokens and no password."""
+    """A user that is a program. It has tokens and no password."""
 
     user = models.OneToOneField(
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, primary_key=True, related_name="service_account"
@@ -141,7 +144,7 @@ class ServiceAccount(models.Model):
 
 
 class Identity(models.Model):
-    """Who a user is at an identity provider. Names there may change hands; `subject` never does."""
+    """A user's identity at an identity provider. Names there may be reused; `subject` is permanent."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="identities")
     issuer = models.CharField(max_length=255)
@@ -156,8 +159,8 @@ class Identity(models.Model):
 
 
 class LoginSession(models.Model):
-    """One login in one browser. `session_key` names Django's session, and is a secret: it is never shown. `factor_at`:
-    when a second factor was shown in it last."""
+    """One login in one browser. `session_key` names Django's session and is a secret, which is never shown.
+    `factor_at`: when a second factor was last shown in it."""
 
     session_key = models.CharField(max_length=40, unique=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="logins")
@@ -177,9 +180,9 @@ class LoginSession(models.Model):
 
 
 class SecondFactor(models.Model):
-    """What a user shows beside the password. `secret`: of an app, sealed (accounts.one_time_codes); `credential`: of a
-    security key, its id and public key. `last_count`: the time step of the last code, or the key's counter, beyond
-    which the next one must be. `wrong_in_a_row`: codes since the last good one."""
+    """A user's second factor. `secret`: of an app, encrypted (accounts.one_time_codes); `credential`: id and public key
+    of a security key. `last_count`: the time step of the last code, or the key's counter; the next one must be greater.
+    `wrong_in_a_row`: wrong codes since the last right one."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="second_factors")
     kind = models.CharField(max_length=16, choices=FACTOR_KINDS)
@@ -199,7 +202,7 @@ class SecondFactor(models.Model):
 
 
 class RecoveryCode(models.Model):
-    """Stands in for a second factor that is lost, once: then its row is gone."""
+    """Replaces a lost second factor once; then its row is deleted."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="recovery_codes")
     digest = models.CharField(max_length=64)
@@ -212,7 +215,7 @@ class RecoveryCode(models.Model):
 
 
 class KeyChallenge(models.Model):
-    """What a security key is to sign, once: then its row is gone. `ceremony`: to enrol the key, or to show it."""
+    """A challenge that a security key signs once; then its row is deleted. `ceremony`: enrolment or login."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
     challenge = models.CharField(max_length=64, unique=True)
@@ -224,8 +227,8 @@ class KeyChallenge(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token of the REST API, acting as its user, within its scope. `made_with`: the token that requested it,
-    and with which it is revoked."""
+    """A bearer token of the REST API, with the rights of its user within its scope. `made_with`: the token that created
+    it; both are revoked together."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -248,7 +251,7 @@ class ApiToken(models.Model):
         return TokenState.EXPIRED if self.expires_at is not None and self.expires_at <= now else TokenState.ACTIVE
 
     def refusal(self, now: datetime) -> str | None:
-        """Why this token no longer opens anything, or None while it does."""
+        """Returns why this token is no longer accepted, or None."""
         if self.revoked_at is not None:
             return f"API token {self.name!r} was revoked at {self.revoked_at:%Y-%m-%d %H:%M} UTC; create another one"
         if self.expires_at is not None and self.expires_at <= now:
@@ -259,8 +262,8 @@ class ApiToken(models.Model):
 
 
 class LoginFailure(models.Model):
-    """One attempt to log in that was not, or not yet, a good one. `subject` digests what it counts against
-    (accounts.services.login): people type passwords into the wrong field."""
+    """A login attempt that has not succeeded. `subject` is a digest of the name or address that it counts against
+    (accounts.services.login), because people type passwords into the wrong field."""
 
     subject = models.CharField(max_length=64)
     at = models.DateTimeField(db_index=True)
@@ -273,11 +276,9 @@ class LoginFailure(models.Model):
 
 
 class Approval(models.Model):
-    """One person's request that a second one must approve. `arguments` and `secrets` are all that carrying it out
-    takes; secrets are never shown. `approvers`: the primary keys of those who could approve it when it was requested;
-    nobody joins them later.
-
-    `outcome`: what came of it, in a sentence, once it is decided.
+    """A request that a second person must approve. `arguments` and `secrets` are the arguments of its action; secrets
+    are never shown. `approvers`: primary keys of the users who could approve it at the time of the request; later
+    admins cannot. `outcome`: a sentence, once it is decided.
     """
 
     action = models.CharField(max_length=48)
@@ -308,7 +309,7 @@ class Approval(models.Model):
 
 
 class ApprovalRule(models.Model):
-    """Whether an action of the whole fleet needs two-person approval. One without a row needs none."""
+    """Whether an action on the whole fleet needs two-person approval. Actions without a row need none."""
 
     action = models.CharField(max_length=48, primary_key=True)
     required = models.BooleanField()

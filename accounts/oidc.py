@@ -1,7 +1,8 @@
 """Login by an OpenID provider: the authorization code flow with PKCE, state and nonce, by Authlib.
 
-The provider is known by its discovery document, whose issuer must be the configured one. ID tokens count only with an
-asymmetric signature of the provider's present keys, for this client, for this login. It stores nothing of a token.
+The provider is known by its discovery document, whose issuer must be the configured one. ID tokens are accepted only
+with an asymmetric signature by the provider's current keys, for this client and this login. Nothing of a token is
+stored.
 """
 
 from dataclasses import dataclass
@@ -16,16 +17,16 @@ from joserfc.errors import JoseError
 from requests import RequestException
 
 RESPONSE_TIMEOUT_S = 5.0
-"""A provider in reach answers in tens of milliseconds; people wait for this one."""
+"""A reachable provider answers in tens of milliseconds, and a user waits for it."""
 LEEWAY_S = 60
 """How far the provider's clock may be off."""
 SIGNED_BY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 CALLBACK_FAULTS = (AuthlibBaseError, JoseError, RequestException, RuntimeError, ValueError, KeyError, TypeError)
-"""What comes of a provider that is away, refuses, or answers what is not right."""
+"""Errors of a provider that is unreachable, refuses or sends an invalid answer."""
 
 
 class ProviderFault(Exception):
-    """The login failed; the text is the reason, for the log."""
+    """The login failed; the text has the reason, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Who the user is, as the provider states it."""
+    """The user as the provider states it."""
 
     issuer: str
     subject: str
@@ -66,10 +67,10 @@ def provider() -> Provider | None:
 
 
 def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpResponse:
-    """Send the browser to the provider; it comes back to `back`, an absolute URL.
+    """Redirect the browser to the provider, which sends it back to the absolute URL `back`.
 
     Raises:
-        ProviderFault: the provider cannot be reached, or is not the one that was configured.
+        ProviderFault: the provider cannot be reached or is not the configured one.
     """
     try:
         client = _client(known)
@@ -81,10 +82,10 @@ def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpRespons
 
 
 def login_finish(request: HttpRequest, known: Provider) -> Claims:
-    """Who came back from the provider.
+    """Returns the user whom the provider sent back.
 
     Raises:
-        ProviderFault: this browser began no such login, the provider refused it, or its token is not right.
+        ProviderFault: this browser started no such login, the provider refused it, or its token is invalid.
     """
     try:
         client = _client(known)
@@ -101,7 +102,7 @@ def login_finish(request: HttpRequest, known: Provider) -> Claims:
 
 @cache
 def _client(known: Provider) -> Any:
-    """Authlib's client, which keeps the discovery document and the keys, and fetches keys again when they rotate."""
+    """Authlib's client. It caches the discovery document and the keys, and fetches rotated keys again."""
     return OAuth().register(
         "oidc",
         client_id=known.client_id,

@@ -1,7 +1,7 @@
-"""One-time codes of authenticator apps (RFC 6238), and recovery codes. Pure, but for what is random.
+"""One-time codes of authenticator apps (RFC 6238), and recovery codes. Pure, except for randomness.
 
-The secret that an app shares is sealed with the key of this control plane, for one user: who reads the database alone
-makes no code, and a row that is moved to another user opens nothing.
+The secret of an app is encrypted with the key of this control plane, for one user: a reader of the database alone
+cannot make codes, and a row that is moved to another user is useless.
 """
 
 import base64
@@ -15,29 +15,29 @@ from cryptography.fernet import Fernet, InvalidToken
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 STEP_S = 30
-"""Of all common apps; so are six digits and SHA-1, which RFC 6238 has as defaults."""
+"""Used by all common apps, like six digits and SHA-1, the defaults of RFC 6238."""
 DRIFT_STEPS = 1
 """How far an app's clock may be off, either way (RFC 6238, 5.2)."""
 ENROL_WITHIN_S = 600
-"""How long a secret that was shown waits for the first code of its app."""
+"""Time limit from showing a secret to the first code of its app."""
 RECOVERY_CODES = 10
 _LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
-"""Without those that are read as others: 32, so that sixteen of them have 80 bits."""
+"""32 letters and digits without look-alikes, so sixteen of them have 80 bits."""
 _GROUPS, _GROUP = 4, 4
 
 
 def app_secret() -> str:
-    """A new secret of 160 bits, in base32, as people type it."""
+    """Returns a new secret of 160 bits in base32."""
     return pyotp.random_base32()
 
 
 def sealed(secret: str, user_id: int, now: datetime) -> str:
-    """A secret as it is stored, and as a form carries it."""
+    """Encrypts a secret for the database and for forms."""
     return _box().encrypt_at_time(json.dumps([user_id, secret]).encode(), int(now.timestamp())).decode()
 
 
 def unsealed(text: str, user_id: int) -> str:
-    """The secret; "" if it is another user's, or was sealed with another key."""
+    """Returns the secret, or "" if it belongs to another user or was encrypted with another key."""
     try:
         owner, secret = json.loads(_box().decrypt(text.encode()))
     except (InvalidToken, ValueError, TypeError):
@@ -46,7 +46,7 @@ def unsealed(text: str, user_id: int) -> str:
 
 
 def is_recent(text: str, now: datetime) -> bool:
-    """Whether a secret was sealed within `ENROL_WITHIN_S`."""
+    """Whether a secret was encrypted within `ENROL_WITHIN_S`."""
     try:
         return now.timestamp() - _box().extract_timestamp(text.encode()) <= ENROL_WITHIN_S
     except (InvalidToken, ValueError):
@@ -54,7 +54,7 @@ def is_recent(text: str, now: datetime) -> bool:
 
 
 def matching_step(secret: str, code: str, now: datetime, after: int) -> int | None:
-    """The time step whose code this is, of those around now that come after the last one used."""
+    """Returns the time step of this code, among the current ones after the last used step."""
     current = int(now.timestamp()) // STEP_S
     app = pyotp.TOTP(secret, interval=STEP_S)
     steps = range(current - DRIFT_STEPS, current + DRIFT_STEPS + 1)
@@ -62,12 +62,12 @@ def matching_step(secret: str, code: str, now: datetime, after: int) -> int | No
 
 
 def provisioning_uri(secret: str, username: str, host: str) -> str:
-    """What an app reads from the QR code."""
+    """Returns the URL that an app reads from the QR code."""
     return pyotp.TOTP(secret, interval=STEP_S).provisioning_uri(name=username, issuer_name=f"Switchyard {host}")
 
 
 def qr_code(text: str) -> str:
-    """A QR code as SVG, to stand inside a page: no style of its own, black on white in every theme."""
+    """Returns a QR code as inline SVG: without styles, black on white in every theme."""
     return segno.make(text, error="m", micro=False).svg_inline(border=4, light="white", omitsize=True)
 
 
@@ -79,7 +79,7 @@ def recovery_codes() -> tuple[str, ...]:
 
 
 def typed(code: str) -> str:
-    """A code of either kind without what people put between its letters."""
+    """Removes separators that people type within a code."""
     return "".join(letter for letter in code[:64].casefold() if letter.isascii() and letter.isalnum())
 
 

@@ -1,4 +1,4 @@
-"""Rules about accounts that depend on the caller, shared by the API and the pages. They only refuse."""
+"""Authentication by bearer tokens, and rules about accounts that depend on the caller, for the API and the pages."""
 
 from datetime import datetime, timedelta
 
@@ -19,21 +19,21 @@ from kernel.access import Role, access_of, require
 from kernel.refusals import InvalidInput
 
 FRESH = timedelta(minutes=10)
-"""A second factor that was shown this long ago at most still vouches for who sits there."""
+"""Maximum age of a second factor that counts as fresh."""
 
 
 class FactorNeeded(PermissionDenied):
-    """It takes a second factor that was shown just now; on pages, one is asked for."""
+    """The request needs a fresh second factor; pages ask for one."""
 
 
 def require_human(request: HttpRequest | Request) -> None:
-    """Approving is for people: a second program is no second pair of eyes.
+    """Only people may approve.
 
     Raises:
         PermissionDenied: the caller is a service account.
     """
     if ServiceAccount.objects.filter(user_id=request.user.pk or 0).exists():
-        raise PermissionDenied("A service account cannot approve; a person has to.")
+        raise PermissionDenied("A service account cannot approve; a person must.")
 
 
 def require_may_reject(request: HttpRequest | Request, approval: Approval) -> None:
@@ -47,17 +47,17 @@ def require_may_reject(request: HttpRequest | Request, approval: Approval) -> No
 
 
 def require_fresh_factor(request: HttpRequest | Request, now: datetime) -> None:
-    """What outlives a session takes a second factor shown within `FRESH`, of users who have one. Tokens show none.
+    """Requires a second factor shown within `FRESH` from users who have one. Requests with tokens never have one.
 
     Raises:
-        FactorNeeded: none was.
+        FactorNeeded: no fresh second factor.
     """
     if has_second_factor(request.user) and not _is_factor_fresh(request, now):
         raise FactorNeeded("This takes a second factor shown in this browser within the last 10 minutes.")
 
 
 def require_fresh_login(request: HttpRequest, now: datetime) -> None:
-    """Changing second factors takes a fresh one; adding the first, a login within `FRESH`.
+    """Requires a fresh second factor to change second factors, and a login within `FRESH` to add the first one.
 
     Raises:
         FactorNeeded: neither.
@@ -69,8 +69,8 @@ def require_fresh_login(request: HttpRequest, now: datetime) -> None:
 
 
 def must_enrol(request: HttpRequest) -> bool:
-    """Whether this user has to add a second factor before anything else (settings.REQUIRE_SECOND_FACTOR). Of those who
-    come by an identity provider only, the provider asks what it wants."""
+    """Whether this user has to add a second factor first (settings.REQUIRE_SECOND_FACTOR). Users without a password are
+    exempt, because their identity provider authenticates them."""
     user, rule = request.user, settings.REQUIRE_SECOND_FACTOR
     if rule == "off" or not isinstance(user, User) or request.session.get(FACTOR) or not user.has_usable_password():
         return False
@@ -85,11 +85,11 @@ def _is_factor_fresh(request: HttpRequest | Request, now: datetime) -> bool:
 
 
 def token_owner(request: HttpRequest | Request, service_account: str) -> User:
-    """Whom a new token is for: the caller, or a program, which takes an admin.
+    """Returns the user of a new token: the caller, or a service account, which requires an admin.
 
     Raises:
-        PermissionDenied: a program was named by another user.
-        InvalidInput: there is no such program.
+        PermissionDenied: a service account was named by another user.
+        InvalidInput: no such service account.
     """
     if not service_account:
         return User.objects.get(pk=request.user.pk or 0)

@@ -1,7 +1,7 @@
 """Security keys and passkeys as second factors (WebAuthn), by Yubico's library. It stores nothing.
 
-What a key signs names the page's origin and host, which are those of the request, so nothing that is signed for another
-page counts here. The library is imported where a key is met: only web meets any, and every process would wait for it.
+A key signs the page's origin and host, which must be those of the request, so signatures for other pages are rejected.
+The library is imported on first use, because only web needs it.
 """
 
 import base64
@@ -29,23 +29,23 @@ _FAULTS = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, OverflowError, RecursionError,
     struct.error, InvalidSignature, UnsupportedAlgorithm,
 )  # fmt: skip
-"""What the library raises for bytes that are no response of a key, or of another one."""
+"""Errors of the library for bytes that are not a valid response of a key."""
 
 
 class KeyFault(Exception):
-    """The response does not count; the text says why."""
+    """The response is rejected; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The page that asks: `origin` as the browser names it, `host` without port."""
+    """The page of the request: `origin` as the browser names it, `host` without port."""
 
     origin: str
     host: str
 
     @property
     def has_keys(self) -> bool:
-        """Whether browsers offer security keys here: on pages with a name, over HTTPS or on this machine."""
+        """Whether browsers support security keys here: on pages with a host name, over HTTPS or on this machine."""
         try:
             ip_address(self.host.strip("[]"))
         except ValueError:
@@ -55,21 +55,21 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Ceremony:
-    """`options`: for the browser, as JSON. `challenge`: what its response must have signed."""
+    """`options`: for the browser, as JSON. `challenge`: its response must sign it."""
 
     options: str
     challenge: str
 
 
 def site_of(request: HttpRequest) -> Site:
-    """The site that a request is for; its host is one of those that are allowed."""
+    """Returns the site of a request, whose host is an allowed one."""
     host = request.get_host()
     name, _, port = host.rpartition(":")
     return Site(f"{request.scheme}://{host}", name if name and port.isdigit() else host)
 
 
 def enrolment(site: Site, user_id: int, username: str, known: Sequence[str]) -> Ceremony:
-    """Ask a browser to make a credential, on a key that has none of `known`."""
+    """Returns the options for a new credential, on a key that has none of `known`."""
     from fido2.webauthn import PublicKeyCredentialUserEntity, ResidentKeyRequirement, UserVerificationRequirement
 
     user = PublicKeyCredentialUserEntity(id=str(user_id).encode(), name=username, display_name=username)
@@ -83,7 +83,7 @@ def enrolment(site: Site, user_id: int, username: str, known: Sequence[str]) -> 
 
 
 def showing(site: Site, known: Sequence[str]) -> Ceremony:
-    """Ask a browser to have one of `known` sign."""
+    """Returns the options for a signature by one of `known`."""
     from fido2.webauthn import UserVerificationRequirement
 
     credentials = [_credential(each) for each in known]
@@ -92,10 +92,10 @@ def showing(site: Site, known: Sequence[str]) -> Ceremony:
 
 
 def challenge_in(response: Mapping[str, Any]) -> str:
-    """Which challenge a response claims to have signed; nothing of it is proved yet.
+    """Returns the challenge that a response claims to sign, unverified.
 
     Raises:
-        KeyFault: it is no response of a browser.
+        KeyFault: not a response of a browser.
     """
     try:
         encoded = str(response["response"]["clientDataJSON"])
@@ -121,10 +121,10 @@ def read_response(text: str) -> Mapping[str, Any]:
 
 
 def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[str, int]:
-    """The new credential, as it is stored, and its key's counter.
+    """Returns the new credential in its stored form, and its key's counter.
 
     Raises:
-        KeyFault: it was made for another page or challenge, or by nobody who touched a key.
+        KeyFault: it was made for another page or challenge, or without a touch of a key.
     """
     from fido2.utils import websafe_encode
 
@@ -138,7 +138,7 @@ def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[s
 
 
 def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[str, Any]) -> tuple[str, int]:
-    """Which of `known` signed, and its key's counter.
+    """Returns which of `known` signed, and its key's counter.
 
     Raises:
         KeyFault: none did, or for another page or challenge.
@@ -156,7 +156,7 @@ def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[st
 
 
 def _require_usable(credential: "AttestedCredentialData") -> None:
-    """Its public key is whole: it finds a signature wrong, instead of not being able to tell."""
+    """Whether the public key is valid: it rejects a wrong signature without another error."""
     try:
         credential.public_key.verify(b"", b"")
     except InvalidSignature:

@@ -1,4 +1,4 @@
-"""Reads accounts: tokens by what a caller presents, what a user may do, and what of all that a caller may see."""
+"""Reads accounts: tokens by their text, the access of users, and the accounts that a caller may see."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +13,7 @@ from kernel.secrets import secret_matches, secret_prefix
 
 
 def token_by_text(text: str) -> ApiToken | None:
-    """The token with this text, its user loaded. It may be revoked or expired: ask `ApiToken.refusal`."""
+    """Returns the token with this text and its user. It may be revoked or expired: check `ApiToken.refusal`."""
     prefix = secret_prefix(text)
     if prefix is None:
         return None
@@ -22,7 +22,7 @@ def token_by_text(text: str) -> ApiToken | None:
 
 
 def access_of_user(user: Known, scope: Scope) -> Access:
-    """What a user may do (settings.ACCESS_SOURCE): without a group that gives more, a user is a viewer."""
+    """Returns a user's access (settings.ACCESS_SOURCE). A user without groups is a viewer."""
     if not isinstance(user, User) or not user.is_active:
         return Access()
     if user.is_superuser:
@@ -41,12 +41,12 @@ def _grants(user: User) -> dict[str, Role]:
 
 
 def admins() -> Q:
-    """Condition on users: may administer, by a group or as superuser, and is active."""
+    """Condition for active users who are admins by a group or as superuser."""
     return Q(is_active=True) & (Q(is_superuser=True) | Q(groups__role__role=Role.ADMIN.value))
 
 
 def second_persons(requester: str) -> list[int]:
-    """Who may approve what this user requests now: people who administer, and did not make the program that asks."""
+    """Returns who may approve this user's requests: admins who are people and did not create the requesting program."""
     people = User.objects.filter(admins(), service_account__isnull=True).distinct()
     makers = {
         *ServiceAccount.objects.filter(user__username=requester).values_list("created_by", flat=True),
@@ -59,9 +59,9 @@ def second_persons(requester: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """A way to be a second person: an account that administers, members of a group elsewhere that do here, a password
-    (its hash, as `secret`), or an account that its password alone opens again. `taken`: it ends; a grant to administer
-    a deployment counts only then."""
+    """A right that could make a second person: an admin, a group of the identity provider whose members are admins, a
+    password (its hash, as `secret`), or a login without second factor. `taken`: the right ends; grants of deployments
+    count only then."""
 
     kind: str
     name: str
@@ -85,7 +85,7 @@ class Right:
 
 
 def rights_without_own_password(actor: str) -> frozenset[Right]:
-    """All there are but the actor's own password."""
+    """Returns all rights except the actor's own password."""
     claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
     passwords = User.objects.exclude(username=actor).exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
     return frozenset(
@@ -98,8 +98,8 @@ def rights_without_own_password(actor: str) -> frozenset[Right]:
 
 
 def rights_of_other_people(actor: str) -> frozenset[Right]:
-    """Those that no admin takes away alone: of people who administer, by a group, a claim or a grant. A program is no
-    second person, and an admin may step down."""
+    """Returns the rights that no admin may remove alone: of other people who are admins by a group, a claim or a
+    grant."""
     people = User.objects.filter(admins(), service_account__isnull=True).exclude(username=actor)
     claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
     grants = Grant.objects.filter(role=Role.ADMIN.value, user__service_account__isnull=True)
@@ -113,12 +113,12 @@ def rights_of_other_people(actor: str) -> frozenset[Right]:
 
 
 def has_second_factor(user: Known) -> bool:
-    """Whether a user shows one at each login."""
+    """Whether a user has a second factor."""
     return SecondFactor.objects.filter(user_id=user.pk or 0).exists()
 
 
 def users_with_second_factor(but: str) -> frozenset[str]:
-    """Names of all others who have one."""
+    """Returns the names of all other users with a second factor."""
     users = User.objects.filter(second_factors__isnull=False).exclude(username=but)
     return frozenset(users.values_list("username", flat=True))
 

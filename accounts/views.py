@@ -1,5 +1,5 @@
-"""Login by password or by the identity provider, and then by a second factor where the user has one. Passwords were
-checked before (accounts.middleware)."""
+"""Login by password or identity provider, then by a second factor if the user has one. Passwords are checked before the
+view (accounts.middleware)."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ _SALT = "accounts.device"
 
 
 def device_of(request: HttpRequest, username: str) -> str:
-    """The number of a browser that has logged in as this user; "" for all others."""
+    """Returns the number of a browser that has logged in as this user, or ""."""
     try:
         name, number = signing.loads(
             request.COOKIES.get(settings.DEVICE_COOKIE_NAME, ""), salt=_SALT, max_age=REMEMBERED
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckedForm(AuthenticationForm):
-    """The login's form; who it is was found out before the view's transaction."""
+    """The login form. The password was checked before the view's transaction."""
 
     def clean(self) -> dict[str, Any]:
         self.user_cache = getattr(self.request, "password_user", None)
@@ -89,7 +89,7 @@ class Login(LoginView):
 
 
 def admit(request: HttpRequest, user: User, method: str, wanted: str) -> HttpResponse:
-    """Log in a user who proved to be one by `method`, or first ask for the second factor."""
+    """Log in a user who was authenticated by `method`, or first ask for the second factor."""
     if has_second_factor(user):
         response = redirect("login-second")
         pending_begin(response, user, method, wanted, clock.now())
@@ -101,7 +101,7 @@ def admit(request: HttpRequest, user: User, method: str, wanted: str) -> HttpRes
 @sensitive_post_parameters("one_time_code", "credential")
 @require_http_methods(["GET", "HEAD", "POST"])
 def login_second(request: HttpRequest) -> HttpResponse:
-    """The second factor of who has just shown the password; without one, back to that."""
+    """The form of the second factor after a right password; without that, back to the login."""
     now = clock.now()
     pending = pending_of(request, now)
     if pending is None or not has_second_factor(pending[0]):
@@ -118,17 +118,17 @@ def login_second(request: HttpRequest) -> HttpResponse:
             user_login_failed.send(
                 __name__, credentials={"username": user.get_username(), "second_factor": True}, request=request
             )
-            refused = "That is not right, or it was used before."
+            refused = "That is wrong, or it was used before."
         except LoginLimited as limited:
             return _limited(request, limited)
     return render(request, "accounts/second_factor.html", {"refused": refused, **factor_form(request, user)})
 
 
 def check_factor(request: HttpRequest, user: User, now: datetime) -> bool:
-    """Whether the form shows a second factor of the user.
+    """Whether the form has a valid second factor of the user.
 
     Raises:
-        LoginLimited: too many were wrong.
+        LoginLimited: too many wrong attempts.
     """
     shown = Shown(request.POST.get("one_time_code", ""), request.POST.get("credential", ""))
     attempt = FactorAttempt(user.pk, device_of(request, user.get_username()))
@@ -136,7 +136,7 @@ def check_factor(request: HttpRequest, user: User, now: datetime) -> bool:
 
 
 def factor_form(request: HttpRequest, user: User) -> dict[str, Any]:
-    """What the form needs that shows a second factor: `accounts/factor_form.html`."""
+    """Returns the context of `accounts/factor_form.html`."""
     kinds = set(user.second_factors.values_list("kind", flat=True))
     site = site_of(request)
     options = ""
@@ -176,7 +176,7 @@ def oidc_begin(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_GET
 def oidc_back(request: HttpRequest) -> HttpResponse:
-    """Back from it: logged in, or the error page."""
+    """The redirect from the provider: logs in, or shows the error page."""
     known = _provider()
     try:
         claims = login_finish(request, known)
@@ -202,12 +202,12 @@ def _is_ours(request: HttpRequest, url: str) -> bool:
 
 def _refused(request: HttpRequest, known: Provider, fault: ProviderFault) -> HttpResponse:
     log.warning("login by %s failed: %s", known.issuer, fault)
-    message = f"{known.title} did not vouch for you. Try again; the log of Switchyard says more."
+    message = f"{known.title} did not confirm your login. Try again; the log of Switchyard has details."
     return render(request, "accounts/refused.html", {"refused": message}, status=502)
 
 
-# A login whose password was right and whose second factor is still to be shown, in a signed cookie that is sent to
-# that page alone. It is no session and opens nothing; a new password, or five minutes, end it.
+# A login with a right password whose second factor is still missing, in a signed cookie for that page alone. It is not
+# a session; it ends after five minutes or with a new password.
 
 PENDING_LASTS_S = 300
 _COOKIE_SALT = "accounts.pending_login"
@@ -215,7 +215,8 @@ _COOKIE_SALT = "accounts.pending_login"
 
 @dataclass(frozen=True, slots=True)
 class PendingLogin:
-    """`proof`: of the password that was right. `method`: how it was, as sessions name it. `wanted`: where it leads."""
+    """`proof`: of the right password. `method`: of the login, as sessions name it. `wanted`: the page after the
+    login."""
 
     user_id: int
     proof: str
@@ -242,7 +243,7 @@ def pending_end(response: HttpResponse) -> None:
 
 
 def pending_of(request: HttpRequest, now: datetime) -> tuple[User, PendingLogin] | None:
-    """Whose password was right in this browser a moment ago; None for all others."""
+    """Returns the user whose password was right in this browser moments ago, or None."""
     try:
         pending = PendingLogin(*signing.loads(request.COOKIES.get(settings.PENDING_COOKIE_NAME, ""), salt=_COOKIE_SALT))
     except (signing.BadSignature, ValueError, TypeError):

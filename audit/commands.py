@@ -1,5 +1,5 @@
-"""The base of management commands that change something: one record for each run that did, with the account that ran
-it. It never keeps a command from doing its work: what stops a fleet must work while the database is away."""
+"""Base class of management commands that change something: one record per run, with the account that ran it. A failed
+record never stops a command, because commands that stop a fleet must work without the database."""
 
 import logging
 from typing import Any
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 class AuditedCommand(BaseCommand):
     """A command whose `handle` changes the control plane.
 
-    `one_transaction`: its changes and its record are one transaction. False for commands that start or end processes,
-    which must see what was committed. `acts_outside`: it does something even when it writes no row. Django's checks,
-    which `migrate` runs, would load the whole API for each.
+    `one_transaction`: its changes and its record are one transaction. False for commands that start or stop processes,
+    which must see committed rows. `acts_outside`: it has an effect even without written rows. Django's system checks
+    are skipped, because they load the whole API; `migrate` runs them.
     """
 
     requires_system_checks = []

@@ -1,5 +1,5 @@
-"""Audits changes where every request passes: each unsafe one runs in one transaction with its record, whichever view
-handles it, so that no endpoint can forget to. Refusals are recorded too. It decides nothing about who may.
+"""Audits all changing requests: each runs in one transaction with its record, so no view can omit it. Refusals for lack
+of rights are recorded as well.
 
 It must be the last middleware: its `process_view` calls the view itself.
 """
@@ -25,13 +25,13 @@ from kernel.outside_transaction import RequestWork, RunOutsideTransaction, begin
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 KEPT_REFUSALS = DENIALS | {HTTPStatus.TOO_MANY_REQUESTS}
-"""What views wrote before these responses stays: it counts attempts. Every other refusal promises that nothing was
-changed."""
+"""Rows that views write before these responses are kept, because they count attempts. Every other refusal rolls
+back."""
 LOGIN_DENIALS = {"login-failed": "wrong password", "factor-failed": "wrong second factor"}
 REASON_FIELDS = ("why", "reason")
 VERBS = {"update": "change", "partial_update": "change", "destroy": "delete", "new": "create"}
 NOUNS = {"version": "model-version"}
-"""Pages name some things more briefly than the API does."""
+"""Pages have shorter names for some nouns than the API."""
 PAGES = {
     "evacuate": "evacuation.create",
     "override-end": "override.end",
@@ -39,20 +39,20 @@ PAGES = {
     "join-refused": "machine.refuse",
 }
 LONGEST_KEPT_BODY = 256 * 1024
-"""In bytes: of the API's requests, whose parser takes no longer ones."""
+"""Bytes: the limit of the API's parser."""
 MOST_RUNS = 5
-"""Of one request: a new password takes three, one for the old hash and one for the new."""
+"""Runs of one request. A new password takes three: one for the old hash and one for the new."""
 KEYS = ("id", "prefix", "name", "key")
-"""Of a response's fields, those that name what was made; the first that is there counts."""
+"""Fields of a response that name the created object; the first one present counts."""
 
 View = Callable[..., HttpResponse]
 V = TypeVar("V", bound=Callable[..., Any])
 
 
 def audit_exempt(reason: str) -> Callable[[V], V]:
-    """Declares that a view's unsafe requests change nothing of the control plane: no transaction, no record.
+    """Exempts a view whose unsafe requests change nothing in the control plane: no transaction and no record.
 
-    For what streams or waits for others; a view that merely writes nothing needs no declaration.
+    For views that stream or wait. A view that merely writes nothing needs no exemption.
     """
 
     def declare(view: V) -> V:
@@ -85,7 +85,7 @@ class AuditMiddleware:
     def process_view(
         self, request: HttpRequest, view: View, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> HttpResponse | None:
-        """Runs the view of an unsafe request inside its transaction; leaves all others alone."""
+        """Runs the view of an unsafe request inside a transaction."""
         login = current_login()
         if request.method in SAFE_METHODS or login is None or exemption(view):
             return None
@@ -99,7 +99,7 @@ class AuditMiddleware:
                     return self._run(request, call, login, args, kwargs)
             except RunOutsideTransaction as wanted:
                 wanted.work()
-        raise RuntimeError(f"{request.path} wants more work outside its transaction after {MOST_RUNS} runs")
+        raise RuntimeError(f"{request.path} needs more work outside its transaction after {MOST_RUNS} runs")
 
     def _run(
         self, request: HttpRequest, call: View, login: RequestLogin, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -119,7 +119,7 @@ class AuditMiddleware:
 
 
 def _is_body_kept(request: HttpRequest) -> bool:
-    """Whether a request can be run again: its body is read here, and stays, unless it is long or says not how long."""
+    """Whether a request can run again: its body is read and kept, unless it is long or of unknown length."""
     length = request.META.get("CONTENT_LENGTH") or "0"
     if "HTTP_TRANSFER_ENCODING" in request.META or not length.isascii() or not length.isdigit():
         return False
@@ -130,7 +130,7 @@ def _is_body_kept(request: HttpRequest) -> bool:
 
 
 def _record(request: HttpRequest, response: HttpResponse, changes: Changes, login: RequestLogin) -> None:
-    """One record of a change, as the last step of its transaction."""
+    """Record a change as the last step of its transaction."""
     actor = request_actor(request)
     if login:
         _record_login(request, changes, login, actor.proof if actor else Proof.SESSION)
@@ -149,7 +149,7 @@ def _record(request: HttpRequest, response: HttpResponse, changes: Changes, logi
 
 
 def _record_login(request: HttpRequest, changes: Changes, login: RequestLogin, proof: Proof) -> None:
-    """A login, logout, wrong password or wrong second factor, without what was typed."""
+    """Record a login, logout, wrong password or wrong second factor, without the input."""
     denied = LOGIN_DENIALS.get(login.action, "")
     act = Act(
         action="login" if denied else login.action,
@@ -164,7 +164,7 @@ def _record_login(request: HttpRequest, changes: Changes, login: RequestLogin, p
 
 
 def _record_denial(request: HttpRequest, response: HttpResponse) -> None:
-    """A record of an attempt that was refused, if its actor is known; of many alike, only of the first in a minute."""
+    """Record a refused attempt if its actor is known; of equal attempts only the first ones in a minute."""
     if (actor := request_actor(request)) is not None:
         action, thing = _action_and_object(request, response)
         act = Act(action=action, outcome=Outcome.DENIED, object=thing, reason=_denial_reason(response))
@@ -172,7 +172,7 @@ def _record_denial(request: HttpRequest, response: HttpResponse) -> None:
 
 
 def _action_and_object(request: HttpRequest, response: HttpResponse) -> tuple[str, str]:
-    """The action, and its object as `noun/key`: the same for the API and for pages."""
+    """Returns the action and its object as `noun/key`, the same for the API and for pages."""
     match = request.resolver_match
     if match is None:
         return f"{str(request.method).lower()} {request.path}"[:96], ""
@@ -204,19 +204,19 @@ def _page_action(url_name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _key_of(arguments: Mapping[str, Any]) -> str:
-    """The key of the thing in a URL's arguments; "" if they name none."""
+    """Returns the key of the object in a URL's arguments, or ""."""
     return next((str(value) for name, value in arguments.items() if name not in {"action", "kind"}), "")
 
 
 def _key_in_body(data: Any) -> str:
-    """The key of what was made, as a response of the API names it."""
+    """Returns the key of the created object from a response of the API."""
     if not isinstance(data, dict):
         return ""
     return str(next((data[name] for name in KEYS if isinstance(data.get(name), str | int)), ""))
 
 
 def _key_in_location(response: HttpResponse) -> str:
-    """Pages that made something redirect to it."""
+    """Returns the key of the created object, to which pages redirect."""
     try:
         return _key_of(resolve(response.headers.get("Location", "").partition("?")[0]).kwargs)
     except Resolver404:

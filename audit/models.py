@@ -1,4 +1,4 @@
-"""Audit records and the chain that holds them together. Rows are only ever added: a trigger refuses everything else."""
+"""Audit records and their chain. A trigger rejects updates and deletes of records."""
 
 from enum import StrEnum
 
@@ -22,10 +22,10 @@ class Proof(StrEnum):
 
 
 class AuditRecord(models.Model):
-    """One change, or one attempt that was refused. `digest` covers all other columns and the digest before it.
+    """One change or refused attempt. `digest` covers all other columns and the previous digest.
 
-    `object` is what the request named and `about` everything it touched, as `noun/key`. `changes` is JSON as text,
-    because the digest is of its very letters, which a JSON column would not keep.
+    `object` is the object of the request and `about` all objects of its events, as `noun/key`. `changes` is JSON as
+    text, because the digest covers its exact characters, which a JSON column would not keep.
     """
 
     number = models.BigIntegerField(primary_key=True)
@@ -58,7 +58,7 @@ class AuditRecord(models.Model):
 
 
 class AuditChain(models.Model):
-    """Both ends of the chain, in one row. `base_…` is the last record that was let go, 0 and zeros if none was."""
+    """Both ends of the chain, in one row. `base_…` is the last trimmed record, 0 and zeros if there is none."""
 
     head_number = models.BigIntegerField(default=0)
     head_digest = models.CharField(max_length=64, default=64 * "0")
@@ -70,7 +70,7 @@ class AuditChain(models.Model):
 
 
 class CapturedRow(models.Model):
-    """A row that an audited request or command wrote, kept by a trigger until its record is made (row_capture.py)."""
+    """A row that an audited request or command wrote, stored by a trigger until its record is made (row_capture.py)."""
 
     capture = models.CharField(max_length=32, db_index=True)
     at = models.DateTimeField()
@@ -84,7 +84,7 @@ class CapturedRow(models.Model):
 
 
 class AuditExport(models.Model):
-    """How far continuous export to one place has come."""
+    """Progress of the continuous export to one target."""
 
     target = models.CharField(max_length=500, primary_key=True)
     number = models.BigIntegerField(default=0)

@@ -1,4 +1,5 @@
-"""Keeps secrets out of records, by the names of fields and by the look of texts, and records within bounds. Pure."""
+"""The contents of audit records: secrets removed by field name and by pattern, bounded length, digests of the chain.
+Pure."""
 
 import hashlib
 import json
@@ -11,18 +12,17 @@ from typing import Any
 HIDDEN = "(hidden)"
 LONGEST_TEXT = 2000
 LONGEST_CHANGES = 32 * 1024
-"""Of a record's `changes`, in letters of JSON: a request of ours has a few kilobytes."""
+"""Maximum length of `changes` as JSON; typical requests have a few kilobytes."""
 DEEPEST = 12
 
 LONGEST_NAME = 100
-"""Of what is looked for in a name; names of secrets say so at their end."""
+"""Only the end of a longer name is checked, because names of secrets end with a telling word."""
 
 _SECRET_NAME = re.compile(
     r"(?i)(^|[_\-. ])(secrets?|passwords?[12]?|passwd|passphrase|token|credentials?|api[_-]?key|authorization|cookie"
     r"|csrfmiddlewaretoken|private[_-]?key|one[_-]?time[_-]?codes?|access[_-]?key([_-]?id)?)\Z"
 )
-# Whoever writes a text chooses how long these look at it: each takes time in proportion
-# (controlplane/linear_patterns.py).
+# Callers choose the length of texts, so each pattern takes linear time (controlplane/linear_patterns.py).
 _OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]+")
 _USER_IN_URL = re.compile(r"\b(\w{1,20}://)[^/\s:@]{1,256}:[^/\s@]{1,512}@")
 _PATH_OF_URL = re.compile(r"(\w{1,20}://[^/?#]{1,256})[/?#].")
@@ -31,12 +31,12 @@ _SLACK = re.compile(r"(https://hooks\.slack\.com/)\S+")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a field of this name is never shown: `secret`, `new_password1`, `HF_TOKEN`; not `max_tokens`."""
+    """Whether a field with this name is a secret: `secret`, `new_password1`, `HF_TOKEN`; not `max_tokens`."""
     return _SECRET_NAME.search(name[-LONGEST_NAME:]) is not None
 
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
-    """The value with every secret replaced, fit for JSON."""
+    """Returns the value for JSON, with every secret replaced."""
     if depth > DEEPEST:
         return "(nested too deeply)"
     if isinstance(value, dict):
@@ -52,14 +52,14 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 
 
 def _without_path(name: str, value: Any, depth: int) -> Any:
-    """Of an address that is called, only whose it is: the path of a webhook is often its secret."""
+    """Returns only scheme and host of a URL, because the path of a webhook is often its secret."""
     if name.casefold().endswith("url"):
         value = _host_only(value)
     return without_secrets(value, depth + 1)
 
 
 def _host_only(value: Any) -> Any:
-    """The value as it is, or as it was and is, with its addresses cut."""
+    """Returns a value, or the pair of old and new value, with shortened URLs."""
     if isinstance(value, list | tuple):
         return [_host_only(part) for part in value]
     if isinstance(value, dict):
@@ -69,11 +69,11 @@ def _host_only(value: Any) -> Any:
 
 
 def clean(text: str) -> str:
-    """A text without secrets of a known look, storable, and of bounded length."""
-    if _PRIVATE_KEY in text:  # of PEM, whole or not, wherever somebody put it
+    """Returns a storable text of bounded length, without secrets of known patterns."""
+    if _PRIVATE_KEY in text:  # PEM, complete or not, anywhere in the text
         return HIDDEN
     is_cut = len(text) > LONGEST_TEXT
-    if is_cut:  # before anything looks at it; a word that is cut could be half of a secret, which has no known look
+    if is_cut:  # before the patterns; the last word is dropped, because half of a secret matches no pattern
         text = text[: LONGEST_TEXT - 1]
         text = text[: max(map(text.rfind, " \n\t"))].rstrip() if len(text.split(None, 1)) > 1 else text
     text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
@@ -83,7 +83,7 @@ def clean(text: str) -> str:
 
 
 def as_json(changes: dict[str, Any]) -> str:
-    """The changes as JSON, without secrets; parts that make it too long give way, the longest first."""
+    """Returns the changes as JSON without secrets. If it is too long, the longest parts are dropped first."""
     shown = {name: without_secrets(part) for name, part in changes.items() if part}
     while len(text := json.dumps(shown, ensure_ascii=False, sort_keys=True, separators=(",", ":"))) > LONGEST_CHANGES:
         longest = max(shown, key=lambda name: len(json.dumps(shown[name])))
@@ -92,7 +92,7 @@ def as_json(changes: dict[str, Any]) -> str:
 
 
 START = 64 * "0"
-"""What stands for the digest before the first record."""
+"""The digest before the first record."""
 COVERED = (
     "number", "outcome", "actor", "proof", "address", "token_prefix", "action", "object", "about", "reason",
     "request_id", "changes",
@@ -101,7 +101,7 @@ COVERED = (
 
 @dataclass(frozen=True, slots=True)
 class ChainBreak:
-    """The first record at which a chain does not hold, and why."""
+    """The first broken record of a chain, and why it is broken."""
 
     number: int
     why: str
@@ -115,7 +115,7 @@ def record_digest(record: Any) -> str:
 
 
 def instant(at: datetime) -> str:
-    """The one spelling of a time that digests know: UTC, microseconds."""
+    """Returns the form of a time in digests: UTC, microseconds."""
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
@@ -127,10 +127,10 @@ def first_break(records: Iterable[Any], *, after: int, digest: str) -> tuple[Cha
     number = after
     for record in records:
         if record.number != number + 1:
-            return ChainBreak(number + 1, f"it is missing; the next that exists is {record.number}"), number, digest
+            return ChainBreak(number + 1, f"it is missing; the next record is {record.number}"), number, digest
         if record.previous != digest:
             return ChainBreak(record.number, f"it does not follow record {number}"), number, digest
         if record_digest(record) != record.digest:
-            return ChainBreak(record.number, "its columns are not those that its digest was made of"), number, digest
+            return ChainBreak(record.number, "its columns do not match its digest"), number, digest
         number, digest = record.number, record.digest
     return None, number, digest

@@ -1,7 +1,7 @@
-"""Captures which rows a request or command writes. Database triggers note every row, whichever statement wrote it, in
-the transaction of the change (migration 0003); a rollback, also of a savepoint, takes the notes back with the change.
+"""Captures the rows that a request or command writes. Database triggers record every row in the transaction of the
+change, for any statement; a rollback, also to a savepoint, removes these records as well.
 
-Triggers are silent unless a capture is on, and it is on for one transaction or one command's session only.
+Triggers do nothing unless a capture is on, which is the case for one transaction or one command's session only.
 """
 
 import json
@@ -34,16 +34,16 @@ NOT_CAPTURED = frozenset(
         "audit_capturedrow",
     }
 )
-"""Bookkeeping: these tables say nothing of a change by themselves."""
+"""Bookkeeping tables, whose rows are not changes."""
 EVENTS = "kernel_event"
 HIDDEN_COLUMNS = frozenset(
     {"password", "digest", "key_digest", "session_key", "last_login", "last_used_at", "updated_at"}
 )
-"""Hashes of secrets, and times that every use moves."""
+"""Hashes of secrets, and times that every use updates."""
 USE_TIMES = frozenset({"last_used_at", "last_seen_at"})
-"""A row of which only these moved was used, not changed."""
+"""A row with changes only in these columns was used, not changed."""
 MAX_ROWS_LISTED = 20
-"""Of one table and operation in a row; of more only the number is recorded."""
+"""Consecutive rows of one table and operation; of more rows only the number is recorded."""
 
 _SWITCH = """
 SELECT current_setting('switchyard.audit_capture', true), set_config('switchyard.audit_capture', %s, %s)
@@ -66,7 +66,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Changes:
-    """What was written and is still there. `objects`: what its events are about, as `noun/key`, in their order."""
+    """Rows that were written and not rolled back. `objects`: objects of the events as `noun/key`, in order."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +105,7 @@ class RowCapture:
 
 @contextmanager
 def session_capture() -> Iterator[Changes]:
-    """Capture over the transactions of a command that commits by itself. Without a database nothing is captured."""
+    """Capture over the transactions of a command. Without a database nothing is captured."""
     capture, changes = RowCapture(session=True), Changes()
     try:
         capture.start()
@@ -123,7 +123,7 @@ def session_capture() -> Iterator[Changes]:
 
 
 def install_triggers(*, using: str = DEFAULT_DB_ALIAS, **_: Any) -> None:
-    """After every migration: each table of a model but `NOT_CAPTURED` has the trigger, also one that came just now."""
+    """Receiver of `post_migrate`: adds the trigger to every table of a model except `NOT_CAPTURED`."""
     keys = {
         model._meta.db_table: model._meta.pk.column
         for model in apps.get_models(include_auto_created=True)
@@ -137,7 +137,7 @@ def install_triggers(*, using: str = DEFAULT_DB_ALIAS, **_: Any) -> None:
 
 
 Captured = tuple[str, str, Any, dict[str, Any]]
-"""Table, operation, primary key, and columns: name -> [before, after] of an update, name -> value of a delete."""
+"""Table, operation, primary key, and columns by name: [before, after] of an update, the value of a delete."""
 
 
 def _changes(captured: list[Captured]) -> Changes:

@@ -59,8 +59,8 @@ class Act:
 
 
 def denial_record(*, actor: Actor, act: Act, now: datetime) -> AuditRecord | None:
-    """Add the record of a refusal; None where the actor was refused the same often enough in the last minute. The
-    chain has one writer at a time and keeps everything for ever: whoever is refused decides about neither."""
+    """Add the record of a refusal. Returns None if equal ones of the actor were recorded often enough in the last
+    minute, so that refused callers can neither block the chain's only writer nor fill the table."""
     if _is_recorded_enough(actor, act, now):
         return None
     with transaction.atomic():

@@ -1,6 +1,6 @@
-"""Logins, failed logins and logouts of the request that runs now: its response does not tell them apart.
+"""Logins, failed logins and logouts of the current request, whose response does not distinguish them.
 
-A failed login counts only for a name that exists: users type passwords into the wrong field.
+A failed login is recorded only for an existing user name, because users type passwords into the wrong field.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,7 @@ from django.contrib.auth.signals import user_logged_in, user_logged_out, user_lo
 
 @dataclass(slots=True)
 class RequestLogin:
-    """`action`: "login", "login-failed", "factor-failed" or "logout" of `username`; "" while the request did none of
-    them."""
+    """`action`: "login", "login-failed", "factor-failed" or "logout" of `username`, or ""."""
 
     action: str = ""
     username: str = ""
@@ -39,12 +38,11 @@ def login_recording() -> Iterator[RequestLogin]:
 
 
 def current_login() -> RequestLogin | None:
-    """That of the request that runs now; None outside all of them."""
+    """Returns that of the current request, or None outside a request."""
     return _current.get()
 
 
 def connect() -> None:
-    """Connect to Django's signals, once."""
     user_logged_in.connect(_logged_in, dispatch_uid="audit-login")
     user_logged_out.connect(_logged_out, dispatch_uid="audit-logout")
     user_login_failed.connect(_failed, dispatch_uid="audit-login-failed")

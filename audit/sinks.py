@@ -1,5 +1,5 @@
-"""Where exported records can go: a file, S3, a syslog server. Each takes lines and returns once they are there, within
-a bounded time; what fails says why, and nothing is kept for later: whoever calls goes on from what was taken."""
+"""Targets of exports: a file, S3, a syslog server. Each stores lines within a bounded time, or raises with the reason.
+Nothing is buffered: the caller continues after the last stored batch."""
 
 import fcntl
 import os
@@ -12,30 +12,30 @@ from urllib.parse import urlsplit
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
 LONGEST_LINE = 1024 * 1024
-"""Of a file, to find its last one; a record has a few kilobytes, and 32 KiB of changes at most."""
+"""Bytes read from the end of a file to find its last record, which has at most 32 KiB of changes."""
 SYSLOG_PORT = 514
 LONGEST_DATAGRAM = 8 * 1024
-"""What receivers of syslog over UDP take at least in practice (RFC 5426 asks for 2 KiB)."""
+"""Maximum message that receivers of syslog over UDP accept in practice (RFC 5426 recommends 2 KiB)."""
 AUDIT_INFO = 13 * 8 + 6
 """Facility "log audit", severity "informational" (RFC 5424)."""
 
 
 class BadTarget(ValueError):
-    """What was named is no place to export to; the text says what would be."""
+    """Not a valid target; the text lists the valid forms."""
 
 
 class ExportFailed(Exception):
-    """A place did not take what it was given; the text says why."""
+    """The target did not store the lines; the text has the reason."""
 
 
 class Sink(Protocol):
-    """One place. `first` and `last` are the numbers of the first and last record."""
+    """One target. `first` and `last` are the numbers of the first and last record."""
 
     def take(self, lines: Sequence[str], first: int, last: int) -> None:
         """Store the lines.
 
         Raises:
-            ExportFailed: not all of them are there; the same ones may be given again.
+            ExportFailed: not all are stored; the same lines may be sent again.
         """
 
 
@@ -58,10 +58,10 @@ class FileSink:
             raise ExportFailed(f"{self.path}: {error.strerror or error}") from error
 
     def last_line(self) -> str:
-        """The last whole line; "" where there is none.
+        """Returns the last complete line, or "".
 
         Raises:
-            OSError: there is a file that cannot be read.
+            OSError: the file cannot be read.
         """
         if not self.path.exists():
             return ""
@@ -129,10 +129,10 @@ class SyslogSink:
 
 
 def sink_of(target: str) -> Sink:
-    """The place that a target names.
+    """Returns the sink of a target.
 
     Raises:
-        BadTarget: it names none.
+        BadTarget: not a valid target.
     """
     try:
         parts = urlsplit(target)
@@ -147,4 +147,4 @@ def sink_of(target: str) -> Sink:
         case "syslog" | "syslog+tcp" if parts.hostname:
             return SyslogSink(parts.hostname, port, tcp=parts.scheme == "syslog+tcp")
     forms = "s3://bucket/prefix, file:///absolute/path, syslog://host:514 or syslog+tcp://host:6514"
-    raise BadTarget(f"{target!r} is no place to export to; it must read {forms}")
+    raise BadTarget(f"{target!r} is not a target of exports; it must have the form {forms}")

@@ -1,7 +1,6 @@
-"""Who may do what: three roles, grants for single deployments, and scopes that cap what a token's user may do.
+"""Access control: three roles, grants for single deployments, and scopes that limit tokens.
 
-It answers from what `settings.ACCESS_SOURCE` says of a user. It never changes anything, and what nobody declared is
-refused to viewers: a view that declares nothing lets viewers read and operators change.
+`settings.ACCESS_SOURCE` returns a user's access. A view without declarations lets viewers read and operators change.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,12 +19,12 @@ from django.utils.module_loading import import_string
 from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 
-if TYPE_CHECKING:  # it loads the authentication, which loads models, which are made of these roles
+if TYPE_CHECKING:  # it loads the authentication, which loads models, which use these roles
     from rest_framework.views import APIView
 
 
 class Role(StrEnum):
-    """What a user may do: look, run the fleet, or decide who may and by which rules. Each covers those before it."""
+    """Roles of users: read, operate the fleet, or administer users and rules. Each includes the previous ones."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -36,12 +35,12 @@ class Role(StrEnum):
         return tuple(Role).index(self)
 
     def covers(self, needed: "Role") -> bool:
-        """Whether this role may do what `needed` may."""
+        """Whether this role includes `needed`."""
         return self.rank >= needed.rank
 
 
 class Scope(StrEnum):
-    """What a token may be used for, at most, whoever its user is."""
+    """The most that a token allows, regardless of its user."""
 
     READ = "read"
     WRITE = "write"
@@ -54,21 +53,21 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one caller may do. `role` None: nothing at all. `grants`: deployment -> role, where that is more."""
+    """The access of one caller. Without a `role` it has none. `grants`: higher roles by deployment."""
 
     role: Role | None = None
     grants: Mapping[str, Role] = field(default_factory=dict)
     scope: Scope = Scope.ADMIN
 
     def role_on(self, deployment: str = "") -> Role | None:
-        """The role that counts for things of a deployment; "" for things of none."""
+        """Returns the role for a deployment, or with "" the general one."""
         known = [role for role in (self.role, self.grants.get(deployment) if deployment else None) if role]
         if self.role is None or not known:
             return None
         return min(max(known, key=lambda role: role.rank), self.scope.cap, key=lambda role: role.rank)
 
     def may(self, needed: Role, deployment: str = "") -> bool:
-        """Whether the caller may do what takes this role, for things of a deployment or of none."""
+        """Whether the caller has this role, for a deployment or in general."""
         role = self.role_on(deployment)
         return role is not None and role.covers(needed)
 
@@ -89,11 +88,11 @@ class Access:
 Known = AbstractBaseUser | AnonymousUser
 Source = Callable[[Known, Scope], Access]
 DeploymentOf = Callable[..., str]
-"""Of a page's request and path arguments: the deployment that it is about, or "" for none."""
+"""(request, path arguments of a page) -> its deployment, or ""."""
 
 
 def access_of(request: HttpRequest | Request) -> Access:
-    """What the sender of a request may do; looked up once a request."""
+    """Returns the access of a request's sender, which is read once per request."""
     known: Access | None = request.__dict__.get("_access")
     if known is None:
         scope = getattr(getattr(request, "auth", None), "scope", Scope.ADMIN)
@@ -102,23 +101,23 @@ def access_of(request: HttpRequest | Request) -> Access:
 
 
 def access_of_user(user: Known, scope: Scope = Scope.ADMIN) -> Access:
-    """What a user may do with a token of this scope, or with a session."""
+    """Returns a user's access with a token of this scope, or with a session."""
     source: Source = import_string(settings.ACCESS_SOURCE)
     return source(user, scope)
 
 
 def may(request: HttpRequest) -> dict[str, Access]:
-    """Context processor: templates ask `may.operate` and `may.administer`."""
+    """Context processor: templates use `may.operate` and `may.administer`."""
     return {"may": access_of(request)} if hasattr(request, "user") else {"may": Access()}
 
 
 class RolePermission(BasePermission):
-    """The API's default. A view set may say:
+    """The API's default permission class. A view set may declare:
 
     - `needs`: action -> role; other actions take viewer to read and operator to change,
-    - `reads`: actions that change nothing though they are sent by POST: viewers may, and tokens that may only read,
+    - `reads`: POST actions that change nothing, which viewers and read-only tokens may call,
     - `deployment_of(obj)`: the deployment of one of its objects, for grants,
-    - `requested_deployment(request)`: the deployment that a request without an object is about, for grants.
+    - `requested_deployment(request)`: the deployment of a request without an object, for grants.
     """
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
@@ -147,7 +146,7 @@ def _only_reads(view: "APIView", method: str) -> bool:
 
 
 def _deployment(request: Request, view: Any) -> str:
-    """Of the requested object, else of the request; "" where the view names neither."""
+    """Returns the deployment of the requested object, else of the request, else ""."""
     if getattr(view, "detail", False) and hasattr(view, "deployment_of"):
         lookup = {view.lookup_field: view.kwargs[view.lookup_url_kwarg or view.lookup_field]}
         return str(view.deployment_of(get_object_or_404(view.get_queryset(), **lookup)) or "")
@@ -157,7 +156,7 @@ def _deployment(request: Request, view: Any) -> str:
 
 
 def deployment_in_body(request: Request) -> str:
-    """The usual `requested_deployment`: the request's field `deployment`, if it is a text."""
+    """The default `requested_deployment`: the request's field `deployment`."""
     named = request.data.get("deployment") if isinstance(request.data, dict) else None
     return named if isinstance(named, str) else ""
 
@@ -168,7 +167,7 @@ Page = Callable[..., HttpResponse]
 def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page], Page]:
     """Decorates a page or its action: anonymous users go to the login, those without the role are refused (403).
 
-    `deployment(request, **path arguments)` names the deployment that it is about, so that grants count.
+    `deployment(request, **path arguments)` returns its deployment, for grants.
     """
 
     def decorate(page: Page) -> Page:
@@ -185,10 +184,10 @@ def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page]
 
 
 def require(request: HttpRequest | Request, role: Role, deployment: str = "") -> None:
-    """Refuse the sender of a request who has not the role.
+    """Require a role of the sender of a request.
 
     Raises:
-        PermissionDenied: naming the role that it needs.
+        PermissionDenied: names the required role.
     """
     access = access_of(request)
     if not access.may(role, deployment):

@@ -1,15 +1,15 @@
-"""Whose requests count together: one address of IPv4, one /64 of IPv6, which is what one customer of a provider has at
-least. Pure."""
+"""Networks whose requests are counted together: one IPv4 address, or one IPv6 /64, the least that a provider assigns to
+a customer. Pure."""
 
 import ipaddress
 from collections.abc import Iterable
 
 IPV6_PREFIX = 64
-"""RFC 6177: no site gets less, so single addresses in it cost an attacker nothing."""
+"""RFC 6177: every site gets at least this, so single addresses in it cost an attacker nothing."""
 
 
 def client_network(address: str) -> str:
-    """The network of a client's address, in its one spelling; what is no address stands for itself."""
+    """Returns the canonical network of a client's address, and other texts unchanged."""
     try:
         known = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -23,7 +23,7 @@ def client_network(address: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, or a network as `client_network` gives it, is of this host itself."""
+    """Whether an address, or a network of `client_network`, is this host's loopback."""
     try:
         return ipaddress.ip_network(client_network(address)).is_loopback
     except ValueError:

@@ -8,8 +8,8 @@ from kernel.process_role import backend_place
 
 
 class KernelConfig(AppConfig):
-    """Compares our clock with PostgreSQL's whenever a connection is made and the last comparison is old, and gives its
-    backend our priority. Refuses to migrate a database of an older layout."""
+    """For each new connection, compares the clock with PostgreSQL's if the last comparison is old, and gives the
+    backend this process's priority. Refuses to migrate a database of an older layout."""
 
     name = "kernel"
     label = "kernel"
@@ -37,7 +37,7 @@ def _compare_clocks(connection: Any, **_: Any) -> None:
         return
 
     def read() -> datetime:
-        # The driver's own cursor: this is no query of whoever connects, and no transaction is open yet.
+        # The driver's own cursor: this is not a query of the connecting code, and no transaction is open yet.
         with connection.connection.cursor() as cursor:
             (moment,) = cursor.execute("SELECT clock_timestamp()").fetchone()
         return moment  # type: ignore[no-any-return]

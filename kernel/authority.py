@@ -1,7 +1,7 @@
-"""A fleet's certificate authority, as keys and certificates without a database: makes one, signs for one name, and
-signs what was revoked.
+"""A fleet's certificate authority, as keys and certificates without a database: creates it, and signs certificates and
+revocation lists.
 
-What a request asks for beyond its key is ignored; the name is the caller's. It keeps nothing.
+Of a certificate request only the key is used; the caller gives the name.
 """
 
 import base64
@@ -19,28 +19,28 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from engine_agent.protocol.identity import IdentityName
 
 AUTHORITY_VALID = timedelta(days=3650)
-"""Rotated by an operator, not by time: one that ended unseen would end the fleet."""
+"""Long, because an operator rotates it: an authority that expires unnoticed would stop the fleet."""
 CERTIFICATE_VALID = timedelta(hours=24)
 CLOCK_SKEW_ALLOWED = timedelta(minutes=5)
-"""How far behind the control plane's a host's clock may be and still believe a new certificate."""
+"""A host whose clock is behind by at most this accepts a new certificate."""
 REQUEST_LENGTH_MAX = 16 * 1024
 RSA_BITS_MIN, RSA_BITS_MAX = 3072, 8192
 
 
 class BadRequest(ValueError):
-    """A request that is not signed; the text says what would be."""
+    """A rejected certificate request; the text has the requirement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A key and the certificate that says that it is an authority's."""
+    """The key and the certificate of an authority."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
     @property
     def identifier(self) -> str:
-        """What tells it from the fleet's others: 16 hexadecimal digits, of its key."""
+        """Identifies the authority among the fleet's: 16 hexadecimal digits of its key's digest."""
         return _short(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()))
 
     @property
@@ -56,8 +56,8 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate as PEM, its serial number in hexadecimal, and when it ends. `key_pin`: the SHA-256 of its public
-    key (SubjectPublicKeyInfo), as curl and RFC 7469 write it: Base64."""
+    """A certificate as PEM, its serial number in hexadecimal, and its expiry. `key_pin`: Base64 of the SHA-256 of its
+    public key (SubjectPublicKeyInfo), as in curl and RFC 7469."""
 
     pem: str
     serial: str
@@ -66,8 +66,8 @@ class Issued:
 
 
 def authority_make(fleet: str, now: datetime) -> Authority:
-    """A new authority of this fleet, with a name of its own: two of a fleet must not be taken for each other. Agents
-    read the fleet from its organization name (`engine_agent.node.identity.fleet_of`)."""
+    """Creates an authority with a unique name, to distinguish the authorities of a fleet. Agents read the fleet from
+    its organization name (`engine_agent.node.identity.fleet_of`)."""
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     parts = {NameOID.ORGANIZATION_NAME: fleet, NameOID.COMMON_NAME: f"Switchyard authority {_short(identifier)}"}
@@ -89,25 +89,25 @@ def authority_make(fleet: str, now: datetime) -> Authority:
 
 
 def authority_load(certificate_pem: str, key_pem: bytes) -> Authority:
-    """The authority that was kept.
+    """Loads a stored authority.
 
     Raises:
-        ValueError: one of the two is none of an authority of ours.
+        ValueError: key or certificate is not one of an authority.
     """
     key = serialization.load_pem_private_key(key_pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key of the authority is on no elliptic curve")
+        raise ValueError("the key of the authority is not on an elliptic curve")
     return Authority(key, x509.load_pem_x509_certificate(certificate_pem.encode()))
 
 
 def certificate_sign(
     authority: Authority, name: IdentityName, request_pem: str, now: datetime, valid: timedelta = CERTIFICATE_VALID
 ) -> Issued:
-    """A certificate for `name` and the key of the request, for servers and clients. It counts from
+    """Signs a certificate for `name` and the key of the request, for servers and clients. It is valid from
     `CLOCK_SKEW_ALLOWED` ago.
 
     Raises:
-        BadRequest: no request, not signed by its own key, or a key of another kind.
+        BadRequest: not a certificate request, not signed by its own key, or an unsupported key.
     """
     key = _requested_key(request_pem)
     serial = x509.random_serial_number()
@@ -138,9 +138,9 @@ def certificate_sign(
 
 
 def revocations_sign(authority: Authority, revoked: Iterable[tuple[str, datetime]], number: int) -> str:
-    """The authority's revocation list as PEM: serial numbers in hexadecimal, and since when. It counts as long as the
-    authority does: agents that hear nothing go on with the last one, and a host whose clock is behind believes the
-    newest one. Which is newer says `number`."""
+    """Signs the authority's revocation list as PEM: serial numbers in hexadecimal with times. It is valid as long as
+    the authority, so agents without a connection keep the last list, and a host whose clock is behind accepts the
+    newest. A newer list has a greater `number`."""
     signer = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())
     builder = (
         x509.CertificateRevocationListBuilder()
@@ -173,7 +173,7 @@ def _requested_key(request_pem: str) -> ec.EllipticCurvePublicKey | rsa.RSAPubli
         key = request.public_key()
         is_signed = request.is_signature_valid
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise BadRequest(f"that is no request for a certificate (PKCS #10 as PEM): {error}") from error
+        raise BadRequest(f"not a certificate request (PKCS #10 as PEM): {error}") from error
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
         allowed: ec.EllipticCurvePublicKey | rsa.RSAPublicKey = key
     elif isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:

@@ -1,8 +1,8 @@
-"""Migration operations that have PostgreSQL note every change of a table, whoever makes it: ORM, bulk, COPY, a person.
+"""Migration operations by which PostgreSQL records every change of a table, from the ORM, bulk statements, COPY or
+psql.
 
-A trigger writes one row of `kernel_change` in the transaction of the change, so a change without its note cannot be.
-Only tables that change when something happens are watched, or only such columns: never what reports rewrite by the
-second.
+A trigger writes a row of `kernel_change` in the transaction of the change, so each one is recorded. Tables or columns
+that reports rewrite every second are not watched.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ _DROP = "DROP FUNCTION IF EXISTS {name}() CASCADE;"
 
 
 class RecordChanges(RunSQL):
-    """Note changes of `table` as changes of the API's `kind`, which is the noun of its view set.
+    """Records changes of `table` as changes of the API's `kind`, the noun of its view set.
 
-    `thing`: the column with the primary key of what changed: the row's own, or that of the thing it belongs to.
-    `key`: SQL of what the API calls it, with `{row}` for the row; "" if the row does not know.
-    `columns`: those whose change counts; all, if none are named. `only_new`: neither changes nor ends are noted.
+    `thing`: the column with the primary key of the changed object: the row's own, or that of the object it belongs to.
+    `key`: SQL of its key in the API, with `{row}` for the row; "" if the row lacks it.
+    `columns`: watched columns; default: all. `only_new`: only inserts are recorded.
     """
 
     def __init__(

@@ -1,14 +1,11 @@
-"""Spares callers the wait for a server that is away: after a failure nothing is tried for a while.
-
-It says only whether a try is due; it sends nothing, remembers nothing else, and never raises.
-"""
+"""After a failure of a server, callers skip it for a while instead of waiting for it."""
 
 import time
 from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Open for `pause_s` seconds after `trip`. Threads may share one: at worst one try more is made."""
+    """Open for `pause_s` seconds after `trip`. Threads may share one; in a race one more try is made."""
 
     def __init__(self, pause_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self.pause_s = pause_s
@@ -17,7 +14,7 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether callers should not even try."""
+        """Whether callers should skip the server."""
         return self._now_s() < self._open_until_s
 
     def trip(self) -> None:

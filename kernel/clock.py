@@ -1,8 +1,8 @@
 """The one place that reads a clock. Everything that decides takes `now` as an argument instead.
 
-The time is PostgreSQL's: all processes write and compare times there, so a host whose own clock is wrong, or is set
-while a process runs, must not make a lease end early or a report look old. Between two comparisons, which every new
-connection makes (kernel.apps), the host's monotonic clock counts on. A process without a database has its host's time.
+The time is PostgreSQL's, because all processes compare times there: a wrong or changed clock of a host must not end a
+lease early or make a report look old. Each new connection compares the clocks (kernel.apps); in between the host's
+monotonic clock counts. A process without a database uses its host's time.
 """
 
 import threading
@@ -14,7 +14,7 @@ from time import monotonic
 COMPARE_EVERY_S = 10.0
 """A monotonic clock is a millisecond off after 10 s at the worst rate that NTP corrects (500 ppm: 5 ms)."""
 DOUBTFUL_AFTER_S = 1.0
-"""A comparison that took longer may be half of that wrong; an older one is better."""
+"""A slower comparison is off by up to half of its duration, so an older one is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Comparison:
 
 
 class DatabaseClock:
-    """Counts on from the last comparison. Threads share one."""
+    """The time since the last comparison, shared by threads."""
 
     def __init__(
         self, wall: Callable[[], datetime] = lambda: datetime.now(UTC), ticks_s: Callable[[], float] = monotonic
@@ -47,7 +47,7 @@ class DatabaseClock:
         return self._ticks_s() - self._tried_at_s >= COMPARE_EVERY_S
 
     def compare(self, read: Callable[[], datetime]) -> None:
-        """Take over the time that `read` gets from PostgreSQL. One thread at a time: the others go on with the last."""
+        """Set the time that `read` gets from PostgreSQL. One thread at a time; others keep the last comparison."""
         if not self._comparing.acquire(blocking=False):
             return
         try:

@@ -1,5 +1,5 @@
-"""Typed structs with bounds (`msgspec.Meta`) that are changed from outside: checks what is stated field by field, and
-puts what is wrong into a sentence for the user: the field, its value, and what would be right. Pure."""
+"""Changes typed structs with bounds (`msgspec.Meta`) by user input: validates each field, and describes the first error
+in a sentence with the field, its value and the rule. Pure."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,11 +12,11 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 OTHER_RULES = {inspect.BoolType: "true or false", inspect.NoneType: "null", inspect.DictType: "an object"}
-"""A type that has no sentence here says in the description of its `msgspec.Meta` what is right."""
+"""Rules by type; other types state theirs in the description of their `msgspec.Meta`."""
 
 
 class InvalidField(ValueError):
-    """A value that breaks a rule. `field` is the dotted path; the text names it, the value and the rule."""
+    """A value that breaks a rule. `field` is the dotted path; the text has path, value and rule."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -24,9 +24,9 @@ class InvalidField(ValueError):
 
 
 def struct_changed(base: S, stated: Mapping[str, Any], *, path: str) -> S:
-    """`base` with the stated fields. A struct within it is changed in the same way, whatever else is replaced.
+    """Returns `base` with the stated fields changed. Nested structs are changed field by field, other values replaced.
 
-    `path` is what messages call `base` itself; fields of a nested struct are called `struct.field`.
+    `path` is the name of `base` in messages; fields of a nested struct are `struct.field`.
 
     Raises:
         InvalidField: an unknown field, or a value of the wrong type or outside its bounds.
@@ -60,7 +60,7 @@ def _value(path: str, value: Any, kind: Any, before: Any) -> Any:
 
 
 def _refusal(path: str, value: Any, kind: Any) -> InvalidField:
-    """What is wrong with a value, or with the first wrong entry of an object."""
+    """Returns the error of a value, or of the first wrong entry of an object."""
     if get_origin(kind) is Mapping and isinstance(value, Mapping):
         entry_kind = get_args(kind)[1]
         for key, entry in value.items():

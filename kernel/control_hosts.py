@@ -1,5 +1,5 @@
-"""The hosts of a control plane: each web process reports its own, so that all see which host is silent. All ages are
-differences of PostgreSQL's own clock.
+"""The hosts of a control plane: each web process reports its own, so that all detect a silent host. Ages are
+differences of PostgreSQL's clock.
 """
 
 import socket
@@ -50,15 +50,13 @@ class ControlHosts:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Silent host -> one sentence. It names a time and no age, because an incident keeps its text."""
+        """Returns a sentence by silent host, with a time instead of an age, because an incident keeps its text."""
         return {
-            host.name: f"{host.name} has not been heard since {host.last_heard}"
-            for host in self.hosts
-            if host.is_silent
+            host.name: f"{host.name} has not reported since {host.last_heard}" for host in self.hosts if host.is_silent
         }
 
     def __str__(self) -> str:
-        """Empty for a control plane of one host."""
+        """Returns "" for a control plane of one host."""
         return ", ".join(map(str, self.hosts)) if len(self.hosts) > 1 else ""
 
 
@@ -67,14 +65,14 @@ def this_host() -> str:
 
 
 def control_host_seen(name: str) -> None:
-    """Report that this host runs, and forget those that have been silent for an hour."""
+    """Report that this host runs, and delete hosts that have been silent for an hour."""
     with connection.cursor() as cursor:
         cursor.execute(_SEEN, [name])
         cursor.execute(_FORGET)
 
 
 def control_host_left(name: str) -> None:
-    """Report that this host stops in order, so that it does not count as silent."""
+    """Report a regular stop, so that this host does not count as silent."""
     ControlHost.objects.filter(name=name).delete()
 
 

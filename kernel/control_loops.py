@@ -1,4 +1,4 @@
-"""Control loops: reconciling, provisioning, publishing and whatever else must never wait behind housekeeping. Each is a
+"""Control loops: reconciling, provisioning, publishing and others that must never wait behind housekeeping. Each is a
 Celery task without arguments; `settings.CONTROL_LOOPS` names its queue and how often it runs.
 
 The worker of that queue starts a pass whenever the interval is over, with or without a broker (kernel.loop_worker). A
@@ -34,7 +34,7 @@ class ControlLoop(Task):  # type: ignore[type-arg]  # has no parameters at run t
     Strategy = "kernel.loop_worker:wake_up_strategy"
 
     def __call__(self, *args: Any, **kwargs: Any) -> bool:
-        """Make one pass, and record the time of a whole one."""
+        """Make one pass, and record the end of a complete one."""
         began_s = monotonic()
         is_whole = bool(self.run(*args, **kwargs))
         if is_whole:
@@ -43,7 +43,7 @@ class ControlLoop(Task):  # type: ignore[type-arg]  # has no parameters at run t
 
 
 def control_loops(queues: Iterable[str]) -> dict[str, float]:
-    """The loops of these queues, and the seconds from one pass of each to the next."""
+    """Returns the loops of these queues with the seconds between two passes of each."""
     return {name: every_s for queue in queues for name, every_s in settings.CONTROL_LOOPS.get(queue, {}).items()}
 
 
@@ -52,7 +52,7 @@ def is_control_loop(name: str) -> bool:
 
 
 def wake_loop(name: str) -> None:
-    """Wake a loop up after the current transaction. Never raises: the loop runs soon anyway."""
+    """Wake a loop after the current transaction. Never raises, because the loop runs soon anyway."""
     text = json.dumps({"loop": name, "request_id": request_id(), "traceparent": traceparent()})
     transaction.on_commit(lambda: _notify(text), robust=True)
 

@@ -1,5 +1,4 @@
-"""How far behind the control loops and housekeeping are, and from when on somebody must know. Pure: ages in, verdicts
-out."""
+"""The lag of control loops and housekeeping, with its limits for pages and incidents. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,18 +6,18 @@ from dataclasses import dataclass
 from kernel.ages import age_text
 
 HOUSEKEEPING = "housekeeping"
-"""The row of Celery's worker, beside those of the loops."""
+"""The row of Celery's worker, next to those of the loops."""
 LATE_AFTER_S = 10.0
-"""Pages say so from here on: ten passes are missing."""
+"""Pages show a loop as late from here on: ten passes are missing."""
 HEARTBEAT_EVERY_S = 5.0
 """Interval of the task that records the age of the queue (controlplane.celery)."""
 STALE_AFTER_S = 30.0
-"""An incident: longer than the lease of a dead controller, its restart and one slow pass take together."""
+"""Limit for an incident: longer than the lease of a dead controller, its restart and one slow pass together."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopAge:
-    """One loop: seconds since its last whole pass ended, what that took, and how long its message had waited."""
+    """One loop: seconds since its last complete pass, its duration, and the wait of its message."""
 
     loop: str
     age_s: float
@@ -28,7 +27,7 @@ class LoopAge:
 
 @dataclass(frozen=True, slots=True)
 class ControlStanding:
-    """How far behind the control loops and housekeeping are. None: nothing is known, which a new database says."""
+    """The lag of control loops and housekeeping. None if unknown, as with a new database."""
 
     loops: tuple[LoopAge, ...]
     queue_s: float | None
@@ -56,7 +55,7 @@ class ControlStanding:
 
 
 def standing_of(ages: Iterable[LoopAge]) -> ControlStanding:
-    """What the rows of all loops, in any order, say together."""
+    """Returns the standing of all loops from their rows, in any order."""
     known = sorted(ages, key=lambda age: age.loop)
     loops = tuple(age for age in known if age.loop != HOUSEKEEPING)
     queues = [_queue_age_s(age) for age in known if age.loop == HOUSEKEEPING]
@@ -64,5 +63,5 @@ def standing_of(ages: Iterable[LoopAge]) -> ControlStanding:
 
 
 def _queue_age_s(queue: LoopAge) -> float:
-    """What ran last had waited so long, and since then nothing has run that should have."""
+    """Returns the wait of the last task plus the time since it, beyond the heartbeat's interval."""
     return max(0.0, queue.waited_s) + max(0.0, queue.age_s - HEARTBEAT_EVERY_S)

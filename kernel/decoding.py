@@ -1,7 +1,6 @@
-"""Decodes what callers send, the same way at every border: JSON that every reader understands alike, and texts that a
-column takes. Pure; each border answers a refusal in its own dialect.
+"""Decodes input of callers: JSON with only one meaning, and texts that PostgreSQL can store. Pure.
 
-What people sent is refused by its place. What machines report is made storable instead (kernel.sanitize).
+Invalid input is refused with its place. Reports of machines are made storable instead (kernel.sanitize).
 """
 
 import re
@@ -10,7 +9,7 @@ from typing import Any
 
 from engine_agent.protocol.strict_json import DEEPEST, strict_loads
 
-NO_TEXT = "holds a character that is no text: NUL or half of a surrogate"
+NO_TEXT = "has a character that is not text: NUL or half of a surrogate pair"
 
 _NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 
@@ -25,14 +24,14 @@ class UnstorableText(ValueError):
 
 
 def decode_json(text: str | bytes, *, deepest: int = DEEPEST) -> Any:
-    """The value that a caller's JSON states.
+    """Decodes a caller's JSON.
 
     Raises:
-        UnstorableText: a text in it holds NUL or half of a surrogate.
-        ValueError: it is no JSON with one meaning (`strict_loads`), or nested deeper than `deepest`.
+        UnstorableText: a text has NUL or half of a surrogate pair.
+        ValueError: not JSON with only one meaning (`strict_loads`), or nested deeper than `deepest`.
     """
     value = strict_loads(text, deepest=deepest, any_text=True)
-    # Neither character can be in JSON but by an escape.
+    # JSON can contain these characters only as escapes.
     is_escaped = b"\\u" in text if isinstance(text, bytes) else "\\u" in text
     if is_escaped and (places := tuple(dict.fromkeys(unstorable_texts(value)))):
         raise UnstorableText(places)
@@ -40,13 +39,12 @@ def decode_json(text: str | bytes, *, deepest: int = DEEPEST) -> Any:
 
 
 def is_storable(text: str) -> bool:
-    """Whether a text column takes this."""
+    """Whether a text column can store this."""
     return _NO_TEXT.search(text) is None
 
 
 def unstorable_texts(value: Any, path: str = "") -> Iterator[str]:
-    """The dotted paths of texts that no column takes, in a value of JSON; for a name, that of what it names a part
-    of."""
+    """Yields the dotted paths of texts in a JSON value that no column can store; for a key, the path of its object."""
     if isinstance(value, str):
         if not is_storable(value):
             yield path

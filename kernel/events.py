@@ -1,4 +1,4 @@
-"""Writes event rows and tells browsers after the commit. Never commits: it lives in its caller's transaction."""
+"""Writes event rows in the caller's transaction, and sends hints to browsers after the commit."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,7 +10,7 @@ from kernel.tones import Tone
 
 
 def events_record(events: Sequence[Event]) -> None:
-    """Record many things that happened, beside their changes, in one statement."""
+    """Record many events in one statement, in the transaction of their changes."""
     Event.objects.bulk_create(events)
     live.push("events")
 
@@ -28,7 +28,7 @@ def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
     node: str = "",
     detail: dict[str, Any] | None = None,
 ) -> Event:
-    """Record that something happened, beside the change itself, in one transaction."""
+    """Record an event in the transaction of its change."""
     event = Event.objects.create(
         at=now,
         kind=kind,

@@ -1,4 +1,4 @@
-"""Leases in PostgreSQL: these guarantee progress, never a queue. One statement each, so racing callers agree."""
+"""Leases in PostgreSQL, which guarantee progress without a queue. Each is one statement, so races have one winner."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ RETURNING token
 
 
 def this_holder() -> str:
-    """The calling thread, as a holder that no other thread of any host is."""
+    """Returns a holder name that is unique to the calling thread among all hosts."""
     return f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"
 
 
@@ -43,6 +43,6 @@ def lease_release(*, name: str, holder: str, now: datetime) -> None:
 
 
 def lease_held_since(*, name: str, now: datetime) -> datetime | None:
-    """Since when a lease has been held without a gap, or None if it is free."""
+    """Returns since when a lease has been held without a gap, or None if it is free."""
     lease = Lease.objects.filter(name=name, expires_at__gt=now).first()
     return lease.acquired_at if lease else None

@@ -1,7 +1,7 @@
-"""Hints to browsers and to the processes that hold agents' sockets: "look again at X". Never the content itself.
+"""Hints to browsers and to the processes with agents' sockets that something has changed, never the content.
 
-They travel after the commit and may be lost; whoever listens also polls slowly. A thread of its own sends them over one
-connection, so a hint holds up nobody: a pass over a large fleet may give hundreds.
+They are sent after the commit and may be lost; receivers also poll slowly. A separate thread sends them over one
+connection, so they delay no caller: a pass over a large fleet may send hundreds.
 """
 
 import asyncio
@@ -17,9 +17,10 @@ from kernel.circuit_breaker import VALKEY_BREAKER
 from kernel.tracing import request_id, traceparent
 
 SEND_LIMIT_S = 1.0
-"""Of one hint; a server in reach takes milliseconds. Also how long a process that ends waits for its last ones."""
+"""For one hint; a reachable server takes milliseconds. Also the time that an exiting process waits for its last
+hints."""
 MOST_WAITING = 1000
-"""Hints of one process that are not sent yet; further ones are lost."""
+"""Maximum number of unsent hints of one process; further ones are lost."""
 BROWSERS = "browsers"
 AGENT_SOCKETS = "agent-sockets"
 TRUST_CHANGED = "agent.trust"
@@ -28,28 +29,29 @@ log = logging.getLogger(__name__)
 
 
 def push(topic: str, key: str = "") -> None:
-    """Tell browsers that a topic (`cells`, `nodes`, `events`, …) changed; `key` names the one thing, if one."""
+    """Hint to browsers that a topic (`cells`, `nodes`, `events`, …) changed, or the one object `key`."""
     _after_commit(BROWSERS, {"type": "live.hint", "topic": topic, "key": key})
 
 
 def push_desired(node_ids: list[str]) -> None:
-    """Tell the processes that hold agents' sockets that the orders of these nodes changed, and what that came of."""
+    """Hint that the orders of these nodes changed, with the request that caused it."""
     cause = {"cause": {"request_id": request_id(), "traceparent": traceparent()}} if request_id() else {}
     _after_commit(AGENT_SOCKETS, {"type": "agent.desired", "nodes": node_ids, **cause})
 
 
 def push_table(region: str) -> None:
-    """Tell the processes that hold ingresses' sockets that a region's routing table has a new revision."""
+    """Hint that a region's routing table has a new revision."""
     _after_commit(AGENT_SOCKETS, {"type": "agent.table", "region": region})
 
 
 def push_trust() -> None:
-    """Tell the processes that hold agents' sockets that other authorities or revocation lists count."""
+    """Hint that authorities or revocation lists changed."""
     _after_commit(AGENT_SOCKETS, {"type": TRUST_CHANGED})
 
 
 def push_goodbye(session_key: str) -> None:
-    """Close the WebSockets of a session that has ended. A lost hint leaves one open that only hears topics."""
+    """Close the WebSockets of a session that has ended. After a lost hint one stays open, which receives only
+    topics."""
     _after_commit(BROWSERS, {"type": "live.goodbye", "session": session_key})
 
 
@@ -58,7 +60,7 @@ def _after_commit(group: str, message: dict[str, Any]) -> None:
 
 
 class _Sender:
-    """The thread that sends. It begins with the first hint, so it is of this process and not of one that forked."""
+    """The sending thread. It starts with the first hint, because threads do not survive a fork."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -67,12 +69,12 @@ class _Sender:
         self._is_sending = False
 
     def send(self, group: str, message: dict[str, Any]) -> None:
-        """Returns at once. What waits already waits once."""
+        """Queues a hint, equal ones only once, and returns immediately."""
         if VALKEY_BREAKER.is_open:
             return
         with self._changed:
             if len(self._waiting) >= MOST_WAITING:
-                _lost(group, f"{MOST_WAITING} others wait")
+                _lost(group, f"{MOST_WAITING} hints are waiting")
                 return
             self._waiting.setdefault(repr((group, message)), (group, message))
             if self._thread is None or not self._thread.is_alive():
@@ -85,7 +87,7 @@ class _Sender:
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._waiting)
-                    # Not waiting any more: what changes from here on may be too late for it to tell.
+                    # Removed before it is sent: a later change needs a new hint.
                     group, message = self._waiting.pop(next(iter(self._waiting)))
                     self._is_sending = True
                 try:
@@ -109,7 +111,7 @@ atexit.register(_sender.drain)
 
 def _lost(group: str, why: str) -> None:
     VALKEY_BREAKER.trip()
-    log.warning("hint to %s lost, as will be others for %.0f s: %s", group, VALKEY_BREAKER.pause_s, why)
+    log.warning("hint to %s lost; none is sent for %.0f s: %s", group, VALKEY_BREAKER.pause_s, why)
 
 
 async def _send_in_time(group: str, message: dict[str, Any]) -> None:

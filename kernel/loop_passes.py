@@ -1,5 +1,5 @@
-"""When each control loop last made a whole pass, and how old the queue of housekeeping is: written by who does the
-work, read by who does not. All ages are differences of PostgreSQL's own clock.
+"""The last complete pass of each control loop, and the age of the queue of housekeeping. Ages are differences of
+PostgreSQL's clock.
 """
 
 import threading
@@ -28,7 +28,7 @@ def loop_passed(loop: str, *, took_s: float = 0.0, waited_s: float = 0.0) -> Non
 
 
 class PassBook:
-    """Passes of many loops of one process, whose ends any thread may `note`, and one writes down together."""
+    """The passes of one process. Any thread may `note` the end of one; one thread writes all together."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._now_s = now_s
@@ -37,26 +37,26 @@ class PassBook:
         self._written_s = float("-inf")
 
     def note(self, loop: str, took_s: float) -> None:
-        """A whole pass of a loop ended just now, in the calling thread."""
+        """Note that a complete pass of a loop ended now, in the calling thread."""
         with self._lock:
             self._ended[loop] = (this_holder(), self._now_s(), took_s)
 
     def write_every(self, pause_s: float) -> None:
-        """Write, unless that was done within the last `pause_s`."""
+        """Write the passes, unless that was done within the last `pause_s`."""
         if self._now_s() - self._written_s >= pause_s:
             self._written_s = self._now_s()
             self.write()
 
     def write(self) -> None:
-        """In one statement, each with its own time. What could not be written is written the next time, unless the
-        loop has ended another pass by then."""
+        """Write all passes in one statement, each with its own time. After a failure they are written the next time,
+        unless the loop has ended another pass by then."""
         with self._lock:
             ended, self._ended = self._ended, {}
         if not ended:
             return
         now_s = self._now_s()
         try:
-            # In one order, so that two processes that write at once wait for each other and not in a ring.
+            # In a fixed order, so that two concurrent writers cannot deadlock.
             _write([(loop, who, now_s - at, took_s, 0.0) for loop, (who, at, took_s) in sorted(ended.items())])
         except BaseException:
             with self._lock:
@@ -65,7 +65,7 @@ class PassBook:
 
 
 PASSES = PassBook()
-"""Of this process."""
+"""The passes of this process."""
 
 
 def _write(passes: list[tuple[str, str, float, float, float]]) -> None:

@@ -1,8 +1,8 @@
-"""What the control plane's processes count and measure, as prometheus-client's metrics. Labels are bounded: names that
-people choose come from the database, never from requests.
+"""The control plane's Prometheus metrics. Labels are bounded: names that people choose come from the database, never
+from requests.
 
-The long-running processes of one host write into one folder (prometheus-client's multiprocess mode), so whichever of
-them is asked tells of all; short commands keep theirs to themselves.
+The long-running processes of one host write into one folder (prometheus-client's multiprocess mode), so each of them
+exports the metrics of all; short commands export none.
 """
 
 import os
@@ -23,7 +23,7 @@ def _shared_folder() -> Path | None:
 
 
 FOLDER = _shared_folder()
-"""Set before the library is imported: it looks then."""
+"""Set before the import of the library, which reads it."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram  # noqa: E402
 
@@ -45,13 +45,13 @@ AGENTS_CONNECTED = Gauge(
 )
 FAULTS_DROPPED = Counter(
     "switchyard_faults_dropped",
-    "Evidence of faults that was too large, or too much of one node.",
+    "Evidence of faults that was dropped because it was too large or too much from one node.",
     ["reason"],
     registry=OURS,
 )
 JOINS_REFUSED = Counter(
     "switchyard_joins_refused",
-    "Hosts that did not join, by whether anybody knows their token.",
+    "Hosts that did not join, by whether their token is known.",
     ["token"],
     registry=OURS,
 )
@@ -78,9 +78,7 @@ TASKS_SENT = Counter(
 ASYNC_ATTEMPTS = Counter(
     "switchyard_async_attempts", "Attempts to send near-real-time requests.", ["outcome"], registry=OURS
 )
-BATCH_LINES = Counter(
-    "switchyard_batch_lines", "Attempts at lines of batches, by what came of them.", ["outcome"], registry=OURS
-)
+BATCH_LINES = Counter("switchyard_batch_lines", "Attempts at lines of batches, by outcome.", ["outcome"], registry=OURS)
 WEBHOOK_ATTEMPTS = Counter(
     "switchyard_webhook_attempts", "Messages to webhooks, by outcome.", ["outcome"], registry=OURS
 )

@@ -1,4 +1,4 @@
-"""Records that every app needs: what happened, and who may act. They know nothing of fleets or traffic."""
+"""Tables that every app uses: events, leases, passes of loops, hosts, recorded changes, answers of repeated POSTs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ else:
 
 
 class Event(models.Model):
-    """One thing that happened, written in the transaction that made it happen. The timeline of every page."""
+    """An event, written in the transaction of its change. The timeline of every page."""
 
     at = models.DateTimeField(db_index=True)
     kind = models.CharField(max_length=64, db_index=True)
@@ -39,7 +39,7 @@ class Event(models.Model):
 
 
 class Lease(models.Model):
-    """The right to do something alone until `expires_at`. `token` grows with every change of holder, and fences."""
+    """An exclusive right until `expires_at`. `token` is a fencing token, which grows with every change of holder."""
 
     name = models.CharField(max_length=96, primary_key=True)
     holder = models.CharField(max_length=96)
@@ -53,8 +53,8 @@ class Lease(models.Model):
 
 
 class LoopPass(models.Model):
-    """When one control loop last made a whole pass, by PostgreSQL's clock (kernel.loop_passes). `waited_s`: how long
-    the message had waited that asked for it."""
+    """The last complete pass of a control loop, by PostgreSQL's clock (kernel.loop_passes). `waited_s`: the time that
+    its message waited."""
 
     loop = models.CharField(max_length=64, primary_key=True)
     holder = models.CharField(max_length=96)
@@ -77,16 +77,16 @@ class ControlHost(models.Model):
 
 
 class TransactionIdField(_Field):
-    """PostgreSQL's `xid8`: the id of a transaction, which never comes again. Only SQL compares it."""
+    """PostgreSQL's `xid8`: the unique id of a transaction. Only SQL compares it."""
 
     def db_type(self, connection: Any) -> str:
         return "xid8"
 
 
 class Change(models.Model):
-    """A watched thing changed; triggers write it, in the transaction of the change (kernel.change_triggers).
+    """A change of a watched object, written by triggers in its transaction (kernel.change_triggers).
 
-    `thing`: primary key, as text; `key`: what the API calls it, "" where only the row itself knows.
+    `thing`: primary key as text; `key`: its key in the API, or "" if only the row has it.
     """
 
     kind = models.CharField(max_length=32)
@@ -106,7 +106,7 @@ class Change(models.Model):
 
 
 class ChangeHorizon(models.Model):
-    """One row: changes of transactions up to `xid` may have been forgotten."""
+    """One row: changes of transactions up to `xid` may have been deleted."""
 
     xid = TransactionIdField()
 
@@ -115,7 +115,7 @@ class ChangeHorizon(models.Model):
 
 
 class IdempotentAnswer(models.Model):
-    """What a POST with an `Idempotency-Key` was answered. `body` NULL: it showed a secret."""
+    """The answer to a POST with an `Idempotency-Key`. `body` is NULL if it had a secret."""
 
     caller = models.CharField(max_length=64)
     key = models.CharField(max_length=255)

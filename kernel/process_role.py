@@ -1,4 +1,4 @@
-"""Which of the control plane's processes this one is, read from its command line, and the priority of its database
+"""The role of this process, read from its command line, with the priority, URL and time limits of its database
 sessions."""
 
 import contextlib
@@ -32,7 +32,7 @@ _QUEUES = ("-Q", "--queues")
 
 
 def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
-    """That of a process started with these arguments; of this one, if none are given."""
+    """Returns the role of a process with these arguments, by default of this process."""
     arguments = list(sys.argv if argv is None else argv)
     program = arguments[0] if arguments else ""
     if program.endswith("/controlplane/web.py") or "uvicorn" in program:
@@ -54,17 +54,17 @@ def _celery_role(arguments: Sequence[str]) -> ProcessRole:
     return ProcessRole.CONTROLLER if CONTROL_QUEUE in queues else ProcessRole.WORKER
 
 
-# PostgreSQL's backends get the place in the queue for the processor that their client has.
-# Each backend is a session of its own. Where the kernel shares processors by session, one that answers a control
-# loop waits behind everything else of its host, whatever priority the loop has, and a pass makes a hundred queries.
-# Only for a client that goes before others, and a backend of the same host; only root may do it.
+# PostgreSQL's backends get the CPU priority of their client.
+# Each backend is a separate session. Where the kernel shares processors by session, a backend of a control loop waits
+# behind all other sessions of its host regardless of the loop's priority, and a pass makes a hundred queries.
+# Only for a client with a higher priority and a backend on the same host; only root may do it.
 
 _KNOWN_MAX = 1000
 _placed: set[int] = set()
 
 
 def backend_place(pid: int, host: str) -> None:
-    """To be called for each new connection: `pid` of its backend, `host` as libpq has it."""
+    """Called for each new connection: `pid` of its backend, `host` as in libpq."""
     nice = own_session_nice()
     if nice >= 0 or pid in _placed or not (host.startswith("/") or host in {"127.0.0.1", "::1", "localhost"}):
         return
@@ -72,7 +72,7 @@ def backend_place(pid: int, host: str) -> None:
         _placed.clear()
     with contextlib.suppress(OSError):
         process = Path(f"/proc/{pid}")
-        # In a container of its own, PostgreSQL numbers its processes otherwise: the number may be somebody else's here.
+        # In a separate container PostgreSQL has other pids, so the pid may be another process here.
         if (process / "cmdline").read_bytes().startswith(b"postgres: "):
             (process / "autogroup").write_text(str(nice), encoding="ascii")
             _placed.add(pid)
@@ -80,7 +80,8 @@ def backend_place(pid: int, host: str) -> None:
 
 @cache
 def own_session_nice() -> int:
-    """Of this process's session: below 0 goes before others; 0 also where the kernel shares otherwise."""
+    """Returns the priority of this process's session: below 0 precedes others; 0 if the kernel does not share by
+    session."""
     with contextlib.suppress(OSError):
         stated = Path("/proc/self/autogroup").read_text(encoding="ascii")
         if found := re.search(r"nice (-?\d+)\s*$", stated):
@@ -92,16 +93,16 @@ SCHEMES = ("postgres://", "postgresql://")
 
 
 class BadDatabaseUrl(ValueError):
-    """The text is no such URL; it says what is wrong with it, without the password."""
+    """Not such a URL; the text has the error, without the password."""
 
 
 def database_settings(url: str) -> dict[str, Any]:
-    """`NAME`, `USER`, `PASSWORD`, `HOST`, `PORT` and, in `OPTIONS`, what else the URL states.
+    """Returns `NAME`, `USER`, `PASSWORD`, `HOST`, `PORT` and, in `OPTIONS`, the other parts of the URL.
 
-    Of several hosts only one that takes writes counts, unless the URL says otherwise (`target_session_attrs`).
+    Of several hosts the one that takes writes is used, unless the URL sets `target_session_attrs`.
 
     Raises:
-        BadDatabaseUrl: it is not such a URL.
+        BadDatabaseUrl: not such a URL.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
@@ -133,20 +134,19 @@ def _require_a_port_of_each(host: str, port: str) -> None:
 
 
 def _without_secrets(text: str, url: str) -> str:
-    """libpq repeats the URL, or the part that it could not read."""
+    """Returns libpq's error without the URL or the part that it could not read."""
     return " ".join(text.replace(url, "it").split()) if "@" not in text.replace(url, "") else "its form is wrong"
 
 
-# How long anything may wait at PostgreSQL, by kind of process: no statement, lock or forgotten transaction holds up
-# others for ever, and a server that vanished without a word is noticed.
+# Time limits at PostgreSQL by kind of process: they bound statements, locks and forgotten transactions, and detect a
+# server that vanished.
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """With a server that says nothing. `connect_s`: with one new connection to one host; one that is up answers in
-    milliseconds. `idle_s`, `interval_s`, `probes`: keepalives, after which a silent peer is dead. `unacknowledged_ms`:
-    what was sent and not acknowledged for so long ends the connection, because keepalives are not sent while data
-    waits."""
+    """Limits for a silent server. `connect_s`: for a new connection to one host; a running one answers in milliseconds.
+    `idle_s`, `interval_s`, `probes`: keepalives, after which a silent peer counts as dead. `unacknowledged_ms`: closes
+    a connection with unacknowledged data, because keepalives are not sent while data waits."""
 
     connect_s: int
     idle_s: int
@@ -157,12 +157,12 @@ class Patience:
 
 ALONE = Patience(connect_s=5, idle_s=10, interval_s=5, probes=3, unacknowledged_ms=20_000)
 WITH_STANDBY = Patience(connect_s=2, idle_s=3, interval_s=2, probes=2, unacknowledged_ms=7_000)
-"""Another host may have taken over, and decisions go on within 15 s of that (I8)."""
+"""Another host may have taken over, and decisions continue within 15 s of that (I8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLimits:
-    """Seconds. `idle_s`: how long a transaction may be open while nothing is requested in it."""
+    """Seconds. `idle_s`: maximum idle time of an open transaction."""
 
     statement_s: int
     lock_s: int
@@ -170,19 +170,19 @@ class DatabaseLimits:
 
 
 SERVING = DatabaseLimits(statement_s=20, lock_s=10, idle_s=30)
-"""Whom somebody waits for: users, agents, the fleet. Statements take milliseconds at 10,000 nodes."""
+"""Processes that users, agents or the fleet wait for. Statements take milliseconds at 10,000 nodes."""
 HOUSEKEEPING = DatabaseLimits(statement_s=120, lock_s=30, idle_s=60)
 """Deleting a month of events; a task's own limit."""
 COMMANDS = DatabaseLimits(statement_s=3600, lock_s=60, idle_s=600)
-"""A person's: migrations of large tables. One that cannot get its lock must not stand in the way of all behind it."""
+"""Commands, such as migrations of large tables. One that waits for a lock must not block the statements behind it."""
 LIMITS = {ProcessRole.WORKER: HOUSEKEEPING, ProcessRole.COMMAND: COMMANDS}
 
 
 def connection_options(
     environment: Mapping[str, str], role: ProcessRole | None = None, *, has_standby: bool = False
 ) -> dict[str, object]:
-    """libpq's parameters for the connections of a process; of this one, if no role is given. What `PGOPTIONS` states is
-    kept, because `options` would replace it."""
+    """Returns libpq's parameters for the connections of a process, by default this one. They include `PGOPTIONS`, which
+    `options` would replace."""
     patience = WITH_STANDBY if has_standby else ALONE
     limits = LIMITS.get(role or process_role(), SERVING)
     stated = {

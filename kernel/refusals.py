@@ -1,8 +1,8 @@
-"""Why a service refuses a request. Says nothing of HTTP: each interface answers these in its own way."""
+"""Reasons why a service refuses a request. Each interface maps them to its own errors."""
 
 
 class Refusal(Exception):
-    """Nothing was changed; the text says why, for the user or program that requested it."""
+    """Nothing was changed; the text has the reason for the caller."""
 
 
 class InvalidInput(Refusal):
@@ -15,11 +15,11 @@ class InvalidInput(Refusal):
 
 
 class Conflict(Refusal):
-    """The request does not fit the present state; trying again later may work."""
+    """The request conflicts with the current state; a later retry may work."""
 
 
 class Busy(Refusal):
-    """There is no room for it now: it is refused at once, not kept waiting. `retry_after_s`: when to try again."""
+    """There is no capacity now; the request is refused immediately. `retry_after_s`: when to try again."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)

@@ -1,11 +1,11 @@
-"""The rows of a table in memory, brought up to date by what PostgreSQL says has changed since the last time.
+"""Caches the rows of tables in memory, and refreshes only rows that changed since the last refresh.
 
-Every version of a row carries the transaction that wrote it (`xmin`). All transactions before the oldest one that ran
-at the last look had ended by then, so rows of that one and of later ones are all that can be new, whoever wrote them
-and however late they were committed. Rows that are gone are found by their number. Nothing has to be written for it.
+Every version of a row has the transaction that wrote it (`xmin`). All transactions before the oldest one that ran at
+the last refresh had ended by then, so only rows of that one and later ones can be new, however late they were
+committed. Deleted rows are detected by the number of rows. No writes are needed.
 
-It holds for one connection: a server that lost its last transactions gives their numbers away again, and breaks all
-connections first. Not for several threads.
+A cache is valid for one connection: a server that lost its last transactions reuses their numbers, but closes all
+connections first. It is not thread-safe.
 """
 
 from collections.abc import Callable, Collection
@@ -19,11 +19,11 @@ T = TypeVar("T")
 _MARK = sql.SQL("pg_snapshot_xmin(pg_current_snapshot())::xid::text")
 _TABLE = sql.SQL("(SELECT (count(*), count(*) FILTER (WHERE age(xmin) <= age(%(since)s::xid)))::text FROM {table})")
 _NEVER = "3"
-"""The first transaction of all that is no special one (`FirstNormalTransactionId`): every row is of it or later."""
+"""`FirstNormalTransactionId`: every row is from this transaction or a later one."""
 
 
 class WrittenTables:
-    """`get` gives what was loaded before, unless one of its tables was written to. `look` first."""
+    """`get` returns cached values unless one of their tables was written to. Call `look` first."""
 
     def __init__(self, tables: Collection[str]) -> None:
         self._tables = tuple(tables)
@@ -35,8 +35,7 @@ class WrittenTables:
         self._tables_of: dict[str, frozenset[str]] = {}
 
     def look(self) -> None:
-        """See what was written since the last look; where nothing is kept there is nothing to see, and a single look
-        costs nothing."""
+        """Check which tables were written to since the last look. Without cached values it makes no query."""
         if not self._kept:
             return
         with connection.cursor() as cursor:
@@ -48,7 +47,7 @@ class WrittenTables:
             self._rows[table] = rows
 
     def get(self, name: str, tables: Collection[str], load: Callable[[], T]) -> T:
-        """What `load` returns, which reads these tables and nothing else that may change, time included."""
+        """Returns the result of `load`, which may read only these tables, and not the time."""
         if name not in self._kept:
             self._kept[name] = load()
             self._tables_of[name] = frozenset(tables)
@@ -56,7 +55,7 @@ class WrittenTables:
         return kept
 
     def get_lasting(self, name: str, tables: Collection[str], load: Callable[[], T]) -> T:
-        """As `get`, for what time alone takes rows from and never adds one to: nothing stays nothing."""
+        """As `get`, for loads whose result time can only shrink: an empty result stays empty."""
         found = self.get(name, tables, load)
         if found:
             del self._kept[name]
@@ -81,15 +80,15 @@ SELECT counted.*, known.* FROM (
 """)
 _WRITTEN = sql.SQL("(SELECT (count(*) FILTER (WHERE {kept}), count(*) FILTER (WHERE {since}))::text FROM {table})")
 _SINCE = sql.SQL("age(xmin) <= age(%s::xid)")
-"""`age` counts back from now, so it is right where transactions' numbers begin anew."""
+"""`age` counts back from now, so it is correct when transaction numbers wrap around."""
 
 
 FULL_LOOK_EVERY_S = 30.0
-"""Everything is loaded anew so often, whatever is known: the net below every cache."""
+"""Everything is reloaded this often, as a safety net."""
 
 
 class FullLooks:
-    """When what is known must be thrown away: on a new connection, now and then, and after a look that broke off."""
+    """Decides when a cache must be dropped: on a new connection, periodically, and after a failed look."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._now_s = now_s
@@ -97,7 +96,7 @@ class FullLooks:
         self._last_s = 0.0
 
     def begin(self) -> bool:
-        """A look begins. True: it must be a full one."""
+        """Starts a look. Returns whether it must be a full one."""
         connection.ensure_connection()
         is_full = self._connection is not connection.connection or self._now_s() - self._last_s > FULL_LOOK_EVERY_S
         if is_full:
@@ -110,7 +109,7 @@ class FullLooks:
 
 
 class RowCache:
-    """`columns` are expressions, the first of them the table's key; `kept` is SQL that says which rows count.
+    """`columns` are expressions, the first of them the table's key; `kept` is the SQL condition of cached rows.
 
     `rows` maps a key to the other columns.
     """
@@ -123,29 +122,29 @@ class RowCache:
         self._all = _CHANGED.format(**parts, since=parts["kept"])
         self._keys = sql.SQL("SELECT {key} FROM {table} WHERE {kept}").format(**parts, key=sql.SQL(key))
         self.written = _WRITTEN.format(**parts, since=_SINCE)
-        """How many rows count, and how many are new since a mark, as `SQL` of one value."""
+        """Returns SQL for the number of cached rows and of new ones since a mark, as one value."""
         self._mark = ""
         self.rows: dict[Any, Row] = {}
 
     def forget(self) -> None:
-        """Look at every row the next time."""
+        """Read every row the next time."""
         self._mark = ""
 
     @property
     def mark(self) -> str:
-        """Up to which transaction all is known; empty: nothing is."""
+        """The transaction up to which the cache is complete; empty if it is not loaded."""
         return self._mark
 
     def is_current(self, written: str, mark: str) -> bool:
-        """Whether nothing has changed, by the value of `written` since the mark; then all is known up to `mark`, which
-        is of the same look."""
+        """Whether nothing has changed since the mark, by the value of `written`. Then the cache is complete up to
+        `mark` of the same look."""
         if written != f"({len(self.rows)},0)":
             return False
         self._mark = mark
         return True
 
     def refresh(self) -> dict[Any, Row | None]:
-        """Look what has changed. Returns the keys of it with the columns as they were; None: the row was not known."""
+        """Refresh the cache. Returns the changed keys with their old columns, or None for new rows."""
         with connection.cursor() as cursor:
             if self._mark:
                 cursor.execute(self._changed, [self._mark])
@@ -175,8 +174,8 @@ class RowCache:
 
 
 class RowCaches:
-    """Several tables that are brought up to date together, in this order: what one of them names in a later one is
-    known then. One query tells that nothing has changed; a table that has, and all after it, are looked at each."""
+    """Several tables that are refreshed together in this order, so references to later tables resolve. One query
+    detects that nothing has changed; otherwise the changed table and all later ones are refreshed."""
 
     def __init__(self, *caches: RowCache) -> None:
         self._caches = caches
@@ -184,12 +183,12 @@ class RowCaches:
         self._query = sql.SQL("SELECT {}").format(sql.SQL(", ").join(parts))
 
     def refresh(self) -> list[dict[Any, Row | None]]:
-        """What `RowCache.refresh` returns, of each."""
+        """Returns the result of `RowCache.refresh` for each table."""
         current = self._current()
         return [{} if number < current else cache.refresh() for number, cache in enumerate(self._caches)]
 
     def _current(self) -> int:
-        """How many of the first ones have not changed, all by one look."""
+        """Returns how many leading tables have not changed, by one query."""
         marks = [cache.mark for cache in self._caches]
         if not all(marks):
             return 0

@@ -16,7 +16,7 @@ SECRET_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A new secret: `text` goes to its owner once, `prefix` and `digest` are stored."""
+    """A new secret: `text` is shown to its owner once, `prefix` and `digest` are stored."""
 
     text: str
     prefix: str
@@ -30,8 +30,8 @@ def secret_issue() -> Issued:
 
 
 def secret_issue_again(salt: str, prefix: str = "") -> Issued:
-    """A secret that can be made once more, by whoever has SECRET_KEY, from its prefix and the same `salt`. Without a
-    prefix it is a new one."""
+    """Derives a secret from SECRET_KEY, its prefix and `salt`, so that it can be derived again. Without a prefix it is
+    a new one."""
     prefix = prefix or secrets.token_hex(PREFIX_BYTES)
     own = salted_hmac(f"kernel.secrets.{salt}", prefix, algorithm="sha256").hexdigest()[: 2 * SECRET_BYTES]
     text = f"sw_{prefix}_{own}"
@@ -39,12 +39,12 @@ def secret_issue_again(salt: str, prefix: str = "") -> Issued:
 
 
 def secret_digest(text: str) -> str:
-    """What is stored of a secret: lower-case hex SHA-256."""
+    """Returns the stored digest of a secret: lower-case hex SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def secret_prefix(text: str) -> str | None:
-    """The part of a presented secret that finds its row, or None if it is no secret of ours."""
+    """Returns the prefix of a presented secret, which finds its row, or None if it does not have this form."""
     parts = text.split("_")
     return parts[1] if len(parts) == 3 and parts[0] == "sw" else None
 

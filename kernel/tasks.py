@@ -15,13 +15,13 @@ from kernel.rest.changes import changes_trim
 EVENTS_KEPT = timedelta(days=30)
 CHANGES_KEPT = timedelta(hours=2)
 SENT_AT = "switchyard_sent_at"
-"""Header of every message: when it was sent, in seconds since 1970 by the sending host's clock."""
+"""Header of every message: Unix time of its sending, by the sender's clock."""
 
 
 @shared_task(name="kernel.heartbeat", bind=True)
 def heartbeat(self: Any) -> None:
-    """Beat's message came through the queue of housekeeping: say how long that took. Of two hosts, the difference of
-    their clocks is in it."""
+    """Record how long beat's message waited in the queue of housekeeping. Between two hosts this includes the
+    difference of their clocks."""
     sent_at = self.request.get(SENT_AT) or (self.request.headers or {}).get(SENT_AT)
     loop_passed(HOUSEKEEPING, waited_s=max(0.0, time() - float(sent_at)) if sent_at else 0.0)
 
@@ -33,7 +33,7 @@ def trim_events() -> None:
 
 @shared_task(name="kernel.trim_changes")
 def trim_changes() -> None:
-    """Watchers that come back later begin anew."""
+    """Deletes old changes; later watchers have to list all objects again."""
     changes_trim(clock.now() - CHANGES_KEPT)
 
 

@@ -1,10 +1,10 @@
-"""The six ways in which a thing can feel to an operator."""
+"""The six tones of states and events."""
 
 from enum import StrEnum
 
 
 class Tone(StrEnum):
-    """How a state or an event feels. Screens give each tone one colour and one glyph."""
+    """The tone of a state or an event. Screens give each tone one colour and one glyph."""
 
     OK = "ok"
     MOVING = "moving"

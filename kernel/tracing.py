@@ -1,8 +1,8 @@
-"""Spans of the control plane: a request, the task that it woke, the order that was sent to an agent. Context is W3C's,
-spans go to a collector as the cell proxies' do (engine_agent.protocol.tracing).
+"""Request ids and spans of the control plane: a request, the task that it woke, the order that was sent to an agent.
+Context is W3C's; spans are sent to a collector like the cell proxies' (engine_agent.protocol.tracing).
 
-Without a collector nothing is recorded. A thread sends; no request waits for a collector, and what it does not take in
-time is dropped.
+Request ids come from `X-Request-Id` or are created. Without a collector no span is recorded. A thread sends spans, so
+no request waits for the collector; spans that it does not accept in time are dropped.
 """
 
 import http.client
@@ -42,18 +42,18 @@ _request_id: ContextVar[str] = ContextVar("switchyard_request_id", default="")
 
 
 def request_id() -> str:
-    """That of the request, task or command that runs now; "" outside all of them."""
+    """Returns the id of the current request, task or command, or ""."""
     return _request_id.get()
 
 
 def usable_request_id(given: str) -> str:
-    """What a caller sent, if it is fit to be logged; else a new one of 16 random bytes in hexadecimal."""
+    """Returns a caller's id if it is safe to log, else a new one of 16 random bytes in hexadecimal."""
     return given if _FIT.fullmatch(given) else secrets.token_hex(16)
 
 
 @contextmanager
 def bind_request_id(given: str = "") -> Iterator[str]:
-    """Give what runs inside a number: the given one if it is fit, else a new one."""
+    """Set the request id of the block: the given one if it is safe to log, else a new one."""
     chosen = usable_request_id(given)
     token = _request_id.set(chosen)
     try:
@@ -74,7 +74,7 @@ _current: ContextVar[SpanContext | None] = ContextVar("switchyard_span", default
 
 @cache
 def collector() -> TraceSettings | None:
-    """Where spans go, by OpenTelemetry's own variables; None: nowhere."""
+    """Returns the collector's URL from OpenTelemetry's variables, or None."""
     try:
         return trace_settings(os.environ, process_role().service)
     except TracingOff as error:
@@ -83,20 +83,20 @@ def collector() -> TraceSettings | None:
 
 
 def traceparent() -> str:
-    """The header for whom we ask next; "" while nothing is recorded."""
+    """Returns the header for the next request, or "" if nothing is recorded."""
     span = _current.get()
     return span.header().decode() if span else ""
 
 
 def trace_id() -> str:
-    """That of the trace that is recorded now, or ""."""
+    """Returns the id of the recorded trace, or ""."""
     span = _current.get()
     return span.trace_id if span else ""
 
 
 def span_begin(*, parent: str = "", may_begin_trace: bool = False) -> SpanContext | None:
-    """The place of a new span: below `parent` (a `traceparent`), else below the current one, else, if it may, at the
-    beginning of a new trace. None: it is not recorded."""
+    """Returns the context of a new span: below `parent` (a `traceparent`), else below the current one, else, if
+    allowed, the root of a new trace. Returns None if it is not recorded."""
     settings, current = collector(), _current.get()
     if settings is None:
         return None
@@ -111,7 +111,7 @@ def span_begin(*, parent: str = "", may_begin_trace: bool = False) -> SpanContex
 def span(
     name: str, *, parent: str = "", may_begin_trace: bool = False, kind: str = "server"
 ) -> Iterator[dict[str, Any]]:
-    """Record what runs inside. What is put into the dictionary becomes attributes; `failed` and `name` are its own."""
+    """Record the block as a span. Entries of the dictionary become attributes, except `failed` and `name`."""
     place, began_ns = span_begin(parent=parent, may_begin_trace=may_begin_trace), time_ns()
     attributes: dict[str, Any] = {}
     token = _current.set(place)
@@ -128,7 +128,7 @@ def span(
 
 
 class _Exporter:
-    """The way to the collector, and the thread on it. Belongs to one process: a forked one has its own."""
+    """The queue to the collector, and its thread. Belongs to one process; a forked one has its own."""
 
     def __init__(self, settings: TraceSettings) -> None:
         self.pid = os.getpid()
@@ -182,12 +182,12 @@ def _exporter() -> _Exporter | None:
 
 
 def spans_flush() -> None:
-    """Send what waits now: before a process ends, and in tests."""
+    """Send waiting spans now: before a process exits, and in tests."""
     if (exporter := _exporters.get(os.getpid())) is not None:
         exporter.flush()
 
 
 def spans_dropped() -> int:
-    """How many spans of this process no collector took."""
+    """Returns how many spans of this process were dropped."""
     exporter = _exporters.get(os.getpid())
     return exporter.dropped if exporter else 0

@@ -1,4 +1,5 @@
-"""Compare-and-set: change a row only if it still is what the decision saw, and record the event beside it.
+"""Compare-and-set: change a row only if it still is as the decision saw it, and record the event in the same
+transaction.
 
 Zero rows updated means that the decision was stale. The caller drops it; the next pass replans.
 """
@@ -12,7 +13,7 @@ from kernel.events import event_record
 
 
 class StaleDecision(Exception):
-    """The row changed after the snapshot was taken. Raised inside `atomic` it takes back the whole step."""
+    """The row changed after the snapshot was taken. Raised inside `atomic` it rolls back the whole step."""
 
 
 def compare_and_set(
@@ -21,7 +22,7 @@ def compare_and_set(
     """Apply `changes` to the one row that `rows` selects by id, state and generation.
 
     Returns False and writes nothing if no row matches any more. `event` holds the arguments of
-    `event_record`, or None for a change that nobody needs to read about.
+    `event_record`, or None for a change without an event.
     """
     with transaction.atomic():
         if rows.update(**changes) == 0:

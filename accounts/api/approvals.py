@@ -1,4 +1,4 @@
-"""Two-person approval over HTTP: its requests, and the rules that require it. Decides nothing; the service does."""
+"""Two-person approval over HTTP: requests, and the rules that require it."""
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -25,9 +25,9 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
 class ApprovalSerializer(serializers.ModelSerializer[Approval]):
-    arguments = serializers.DictField(help_text="All that carrying it out takes.")
+    arguments = serializers.DictField(help_text="The arguments of the action.")
     tone = serializers.ChoiceField(choices=TONES)
-    outcome = serializers.CharField(help_text="What came of it.")
+    outcome = serializers.CharField(help_text="The outcome.")
 
     class Meta:
         model = Approval
@@ -47,7 +47,7 @@ class ApprovalRuleSerializer(serializers.ModelSerializer[ApprovalRule]):
     required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
         help_text="Whether it needs two-person approval."
     )
-    actor = serializers.CharField(help_text="Who set it; empty while it is as it comes.")
+    actor = serializers.CharField(help_text="Who set it; empty for the default.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -74,7 +74,7 @@ class ApprovalFilter(filters.FilterSet):
 
 
 class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
-    """Requests for two-person approval, and what came of them. An action that needs approval responds 202 with one."""
+    """Requests for two-person approval, with outcomes. An action that needs approval responds 202 with one."""
 
     serializer_class = ApprovalSerializer
     filterset_class = ApprovalFilter
@@ -91,8 +91,8 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     @extend_schema(operation_id="approvals_approve", request=None, responses={200: ApprovalSerializer})
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, id: str) -> Response:
-        """Approve what another asked for: it is done at once. 409 for your own, and once it is decided. 403 for users
-        with a second factor, but from a browser where they showed it in the last 10 minutes."""
+        """Approve another user's request; its action runs immediately. 409 for your own request or a decided one. 403
+        for users with a second factor, except in a browser where they showed it within the last 10 minutes."""
         require_human(request)
         require_fresh_factor(request, clock.now())
         row = approval_approve(approval_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
@@ -101,7 +101,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     @extend_schema(operation_id="approvals_reject", request=WhySerializer, responses={200: ApprovalSerializer})
     @action(detail=True, methods=["post"])
     def reject(self, request: Request, id: str) -> Response:
-        """Decide that it is not done; your own request you withdraw so. 409 once it is decided."""
+        """Reject a request, or withdraw your own. 409 if it is decided."""
         row = self.get_object()
         require_may_reject(request, row)
         body = WhySerializer(data=request.data)
@@ -112,7 +112,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
 
 
 class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
-    """Which actions need two-person approval. The list has the rules that were set; other actions need none."""
+    """Actions that need two-person approval. The list has the rules that were set; other actions need none."""
 
     serializer_class = ApprovalRuleSerializer
     lookup_field = "action"
@@ -136,7 +136,7 @@ class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
         responses={200: ApprovalRuleSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Require two-person approval from now on. To stop requiring it needs approval itself: 202 with the request."""
+        """Require two-person approval. Removing the requirement needs approval: 202 with the request."""
         self.get_object()
         body = SetRuleSerializer(data=request.data)
         body.is_valid(raise_exception=True)

@@ -1,4 +1,4 @@
-"""What accounts show under /api/v1/: (path, view set, noun)."""
+"""Routes of accounts under /api/v1/: (path, view set, noun)."""
 
 from accounts.api.approvals import ApprovalRuleViewSet, ApprovalViewSet
 from accounts.api.tokens import MeViewSet, SessionViewSet, TokenViewSet

@@ -1,4 +1,4 @@
-"""API tokens, sessions, and who the caller is. Everybody sees and ends their own; admins see and end all."""
+"""API tokens, sessions, and the caller. Users see and end their own; admins see and end all."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class TokenSerializer(serializers.Serializer[ApiToken]):
     prefix = serializers.CharField()
     name = serializers.CharField()
     user = serializers.CharField(source="user.username")
-    scope = serializers.ChoiceField(choices=SCOPES, help_text="What it may be used for, whatever its user may do.")
+    scope = serializers.ChoiceField(choices=SCOPES, help_text="The most that it allows, whatever the role of its user.")
     state = serializers.SerializerMethodField()
     tone = serializers.SerializerMethodField()
     created_by = serializers.CharField()
@@ -52,7 +52,7 @@ class TokenSerializer(serializers.Serializer[ApiToken]):
 
 
 class NewTokenSerializer(TokenSerializer):
-    token = serializers.CharField(help_text="What callers show. Nobody can read it again.")
+    token = serializers.CharField(help_text="The secret that callers send. It is shown only once.")
 
 
 class CreateTokenSerializer(StrictSerializer):
@@ -60,7 +60,7 @@ class CreateTokenSerializer(StrictSerializer):
     scope = serializers.ChoiceField(choices=SCOPES, default=Scope.READ.value)
     expires_in_days = serializers.IntegerField(min_value=1, max_value=LONGEST_DAYS, default=DAYS)
     service_account = serializers.CharField(
-        max_length=150, required=False, help_text="For this program instead of yourself; takes an admin."
+        max_length=150, required=False, help_text="For this service account instead of yourself; requires an admin."
     )
 
     def validate_scope(self, value: str) -> Scope:
@@ -89,12 +89,12 @@ class SessionSerializer(serializers.Serializer[LoginSession]):
 class MeSerializer(serializers.Serializer[Any]):
     username = serializers.CharField()
     email = serializers.CharField()
-    role = serializers.ChoiceField(choices=ROLES, help_text="What you may do, the token's scope considered.")
+    role = serializers.ChoiceField(choices=ROLES, help_text="Your role, limited by the token's scope.")
     scope = serializers.ChoiceField(choices=SCOPES, help_text="`admin` with a session.")
     groups = serializers.ListField(child=serializers.CharField())
     grants = serializers.DictField(child=serializers.CharField(), help_text="Deployment -> role.")
     service_account = serializers.BooleanField()
-    token = serializers.CharField(allow_null=True, help_text="Prefix of the token that asks; null with a session.")
+    token = serializers.CharField(allow_null=True, help_text="Prefix of the request's token; null with a session.")
 
     class Meta:
         examples = {"role": "operator", "grants": {"sim-70b": "operator"}}
@@ -118,7 +118,7 @@ class SessionFilter(filters.FilterSet):
 
 
 class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
-    """Tokens of the API: your own, and for admins everybody's."""
+    """API tokens: your own, and for admins all."""
 
     serializer_class = TokenSerializer
     filterset_class = TokenFilter
@@ -136,8 +136,9 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
 
     @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
     def create(self, request: Request) -> Response:
-        """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more.
-        403 for users with a second factor, but from a browser where they showed it in the last 10 minutes."""
+        """Create a token. Only this response shows it. A token that was requested with a token has at most its scope
+        and lifetime. 403 for users with a second factor, except in a browser where they showed it within the last 10
+        minutes."""
         body = CreateTokenSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         require_fresh_factor(request, clock.now())
@@ -156,7 +157,7 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     @extend_schema(operation_id="tokens_revoke", request=None, responses={200: TokenSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Refuse a token from now on. 409 if it is revoked already."""
+        """Revoke a token. 409 if it is revoked already."""
         token = self.get_object()
         if not token_revoke(token=token, actor=actor_of(request), now=clock.now()):
             raise Conflict(f"token {token.prefix} is revoked already")
@@ -164,7 +165,7 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
 
 
 class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
-    """Logins in browsers that still open something: your own, and for admins everybody's."""
+    """Active logins in browsers: your own, and for admins all."""
 
     serializer_class = SessionSerializer
     filterset_class = SessionFilter
@@ -179,7 +180,7 @@ class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
     @extend_schema(operation_id="sessions_revoke", request=None, responses={200: SessionSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """End a session, at once. Answers what it was."""
+        """End a session immediately. Responds with the ended session."""
         session = self.get_object()
         was = self.get_serializer(session).data
         session_end(session=session, actor=actor_of(request), now=clock.now())
@@ -191,7 +192,7 @@ class MeViewSet(ViewSet):
 
     @extend_schema(operation_id="me", responses={200: MeSerializer})
     def list(self, request: Request) -> Response:
-        """Who you are here and what you may do."""
+        """Your user, role and grants."""
         access, user = access_of(request), request.user
         assert isinstance(user, User)  # noqa: S101 - the permission admits users only
         caller = {

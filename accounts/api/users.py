@@ -1,4 +1,4 @@
-"""Users and service accounts over HTTP. Decides nothing; services do."""
+"""Users, service accounts, groups and grants over HTTP."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 ADMIN_WRITES = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
 Groups = serializers.ListField(
-    child=serializers.CharField(max_length=150), max_length=100, required=False, help_text="All of them, by name."
+    child=serializers.CharField(max_length=150), max_length=100, required=False, help_text="All groups, by name."
 )
 
 
@@ -47,10 +47,10 @@ class UserSerializer(serializers.Serializer[User]):
     active = serializers.BooleanField(source="is_active")
     role = serializers.SerializerMethodField(help_text="The highest of all groups; `viewer` without any.")
     groups = serializers.SerializerMethodField()
-    superuser = serializers.BooleanField(source="is_superuser", help_text="Admin whatever the groups say.")
+    superuser = serializers.BooleanField(source="is_superuser", help_text="Admin regardless of groups.")
     has_password = serializers.SerializerMethodField()
-    providers = serializers.SerializerMethodField(help_text="Identity providers that this user came by.")
-    second_factor = serializers.BooleanField(source="has_factor", help_text="Whether each login takes one.")
+    providers = serializers.SerializerMethodField(help_text="Identity providers of this user's logins.")
+    second_factor = serializers.BooleanField(source="has_factor", help_text="Whether each login requires one.")
     last_login = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField(source="date_joined")
 
@@ -86,7 +86,10 @@ class CreateUserSerializer(StrictSerializer):
     username = serializers.CharField(max_length=NAME_LONGEST, help_text=NAME_RULE, validators=[valid_name])
     email = serializers.EmailField(required=False, allow_blank=True)
     password = serializers.CharField(
-        required=False, max_length=128, trim_whitespace=False, help_text="Without it: by the identity provider only."
+        required=False,
+        max_length=128,
+        trim_whitespace=False,
+        help_text="Without it, the user logs in by the identity provider only.",
     )
     groups = Groups
 
@@ -114,7 +117,7 @@ class ServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
 
 class ChangeServiceAccountSerializer(StrictSerializer):
     description = serializers.CharField(required=False, allow_blank=True, max_length=200)
-    active = serializers.BooleanField(required=False, help_text="False: its tokens open nothing.")
+    active = serializers.BooleanField(required=False, help_text="Whether its tokens are accepted.")
     groups = Groups
 
 
@@ -134,7 +137,7 @@ class UserFilter(filters.FilterSet):
 
 
 class UserViewSet(ReadOnlyModelViewSet[User]):
-    """People who may log in. They are deactivated, never deleted: what they did keeps its name."""
+    """People who may log in. They are deactivated, never deleted, so records keep their names."""
 
     serializer_class = UserSerializer
     filterset_class = UserFilter
@@ -155,8 +158,8 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
         responses={200: UserSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Add a user. 409 if the name is taken. 202 with a request for an admin, or one with a password, while anything
-        takes two people."""
+        """Add a user. 409 if the name is taken. While any action requires two-person approval: 202 with a request if it
+        is an admin or has a password."""
         body = CreateUserSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         user = account_change("create user", actor=actor_of(request), now=clock.now(), **body.validated_data)
@@ -170,14 +173,14 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
         responses={200: UserSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left. 202 with a request for an admin more or less, or
-        another's password, while anything takes two people. A password takes a fresh second factor of admins who have
-        one."""
+        """Change the given fields. 409 if no admin would be left. While any action requires two-person approval: 202
+        with a request to add or remove an admin, or to set another user's password. Admins with a second factor need a
+        fresh one to set a password."""
         return _change(self, request, ChangeUserSerializer, name)
 
 
 class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
-    """Programs that use the API: they have tokens and no password."""
+    """Service accounts: programs that use the API with tokens and have no password."""
 
     serializer_class = ServiceAccountSerializer
     lookup_field = "user__username"
@@ -197,7 +200,7 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
         responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Add a program; make its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
+        """Add a service account; create its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
         body = CreateServiceAccountSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         account = account_change(
@@ -213,7 +216,7 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
         responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 202 as for users."""
+        """Change the given fields. 202 as for users."""
         return _change(self, request, ChangeServiceAccountSerializer, name)
 
 
@@ -235,7 +238,9 @@ NAME = r"^[A-Za-z0-9][-\w.]{0,99}\Z"
 class GroupSerializer(serializers.Serializer[GroupRole]):
     name = serializers.CharField(source="group.name")
     role = serializers.ChoiceField(choices=ROLES)
-    claim = serializers.CharField(help_text="The group at the identity provider whose members join this one; or empty.")
+    claim = serializers.CharField(
+        help_text="The group at the identity provider whose members join this group, or empty."
+    )
     members = serializers.IntegerField(default=0)
 
     class Meta:
@@ -269,7 +274,7 @@ class GrantSerializer(serializers.Serializer[Grant]):
 
 
 class GiveSerializer(StrictSerializer):
-    """To a user or to a group, one of both."""
+    """A grant to either a user or a group."""
 
     deployment = serializers.SlugField(max_length=96)
     role = serializers.ChoiceField(choices=ROLES, default=Role.OPERATOR.value)
@@ -299,7 +304,7 @@ class GrantFilter(filters.FilterSet):
 
 
 class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
-    """Groups, each with the role of its members. Members are set with the users, or come from the identity provider."""
+    """Groups, each with the role of its members. Set members on the users, or take them from the identity provider."""
 
     serializer_class = GroupSerializer
     filterset_class = GroupFilter
@@ -318,7 +323,8 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
         responses={200: GroupSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Add a group. 409 if the name is taken. 202 with a request for new admins while anything takes two people."""
+        """Add a group. 409 if the name is taken. 202 with a request if it makes admins while any action requires
+        two-person approval."""
         body = CreateGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = account_change("create group", actor=actor_of(request), now=clock.now(), **body.validated_data)
@@ -332,8 +338,8 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
         responses={200: GroupSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left. 202 with a request where it makes or removes admins
-        while anything takes two people."""
+        """Change the given fields. 409 if no admin would be left. 202 with a request if it makes or removes admins
+        while any action requires two-person approval."""
         self.get_object()
         body = ChangeGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -344,15 +350,15 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
 
     @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a group with its grants. Answers what it was. 409 if no admin would be left. 202 with a request where
-        another admin loses power while anything takes two people."""
+        """Remove a group with its grants. Responds with the removed group. 409 if no admin would be left. 202 with a
+        request if another admin loses the role while any action requires two-person approval."""
         was = GroupSerializer(self.get_object()).data
         found = account_change("delete group", name=name, actor=actor_of(request), now=clock.now())
         return waiting(found) if isinstance(found, Approval) else Response(was)
 
 
 class GrantViewSet(ReadOnlyModelViewSet[Grant]):
-    """Roles for single deployments, beside what groups give everywhere. A grant only adds."""
+    """Roles for single deployments, in addition to the roles of groups."""
 
     serializer_class = GrantSerializer
     filterset_class = GrantFilter
@@ -370,8 +376,8 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
         responses={200: GrantSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Give a role for a deployment; one that was given there before is replaced. 202 with a request where that
-        lowers an admin's grant while anything takes two people."""
+        """Grant a role for a deployment; replaces an earlier grant there. 202 with a request if it lowers an admin's
+        grant while any action requires two-person approval."""
         body = GiveSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         found = account_change("give grant", actor=actor_of(request), now=clock.now(), **body.validated_data)
@@ -379,8 +385,8 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
 
     @extend_schema(operation_id="grants_take", responses={200: GrantSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """End a grant. Answers what it was. 202 with a request where it is an admin's while anything takes two
-        people."""
+        """End a grant. Responds with the ended grant. 202 with a request if it is an admin's while any action requires
+        two-person approval."""
         grant = self.get_object()
         was = GrantSerializer(grant).data
         found = account_change("take grant", grant_id=grant.pk, actor=actor_of(request), now=clock.now())

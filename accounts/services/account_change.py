@@ -1,7 +1,8 @@
-"""Changes of accounts, as a person requests them. While any action takes two people, so does whatever gives somebody a
-way to be a second person: an admin more, or a password on an account that is not one's own, or one without its second
-factor. So does whatever takes power from another admin, who might be the second person. What a change gives and takes
-is seen from its outcome, by making it and taking it back, so that no way can be forgotten here.
+"""Changes of accounts that people request, including groups and grants.
+
+While any action requires two-person approval, so do changes that could create a second person (a new admin, another
+user's password, a login without its second factor) and changes that take the role from another admin. To find them, a
+change is made and rolled back, and the rights before and after are compared.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,8 +28,6 @@ from kernel.access import Role
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 
-# Makes, changes and removes groups. A group gives its members a role, and may take them from the identity provider.
-
 
 @transaction.atomic
 def group_create(*, name: str, role: Role, actor: str, now: datetime, claim: str = "") -> GroupRole:
@@ -49,7 +48,7 @@ def group_create(*, name: str, role: Role, actor: str, now: datetime, claim: str
 def group_change(
     *, name: str, actor: str, now: datetime, role: Role | None = None, claim: str | None = None
 ) -> GroupRole:
-    """Change what is given.
+    """Change the given fields.
 
     Raises:
         Conflict: no admin would be left.
@@ -65,7 +64,7 @@ def group_change(
 
 @transaction.atomic
 def group_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a group; its members keep what other groups give them, its grants end.
+    """Remove a group with its grants.
 
     Raises:
         Conflict: no admin would be left.
@@ -75,19 +74,16 @@ def group_delete(*, name: str, actor: str, now: datetime) -> None:
     event_record(kind="group.deleted", message=f"group {name} deleted by {actor}", now=now, actor=actor)
 
 
-# Gives and takes roles for single deployments. A grant only adds: it never lowers what a user may do.
-
-
 @transaction.atomic
 def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: str = "", group: str = "") -> Grant:
-    """A role for a deployment, to a user or to a group; one that they had there is replaced. The deployment may be one
-    that comes later.
+    """Grant a role for a deployment to a user or a group, and replace an earlier grant. The deployment need not exist
+    yet.
 
     Raises:
         InvalidInput: not exactly one of user and group, or one that does not exist.
     """
     if bool(user) == bool(group):
-        raise InvalidInput(field="user", rule="one", message="name a user or a group, and not both")
+        raise InvalidInput(field="user", rule="one", message="name either a user or a group")
     account = User.objects.filter(username=user).first() if user else None
     if user and account is None:
         raise InvalidInput(field="user", rule="exists", message=f"there is no user {user!r}")
@@ -140,7 +136,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
 
 
 class _NeedsApproval(Exception):
-    """Takes the change back; `password` is the hash that it set, "" for none."""
+    """Rolls the change back; `password` is the hash that it set, or ""."""
 
     def __init__(self, rights: list[Right], password: str) -> None:
         super().__init__()
@@ -149,10 +145,10 @@ class _NeedsApproval(Exception):
 
 
 def account_change(change: str, *, actor: str, now: datetime, why: str = "", **fields: Any) -> Any:
-    """Carry out one of `CHANGES` and return what its service does, or an `Approval` where a second person has to agree.
+    """Make one of `CHANGES` and return the result of its service, or an `Approval` if a second person must approve.
 
     Raises:
-        Refusal: as the service does, also where it would only be requested.
+        Refusal: by the service, also for a change that needs approval.
     """
     if not is_two_person_rule_on():
         return CHANGES[change](actor=actor, now=now, **fields)
@@ -195,7 +191,7 @@ def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
 
 ACCOUNTS = FleetAction(
     "change-accounts",
-    "Make or remove an admin, set another's password or remove a second factor",
+    "Make or remove an admin, set another user's password or remove a second factor",
     _perform,
     settable=False,
 )

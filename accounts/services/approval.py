@@ -1,8 +1,7 @@
-"""Two-person approval of what reaches the whole fleet, where a rule requires it: one requests, another admin approves,
-and only then it is carried out, in the transaction of the approval.
+"""Two-person approval of actions on the whole fleet that a rule requires: one person requests, another admin approves,
+and the action runs in the transaction of the approval.
 
-It knows no action by itself: the apps register theirs. Nobody ever approves their own request, and a rule that
-requires approval is not switched off without one.
+Apps register their actions. Requesters cannot approve their own requests, and removing a rule requires approval.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +20,15 @@ from kernel.refusals import Conflict, InvalidInput, Refusal
 from kernel.tones import Tone
 
 WAITS = timedelta(hours=24)
-"""A request not approved within a day is about a fleet that has changed since."""
+"""Requests expire after a day, because the fleet has changed since."""
 
 Perform = Callable[[Mapping[str, Any], str, datetime], str]
-"""(arguments, who requested it, now) -> what was done, in a few words; raises a Refusal if it cannot be."""
+"""(arguments, requester, now) -> the outcome in a few words. Raises a Refusal if the action fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetAction:
-    """Something that may need approval. `title` names it on pages. `settable`: a rule says whether it does."""
+    """An action that may need approval. `title` names it on pages. `settable`: a rule decides whether it does."""
 
     name: str
     title: str
@@ -39,7 +38,7 @@ class FleetAction:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """A request: what exactly, why, and what it is about. `secrets`: arguments that nobody is shown."""
+    """A request with its arguments and reason. `secrets`: arguments that are never shown."""
 
     summary: str
     arguments: Mapping[str, Any]
@@ -55,12 +54,12 @@ _actions: dict[str, FleetAction] = {}
 
 
 def fleet_action_register(action: FleetAction) -> None:
-    """Called once for each, when its app is ready."""
+    """Registers an action. Called once per action when its app is ready."""
     _actions[action.name] = action
 
 
 def fleet_actions() -> tuple[FleetAction, ...]:
-    """Those for which there can be a rule, by name."""
+    """Returns the actions that can have a rule, by name."""
     return tuple(_actions[name] for name in sorted(_actions) if _actions[name].settable)
 
 
@@ -70,13 +69,13 @@ def requires_approval(name: str) -> bool:
 
 
 def is_two_person_rule_on() -> bool:
-    """Whether any action takes two people; then so does what makes one person two (account_change.py)."""
+    """Whether any action requires two-person approval."""
     return ApprovalRule.objects.filter(required=True).exists()
 
 
 @transaction.atomic
 def approval_request(name: str, request: ApprovalRequest) -> Approval:
-    """Put down a request; nothing else happens until another admin approves it, one who is an admin already."""
+    """Store a request. It takes effect when another user who is an admin now approves it."""
     row = Approval.objects.create(
         action=name,
         summary=request.summary,
@@ -96,19 +95,19 @@ def approval_request(name: str, request: ApprovalRequest) -> Approval:
 
 @transaction.atomic
 def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval:
-    """Approve a request and carry it out. What could not be done leaves it failed, with the reason.
+    """Approve a request and run its action. If the action fails, the request is `failed`, with the reason.
 
-    Raises:
-        Conflict: it is decided, its time is over, it is the approver's own or of a program that the approver made, the
-            approver was no admin yet when it was requested, or its action no longer exists.
+    Raises: Conflict: it is decided or expired, it is the approver's own or of a program that the approver made, the
+        approver
+            was not an admin at the time of the request, or its action no longer exists.
     """
     row = _pending(approval_id, now)
     if row.requested_by == actor[:64]:
-        raise Conflict("you cannot approve your own request; another admin has to")
+        raise Conflict("you cannot approve your own request; another admin must")
     if not User.objects.filter(pk__in=row.approvers, username=actor).exists():
         raise Conflict(
-            "you were no admin yet when this was requested, or made the program that requests it; another admin has to "
-            "approve it"
+            "you were not an admin when this was requested, or created the program that requests it; another admin "
+            "must approve it"
         )
     known = _actions.get(row.action)
     if known is None:
@@ -124,10 +123,10 @@ def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval
 
 @transaction.atomic
 def approval_reject(*, approval_id: int, actor: str, now: datetime, why: str = "") -> Approval:
-    """Decide that it is not done.
+    """Reject or withdraw a request.
 
     Raises:
-        Conflict: it is decided, or its time is over.
+        Conflict: it is decided or expired.
     """
     row = _pending(approval_id, now)
     state = ApprovalState.WITHDRAWN if row.requested_by == actor[:64] else ApprovalState.REJECTED
@@ -136,7 +135,7 @@ def approval_reject(*, approval_id: int, actor: str, now: datetime, why: str = "
 
 @transaction.atomic
 def approvals_withdraw(*, requester: str, actor: str, now: datetime, why: str) -> int:
-    """End every request of somebody who may request nothing any more. Returns how many."""
+    """Withdraw all requests of a deactivated user. Returns how many."""
     rows = Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, requested_by=requester[:64])
     for row in rows:
         _decide(row, ApprovalState.WITHDRAWN, why, actor, now)
@@ -145,7 +144,7 @@ def approvals_withdraw(*, requester: str, actor: str, now: datetime, why: str) -
 
 @transaction.atomic
 def approvals_expire(*, now: datetime) -> int:
-    """End every request whose time is over. Returns how many."""
+    """End all expired requests. Returns how many."""
     due = list(Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, expires_at__lte=now))
     for row in due:
         _decide(row, ApprovalState.EXPIRED, "not decided in time", "switchyard", now)
@@ -154,10 +153,10 @@ def approvals_expire(*, now: datetime) -> int:
 
 @transaction.atomic
 def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -> ApprovalRule | Approval:
-    """Require two-person approval, or no longer: which needs approval itself, so that a request may come back instead.
+    """Require two-person approval, or remove the requirement, which needs approval: then it returns the request.
 
     Raises:
-        InvalidInput: there is no such action.
+        InvalidInput: no such action.
     """
     known = {action.name: action.title for action in fleet_actions()}
     if name not in known:

@@ -1,6 +1,6 @@
-"""Lets people in: by a password, in few hash slots and after its attempt was counted; and who an identity provider
-vouches for: finds or makes the user, and gives it the groups that its claims name. Groups without a claim are given by
-hand and stay. A name that a local user has already is never taken over.
+"""Logs people in, by a password after its attempt was counted, or by an identity provider: then it finds or creates the
+user and sets the groups that its claims name. Groups without a claim are set by hand and stay. The name of a local user
+is never taken over.
 """
 
 import hashlib
@@ -21,15 +21,15 @@ from kernel.events import event_record
 from kernel.refusals import Refusal
 
 LONGEST_NAME = 150
-"""Django's; nobody has a longer one."""
+"""Django's maximum length of a user name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginLimits:
-    """Wrong passwords heard within `window_s`. Ten for a name from an address is far above human mistyping and leaves a
-    guesser under 3,000 tries a day; an office behind one address has 50; a name has 100, wherever they come from; all
-    strangers together 600. A browser that logged in before counts alone, so none of these keeps it out. Second factors
-    of a user count by themselves, because a right password, which takes back its own, must not take these back."""
+    """Wrong attempts allowed within `window_s`: 10 for a name from one address, which allows for typing errors and
+    leaves an attacker under 3,000 tries a day; 50 for an address, such as an office; 100 for a name; 600 for all
+    unknown browsers together. A known browser is counted separately, so these limits never lock it out. Second factors
+    are counted separately, because a right password clears only its own count."""
 
     window_s: float = 300.0
     of_name_and_address: int = 10
@@ -44,21 +44,22 @@ LIMITS = LoginLimits()
 
 
 def login_name(text: str) -> str:
-    """What was typed as a user name, as it is looked up; "" for what nobody is called."""
+    """Returns the typed name in the form in which it is looked up, or "" if it cannot be a user name."""
     name = unicodedata.normalize("NFKC", text[: 4 * LONGEST_NAME]).strip()
     return "" if len(name) > LONGEST_NAME or not name.isprintable() else name
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Who tries to log in, from where, and with which browser if it is known (accounts.views)."""
+    """A login attempt: name, address, and the number of a known browser (accounts.views)."""
 
     username: str
     address: str
     device: str = ""
 
     def counted(self, limits: LoginLimits) -> dict[str, int]:
-        """What it counts against: a digest, because people type passwords into the wrong field, and its limit."""
+        """Returns the counters of the attempt with their limits, as digests, because people type passwords into the
+        wrong field."""
         name, network = self.username.casefold(), client_network(self.address)
         if self.device:
             return {_digest("device", name, self.device): limits.of_device}
@@ -72,8 +73,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class FactorAttempt:
-    """Who shows a second factor, with which browser if it is known. The address does not matter: whoever gets here has
-    the password."""
+    """An attempt to show a second factor, with the number of a known browser. The address does not count, because these
+    users have the password."""
 
     user_id: int
     device: str = ""
@@ -83,7 +84,7 @@ class FactorAttempt:
 
 
 def attempt_count(*, attempt: Attempt | FactorAttempt, now: datetime, limits: LoginLimits = LIMITS) -> float:
-    """Count an attempt before it is made. Returns 0, or the seconds until it would be heard; then it is not."""
+    """Count an attempt before it is made. Returns 0, or the seconds until one is allowed."""
     since = now - timedelta(seconds=limits.window_s)
     counted = attempt.counted(limits)
     LoginFailure.objects.filter(at__lte=since).delete()
@@ -95,7 +96,7 @@ def attempt_count(*, attempt: Attempt | FactorAttempt, now: datetime, limits: Lo
 
 
 def attempt_forget(*, attempt: Attempt | FactorAttempt, at: datetime, limits: LoginLimits = LIMITS) -> None:
-    """It was right: the attempt counts for nothing, and the wrong ones of this user from here do no more."""
+    """Clear the count of a right attempt, and this user's earlier wrong ones from here."""
     own, *others = attempt.counted(limits)
     LoginFailure.objects.filter(subject=own).delete()
     LoginFailure.objects.filter(subject__in=others, at=at).delete()
@@ -111,12 +112,12 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
-if TYPE_CHECKING:  # its library takes longer to import than Django, and only web speaks to a provider
+if TYPE_CHECKING:  # its library takes longer to import than Django, and only web needs it
     from accounts.oidc import Claims
 
 
 class LoginLimited(Refusal):
-    """Too many wrong passwords, or second factors; none is heard for `wait_s`."""
+    """Too many wrong passwords or second factors; no attempt is allowed for `wait_s`."""
 
     def __init__(self, wait_s: float, message: str = "too many wrong passwords; try again in a few minutes") -> None:
         super().__init__(message)
@@ -124,7 +125,7 @@ class LoginLimited(Refusal):
 
 
 def password_login(*, request: HttpRequest, attempt: Attempt, password: str, now: datetime) -> User | None:
-    """The user with this name and password, or None. Never part of a transaction: no connection waits for the hash.
+    """Returns the user with this name and password, or None. Call it outside a transaction: it computes a hash.
 
     Raises:
         Busy: too many passwords are being checked.
@@ -142,14 +143,14 @@ def password_login(*, request: HttpRequest, attempt: Attempt, password: str, now
 
 
 class NotAdmitted(Refusal):
-    """The provider knows them; Switchyard does not let them in. The text is for them."""
+    """The provider knows the user, but Switchyard rejects the login. The text is for the user."""
 
 
 def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
-    """The user behind the claims, with their groups as the provider has them now.
+    """Returns the user of the claims, with the current groups at the provider.
 
     Raises:
-        NotAdmitted: in no group that counts here (unless `admit_all`), deactivated, or the name is taken or unusable.
+        NotAdmitted: in no mapped group (unless `admit_all`), deactivated, or the name is taken or invalid.
     """
     with transaction.atomic():
         known = Identity.objects.select_related("user").filter(issuer=claims.issuer, subject=claims.subject).first()
@@ -161,7 +162,7 @@ def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
             by_hand = user.groups.filter(role__claim="")
             user.groups.set([*by_hand, *theirs])
     if user is None or not (theirs or admit_all or user.is_superuser or user.groups.exists()):
-        raise NotAdmitted(f"{claims.username} is in no group that Switchyard knows; ask an admin to map one of yours")
+        raise NotAdmitted(f"no group of {claims.username} is mapped in Switchyard; ask an admin to map one")
     if not user.is_active:
         raise NotAdmitted(f"{user.username} is deactivated; ask an admin")
     return user

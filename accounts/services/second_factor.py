@@ -1,7 +1,7 @@
-"""Enrols second factors, checks what is shown of them, and takes them away. Each user's row is locked first, so that of
-two logins with one code one gets in, and guesses that run side by side see each other.
+"""Enrols, checks and removes second factors. Each user's row is locked first, so a code works for only one of two
+logins, and concurrent guesses are counted.
 
-A factor that is added or removed ends the sessions that existed.
+Adding or removing a factor ends the existing sessions.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,28 +24,28 @@ from kernel.secrets import secret_digest
 
 MOST_FACTORS = 10
 MOST_WRONG_IN_A_ROW = 100
-"""Codes of an app, whatever the time between them (NIST SP 800-63B, 5.2.2); then it is closed."""
+"""Consecutive wrong codes until an app's factor is locked (NIST SP 800-63B, 5.2.2)."""
 CHALLENGE_TIME = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a form carried: a code of an app or a recovery code, or a browser's response for a security key."""
+    """The input of a form: a code of an app, a recovery code, or a browser's response for a security key."""
 
     code: str = ""
     credential: str = ""
 
 
 def app_enrol(*, user: User, sealed: str, code: str, name: str, now: datetime) -> tuple[str, ...]:
-    """An app that showed a right code of the secret in `sealed`. Returns new recovery codes if it is the first factor.
+    """Enrol an app that showed a right code of the secret in `sealed`. Returns recovery codes for the first factor.
 
     Raises:
-        InvalidInput: the code is wrong, or the secret waited too long.
+        InvalidInput: the code is wrong, or the secret has expired.
         Conflict: the user has too many factors.
     """
     secret = one_time_codes.unsealed(sealed, user.pk) if one_time_codes.is_recent(sealed, now) else ""
     if not secret:
-        raise InvalidInput(field="secret", rule="recent", message="this QR code is too old; begin again")
+        raise InvalidInput(field="secret", rule="recent", message="this QR code has expired; start again")
     step = one_time_codes.matching_step(secret, one_time_codes.typed(code), now, after=0)
     if step is None:
         message = "the code is wrong; type the one that the app shows now, and check the clock of its device"
@@ -55,10 +55,10 @@ def app_enrol(*, user: User, sealed: str, code: str, name: str, now: datetime) -
 
 
 def key_enrol(*, user: User, site: Site, response: str, name: str, now: datetime) -> tuple[str, ...]:
-    """A security key that signed the challenge of `key_ceremony`. Returns as `app_enrol` does.
+    """Enrol a security key that signed the challenge of `key_ceremony`. Returns recovery codes for the first factor.
 
     Raises:
-        InvalidInput: the response does not count.
+        InvalidInput: the response is rejected.
         Conflict: the user has too many factors, or this one already.
     """
 
@@ -76,7 +76,7 @@ def key_enrol(*, user: User, site: Site, response: str, name: str, now: datetime
 
 
 def key_ceremony(*, user: User, site: Site, ceremony: str, now: datetime) -> Ceremony:
-    """What a browser asks a key for; its challenge counts once."""
+    """Returns the options for a browser; their challenge is valid once."""
     known = list(_keys(user).values_list("credential", flat=True))
     if ceremony == CREATE:
         begun = security_keys.enrolment(site, user.pk, user.get_username(), known)
@@ -91,11 +91,11 @@ def key_ceremony(*, user: User, site: Site, ceremony: str, now: datetime) -> Cer
 
 @transaction.atomic
 def factor_check(*, user: User, site: Site, shown: Shown, attempt: FactorAttempt, now: datetime) -> bool:
-    """Whether this is a second factor of the user. The attempt is counted first, and taken back if it was right; what
-    was right once is not right again.
+    """Whether this is a valid second factor of the user, each only once. The attempt is counted first; a right one
+    clears the count.
 
     Raises:
-        LoginLimited: too many were wrong.
+        LoginLimited: too many wrong attempts.
     """
     _locked(user)
     wait_s = attempt_count(attempt=attempt, now=now)
@@ -113,7 +113,7 @@ def factor_check(*, user: User, site: Site, shown: Shown, attempt: FactorAttempt
 
 @transaction.atomic
 def factor_remove(*, user: User, factor_id: int, now: datetime) -> None:
-    """Take one of a user's own away; the last one takes the recovery codes along.
+    """Remove one factor of a user; removing the last one deletes the recovery codes.
 
     Raises:
         SecondFactor.DoesNotExist: the user has no such factor.
@@ -129,10 +129,10 @@ def factor_remove(*, user: User, factor_id: int, now: datetime) -> None:
 
 @transaction.atomic
 def second_factors_remove(*, username: str, actor: str, now: datetime) -> User:
-    """Take all of a user's factors away, because they are lost. Sessions end.
+    """Remove all factors of a user who lost them, and end the sessions.
 
     Raises:
-        Conflict: there are none.
+        Conflict: the user has none.
     """
     user = _locked(User.objects.get(username=username))
     RecoveryCode.objects.filter(user=user).delete()
@@ -144,7 +144,7 @@ def second_factors_remove(*, username: str, actor: str, now: datetime) -> User:
 
 @transaction.atomic
 def recovery_codes_issue(*, user: User, now: datetime) -> tuple[str, ...]:
-    """New recovery codes, for the only time; those before no longer count."""
+    """Returns new recovery codes, which are shown only now. Earlier ones become invalid."""
     _locked(user)
     message = f"new recovery codes for {user.get_username()}"
     event_record(kind="second_factor.recovery", message=message, now=now, actor=user.get_username())
@@ -210,7 +210,7 @@ def _check_key(user: User, site: Site, response: str, now: datetime) -> bool:
         credential, counter = security_keys.shown(site, challenge, list(keys), parsed)
         key = keys[credential]
         if counter <= key.last_count and (counter or key.last_count):
-            raise KeyFault("its counter went back: there may be a copy of this key")
+            raise KeyFault("its counter decreased: there may be a copy of this key")
         return _used(key, counter, now)
 
     try:
@@ -222,12 +222,12 @@ def _check_key(user: User, site: Site, response: str, now: datetime) -> bool:
 def _answered(
     user: User, ceremony: str, response: str, now: datetime, check: Callable[[str, Mapping[str, Any]], Any]
 ) -> Any:
-    """What `check` makes of a response to a challenge of this user, which counts once."""
+    """Returns the result of `check` for a response to a challenge of this user, which is valid once."""
     parsed = security_keys.read_response(response)
     challenge = security_keys.challenge_in(parsed)
     waiting = KeyChallenge.objects.filter(user=user, ceremony=ceremony, challenge=challenge, expires_at__gt=now)
     if not waiting.delete()[0]:
-        raise KeyFault("it answers no question that waits; try again")
+        raise KeyFault("it does not answer an open challenge; try again")
     return check(challenge, parsed)
 
 

@@ -1,5 +1,5 @@
-"""Keeps a list of logins, and ends them. A session whose row is gone from Django's table opens nothing any more, and
-one that is not used for a while, or older than its longest life however much it is used, is over.
+"""Lists and ends logins. A session without a row in Django's table is rejected. A session ends when it is unused for a
+while or reaches its maximum lifetime.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -18,16 +18,16 @@ from kernel import clock, live
 from kernel.events import event_record
 
 SEEN_EVERY_S = 60
-"""How exact `seen_at` is; finer would write a row at every request."""
+"""Precision of `seen_at`; a finer one would write a row at every request."""
 SEEN = "_seen_s"
 BEGAN = "_login_at_s"
 METHOD = "_login_method"
 FACTOR = "_factor_shown"
-"""In the session: a second factor was shown in it, so its user has one; who removes one loses the sessions."""
+"""Key in the session: a second factor was shown in it. Removing a factor ends the sessions."""
 
 
 def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
-    """Note a login. The method is what the view left in the session; else it was a password."""
+    """Record a login. The view stores the method in the session; the default is a password."""
     if request.session.session_key is None:
         request.session.save()
     LoginSession.objects.filter(expires_at__lte=now).delete()
@@ -48,13 +48,13 @@ def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
 
 
 def session_is_over(*, request: HttpRequest, now: datetime) -> bool:
-    """Whether a session has lasted for its longest life; one that says nothing of its beginning has."""
+    """Whether a session has reached its maximum lifetime; one without a start time has."""
     began_s = float(request.session.get(BEGAN, 0.0))
     return now.timestamp() - began_s >= settings.SESSION_LONGEST_S
 
 
 def session_seen(*, request: HttpRequest, now: datetime) -> None:
-    """Note that a session is used, at most once in `SEEN_EVERY_S`."""
+    """Record the use of a session, at most once per `SEEN_EVERY_S`."""
     if now.timestamp() - float(request.session.get(SEEN, 0.0)) < SEEN_EVERY_S:
         return
     request.session[SEEN] = now.timestamp()
@@ -64,14 +64,14 @@ def session_seen(*, request: HttpRequest, now: datetime) -> None:
 
 
 def session_factor_shown(*, request: HttpRequest, now: datetime) -> None:
-    """Note that a second factor was shown just now."""
+    """Record that a second factor was shown now."""
     request.session[FACTOR] = True
     LoginSession.objects.filter(session_key=request.session.session_key).update(factor_at=now)
 
 
 def session_renew(*, request: HttpRequest, user: User, has_factor: bool, now: datetime) -> None:
-    """Go on under another key after all sessions of the user ended, this one among them. The caller has just shown what
-    it takes to change second factors."""
+    """Continue under a new key after all sessions of the user ended, including this one. Callers have checked a fresh
+    second factor or login."""
     request.session[FACTOR] = has_factor
     request.session.cycle_key()
     session_begin(request=request, user=user, now=now)
@@ -79,7 +79,7 @@ def session_renew(*, request: HttpRequest, user: User, has_factor: bool, now: da
 
 @transaction.atomic
 def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
-    """End one login; its open WebSocket is closed too."""
+    """End one login and close its WebSocket."""
     _end([session.session_key])
     message = f"a session of {session.user.get_username()} ended by {actor}"
     event_record(kind="session.ended", message=message, now=now, actor=actor)
@@ -97,7 +97,7 @@ def sessions_end(*, user: User, actor: str, now: datetime) -> int:
 
 
 def session_forget(*, session_key: str | None) -> None:
-    """After a logout: the sockets of that browser's other tabs are closed."""
+    """After a logout, close the WebSockets of the browser's other tabs."""
     if LoginSession.objects.filter(session_key=session_key or "").delete()[0]:
         live.push_goodbye(session_key or "")
 

@@ -1,5 +1,5 @@
-"""Creates and revokes API tokens, each with its event. The secret itself is returned once and never stored. What a
-token made lives no longer than the token."""
+"""Creates and revokes API tokens, each with its event. The secret is returned once and never stored. Tokens
+that were created with a token are revoked with it."""
 
 from datetime import datetime, timedelta
 
@@ -13,9 +13,9 @@ from kernel.refusals import InvalidInput
 from kernel.secrets import secret_issue
 
 DAYS, LONGEST_DAYS = 90, 366
-"""How long tokens last if nothing is message, and at most."""
+"""Default and maximum lifetime of tokens."""
 USED_EVERY_S = 60.0
-"""How exact `last_used_at` is; finer would write a row at every request."""
+"""Precision of `last_used_at`; a finer one would write a row at every request."""
 
 
 @transaction.atomic
@@ -29,7 +29,7 @@ def token_create(
     actor: str = "",
     made_with: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
-    """A new token and its text, which nobody can ever read again."""
+    """A new token and its text, which is not stored."""
     issued = secret_issue()
     actor = actor or user.get_username()[:64]
     token = ApiToken.objects.create(
@@ -55,10 +55,10 @@ def token_create(
 def token_create_within(
     *, user: User, name: str, days: int, scope: Scope, shown: ApiToken | None, actor: str, now: datetime
 ) -> tuple[ApiToken, str]:
-    """A new token for `days`; requested with a token (`shown`), it is worth no more than that one.
+    """Create a token for `days`. If it was requested with a token (`shown`), that limits its scope and lifetime.
 
     Raises:
-        InvalidInput: a wider scope or a longer life than the token that asks for it.
+        InvalidInput: a wider scope or a longer lifetime than the requesting token.
     """
     if not 1 <= days <= LONGEST_DAYS:
         message = f"a token lasts 1 to {LONGEST_DAYS} days, and not {days}"
@@ -73,14 +73,14 @@ def token_create_within(
 
 
 def token_used(*, token: ApiToken, now: datetime) -> None:
-    """Note that a token is used, at most once in `USED_EVERY_S`."""
+    """Record the use of a token, at most once per `USED_EVERY_S`."""
     if token.last_used_at is None or (now - token.last_used_at).total_seconds() >= USED_EVERY_S:
         ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
 
 
 @transaction.atomic
 def token_revoke(*, token: ApiToken, actor: str, now: datetime) -> bool:
-    """Refuse a token from now on, and all that were made with it. Returns False if it was revoked already."""
+    """Revoke a token and all that were created with it. Returns False if it was revoked already."""
     if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now) == 0:
         return False
     token.revoked_at = now
@@ -94,6 +94,6 @@ def token_revoke(*, token: ApiToken, actor: str, now: datetime) -> bool:
 
 @transaction.atomic
 def tokens_revoke(*, user: User, actor: str, now: datetime) -> int:
-    """Revoke every token of a user. Returns how many there were."""
+    """Revoke all tokens of a user. Returns how many."""
     tokens = list(ApiToken.objects.filter(user=user, revoked_at=None))
     return sum(token_revoke(token=token, actor=actor, now=now) for token in tokens)

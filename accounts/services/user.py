@@ -1,7 +1,7 @@
-"""Makes and changes users, service accounts and the first operator. Users are deactivated, never deleted: what they did
-keeps its name.
+"""Creates and changes users, service accounts and the first operator. Users are deactivated, never deleted, so records
+keep their names.
 
-There is always an active admin left, and no user shuts themselves out.
+An active admin always remains, and users cannot deactivate themselves.
 """
 
 import os
@@ -24,23 +24,23 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 
 _ADMINS_LOCK = 0x5357_0025
-"""Of this database; any number that nothing else takes."""
+"""Advisory lock of this database; any number that no other lock uses."""
 OPERATOR = "operator"
 TOKEN_NAME = "operator-token"  # noqa: S105 - the name of a token, not a secret
 
 
 class HashedPassword(str):
-    """A password that was found good and hashed when it was requested."""
+    """A password that was validated and hashed at the time of the request."""
 
 
 @transaction.atomic
 def user_create(
     *, username: str, actor: str, now: datetime, password: str = "", email: str = "", groups: Iterable[str] = ()
 ) -> User:
-    """A user who logs in with a password, or without one: who then comes by the identity provider only.
+    """Create a user who logs in with a password, or without one by the identity provider only.
 
     Raises:
-        InvalidInput: a name that nobody may have, a weak password, or an unknown group.
+        InvalidInput: an invalid name, a weak password, or an unknown group.
         Conflict: the name is taken.
     """
     user = _new_user(username, email, groups)
@@ -53,10 +53,10 @@ def user_create(
 def service_account_create(
     *, name: str, actor: str, now: datetime, description: str = "", groups: Iterable[str] = ()
 ) -> ServiceAccount:
-    """A user that is a program; give it a token next.
+    """Create a service account; create its token next.
 
     Raises:
-        InvalidInput: a name that nobody may have, or an unknown group.
+        InvalidInput: an invalid name, or an unknown group.
         Conflict: the name is taken, by a person or a program.
     """
     user = _new_user(name, "", groups)
@@ -79,8 +79,8 @@ def user_change(
     groups: Iterable[str] | None = None,
     description: str | None = None,
 ) -> User:
-    """Change what is given. A new password or a deactivation ends the user's sessions and tokens; a deactivation also
-    withdraws what the user requests and nobody approved yet.
+    """Change the given fields. A new password or a deactivation ends the user's sessions and tokens; a deactivation
+    also withdraws the user's pending requests.
 
     Raises:
         InvalidInput: a weak password, a password for a program, or an unknown group.
@@ -113,10 +113,10 @@ def user_change(
 
 @transaction.atomic
 def password_change(*, user: User, new: str, now: datetime) -> None:
-    """A user's own password; ends every session and token of theirs, so that whoever had the old one is out.
+    """Change a user's own password and end all the user's sessions and tokens.
 
     Raises:
-        InvalidInput: the new one is empty or weak.
+        InvalidInput: the new password is empty or weak.
     """
     if not new:
         raise InvalidInput(field="new", rule="required", message="the new password is empty")
@@ -128,7 +128,7 @@ def password_change(*, user: User, new: str, now: datetime) -> None:
 
 
 def groups_named(names: Iterable[str]) -> list[Group]:
-    """The groups of these names.
+    """Returns the groups of these names.
 
     Raises:
         InvalidInput: one does not exist, or has no role.
@@ -188,12 +188,12 @@ def _set_password(user: User, password: str) -> None:
 
 
 def require_an_admin() -> None:
-    """Part of a change: refuse it if it leaves no person who administers.
+    """Refuse a change that leaves no admin who is a person.
 
     Raises:
-        Conflict: taking the whole change back.
+        Conflict: rolls the whole change back.
     """
-    with connection.cursor() as cursor:  # else two admins could remove each other at the same time
+    with connection.cursor() as cursor:  # without it two admins could remove each other at the same time
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
     admin_users = User.objects.filter(admins(), service_account__isnull=True)
     if not admin_users.exists():
@@ -203,7 +203,7 @@ def require_an_admin() -> None:
 def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[User, bool]:
     """Make sure that the operator can log in: a superuser with this password, and one API token in a file.
 
-    Repeating it changes nothing while both still work: an unchanged password keeps sessions alive, a valid token stays.
+    Repeating it changes nothing while both work: an unchanged password keeps sessions, and a valid token stays.
     Returns the operator, and whether a new token was written to `token_file` (mode 0600).
 
     Raises:
@@ -239,7 +239,7 @@ def _token_works(token_file: Path, user: User, now: datetime) -> bool:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
+    """Write the file atomically, and never readable by other accounts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,8 +1,8 @@
 """A light client of Switchyard's ingresses, over httpx: several regions with failover, deadlines, serving classes,
 retries by `Retry-After`, hedged first tokens, near-real-time requests and their callbacks. Sync and async.
 
-It sends OpenAI's (or Anthropic's) own bodies and gives back what the engine said. A request of which a byte was
-answered is never sent again. Which region is tried when, `Failover` decides, which is pure.
+It sends bodies of OpenAI's or Anthropic's API and returns the engine's answers. A request is never sent again after a
+byte of its answer. `Failover` decides the order of regions; it is pure.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ ServingClass = Literal["realtime", "near_realtime", "batch"]
 T = TypeVar("T")
 
 CALLBACK_TOLERANCE_S: Final = 300.0
-"""How old a callback may be, so that one that was read on its way cannot be played back later."""
+"""Maximum age of a callback, against replays."""
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _ENDED = frozenset({"done", "failed", "expired", "cancelled"})
 _VERSIONED = re.compile(r"/v\d+/")
@@ -43,11 +43,11 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class SwitchyardError(Exception):
-    """The base of all that this client raises by itself."""
+    """Base class of this client's errors."""
 
 
 class NoAnswer(SwitchyardError):
-    """No region gave a byte of an answer; the text names the last attempt of each."""
+    """No region sent a byte of an answer; the text has the last attempt of each."""
 
 
 class DeadlineExceeded(SwitchyardError):
@@ -55,15 +55,15 @@ class DeadlineExceeded(SwitchyardError):
 
 
 class BrokenOff(SwitchyardError):
-    """An answer ended before its end. What came is good; the request was begun, so it was not sent again."""
+    """An answer was incomplete. The received part is valid; the request was not sent again, because it had started."""
 
 
 class BadCallback(SwitchyardError):
-    """A callback that the fleet did not send, or not now. Answer it with 400."""
+    """A callback that is not from the fleet or is too old. Respond with 400."""
 
 
 class ApiError(SwitchyardError):
-    """An answer that says no. `retry_after_s` None: to try again does not help, or nobody knows when."""
+    """A refusal. `retry_after_s` is None if a retry does not help or its time is unknown."""
 
     def __init__(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         try:
@@ -90,7 +90,7 @@ class Usage:
 
     @classmethod
     def of(cls, body: Body) -> "Usage | None":
-        """Of an answer or an event, by OpenAI's names or those of Responses and Anthropic; None: it says nothing."""
+        """Reads the usage of an answer or event of OpenAI's, Responses or Anthropic's API; None if it has none."""
         usage = body.get("usage") or (body.get("response") or body.get("message") or {}).get("usage")
         if not isinstance(usage, Mapping):
             return None
@@ -104,7 +104,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """One limit of a key, per minute. `reset_s`: seconds until all of it is there again."""
+    """One limit of a key, per minute. `reset_s`: seconds until all of it is available again."""
 
     limit: int
     remaining: int
@@ -112,7 +112,7 @@ class Budget:
 
     @classmethod
     def all_of(cls, headers: Mapping[str, str]) -> "dict[str, Budget]":
-        """Of `requests` and `tokens`, those that `x-ratelimit-*` names: the key has no other limits."""
+        """Reads the limits of `requests` and `tokens` in `x-ratelimit-*`; other limits are not set on the key."""
         found = {}
         for kind in ("requests", "tokens"):
             limit, left, reset = (
@@ -126,8 +126,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `headers` name who gave it (`X-Switchyard-Region`, `…-Cell`); `attempts`: how often it was
-    sent."""
+    """A complete answer. `headers` name region and cell (`X-Switchyard-Region`, `…-Cell`); `attempts`: number of
+    attempts."""
 
     json: dict[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -156,14 +156,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream. `name`: of its line `event`, empty in OpenAI's chats."""
+    """One event of a stream. `name`: from its line `event`, empty in OpenAI's chats."""
 
     name: str
     json: dict[str, Any]
 
     @property
     def text(self) -> str:
-        """The text that it adds to the first choice."""
+        """The text for the first choice."""
         for choice in self.json.get("choices") or ():
             return str((choice.get("delta") or choice).get("content") or choice.get("text") or "")
         delta = self.json.get("delta")
@@ -178,7 +178,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A near-real-time request as it last stood. `callback_secret`: shown once, when it is accepted."""
+    """The last known state of a near-real-time request. `callback_secret` is only in the response that accepts it."""
 
     id: str
     status: str
@@ -198,8 +198,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Bounds of one call. `longest_wait_s`: a `Retry-After` above it is not waited for. `rest_s`: how long a region
-    that failed is tried last."""
+    """Bounds of one call. `longest_wait_s`: maximum `Retry-After` to wait for. `rest_s`: how long a failed region is
+    tried last."""
 
     attempts: int = 5
     longest_wait_s: float = 30.0
@@ -207,16 +207,16 @@ class Retries:
 
 
 class CallOptions(TypedDict, total=False):
-    """Of one call. `deadline_s`: within how many seconds its answer is of use; the engine stops then. `headers` go with
-    it, such as `X-Switchyard-Class` for another class or `X-Session-Id`."""
+    """Options of one call. `deadline_s`: seconds after which the engine stops. `headers`: additional headers, such as
+    `X-Switchyard-Class` for another class or `X-Session-Id`."""
 
     deadline_s: float | None
     headers: Mapping[str, str]
 
 
 class SubmitOptions(TypedDict, total=False):
-    """Of a near-real-time request. `deadline_s`: until when its outcome is of use, 15 minutes by default. Without an
-    `idempotency_key` of yours it gets one, so that a repeated attempt never makes two of it."""
+    """Options of a near-real-time request. `deadline_s`: time limit of its outcome, 15 minutes by default. A default
+    `idempotency_key` prevents a retry from creating a second request."""
 
     deadline_s: float | None
     callback_url: str
@@ -224,9 +224,9 @@ class SubmitOptions(TypedDict, total=False):
 
 
 class ClientOptions(TypedDict, total=False):
-    """Of a client. `hedge_after_s`: if no first byte came by then, the next region is asked as well, and the first to
-    answer wins; absent: never. `trace`: gives headers for each attempt, such as `traceparent`. `connect_s` and
-    `silence_s`: the longest that a region may take to be reached, and say nothing; 5 and 600."""
+    """Options of a client. `hedge_after_s`: without a first byte by then, the next region is tried as well, and the
+    first answer wins; default: never. `trace`: returns headers for each attempt, such as `traceparent`. `connect_s` and
+    `silence_s`: maximum time to connect, and between bytes; 5 and 600."""
 
     api_key: str | None
     serving_class: ServingClass | None
@@ -240,15 +240,15 @@ class ClientOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Send it to the region of this index, in so many seconds."""
+    """Send the request to the region with this index, after `after_s`."""
 
     region: int
     wait_s: float = 0.0
 
 
 class Failover:
-    """Which region a call tries next. The first is home; one that failed comes last for a while, for all calls of a
-    client, and twice as long if it fails again. Time is an argument, in seconds of one clock."""
+    """Decides which region a call tries next. The first is home. A failed region comes last for a while, for all calls
+    of the client, and twice as long if it fails again. Time is an argument, in seconds of one clock."""
 
     def __init__(self, regions: int, retries: Retries) -> None:
         self._retries = retries
@@ -256,27 +256,28 @@ class Failover:
         self._failures = [0] * regions
 
     def order(self, now: float) -> list[int]:
-        """All regions: those that do not rest as they were given, then the others, the longest rested first."""
+        """Returns all regions: available ones in the given order, then failed ones, the earliest failure first."""
         return sorted(range(len(self._rests_until)), key=lambda each: (max(0.0, self._rests_until[each] - now), each))
 
     def answered(self, region: int) -> None:
         self._rests_until[region] = self._failures[region] = 0
 
     def failed(self, region: int, now: float) -> None:
-        """It gave no byte of an answer."""
+        """Marks a region that sent no byte of an answer as failed."""
         rest_s = self._retries.rest_s * 2 ** self._failures[region]
         self._failures[region] += rest_s < self._retries.longest_wait_s
         self._rests_until[region] = now + rest_s
 
     def after_silence(self, tried: Sequence[int], now: float) -> Attempt | None:
-        """Another region at once; if all were tried, one of them again after a moment. None: give up."""
+        """Returns another region immediately, or an earlier one after a pause if all were tried. Returns None to give
+        up."""
         return self._next(tried, now, pause_s=0.1 * 2 ** len(tried))
 
     def after_refusal(
         self, tried: Sequence[int], region: int, status: int, retry_after_s: float | None, now: float
     ) -> Attempt | None:
-        """A region said no. Only who says when to come back is asked again: the same region later if the key has used
-        its limit (429), else another one at once. None: give up."""
+        """Returns the next try after a refusal. Only refusals with `Retry-After` are retried: in the same region later
+        if the key has used its limit (429), else in another one immediately. Returns None to give up."""
         if retry_after_s is None:
             return None
         if status == httpx.codes.TOO_MANY_REQUESTS:
@@ -325,11 +326,12 @@ class AsyncSwitchyard:
         await self._http.aclose()
 
     async def post(self, path: str, body: Body, **options: Unpack[CallOptions]) -> Answer:
-        """Send a body and wait for its whole answer. `path` is any of docs/api-applications.md; `/v1` may be left out.
+        """Send a body and wait for the complete answer. `path` is any of docs/api-applications.md; `/v1` may be
+        omitted.
 
         Raises:
-            ApiError: it was refused, and trying again did not help. NoAnswer: nobody answered. DeadlineExceeded.
-            BrokenOff: the answer did.
+            ApiError: refused, also after retries. NoAnswer: no region answered. DeadlineExceeded. BrokenOff: the answer
+            was incomplete.
         """
         call = _Call("POST", path, body, **options)
         return Answer(*await self._whole(call), attempts=len(call.tried))
@@ -341,7 +343,7 @@ class AsyncSwitchyard:
         """Send a body with `"stream": true` and read its events. Leaving the block early ends generation.
 
         Raises:
-            As `post`; while events are read also ApiError, for an error inside of the stream.
+            As `post`; also ApiError while events are read, for an error in the stream.
         """
         call = _Call("POST", path, {**body, "stream": True}, **options)
         async with call.within_deadline():
@@ -352,7 +354,7 @@ class AsyncSwitchyard:
     async def chat(
         self, model: str, messages: Sequence[Body] | str, *, deadline_s: float | None = None, **options: Any
     ) -> Answer:
-        """`POST /chat/completions` with these members; a text is one message of a user."""
+        """`POST /chat/completions` with these members; a string is one user message."""
         return await self.post("/chat/completions", _chat(model, messages, options), deadline_s=deadline_s)
 
     def stream_chat(
@@ -367,7 +369,7 @@ class AsyncSwitchyard:
         return list(said["data"])
 
     async def submit(self, path: str, body: Body, **options: Unpack[SubmitOptions]) -> Pending:
-        """Hand in a near-real-time request for `/chat/completions` or `/completions`."""
+        """Submit a near-real-time request for `/chat/completions` or `/completions`."""
         headers = {"idempotency-key": options.get("idempotency_key") or uuid.uuid4().hex}
         headers |= (
             {"x-switchyard-deadline-ms": str(round(limit * 1000))} if (limit := options.get("deadline_s")) else {}
@@ -376,7 +378,7 @@ class AsyncSwitchyard:
         return await self._pending(_Call("POST", f"/async{path.removeprefix('/v1')}", body, headers=headers))
 
     async def retrieve(self, request: Pending | str) -> Pending:
-        """How a near-real-time request stands. Every region of a fleet knows it."""
+        """Get the state of a near-real-time request, from any region of the fleet."""
         return await self._pending(_Call("GET", f"/async/{_id(request)}"))
 
     async def cancel(self, request: Pending | str) -> Pending:
@@ -384,10 +386,10 @@ class AsyncSwitchyard:
         return await self._pending(_Call("DELETE", f"/async/{_id(request)}"))
 
     async def wait(self, request: Pending | str, *, timeout_s: float = 900.0, poll_s: float = 0.5) -> Pending:
-        """Ask until it has ended, each time after half as long again, 10 s at most.
+        """Poll until the request has ended, with intervals that grow by half up to 10 s.
 
         Raises:
-            DeadlineExceeded: it has not ended by then; it goes on.
+            DeadlineExceeded: it has not ended by then, and continues.
         """
         ends_at = time.monotonic() + timeout_s
         while not (found := await self.retrieve(request)).has_ended:
@@ -431,7 +433,7 @@ class AsyncSwitchyard:
         raise failure or NoAnswer("no attempt was made")
 
     async def _hedged(self, call: "_Call", region: int) -> httpx.Response:
-        """The answer of a region, or of the next one if that is asked, too, and is faster."""
+        """Returns the answer of a region, or of the next one if that is also tried and is faster."""
         others = [each for each in self._failover.order(time.monotonic()) if each not in {region, *call.tried}]
         if self._hedge_after_s is None or not others or call.method != "POST":
             return await self._once(call, region)
@@ -468,7 +470,7 @@ class AsyncSwitchyard:
 
 
 class _Call:
-    """One call and what became of its attempts, all of which carry one request id."""
+    """One call and its attempts, which share one request id."""
 
     def __init__(
         self,
@@ -502,7 +504,7 @@ class _Call:
             raise DeadlineExceeded(f"{self.path} was not answered within {self._deadline_s:g} s") from error
 
     def headers(self) -> dict[str, str]:
-        """Of the next attempt: its deadline is what is left."""
+        """Returns the headers of the next attempt, with the remaining deadline."""
         if self._ends_at is None:
             return self._headers
         left_ms = max(1, round((self._ends_at - time.monotonic()) * 1000))
@@ -511,7 +513,7 @@ class _Call:
 
 class Switchyard:
     """The same for code without an event loop, with the options of `AsyncSwitchyard`. Calls run on a loop in a thread
-    of this client, so threads may share it; after a fork the child gets a thread and connections of its own."""
+    of this client, so threads may share it. After a fork the child gets its own thread and connections."""
 
     def __init__(self, regions: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         self._regions, self._options = regions, options
@@ -563,7 +565,7 @@ class Switchyard:
 
     @contextmanager
     def _reading(self, opening: AbstractAsyncContextManager[AsyncIterator[Event]]) -> Iterator[Iterator[Event]]:
-        """One task opens a stream, reads and closes it, because its deadline belongs to that task."""
+        """One task opens, reads and closes a stream, because its deadline belongs to that task."""
         passed: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=64)
 
         async def read() -> None:
@@ -607,24 +609,24 @@ class Switchyard:
         try:
             return running.result()
         except BaseException:
-            running.cancel()  # Ctrl-C ends the request, too
+            running.cancel()  # Ctrl-C also ends the request
             raise
 
 
 def verify_callback(body: bytes, headers: Mapping[str, str], secret: str, *, now: float | None = None) -> Pending:
-    """The request that a callback says has ended, if it is the fleet's and not old; its answer is for `retrieve`.
-    `body` as it came, `secret` that of `submit`, `now` in seconds since 1970.
+    """Returns the ended request of a callback; `retrieve` has its answer. `body` is the raw body, `secret` the one of
+    `submit`, `now` Unix time.
 
     Raises:
-        BadCallback: it is not.
+        BadCallback: not from the fleet, or too old.
     """
     said = {name.lower(): text for name, text in headers.items()}
     stamp = said.get("x-switchyard-timestamp", "")
     if re.fullmatch(r"[0-9]{1,15}", stamp) is None:
-        raise BadCallback("X-Switchyard-Timestamp is missing, or no whole number of seconds")
+        raise BadCallback("X-Switchyard-Timestamp is missing or not a whole number of seconds")
     right = "sha256=" + hmac.new(secret.encode(), f"{stamp}.".encode() + body, "sha256").hexdigest()
     if not hmac.compare_digest(right.encode(), said.get("x-switchyard-signature", "").encode()):
-        raise BadCallback("X-Switchyard-Signature does not fit the body, the time and this secret")
+        raise BadCallback("X-Switchyard-Signature does not match the body, the time and this secret")
     age_s = (time.time() if now is None else now) - int(stamp)
     if abs(age_s) > CALLBACK_TOLERANCE_S:
         raise BadCallback(f"it was signed {age_s:.0f} s ago; at most {CALLBACK_TOLERANCE_S:.0f} s are accepted")
@@ -639,7 +641,7 @@ class _SseParser:
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
-        """The events that are whole now: name and data."""
+        """Returns the complete events: name and data."""
         text = self._rest + piece
         kept = b"\r" if text.endswith(b"\r") else b""  # a LF may follow
         text = text.removesuffix(kept).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -685,7 +687,7 @@ def _object(content: bytes, response: httpx.Response) -> dict[str, Any]:
 
 
 async def _refusal(response: httpx.Response) -> ApiError:
-    """An error with its body, as far as that comes."""
+    """Returns an error with as much of its body as arrives."""
     try:
         body = await response.aread()
     except httpx.TransportError:
@@ -702,7 +704,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _url(region: str, path: str) -> str:
-    """Where a path is served: below the base URL of a region, unless it has a version or needs none."""
+    """Returns the URL of a path: below the base URL of a region, unless it has a version or needs none."""
     origin = region.removesuffix("/v1")
     bare = path.partition("?")[0]
     return (origin if _VERSIONED.match(path) or bare in _UNVERSIONED else region) + path
@@ -722,7 +724,7 @@ def _is_good(task: "asyncio.Task[httpx.Response]") -> bool:
 
 
 async def _abandon(tasks: "set[asyncio.Task[httpx.Response]]") -> None:
-    """End attempts that lost: their engines stop once the connection is closed."""
+    """Cancel the losing attempts: their engines stop when the connection is closed."""
     for task in tasks:
         task.cancel()
     for ended in await asyncio.gather(*tasks, return_exceptions=True):

@@ -155,7 +155,7 @@ class ConventionsSchema(AutoSchema):
         elif detail and self.method != "GET":
             required = action in view.needs_if_match
             parameters.append(
-                _header_parameter("If-Match", "The ETag of what you looked at: 412 if it is another now.", required)
+                _header_parameter("If-Match", "The ETag of the object that you read: 412 if it has changed.", required)
             )
         if self.method == "POST":
             description = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."

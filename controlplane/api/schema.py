@@ -76,12 +76,12 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("The body is too large.", "The body may have at most 262144 bytes."),
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: ("The body is not JSON.", 'Unsupported media type "text/plain" in request.'),
     HTTPStatus.UNPROCESSABLE_ENTITY: (
-        "The `Idempotency-Key` came with another request before.",
-        "this Idempotency-Key came with another request before; every request needs its own",
+        "The `Idempotency-Key` was used for another request.",
+        "this Idempotency-Key was used for another request; every request needs its own",
     ),
     HTTPStatus.PRECONDITION_REQUIRED: (
         "This needs `If-Match`.",
-        "this needs If-Match with the ETag of what you looked at, or `*`",
+        "this needs If-Match with the ETag of the object that you read, or `*`",
     ),
     HTTPStatus.TOO_MANY_REQUESTS: (
         "Too many requests in this minute; `Retry-After` says when the next one begins.",

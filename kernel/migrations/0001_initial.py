@@ -12,7 +12,7 @@ _LOOPS = (
 
 
 def _begin_passes(apps, schema_editor):
-    """Starts the age of every control loop at zero, so that a process that never starts is missed."""
+    """Starts the age of every control loop at zero, so that a process that never starts is detected."""
     with schema_editor.connection.cursor() as cursor:
         for loop in _LOOPS:
             cursor.execute(

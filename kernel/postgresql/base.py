@@ -1,9 +1,11 @@
-"""PostgreSQL with standbys: of the hosts that `DATABASE_URL` names, the one that takes writes.
+"""PostgreSQL with standbys: connects to the host of `DATABASE_URL` that takes writes.
 
-Three things differ from Django's own backend. A host that is off the network answers nobody, and so each new connection
-would first wait for it: the host that answered last is asked first. And a commit that gave up its wait for the standby
-is no success: PostgreSQL only warns, though what it committed is lost if the standby is promoted. And a connection that
-was used a moment ago is not asked whether it works: of all that an idle control plane asked, every fifth was that.
+It differs from Django's backend in three ways:
+
+- The host that answered last is tried first, because each new connection would wait for an unreachable host.
+- A commit that stopped waiting for the standby fails. PostgreSQL only warns, but the commit is lost if the standby is
+  promoted.
+- A recently used connection is not tested, which was every fifth query of an idle control plane.
 """
 
 import select
@@ -15,9 +17,9 @@ import psycopg
 from django.db.backends.postgresql import base
 
 WAITS_FOR_STANDBY = "SyncRepWaitForLSN"
-"""The function of PostgreSQL that warns; its text differs by language."""
+"""PostgreSQL's function that warns; the text depends on the language."""
 FRESH_S = 5.0
-"""So long after its last exchange a connection is believed to work, unless its server has hung up."""
+"""For this long after its last exchange a connection counts as working, unless the server has closed it."""
 
 
 class PrimaryConnection(psycopg.Connection[Any]):
@@ -31,17 +33,17 @@ class PrimaryConnection(psycopg.Connection[Any]):
 
     @classmethod
     def connect(cls, conninfo: str = "", **parameters: Any) -> Self:
-        """As psycopg does it, the host first that answered last."""
+        """As psycopg, but tries the host first that answered last."""
         connection = super().connect(conninfo, **in_order(parameters, cls.answered))
         cls.answered = connection.info.host, str(connection.info.port)
         connection.add_notice_handler(connection._note_warning)
         return connection
 
     def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
-        """Every exchange with the server passes here.
+        """Every exchange with the server uses this method.
 
         Raises:
-            OperationalError: what was committed may be on this server only.
+            OperationalError: the commit may be on this server only.
         """
         result = super().wait(gen, *arguments, **named)
         self.exchanged_s = monotonic()
@@ -52,7 +54,7 @@ class PrimaryConnection(psycopg.Connection[Any]):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it worked a moment ago and has nothing to read, as the end of a server that went away would be."""
+        """Whether it worked moments ago and has nothing to read, such as the end of a closed connection."""
         if self.closed or monotonic() - self.exchanged_s > FRESH_S:
             return False
         waiting = select.poll()
@@ -65,7 +67,7 @@ class PrimaryConnection(psycopg.Connection[Any]):
 
 
 def in_order(parameters: Mapping[str, Any], first: tuple[str, str]) -> dict[str, Any]:
-    """libpq's parameters with one of several hosts in front; unchanged if it is none of them."""
+    """Returns libpq's parameters with this host first; unchanged if it is not one of them."""
     hosts, ports = str(parameters.get("host", "")).split(","), str(parameters.get("port", "")).split(",")
     places = list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=True))
     if len(places) < 2 or first not in places:
@@ -75,7 +77,7 @@ def in_order(parameters: Mapping[str, Any], first: tuple[str, str]) -> dict[str,
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Django's, with connections of ours, alone or in a pool."""
+    """Django's backend with these connections, with or without a pool."""
 
     def __init__(self, settings_dict: dict[str, Any], *arguments: Any, **named: Any) -> None:
         if pool := settings_dict["OPTIONS"].get("pool"):
@@ -83,12 +85,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
         super().__init__(settings_dict, *arguments, **named)
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """One from the pool or, without one, a new one."""
+        """Returns a connection from the pool or a new one."""
         if self.pool:
             return super().get_new_connection(conn_params)
         self.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return PrimaryConnection.connect(**conn_params)
 
     def is_usable(self) -> bool:
-        """As Django's, without asking a connection that worked a moment ago."""
+        """As Django's, without a test of a connection that worked moments ago."""
         return (isinstance(self.connection, PrimaryConnection) and self.connection.is_fresh) or super().is_usable()

@@ -1,9 +1,9 @@
-"""Which things changed after a revision. A revision is what PostgreSQL calls a snapshot: which transactions were over.
+"""Lists the objects that changed after a revision. A revision is a PostgreSQL snapshot, the set of ended transactions.
 
-Triggers note every change of a watched table with the id of its transaction (kernel.change_triggers). Sequences
-would lose changes here: numbers are drawn in one order and commit in another, so a reader that has seen 7 may never see
-6. A snapshot names the transactions that were still open, and what they commit later is "not visible in it", however
-late: nothing is missed, nothing waits for a slow transaction, and what was rolled back never was.
+Triggers record every change of a watched table with the id of its transaction (kernel.change_triggers). Sequences would
+lose changes: numbers commit in another order than they are drawn, so a reader of 7 may never see 6. A snapshot names
+the transactions that were still open, and their later commits are not visible in it. So readers get
+every committed change, without waiting for slow transactions.
 """
 
 import re
@@ -50,13 +50,13 @@ class RevisionGone(Refused):
 
 
 BEGINNING = "r0"
-"""Asks for everything, and for the revision at which that was so."""
+"""Requests all objects with their revision."""
 FORM = r"r0|r[1-9][0-9]{0,17}-[1-9][0-9]{0,17}-(?:[1-9][0-9]{0,17}(?:\.[1-9][0-9]{0,17})*)?"
 DEFAULT_WATCH_TIMEOUT_S = 30
 MAX_WATCH_TIMEOUT_S = 60
-"""How long a watch waits for a change, by itself and at most; proxies cut what is silent for longer."""
+"""Default and maximum wait of a watch; proxies cut longer silent connections."""
 MOST = 1000
-"""Things that one answer tells of; whoever missed more reads the list again."""
+"""Maximum number of objects in one answer; after more changes the reader lists all again."""
 
 _CHANGED = """
 WITH asked AS (SELECT %(since)s::pg_snapshot AS since)
@@ -86,14 +86,14 @@ SELECT pg_current_snapshot()::text,
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed until `revision`: primary key (as text) of the row -> its key in the API, "" if not known."""
+    """Changes until `revision`: primary key of the row as text -> its key in the API, or "" if unknown."""
 
     revision: str
     things: dict[str, str]
 
 
 def is_revision(text: str) -> bool:
-    """Whether it reads like one of ours: PostgreSQL takes only transactions that grow, from the first open one on."""
+    """Whether a text is a valid revision: PostgreSQL accepts only ascending transactions from the first open one on."""
     if not re.fullmatch(FORM, text):
         return False
     if text == BEGINNING:
@@ -104,17 +104,17 @@ def is_revision(text: str) -> bool:
 
 
 def revision_now() -> str:
-    """The present revision. What is read after this call may be newer, and is then listed again."""
+    """Returns the current revision. Rows that are read after this call may be newer; they are listed again."""
     with connection.cursor() as cursor:
         cursor.execute(_NOW)
         return as_revision(cursor.fetchone()[0])
 
 
 def changes_since(kind: str, revision: str) -> Changes:
-    """What changed of a kind.
+    """Returns the changes of a kind.
 
     Raises:
-        RevisionGone: changes since then are no longer known, or were too many: read the list again.
+        RevisionGone: the changes since then were deleted or are too many; read the list again.
     """
     since, now = as_snapshot(revision), revision_now()
     with connection.cursor() as cursor:
@@ -132,7 +132,7 @@ def changes_since(kind: str, revision: str) -> Changes:
 
 
 def changes_trim(before: datetime) -> None:
-    """Forget changes from before a time, and that they are forgotten."""
+    """Delete changes before a time, and record up to which transaction."""
     with connection.cursor() as cursor:
         cursor.execute(_TRIM, {"before": before})
 

@@ -1,8 +1,7 @@
-"""`Idempotency-Key`: a POST that is sent again does its work once. The answer lives in PostgreSQL, beside the work.
+"""`Idempotency-Key`: a repeated POST does its work once and gets the stored answer.
 
-Key, work and stored answer are one transaction: after a crash either all of it is there or nothing. Only successes are
-stored, because what was refused changed nothing and may be tried again with the same key. Answers that show a secret
-are never stored: a repetition learns that it was done, and where to look.
+Key, work and stored answer are one transaction. Only successes are stored: a refused request changed nothing and may be
+repeated with the same key. Answers with a secret are not stored: a repetition gets the message that the work was done.
 """
 
 import json
@@ -26,12 +25,12 @@ LONGEST = 255
 _SALT = "kernel.rest.idempotency"
 _FORM = re.compile(r"[\x21-\x7e]{1,255}")
 _SECRET = re.compile(rb"sw_[0-9a-f]{8}_[0-9a-f]{40,}")
-"""The form of all secrets that are shown once (kernel.secrets)."""
+"""The form of secrets that are shown once (kernel.secrets)."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotentRequest:
-    """Who sent which key with what. `fingerprint` digests method, path, parameters and body."""
+    """A caller's key with its request. `fingerprint` is a digest of method, path, parameters and body."""
 
     caller: str
     key: str
@@ -45,19 +44,19 @@ class StoredResponse:
 
 
 def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
-    """Digest of what a request asks for; the order of its fields makes no difference.
+    """Returns a digest of a request, independent of the order of its fields.
 
-    It is keyed: a body may hold a password, which a plain digest would give away to whoever reads the table.
+    It is keyed, because a body may have a password, which readers of the table could guess from a plain digest.
     """
     content = json.dumps([method, path, query, body], sort_keys=True, default=str)
     return salted_hmac(_SALT, content.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
 
 
 def validated_key(key: str) -> str:
-    """The key itself.
+    """Validates a key.
 
     Raises:
-        InvalidInput: it is empty, too long, or has other than visible ASCII characters.
+        InvalidInput: empty, too long, or with other than visible ASCII characters.
     """
     if not _FORM.fullmatch(key):
         message = f"must be 1 to {LONGEST} visible ASCII characters without spaces, such as a UUID"
@@ -68,13 +67,13 @@ def validated_key(key: str) -> str:
 def respond_once(
     request: IdempotentRequest, act: Callable[[], StoredResponse], *, secret: bool, now: datetime
 ) -> tuple[StoredResponse, datetime | None]:
-    """Do the work, or repeat the answer of when it was done, and say when that was.
+    """Do the work, or return the stored answer and its time.
 
-    `secret`: the answer shows something that nobody may read again.
+    `secret`: the answer has a secret and must not be stored.
 
     Raises:
-        InProgress: a request with this key is being worked on, or its answer cannot be shown again.
-        KeyUsedOtherwise: the key came with another request before.
+        InProgress: a request with this key is in progress, or its answer cannot be repeated.
+        KeyUsedOtherwise: the key was used for another request.
     """
     with transaction.atomic():
         if not _alone(request):
@@ -98,7 +97,7 @@ def respond_once(
 
 
 def _alone(request: IdempotentRequest) -> bool:
-    """Until the end of the transaction; a crash ends it too."""
+    """Takes a lock until the end of the transaction."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"{request.caller}\n{request.key}"]
@@ -108,7 +107,7 @@ def _alone(request: IdempotentRequest) -> bool:
 
 def _repeated(stored: IdempotentAnswer, request: IdempotentRequest) -> StoredResponse:
     if stored.fingerprint != request.fingerprint:
-        raise KeyUsedOtherwise("this Idempotency-Key came with another request before; every request needs its own")
+        raise KeyUsedOtherwise("this Idempotency-Key was used for another request; every request needs its own")
     if stored.body is None:
         raise InProgress(
             f"this was done at {stored.created_at:%Y-%m-%d %H:%M:%S} UTC; the answer showed a secret, once, and is not "

@@ -1,5 +1,4 @@
-"""What requests that change something may carry, and who sent them. A field that nobody knows is refused, never
-ignored."""
+"""Base serializers of requests that change something. Unknown fields are refused."""
 
 from typing import Any
 
@@ -12,12 +11,12 @@ _LONGEST_ACTOR = Event._meta.get_field("actor").max_length
 
 
 def actor_of(request: Request) -> str:
-    """The caller, as event rows name them: the user's name, cut to what an event row holds."""
+    """Returns the caller's user name, cut to the length of event rows."""
     return request.user.get_username()[:_LONGEST_ACTOR]
 
 
 class StrictSerializer(serializers.Serializer[Any]):
-    """Refuses unknown fields, so that a misspelt one does not look like success."""
+    """Refuses unknown fields, so that a misspelt one is not ignored."""
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict) and (unknown := sorted(set(map(str, data)) - set(self.fields))):
@@ -29,7 +28,7 @@ class StrictSerializer(serializers.Serializer[Any]):
 
 
 class WhySerializer(StrictSerializer):
-    """An action's reason in the operator's own words."""
+    """An action's reason in the operator's words."""
 
     why = serializers.CharField(
         required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."

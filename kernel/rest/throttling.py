@@ -1,6 +1,6 @@
 """Requests per caller and minute, counted in Valkey, shown in `RateLimit-*` headers, refused with 429 above the limit.
 
-While Valkey is away nobody is counted and nobody refused: a limit protects us from accidents, it is no guard.
+Without Valkey no request is counted or refused: the limit protects against accidents, not attacks.
 """
 
 import functools
@@ -18,22 +18,22 @@ from rest_framework.throttling import BaseThrottle
 from kernel.addresses import client_network
 from kernel.circuit_breaker import CircuitBreaker
 
-if TYPE_CHECKING:  # it loads this module, by its name in the settings
+if TYPE_CHECKING:  # it loads this module by its name in the settings
     from rest_framework.views import APIView
 
 WINDOW_S = 60
 REPLY_LIMIT_S = 0.2
-"""A server in reach needs well below a millisecond."""
+"""A reachable server needs well below a millisecond."""
 COUNTS = CircuitBreaker(pause_s=2.0)
 WATCH_RETRY = "switchyard.watch_retry"
-"""In the ASGI scope of a watch that is repeated: it was counted when it came (controlplane.api.watch_middleware)."""
+"""In the ASGI scope of a repeated watch, which was counted at its start (controlplane.api.watch_middleware)."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RateStatus:
-    """Where a caller stands in this minute. `limit` requests per window; `reset_s` until the next one begins."""
+    """A caller's count in this minute. `limit` requests per window; `reset_s` until the next window."""
 
     limit: int
     count: int
@@ -50,7 +50,7 @@ class RateStatus:
 
 
 def count_request(kind: str, caller: str, limit: int) -> RateStatus | None:
-    """Count one request. None: there is no limit, or nothing can be counted now."""
+    """Count one request. Returns None without a limit or without Valkey."""
     if limit <= 0 or COUNTS.is_open:
         return None
     window, passed_s = divmod(time.time(), WINDOW_S)
@@ -75,7 +75,7 @@ def _server() -> Any:
 
 
 class CallerRateThrottle(BaseThrottle):
-    """DRF's hook: reads and writes of a known caller are counted apart; anonymous ones by their address."""
+    """DRF's hook: counts reads and writes of a known caller separately, and anonymous requests by address."""
 
     _status: RateStatus | None = None
 
@@ -101,6 +101,6 @@ def _bucket(request: Request) -> tuple[str, str, int]:
 
 
 def rate_headers(request: Request) -> dict[str, str]:
-    """Where the caller stands, if it was counted."""
+    """Returns the caller's rate headers if it was counted."""
     status: RateStatus | None = getattr(request._request, "rate_status", None)
     return status.headers if status else {}

@@ -1,12 +1,12 @@
-"""The view sets that all others inherit. They hold what the API promises of every resource; a view set only declares:
+"""Base classes of all view sets, with the conventions of the API. A view set only declares:
 
-- `page_order`: the unique field by which its list comes; `ordering_fields`: columns for `?ordering=`,
-- `watch_kind`: under which name triggers note its changes, for `?since=` (kernel.change_triggers),
-- `columns`: what `switchyard get` shows of it (`controlplane.cli.resources.column_of`); empty: its first plain fields,
+- `page_order`: the unique field that orders its list; `ordering_fields`: columns for `?ordering=`,
+- `watch_kind`: the name of its recorded changes, for `?since=` (kernel.change_triggers),
+- `columns`: columns of `switchyard get` (`controlplane.cli.resources.column_of`); default: its first plain fields,
 - `aliases`: short names of the list on the command line,
-- `row_key`: the field that names a row, where it is not `lookup_field`,
-- `measured`: fields that say only what was measured, which `If-Match` passes over,
-- `shown_once`: actions whose answer holds a secret, which is never stored for a repetition,
+- `row_key`: the field that names a row, if not `lookup_field`,
+- `measured`: fields with measurements, which `If-Match` ignores,
+- `shown_once`: actions whose answer has a secret and is not stored for a repetition,
 - `needs_if_match`: actions that are refused without `If-Match`.
 """
 
@@ -40,23 +40,23 @@ from kernel.rest.changes import (
 from kernel.rest.throttling import rate_headers
 
 SHOWN = frozenset({"retrieve", "partial_update", "update"})
-"""Actions whose answer is the object itself, as it is read."""
+"""Actions whose answer is the object itself."""
 _HALF = 20
 """Hexadecimal digits: 80 bits, far beyond chance."""
 
 
 def etag_of(representation: Any, measured: Set[str] = frozenset()) -> str:
-    """The tag, in its quotes. `measured`: names of fields, at any depth, that only say what was measured."""
+    """Returns the quoted tag. `measured`: names of fields with measurements, at any depth."""
     return f'"{_digest(_without(representation, measured))}-{_digest(representation)}"'
 
 
 def is_named(present: str, header: str) -> bool:
-    """`If-None-Match`: whether the header names this very representation. Weak comparison, as RFC 9110 has it."""
+    """`If-None-Match`: whether the header names this representation, by weak comparison (RFC 9110)."""
     return header.strip() == "*" or present in (tag.removeprefix("W/") for tag in _tags(header))
 
 
 def permits(present: str, header: str) -> bool:
-    """`If-Match`: whether a write may go on. Weak tags never match."""
+    """`If-Match`: whether a write may proceed. Weak tags never match."""
     return header.strip() == "*" or _state(present) in map(_state, _tags(header))
 
 
@@ -87,7 +87,7 @@ UNCHANGED = "Switchyard-Unchanged"
 
 
 class Conventions(APIView):
-    """What holds for every view of the API, with a list or without."""
+    """The conventions of every view of the API."""
 
     action: str
     detail: bool
@@ -99,7 +99,7 @@ class Conventions(APIView):
         try:
             super().initial(request, *args, **kwargs)
         except (NotAuthenticated, AuthenticationFailed):
-            self.check_throttles(request)  # strangers are counted too, by their address
+            self.check_throttles(request)  # anonymous requests are counted by address
             raise
         method = str(request.method).lower()
         if method in {"post", "put", "patch", "delete"} and hasattr(self, method):
@@ -112,7 +112,7 @@ class Conventions(APIView):
         return self._tagged(request, finished)
 
     def _guarded(self, handler: Handler, request: Request, *args: Any, **kwargs: Any) -> Response:
-        """Do what a request asks under its conditions, and once."""
+        """Run the handler once, if the request's conditions hold."""
         required = self.action in self.needs_if_match
         if not required and "If-Match" not in request.headers and self._key(request) is None:
             return handler(request, *args, **kwargs)
@@ -145,10 +145,10 @@ class Conventions(APIView):
         return Response(json.loads(answer.body), status=answer.status, headers=headers)
 
     def _check_conditions(self, request: Request, required: bool) -> None:
-        """`If-Match` against the object as it is now; its row is locked, so that it stays so until the write."""
+        """Compares `If-Match` with the current object, whose row is locked until the write."""
         given = request.headers.get("If-Match")
         if given is None and required:
-            raise PreconditionRequired("this needs If-Match with the ETag of what you looked at, or `*`")
+            raise PreconditionRequired("this needs If-Match with the ETag of the object that you read, or `*`")
         if given is None or not self.detail or not isinstance(self, GenericAPIView):
             return
         instance = self.get_object()
@@ -173,7 +173,7 @@ class Conventions(APIView):
 
 
 class Listed(Conventions):
-    """What holds for every list: an order that is declared, and changes since a revision."""
+    """The conventions of every list: a declared order, and changes since a revision."""
 
     page_order: ClassVar[str] = "pk"
     ordering_fields: ClassVar[Sequence[str]] = ()
@@ -183,11 +183,11 @@ class Listed(Conventions):
     row_key: ClassVar[str] = ""
 
     def watch_key(self, row: Any) -> str:
-        """What the API calls a row."""
+        """Returns the key of a row in the API."""
         return str(getattr(row, str(getattr(self, "lookup_field", "pk"))))
 
     def changes(self, request: Request, since: str) -> Response:
-        """What `?since=` answers: as lists are, with `gone` and the `revision` to go on from."""
+        """Answers `?since=`: a list with `gone` and the next `revision`."""
         view: Any = self
         if since == BEGINNING:
             revision = revision_now()
@@ -220,16 +220,16 @@ def _patience_s(request: Request) -> int:
 
 
 class ViewSet(Conventions, viewsets.ViewSet):
-    """Of actions without rows."""
+    """Actions without rows."""
 
 
 class GenericViewSet(Conventions, viewsets.GenericViewSet[Row]):
-    """Of rows; mix in what it shows."""
+    """Rows, with the mixed-in actions."""
 
 
 class ListModelMixin(Listed, mixins.ListModelMixin):
-    """A list with all that lists promise."""
+    """A list with the conventions of lists."""
 
 
 class ReadOnlyModelViewSet(Listed, viewsets.ReadOnlyModelViewSet[Row]):
-    """A list and single objects; add actions that change them."""
+    """A list and single objects, without changes."""

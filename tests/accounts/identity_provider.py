@@ -1,6 +1,6 @@
 """A small OpenID provider on loopback: discovery, authorization code with PKCE, signed ID tokens, user info.
 
-Every user is logged in at once with `claims`; `spoil` changes what its ID tokens say.
+Every user is logged in immediately with `claims`; `spoil` changes the ID tokens.
 """
 
 import base64
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(encoded)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: the tests say what went wrong."""
+        """Silent, because the tests report errors."""
 
 
 def _flat(query: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def _flat(query: str) -> dict[str, str]:
 
 @contextmanager
 def identity_provider() -> Iterator[IdentityProvider]:
-    """Runs one in a thread of its own."""
+    """Runs a provider in a separate thread."""
     handler = type("_Own", (_Handler,), {})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     known = IdentityProvider(f"http://127.0.0.1:{server.server_address[1]}")

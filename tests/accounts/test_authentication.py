@@ -1,4 +1,4 @@
-"""Bearer tokens: who gets in, and what the others are told."""
+"""Bearer tokens: which ones are accepted, and the errors of the others."""
 
 from datetime import timedelta
 

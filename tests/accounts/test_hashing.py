@@ -20,7 +20,7 @@ PASSWORD = "correct horse"
 
 @pytest.fixture
 def crowd() -> Iterator[None]:
-    """Strangers hash in every slot that is theirs."""
+    """Unknown browsers use every slot that is open to them."""
     contexts = [(Context(), hash_slot()) for _ in range(STRANGERS_SLOTS)]
     for context, slot in contexts:
         context.run(slot.__enter__)

@@ -1,4 +1,4 @@
-"""What users may be called: nothing that reads as somebody else, in any column."""
+"""User names: none can be confused with another one, in any column."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a user may do, from groups and grants."""
+"""A user's access, from groups and grants."""
 
 import pytest
 from django.contrib.auth.models import AnonymousUser, Group, User

@@ -27,7 +27,7 @@ def write(count: int) -> None:
 
 
 def behind_its_back(sql: str) -> None:
-    """As somebody does who owns the database."""
+    """Runs a statement as the database's owner."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE audit_auditrecord DISABLE TRIGGER USER")
         cursor.execute(sql)

@@ -1,4 +1,4 @@
-"""Several at once: records stand one after another, and nobody waits in a circle."""
+"""Concurrent writers: records form one chain, without deadlocks."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

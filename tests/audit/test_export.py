@@ -1,4 +1,4 @@
-"""Exported records arrive whole, prove themselves, and go on from where they stopped."""
+"""Exported records are complete and verifiable, and the export continues where it stopped."""
 
 import json
 import socket
@@ -64,7 +64,7 @@ def test_a_chain_that_was_rewritten_whole_does_not_match_what_was_exported(tmp_p
     write(1)
     output = StringIO()
     call_command("audit_verify", stdout=output)
-    assert "record 3 is the one that was kept" in output.getvalue()
+    assert "record 3 matches the stored head" in output.getvalue()
     rewrite_chain()
     with pytest.raises(CommandError, match="record 3 is broken"):
         call_command("audit_verify")

@@ -65,7 +65,7 @@ def test_an_update_tells_its_columns_before_and_after_and_a_delete_what_was() ->
 
 
 def test_statements_that_nobody_could_read_are_noted_too() -> None:
-    """What a service writes in SQL of its own: with a WITH, from a SELECT, by COPY."""
+    """Rows that a service writes in raw SQL: with a WITH, from a SELECT, by COPY."""
     user = User.objects.create_user("ada")
 
     def write() -> None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
 @pytest_asyncio.fixture(autouse=True)
 async def no_connection_is_left() -> AsyncIterator[None]:
-    """The thread that answers has one of its own, which would keep the test database."""
+    """Closes the connection of the answering thread, which would keep the test database."""
     yield
     await sync_to_async(connections.close_all)()
 

@@ -40,7 +40,7 @@ def test_silence_goes_to_another_region_at_once_and_back_after_a_moment() -> Non
         (503, 2.0, Attempt(1)),  # it has no capacity: another one may
         (503, None, None),  # it does not say that it helps to come back
         (429, 2.0, Attempt(0, 2.0)),  # the key's limit is everywhere
-        (429, 60.0, None),  # nobody waits for so long
+        (429, 60.0, None),  # longer than the maximum wait
         (400, None, None),
     ],
 )

@@ -250,4 +250,4 @@ def test_what_is_odd_is_named_in_the_dialect_of_the_route() -> None:
     assert api.json()["errors"] == [{"field": "state", "rule": "storable", "message": api.json()["detail"]}]
     application = Client().get("/v1/files?after=%00").json()["error"]
     assert (application["type"], application["param"]) == ("invalid_request_error", "after")
-    assert "&#x27;q&#x27; of the query holds a character" in signed_in().get("/search/?q=%00").text
+    assert "&#x27;q&#x27; of the query has a character" in signed_in().get("/search/?q=%00").text

@@ -16,9 +16,9 @@ KINDS = ("refuses", "is silent")
 
 @contextmanager
 def server_away(kind: str) -> Iterator[str]:
-    """URL of a Redis that refuses connections, or takes them and never says a word."""
+    """URL of a Redis that refuses connections, or accepts them and never answers."""
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # bound and not listening: the kernel refuses, and nobody else gets the port
+        held.bind(("127.0.0.1", 0))  # bound and not listening: the kernel refuses connections and reserves the port
         if kind == "is silent":
             held.listen(64)
         yield f"redis://127.0.0.1:{held.getsockname()[1]}/0"
@@ -26,7 +26,7 @@ def server_away(kind: str) -> Iterator[str]:
 
 @contextmanager
 def statement_breaks_off(words: str) -> Iterator[None]:
-    """A statement in which these words stand ends as one that took too long, and so does the block."""
+    """A statement with these words fails by a timeout, and so does the block."""
 
     def break_off(execute: Callable[..., Any], statement: object, *arguments: Any) -> Any:
         if words in str(statement):
@@ -38,7 +38,7 @@ def statement_breaks_off(words: str) -> Iterator[None]:
 
 
 def use_fresh_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing remembered of earlier tests: neither a connection nor a failure. What fails stays unused from then on."""
+    """Resets connections and failures of earlier tests. After a failure nothing is tried again."""
     live._sender.drain()
     closed = circuit_breaker.CircuitBreaker(pause_s=2.0, now_s=lambda: 0.0)
     monkeypatch.setattr(wake_ups, "VALKEY_BREAKER", closed)

@@ -86,7 +86,7 @@ def test_a_long_rsa_key_is_signed(authority: Authority) -> None:
     "text", ["", "no PEM", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----"]
 )
 def test_what_is_no_request_is_refused(authority: Authority, text: str) -> None:
-    with pytest.raises(BadRequest, match="no request for a certificate"):
+    with pytest.raises(BadRequest, match="not a certificate request"):
         certificate_sign(authority, NAME, text, NOW)
 
 

@@ -1,4 +1,4 @@
-"""The control plane's time is PostgreSQL's, whatever the host's clock says, and goes on between two comparisons."""
+"""The control plane's time is PostgreSQL's, regardless of the host's clock, and advances between two comparisons."""
 
 from datetime import UTC, datetime, timedelta
 from time import monotonic

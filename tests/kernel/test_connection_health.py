@@ -23,7 +23,7 @@ def other() -> Iterator[DatabaseWrapper]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What Django's own question was answered, each time that it was asked."""
+    """The results of Django's connection tests."""
     answers: list[bool] = []
     ask = base.DatabaseWrapper.is_usable
 
@@ -53,7 +53,7 @@ def test_one_whose_server_hung_up_is_not_believed(other: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [process])
         assert cursor.fetchone() == (True,)
-    assert eventually(lambda: not other.connection.is_fresh)  # its end travels by itself
+    assert eventually(lambda: not other.connection.is_fresh)  # the close arrives asynchronously
     assert not other.is_usable()
     other.health_check_enabled, other.health_check_done = True, False
     with other.cursor() as cursor:

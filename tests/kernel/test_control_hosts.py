@@ -34,7 +34,7 @@ def test_a_control_plane_of_one_host_says_nothing() -> None:
 def test_one_that_is_silent_says_since_when() -> None:
     hosts = ControlHosts((FIRST, SILENT))
     assert str(hosts) == "control-1, control-2 silent since 2026-11-23 19:30:05 UTC"
-    assert hosts.problems == {"control-2": "control-2 has not been heard since 2026-11-23 19:30:05 UTC"}
+    assert hosts.problems == {"control-2": "control-2 has not reported since 2026-11-23 19:30:05 UTC"}
 
 
 def test_silence_is_said_in_the_same_words_hours_later() -> None:

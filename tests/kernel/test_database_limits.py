@@ -1,4 +1,4 @@
-"""No connection waits for ever, and none lets others wait for ever."""
+"""Every wait of a connection has a limit, and so has every lock."""
 
 from dataclasses import astuple
 

@@ -16,7 +16,7 @@ READ_OUR_OWN = {
     "kernel/decoding.py",
     "models_registry/management/commands/medusa_tree.py",
 }
-"""Modules that read files of ours or answers of a cloud."""
+"""Modules that read the project's own files or answers of a cloud."""
 
 
 @pytest.mark.parametrize(

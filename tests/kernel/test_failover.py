@@ -97,7 +97,7 @@ def test_a_commit_whose_wait_for_the_standby_is_cancelled_is_no_success(pair: Po
 
 @contextmanager
 def cancelled_wait(pair: PostgresPair) -> Iterator[None]:
-    """What an administrator does to a commit that waits for a standby that is gone."""
+    """Cancels a commit that waits for a missing standby, as an administrator would."""
     thread = threading.Thread(target=pair.cancel_wait_for_standby)
     thread.start()
     yield

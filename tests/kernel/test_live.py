@@ -133,4 +133,4 @@ def test_more_hints_than_may_wait_are_lost_with_a_reason(
     live._sender.drain()
     assert layer.taken == ["1"]
     said = [record.getMessage() for record in caplog.records if record.name == live.log.name]
-    assert [line.rpartition(": ")[2] for line in said] == ["2 others wait"]
+    assert [line.rpartition(": ")[2] for line in said] == ["2 hints are waiting"]

@@ -1,4 +1,4 @@
-"""A table's rows in memory stay those of the table, whoever changes it and whenever that is committed."""
+"""Cached rows equal those of the table, for any writer and any order of commits."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -53,7 +53,7 @@ def _close() -> None:
 
 @pytest.fixture
 def writer() -> Iterator[ThreadPoolExecutor]:
-    """A thread with a connection of its own."""
+    """Runs in a thread with its own connection."""
     with ThreadPoolExecutor(1) as thread:
         yield thread
         thread.submit(_close).result(DEADLINE_S)

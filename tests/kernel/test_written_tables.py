@@ -1,4 +1,4 @@
-"""What is kept of tables is what is in them, whoever writes to them and whenever that is committed."""
+"""Cached results equal those of the tables, for any writer and any order of commits."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,7 @@ def reader() -> Reader:
 def test_what_nobody_wrote_to_is_read_once(reader: Reader) -> None:
     lease("one")
     assert [reader.holders() for _ in range(5)] == [{"one": "a"}] * 5
-    assert reader.loads == 2  # what was read first was read before anybody looked
+    assert reader.loads == 2  # the first read was before the first look
 
 
 def test_an_empty_table_is_known_to_be_empty(reader: Reader) -> None:
@@ -90,7 +90,7 @@ def test_nothing_stays_nothing_and_something_is_read_again(reader: Reader) -> No
 
 @pytest.fixture
 def writer() -> Iterator[ThreadPoolExecutor]:
-    """A thread with a connection of its own."""
+    """Runs in a thread with its own connection."""
     with ThreadPoolExecutor(1) as thread:
         yield thread
         thread.submit(_close).result(DEADLINE_S)

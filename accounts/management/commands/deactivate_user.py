@@ -1,5 +1,5 @@
-"""`manage.py deactivate_user USER`: removes an admin where no second admin is left to agree. The owner of the host
-stands above the rules."""
+"""`manage.py deactivate_user USER`: removes an admin when no second admin is left to approve it. The owner of the
+host needs no approval."""
 
 from argparse import ArgumentParser
 from typing import Any

@@ -1,4 +1,4 @@
-"""`manage.py ensure_operator`: the operator's login and API token exist afterwards. Safe to repeat at every start."""
+"""`manage.py ensure_operator`: creates the operator's login and API token if needed. Safe to repeat at every start."""
 
 import os
 from argparse import ArgumentParser

@@ -1,5 +1,5 @@
-"""`manage.py remove_second_factors USER`: for whoever lost them and finds no admin. The owner of the host stands above
-the rules."""
+"""`manage.py remove_second_factors USER`: for a user who has lost them, when no admin is available. The owner of the
+host needs no approval."""
 
 from argparse import ArgumentParser
 from typing import Any
@@ -28,4 +28,4 @@ class Command(AuditedCommand):
             raise CommandError(f"there is no user {username!r}") from None
         except Refusal as refused:
             raise CommandError(str(refused)) from refused
-        self.stdout.write(f"{username} logs in with the password alone now")
+        self.stdout.write(f"{username} now logs in with the password alone")

@@ -11,11 +11,13 @@ from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
-    help = "Remove audit records older than a day, after checking that they hold and were exported. Nothing else does."
+    help = "Remove audit records before a day, after checking that they are intact and exported."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--before", required=True, help="the first day to keep, YYYY-MM-DD in UTC")
-        parser.add_argument("--unexported-too", action="store_true", help="also what was never exported")
+        parser.add_argument(
+            "--unexported-too", action="store_true", help="also remove records that were never exported"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

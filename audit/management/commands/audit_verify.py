@@ -9,13 +9,15 @@ from audit.services import audit_verify, exported_head, parse_head
 
 
 class Command(BaseCommand):
-    help = "Check every audit record; name the first broken one and end with 1. Prints the head, to be kept elsewhere."
+    help = (
+        "Check every audit record; print the first broken one and exit with 1. Prints the head, to be stored elsewhere."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--head",
             default="",
-            help="NUMBER:DIGEST that was printed earlier, and must still be so; by default the last exported record",
+            help="NUMBER:DIGEST that was printed earlier and must still match; default: the last exported record",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -26,5 +28,5 @@ class Command(BaseCommand):
         verdict = audit_verify(kept)
         if verdict.first_break is not None:
             raise CommandError(f"record {verdict.first_break.number} is broken: {verdict.first_break.why}")
-        since = f", and record {kept.number} is the one that was kept" if kept is not None else ""
-        self.stdout.write(f"{verdict.checked} records hold{since}; head {verdict.head}")
+        since = f", and record {kept.number} matches the stored head" if kept is not None else ""
+        self.stdout.write(f"{verdict.checked} records are intact{since}; head {verdict.head}")

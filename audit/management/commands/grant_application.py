@@ -1,4 +1,4 @@
-"""Gives the application's role of the database what it needs, and of the audit record no more than adding to it."""
+"""Grants the application's database role the minimum that it needs; it may only add audit records."""
 
 from typing import Any
 
@@ -10,15 +10,17 @@ from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
-    help = "Grant a role of PostgreSQL what the control plane's processes need. Run as the owner, after every migrate."
+    help = "Grant a PostgreSQL role the rights of the control plane's processes. Run it as owner after each migrate."
     acts_outside = True
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("role", help="its name; it exists already, and is neither a superuser nor the owner")
+        parser.add_argument("role", help="name of an existing role that is neither a superuser nor the owner")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             application_role_grant(role=options["role"])
         except Refusal as refusal:
             raise CommandError(str(refusal)) from refusal
-        self.stdout.write(f"{options['role']} may add audit records and read them, and change neither them nor a table")
+        self.stdout.write(
+            f"{options['role']} may add and read audit records, and may change neither records nor tables"
+        )

@@ -18,7 +18,7 @@ def test_a_user_logs_in_with_the_password_alone_again() -> None:
     SecondFactor.objects.create(user=user, kind="app", name="phone", created_at=NOW)
     output = StringIO()
     call_command("remove_second_factors", "ada", stdout=output)
-    assert "ada logs in with the password alone now" in output.getvalue()
+    assert "ada now logs in with the password alone" in output.getvalue()
     assert not SecondFactor.objects.exists()
     assert AuditRecord.objects.get().action == "command.remove_second_factors"
 

@@ -83,7 +83,7 @@ def test_a_good_login_forgets_the_wrong_ones_from_there_but_not_what_others_trie
     of_the_name = Attempt("ada", "10.0.0.2").counted(SMALL)
     assert (
         LoginFailure.objects.filter(subject=list(of_the_name)[2]).count() == 3
-    )  # one of ours that was wrong, and theirs
+    )  # the own wrong attempt, and the attacker's
 
 
 @pytest.mark.django_db

@@ -1,4 +1,4 @@
-"""Sessions: listed with where they are, ended at once, and noted no more often than once a minute."""
+"""Sessions: listed with address and browser, ended immediately, and updated at most once a minute."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""What looking after a region of AWS costs in calls, and that the fleet's other loops cost none."""
+"""API calls of the loop of an AWS region; the fleet's other loops make none."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ MACHINES = 210
 TICK_S = 60.0
 
 
-@pytest.mark.django_db(transaction=True)  # the loop's rounds have connections of their own
+@pytest.mark.django_db(transaction=True)  # the loop's rounds use their own connections
 def test_a_region_costs_the_calls_that_its_intervals_promise() -> None:
     make_region(MACHINES)
     aws = MadeUpAws(MACHINES)

@@ -82,7 +82,7 @@ def test_a_node_reads_artifacts_and_the_control_plane_its_claim(deployed: Deploy
 
 @pytest.mark.parametrize("name", ["node", "ingress"])
 def test_a_machines_role_is_taken_by_ec2_alone(deployed: Deployed, name: str) -> None:
-    """Whoever else could take it, under a session name of his choosing, could be any machine that has not joined."""
+    """Any other principal could choose the session name, and so pose as any machine that has not joined."""
     role = deployed.world.client("iam").get_role(RoleName=f"{INSTALL}-{name}")["Role"]
     trust = role["AssumeRolePolicyDocument"]
 

@@ -39,11 +39,11 @@ OF_PIP = {
     "find-links": "PIP_FIND_LINKS",
     "cert": "PIP_CERT",
 }
-"""What the build is told of this computer's own mirror."""
+"""Arguments of the build for this computer's package mirror."""
 
 
 class Builder:
-    """`make images-base` and `make images`, and buildah, with a store of its own below `folder`."""
+    """Runs `make images-base`, `make images` and buildah with a store below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         store = folder / "storage.conf"
@@ -66,7 +66,7 @@ class Builder:
         self.do("make", "images", "BASE=localhost/switchyard/base", f"OPTIONS={shlex.join(self._of_the_mirror())}")
 
     def _of_the_mirror(self) -> list[str]:
-        """What says to the build where this computer's pip gets its packages, and shows it those that are files."""
+        """Returns the arguments that give the build this computer's pip sources, including local files."""
         settings = {OF_PIP[key]: value for key, value in read_pip_settings().items() if key in OF_PIP}
         parts = [part for value in settings.values() for part in value.split()]
         # An index names files beside itself.
@@ -91,7 +91,7 @@ class Container:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def command(self, *arguments: str) -> list[str]:
-        """In namespaces of its own, but for the network; the kernel ends all of it with the first process."""
+        """Runs in separate namespaces, except the network; the kernel kills all of it with the first process."""
         uid, _, gid = self.config.get("User", "0:0").partition(":")
         self.root.joinpath("proc").mkdir(exist_ok=True)
         mounted = ["unshare", "--mount", "sh", "-c", 'mount --rbind /dev "$0/dev" && exec "$@"', str(self.root)]

@@ -1,4 +1,4 @@
-"""Changes since a revision: none is missed, however transactions overlap, and none that was rolled back is told."""
+"""Changes since a revision: all are listed, however transactions overlap, and rolled-back ones are not listed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @contextmanager
 def another_session() -> Iterator[Any]:
-    """A connection of its own, whose transaction stays open until it is told otherwise."""
+    """A separate connection whose transaction stays open until it is committed or rolled back."""
     known = connection.get_connection_params()
     names = ("dbname", "user", "password", "host", "port")
     with psycopg.connect(**{name: known[name] for name in names if known.get(name)}) as session:

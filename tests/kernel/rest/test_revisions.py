@@ -1,4 +1,4 @@
-"""What reads like a revision and is none never reaches PostgreSQL."""
+"""Invalid revisions are rejected before they reach PostgreSQL."""
 
 import pytest
 

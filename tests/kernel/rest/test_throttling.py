@@ -1,4 +1,4 @@
-"""Rate limits: told in headers, refused above, and none while nobody can count."""
+"""Rate limits: shown in headers, enforced with 429, and off without Valkey."""
 
 from typing import Any
 from uuid import uuid4

@@ -65,7 +65,7 @@ class Network:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """An account of its own. Nothing in it may have failed at the end."""
+    """A separate account. No handler may have failed at the end."""
     world = World(Clock(BEGAN))
     with serve(world):
         yield world

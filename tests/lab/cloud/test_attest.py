@@ -1,4 +1,4 @@
-"""The program that a machine proves itself with, on a machine of the cloud of tests, before a control plane of ours."""
+"""The program that attests a machine, on a machine of the test cloud, with a real control plane."""
 
 import json
 import os

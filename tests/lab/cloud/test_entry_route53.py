@@ -1,4 +1,4 @@
-"""The entry of all clients at the cloud of tests: of several writers one wins, and nobody is overwritten."""
+"""The entry of all clients on the test cloud: of several writers one wins, without lost updates."""
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor

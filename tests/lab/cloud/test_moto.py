@@ -1,5 +1,5 @@
-"""What moto still lacks or gets wrong, a test for each call that `lab/cloud` answers in its place: where one fails,
-moto has learned the call, and the handler may go."""
+"""Gaps and errors of moto, a test for each call that `lab/cloud` answers instead. If one fails, moto supports the call
+and the handler can be deleted."""
 
 from collections.abc import Callable, Iterator
 

@@ -29,7 +29,7 @@ REGION = "us-east-1"
 
 @dataclass
 class Declared:
-    """A queue with a stack of its own, and what reads it."""
+    """A queue with its own stack, and its reader."""
 
     sqs: Any
     s3: Any

@@ -1,4 +1,4 @@
-"""Who signed: GetCallerIdentity of the cloud of tests believes a signature and nothing else."""
+"""GetCallerIdentity of the test cloud accepts only valid signatures."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def role(world: World) -> dict[str, str]:
 
 
 def signed(world: World, role: dict[str, str]) -> AWSRequest:
-    """A request that is signed, with a header of ours in the signature."""
+    """A signed request, with an additional signed header."""
     headers = {HEADER: "control.example;0f", "Content-Type": "application/x-www-form-urlencoded"}
     request = AWSRequest("POST", f"{world.endpoint}/", headers, BODY)
     keys = Credentials(role["AccessKeyId"], role["SecretAccessKey"], role["SessionToken"])
@@ -36,7 +36,7 @@ def signed(world: World, role: dict[str, str]) -> AWSRequest:
 
 
 def sent(request: AWSRequest, body: str = BODY, **headers: str) -> tuple[int, str]:
-    """As somebody else sends it on: status, and the caller's ARN or the code of the error."""
+    """Forwards the request as another party: status, and the caller's ARN or the error code."""
     everything: dict[str, Any] = {
         **dict(request.headers.items()),
         **{key.replace("_", "-"): v for key, v in headers.items()},

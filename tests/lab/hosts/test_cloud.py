@@ -139,12 +139,12 @@ def test_the_port_of_a_region_leads_to_targets_that_are_healthy(
 
 
 def answers(port: int) -> bool:
-    """Whether somebody says back what is said there."""
+    """Whether an echo answers there."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(b"why?")
             return connection.recv(99) == b"why?"
-    except ConnectionResetError:  # nobody is healthy
+    except ConnectionResetError:  # no target is healthy
         return False
 
 

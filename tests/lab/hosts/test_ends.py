@@ -106,7 +106,7 @@ def test_a_port_of_a_host_is_one_of_this_host(lab: Lab) -> None:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
                 return connection.recv(99)
-        except ConnectionResetError:  # what nobody on n1 answers is refused here
+        except ConnectionResetError:  # a port without a listener on n1 is refused here
             return b""
 
     eventually(lambda: said() == b"from n1", "n1 answers on a port of this host")

@@ -1,4 +1,4 @@
-"""What passes a router, and whether it is encrypted."""
+"""Connections at a router, and whether they are encrypted."""
 
 import struct
 from ipaddress import IPv4Address
@@ -21,7 +21,7 @@ def packet(payload: bytes, *, protocol: int = 6, padding: bytes = b"") -> bytes:
 
 
 def test_a_segment_has_both_ends_and_what_it_carries() -> None:
-    # A short frame is padded; what is behind the packet belongs to nobody.
+    # A short frame is padded; the padding is not part of the packet.
     assert segment(packet(b"GET / ", padding=b"\0" * 6)) == Segment((I1, 40000), (N1, 21001), b"GET / ")
 
 

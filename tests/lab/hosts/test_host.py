@@ -1,4 +1,4 @@
-"""What a host starts when it boots, and where a laboratory's things are."""
+"""Programs that a host starts at boot, and the places of a laboratory's files."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Instances have hosts: from when they run until they end, whoever ends them; and a host that ends ends its own."""
+"""Instances have hosts while they run, regardless of what stops them; a host that shuts down stops its instance."""
 
 import pytest
 

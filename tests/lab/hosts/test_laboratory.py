@@ -1,6 +1,6 @@
-"""A small laboratory: hosts reach each other or do not, fall over and come back, and have clocks of their own.
+"""A small laboratory: hosts reach each other or not, fail and restart, and have their own clocks.
 
-On every host listens what it starts at boot: an echo of connections, which also writes down the datagrams it hears.
+Every host starts an echo server at boot, which also records received datagrams.
 """
 
 import subprocess

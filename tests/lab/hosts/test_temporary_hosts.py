@@ -116,7 +116,7 @@ def test_a_temporary_host_that_shuts_down_is_another_thing_than_one_without_powe
     lab.ask("boot", name="v1")
     eventually(lambda: reaches(lab, "v1", str(LINK_LOCAL)), "it listens again, there too")
 
-    # A child in a session of its own goes with all others.
+    # A child in a separate session is killed with all others.
     lab.run("v1", "sh", "-c", "setsid -f sh -c 'shutdown -h now; sleep 1000' > /dev/null 2>&1")
     eventually(lambda: not state(lab, "v1")["power"], "it has ended")
     assert state(lab, "v1")["shut_down"]

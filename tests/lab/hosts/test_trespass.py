@@ -1,4 +1,4 @@
-"""What an account may do on a host that it must not is found, and nothing else is called so."""
+"""Forbidden rights of an account on a host are found, without false positives."""
 
 import os
 
@@ -28,7 +28,7 @@ def test_an_account_that_reads_what_is_not_its_own_is_named(lab: Lab) -> None:
     done = lab.run(
         "n1", "sh", "-ec", PREPARE.format(first=INTRUDER.format(uid=60900), second=INTRUDER.format(uid=60901))
     )
-    if os.geteuid() != 0:  # on hosts of such a laboratory nobody has another account, and no agent gives one
+    if os.geteuid() != 0:  # without root all programs on the hosts run under one account
         assert list(trespass(lab.places, "n1")) == []
         return
     assert done.returncode == 0, done.stderr
