@@ -1,149 +1,295 @@
-"""The access log as HAProxy writes it: one line of JSON for every request, to its standard output. Pure text.
+"""Copies the access log from HAProxy into rotated files, and counts requests that failed without a cell.
 
--1 and "-" stand for what is unknown, because the request never got that far or no header stated it. Text that came from
-outside is escaped and cut, so that a line is always JSON and always fits the pipe in one piece. Where the lines go is
-for `log_pipe`.
+HAProxy writes into a named pipe and never waits: lines that do not fit are lost, and it counts them. HAProxy keeps the
+pipe open, so a new agent finds the lines that were written without one.
 """
 
-from engine_agent.ingress import headers
-from engine_agent.ingress.api_paths import HEALTH_PATHS
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import stat
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
 
-QUIET_RULE = f"http-request set-log-level silent if {{ path {' '.join(HEALTH_PATHS)} }}"
-"""Polled several times a second by machines."""
-ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
-"""From here, where all that is to be read was read, the time to the first token counts."""
-MAX_LINE_BYTES = 4096
-"""PIPE_BUF of Linux: up to here a line is written whole or not at all."""
-MAX_TEXT_BYTES = 120
-"""Of each text from outside; escaped it may be six times as long."""
-_ESCAPED = f"bytes(0,{MAX_TEXT_BYTES}),json(utf8s)"
+import msgspec
 
-RESPONSE_HEADERS = {
-    "cell": headers.CELL,
-    "region": headers.REGION,
-    "deployment": headers.DEPLOYMENT,
-    "prompt_tokens": headers.PROMPT_TOKENS,
-    "completion_tokens": headers.COMPLETION_TOKENS,
-}
-"""Response headers that are kept for the log line; the cell sends token counts only where it knew them in time."""
+from engine_agent.protocol.ingress_messages import Refusals, RefusedAccount
+from engine_agent.protocol.states import ServingClass
 
+log = logging.getLogger(__name__)
 
-TRAIL = {"pool_queue_ms": "%Tw", "log_class": "%[var(txn.log_class)]", "server": "%s"}
-"""Variable of the outer request -> what the inner one knows of it, in the order of the header that carries it."""
-
-
-def request_id_rules() -> list[str]:
-    """Every request has an id: the client's, if it looks like one, else a new one. Every response carries it."""
-    given = f"req.fhdr({headers.REQUEST_ID})"
-    # Judged as a whole, and there once: what is judged here is what every line says, unescaped.
-    is_fit = f"{{ {given} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}"
-    return [
-        f"http-request set-header {headers.REQUEST_ID} %[uuid]"
-        f" if !{is_fit} or {{ req.fhdr_cnt({headers.REQUEST_ID}) gt 1 }}",
-        f"http-request set-var(txn.request_id) {given}",
-        f"http-after-response set-header {headers.REQUEST_ID} %[var(txn.request_id)]"
-        " if { var(txn.request_id) -m found }",
-        # As Anthropic's clients know it.
-        "http-after-response set-header Request-Id %[var(txn.request_id)] if { var(txn.error_open) -m found }",
-    ]
+PIPE_FILE = "access.pipe"
+LOG_FILE = "access.log"
+PIPE_BYTES = 1024 * 1024
+"""Linux's default for `fs.pipe-max-size`: about 2,000 requests."""
+MAX_FILE_BYTES = 64 * 1024 * 1024
+FILES_KEPT = 4
+"""Rotated files in addition to the current one: 320 MiB in all."""
+RETRY_S = 1.0
+BATCH_S = 0.05
+"""After a first line: more lines follow, and are written together."""
 
 
-def capture_rules(*, has_tenant: bool) -> list[str]:
-    """Keep what the line will say: when that is written the request is gone. After the rules that judge headers, before
-    the body is waited for. `has_tenant`: a key or another region may have named a tenant."""
-    tenant = f"http-request set-var(txn.log_tenant) req.hdr({headers.TENANT})"
-    return [
-        "http-request set-var(txn.log_path) path",
-        "http-request set-var(txn.log_traceparent) req.hdr(traceparent)",
-        *([tenant] if has_tenant else ()),
-    ]
+def open_pipe(state_dir: Path) -> int:
+    """The pipe of this state directory, created if necessary. Opened for reading and writing, so that it outlives other
+    processes.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    path = state_dir / PIPE_FILE
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISFIFO(path.stat().st_mode):
+            path.unlink()
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a smaller pipe works if the system allows no larger one
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return pipe
 
 
-def class_rule() -> str:
-    """Keep the serving class of a request that goes on to where its class is judged."""
-    return f"http-request set-var(txn.log_class) req.hdr({headers.CLASS}),{_ESCAPED}"
+class LogPipe:
+    """The pipe of one ingress and its files. `note` gets whole lines first, in a thread."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        note: Callable[[bytes], None] = lambda lines: None,
+    ) -> None:
+        self._state_dir = state_dir
+        self._path = state_dir / LOG_FILE
+        self._max_file_bytes = max_file_bytes
+        self._note = note
+        self.problem = ""
+
+    async def carry(self) -> None:
+        """Copies until cancelled. A disk error is stored in `problem`, and the write retried."""
+        pipe = await self._open()
+        carried = None
+        try:
+            while True:
+                await _readable(pipe)
+                # In a thread: a slow disk must not delay reports.
+                carried = asyncio.get_running_loop().run_in_executor(None, self._carry_batch, pipe)
+                await asyncio.shield(carried)
+                await asyncio.sleep(BATCH_S)
+        finally:
+            if carried is not None:
+                await asyncio.wait([carried])  # once closed, the descriptor can be another file's
+            os.close(pipe)
+
+    async def _open(self) -> int:
+        while True:
+            try:
+                self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+                return open_pipe(self._state_dir)
+            except OSError as error:
+                self._note_problem(f"access log: {error}")
+                await asyncio.sleep(RETRY_S)
+
+    def _carry_batch(self, pipe: int) -> None:
+        try:
+            written = os.read(pipe, PIPE_BYTES)
+        except BlockingIOError:
+            return
+        lines = _request_lines(written)
+        try:
+            self._note(lines)
+            with self._path.open("ab") as file:
+                file.write(lines)
+                size = file.tell()
+            if size > self._max_file_bytes:
+                self._rotate()
+            self.problem = ""
+        except OSError as error:
+            self._note_problem(f"access log: {len(written)} bytes lost: {error}")
+
+    def _rotate(self) -> None:
+        for number in range(FILES_KEPT, 0, -1):
+            newer = self._path.with_name(f"{LOG_FILE}.{number - 1}") if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(self._path.with_name(f"{LOG_FILE}.{number}"))
+
+    def _note_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log.error("%s", problem)
+        self.problem = problem
 
 
-def trail_rule() -> str:
-    """Where a request is tried that somebody else of this ingress logs: say how it went."""
-    return f"http-response set-header {headers.TRAIL} {'|'.join(TRAIL.values())}"
+async def _readable(pipe: int) -> None:
+    """Waits until the pipe has data."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pipe, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(pipe)
 
 
-def trail_rules() -> list[str]:
-    """Where it is logged: take that over."""
-    trail = f"res.hdr({headers.TRAIL})"
-    return [
-        *(
-            f"http-response set-var(txn.{name}) {trail},field({place},|) if {{ {trail} -m found }}"
-            for place, name in enumerate(TRAIL, start=1)
-        ),
-        f"http-response del-header {headers.TRAIL}",
-    ]
+def _request_lines(written: bytes) -> bytes:
+    """The lines about requests. HAProxy also logs exits of workers here; that is rare, so thousands of lines are first
+    checked as one."""
+    if not written.startswith(b"{") or written.count(b"\n{") != written.count(b"\n", 0, -1):
+        lines = written.splitlines(keepends=True)
+        for line in lines:
+            if not line.startswith(b"{"):
+                log.info("HAProxy: %s", line.decode(errors="replace").strip())
+        written = b"".join(line for line in lines if line.startswith(b"{"))
+    # HAProxy marks a redispatched request with a plus, and unknown values with a minus.
+    return written.replace(b'"retries":+', b'"retries":').replace(b":-,", b":-1,")
 
 
-def log_lines(*, only_failures: bool) -> list[str]:
-    """The lines of the frontend that logs. `only_failures`: answers of 5xx, which are counted from here."""
-    quiet = ["http-after-response set-log-level silent unless { status ge 500 }"] if only_failures else []
-    kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in RESPONSE_HEADERS.items()]
-    return [
-        "no log",
-        f"log stdout len {MAX_LINE_BYTES} format raw daemon",
-        "no option dontlog-normal",
-        f"log-format '{_format()}'",
-        *kept,
-        "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
-        "http-response set-var-fmt(txn.server) %s if !{ var(txn.server) -m found }",
-        # Of what was answered here, too.
-        f"http-after-response set-var(txn.log_error) res.hdr({headers.ERROR}),{_ESCAPED} if {{ status ge 500 }}",
-        f"http-after-response set-var(txn.log_handed_back) bool(true) if {{ res.hdr({headers.RETRY}) -m found }}",
-        *quiet,
-    ]
+FILE = "refusals.json"
+MOST_DEPLOYMENTS = 500
+"""Deployments with refused requests. Further ones count without a deployment."""
+MOST_ACCOUNTS = 1024
+"""Further ones count without a key."""
+ACCOUNTS_PER_REPORT = 200
+"""About 25 KB; a frame has at most 256."""
+TURN_S = 15.0
+UNKNOWN = "-"
+POOL = "pool."
+OF_DEADLINE = frozenset({"deadline_exceeded", "deadline_unreachable", "deadline_before_cell"})
+UNKNOWN_METHOD = 501
+"""The client's fault, in spite of its status."""
+LEFT_BEFORE_ANSWER = frozenset({"CR", "CQ", "CC", "CH", "CT", "cR", "cQ", "cC", "cH", "cT"})
+"""HAProxy's termination states: the client disconnected, or was silent, before the head of an answer."""
+_CODE = re.compile(r"[a-z0-9_]{1,40}")
+
+AccountName = tuple[str, str, str]
 
 
-def _format() -> str:
-    fields = {
-        "time": "%Ts.%ms",
-        "request_id": _word("request_id"),
-        "traceparent": _text("log_traceparent"),
-        "client": '"%ci"',
-        "method": '"%HM"',
-        "path": _text("log_path"),
-        "tenant": _word("log_tenant"),
-        "key": _word("key_prefix"),
-        "is_sender": _number("is_sender"),
-        "class": _word("log_class"),
-        "model": _text("model"),
-        "pool": _word("pool"),
-        "deployment": _word("log_deployment"),
-        "cell": _word("log_cell"),
-        "region": _word("log_region"),
-        "server": _word("server"),
-        "hop": _word("hop"),
-        "status": "%ST",
-        "request_bytes": "%U",
-        "response_bytes": "%B",
-        "queue_ms": "%Tw",
-        "pool_queue_ms": _number("pool_queue_ms"),
-        "ttft_ms": _number("first_byte_ms"),
-        "total_ms": "%Ta",
-        "prompt_tokens": _number("log_prompt_tokens"),
-        "completion_tokens": _number("log_completion_tokens"),
-        "error": _word("log_error"),
-        "handed_back": _number("log_handed_back"),
-        "retries": "%rc",
-        "ended": '"%ts"',
-    }
-    return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+class LogLine(msgspec.Struct, frozen=True, rename={"serving_class": "class"}):
+    """The fields of a line that decide whether it counts, and where."""
+
+    status: int
+    hop: str
+    pool: str
+    deployment: str
+    key: str
+    serving_class: str
+    cell: str
+    error: str
+    handed_back: int
+    is_sender: int
+    ended: str
 
 
-def _text(variable: str) -> str:
-    return f'"%[var(txn.{variable}),{_ESCAPED}]"'
+class _Stored(msgspec.Struct):
+    since: str
+    codes: dict[str, dict[str, int]]
+    accounts: list[tuple[AccountName, int]]
 
 
-def _word(variable: str) -> str:
-    """A name that was judged before it was kept, or is ours: nothing in it needs escaping."""
-    return f'"%[var(txn.{variable})]"'
+_lines = msgspec.json.Decoder(LogLine)
 
 
-def _number(variable: str) -> str:
-    return f"%[var(txn.{variable},-1),add(0)]"
+def is_refused(line: LogLine) -> bool:
+    if line.status < 500 or line.status == UNKNOWN_METHOD or line.hop != UNKNOWN or line.ended in LEFT_BEFORE_ANSWER:
+        return False
+    if line.is_sender == 1 or line.serving_class == ServingClass.BATCH or line.error in OF_DEADLINE:
+        return False
+    return line.cell == UNKNOWN or line.handed_back == 1
+
+
+def deployment_of(line: LogLine) -> str:
+    """Empty if the model was unknown."""
+    if line.pool.startswith(POOL):
+        return line.pool.removeprefix(POOL)
+    return "" if line.deployment == UNKNOWN else line.deployment
+
+
+class RefusalCounting:
+    """Counts requests that ended with 5xx and that no cell counts, from the lines of the access log. The counts are in
+    a file next to the log. One thread notes, another reports.
+
+    A request counts once, at the ingress that its client connected to: a line with a hop mark is another region's.
+    Cells count their own final failures. A request that a cell handed back counts here if the client got no better
+    answer. Failures that no user saw do not count: of clients that disconnected, of requests whose deadline passed, and
+    of requests that are sent again until their time is over (class `batch`, and those that the control plane sends
+    later).
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / FILE
+        self._lock = threading.Lock()
+        self._since = str(uuid.uuid4())
+        self._codes: dict[str, dict[str, int]] = {}
+        self._accounts: dict[AccountName, int] = {}
+        self._turn_began_s = 0.0
+        self._first = 0
+        self._load()
+
+    def note(self, lines: bytes) -> None:
+        """Count whole lines of the access log.
+
+        Raises:
+            OSError: the counts could not be written; they are counted.
+        """
+        refused = [line for line in _failed(lines) if is_refused(line)]
+        if not refused:
+            return
+        with self._lock:
+            for line in refused:
+                self._count(line)
+            stored = msgspec.json.encode(_Stored(self._since, self._codes, list(self._accounts.items())))
+        beside = self._path.with_suffix(".new")
+        beside.write_bytes(stored)
+        os.replace(beside, self._path)
+
+    def report(self, now_s: float) -> Refusals | None:
+        """The refused requests for a report; None if there were none."""
+        with self._lock:
+            if not self._codes:
+                return None
+            if now_s >= self._turn_began_s + TURN_S:
+                self._turn_began_s = now_s
+                is_last = self._first + ACCOUNTS_PER_REPORT >= len(self._accounts)
+                self._first = 0 if is_last else self._first + ACCOUNTS_PER_REPORT
+            shown = sorted(self._accounts.items())[self._first : self._first + ACCOUNTS_PER_REPORT]
+            codes = {deployment: dict(counts) for deployment, counts in self._codes.items()}
+        accounts = (RefusedAccount(name[0], total, name[1], name[2]) for name, total in shown)
+        return Refusals(self._since, codes, tuple(accounts))
+
+    def _count(self, line: LogLine) -> None:
+        deployment = deployment_of(line)
+        if deployment not in self._codes and len(self._codes) >= MOST_DEPLOYMENTS:
+            deployment = ""
+        counts = self._codes.setdefault(deployment, {})
+        code = line.error if _CODE.fullmatch(line.error) else f"status_{line.status}"
+        counts[code] = counts.get(code, 0) + 1
+        key = "" if line.key == UNKNOWN else line.key
+        serving_class = "" if line.serving_class == UNKNOWN else line.serving_class
+        name = (deployment, key, serving_class)
+        if name not in self._accounts and len(self._accounts) >= MOST_ACCOUNTS:
+            name = (deployment, "", serving_class)
+        self._accounts[name] = self._accounts.get(name, 0) + 1
+
+    def _load(self) -> None:
+        """An unreadable count starts again, under a new name, so nothing counts twice."""
+        try:
+            stored = msgspec.json.decode(self._path.read_bytes(), type=_Stored)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("%s cannot be read, counting begins anew: %s", self._path, error)
+            return
+        self._since, self._codes, self._accounts = stored.since, stored.codes, dict(stored.accounts)
+
+
+def _failed(lines: bytes) -> list[LogLine]:
+    if b'"status":5' not in lines:
+        return []
+    found = []
+    for line in lines.splitlines():
+        if b'"status":5' in line:
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(_lines.decode(line))
+    return found

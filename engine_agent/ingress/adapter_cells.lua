@@ -1,7 +1,8 @@
--- Picks a cell for a request whose adapter only some cells of its pool have: the one with the fewest requests, running and
--- waiting, of those that are up. None has to have room: else the request waits there.
+-- Picks a cell for a request whose adapter only some cells of its pool have: of those that are up, the one with the
+-- fewest running and waiting requests. If it is full, the request waits there.
 --
--- In: txn.pool; txn.holders, `/` and a server, for each that has the adapter. Out: txn.cell_server, or nothing where none is up.
+-- In: txn.pool; txn.holders, `/` and a server for each that has the adapter. Out: txn.cell_server, or nothing if none
+-- is up.
 
 local function is_up(server)
     local status = server and server:get_stats().status or ""
@@ -23,7 +24,7 @@ end
 
 core.register_action("pick_holder", { "http-req" }, pick_holder)
 
--- How many of them are up: of "BACKEND/SERVER/SERVER".
+-- The number of servers of "BACKEND/SERVER/SERVER" that are up.
 core.register_converters("holders_up", function(text)
     local count, known = 0, nil
     for word in text:gmatch("[^/]+") do

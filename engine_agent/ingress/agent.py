@@ -1,7 +1,7 @@
-"""One ingress: receives routing tables, keeps its HAProxies as the newest valid one states, and reports.
+"""One ingress: receives routing tables, keeps its HAProxies in the state of the newest valid one, and reports.
 
-A table is checked, then journalled, then in force; a refused one changes nothing. Losing the control plane, this agent
-or a HAProxy stops nothing but itself.
+A table is checked, then journalled, then put into force. A refused one changes nothing. Losing the control plane, this
+agent or one HAProxy stops nothing else.
 """
 
 import asyncio
@@ -12,21 +12,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from engine_agent.ingress.access_log import LogPipe, RefusalCounting, open_pipe
 from engine_agent.ingress.application_tls import ApplicationTlsState
-from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.body_parser_config import body_parser_structure_of, render_body_parser
 from engine_agent.ingress.cache_feed import CacheFeed, CellAddress
+from engine_agent.ingress.certificates import Applications, LinkFiles
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
-from engine_agent.ingress.config import render, structure_of
-from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, desired_from
+from engine_agent.ingress.config import body_parser_structure_of, render, render_body_parser, structure_of
+from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy, desired_from
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
-from engine_agent.ingress.held_bell import HeldBell
+from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
-from engine_agent.ingress.links import LinkFiles
-from engine_agent.ingress.log_pipe import LogPipe, open_pipe
-from engine_agent.ingress.lost_hosts import LostHosts
-from engine_agent.ingress.refusals import RefusalCounting
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
     KeyCounting,
@@ -37,6 +33,8 @@ from engine_agent.ingress.report import (
     read_key_counts,
     telemetry,
 )
+from engine_agent.ingress.routing_maps import MODELS_MAP
+from engine_agent.ingress.running import LostHosts
 from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
@@ -49,24 +47,24 @@ from engine_agent.protocol.messages import Order
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""How old the view of a cell may be."""
-ASK_IDLE_EVERY_S = 1.0
-"""An ingress that nobody asks anything has nothing to tell but how its checks go. The first request after that is seen
-so much later; reads after that are `POLL_S` apart again."""
-ASK_PARSERS_EVERY_S = 1.0
-"""They hold no cells: what changes in them comes from here. Whether they live is looked at every `POLL_S`."""
+"""Maximum age of the view of a cell."""
+READ_IDLE_EVERY_S = 1.0
+"""HAProxy is read this often while it is idle: only its health checks can change. The first request after that is seen
+so much later."""
+READ_PARSERS_EVERY_S = 1.0
+"""Body parsers have no cells: only this agent changes them. Whether they run is checked every `POLL_S`."""
 WRITE_AGAIN_S = 2.0
-"""After a table that could not be written. The control plane has sent it and does not send it again: a full disk must
-not cost more than its own time."""
+"""Retry of a table that could not be written. The control plane does not send it again, and a full disk must not delay
+it further."""
 JOURNAL_FILE = "journal.json"
 NAMED_MOST = 3
 
 
 class IngressAgent:
-    """Everything of one ingress but its connection to the control plane.
+    """Everything of one ingress except its connection to the control plane.
 
-    `serving` is the HAProxy that serves; `body_parsers`, the one for shorter bodies first, find the model in large
-    bodies. `identity`: what links to cells and other ingresses are made of; None: they are plain.
+    `serving`: the HAProxy that serves. `body_parsers`: find the model in large bodies, shortest limit first.
+    `identity`: for mutual TLS with cells and other ingresses; None: plain links.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class IngressAgent:
             HaproxyProcess(settings.state_dir, binary, lambda desired: render(desired, settings), open_pipe),
             settings.times,
             lambda desired: structure_of(desired, settings),
-            ask_idle_every_s=ASK_IDLE_EVERY_S,
+            read_idle_every_s=READ_IDLE_EVERY_S,
         )
         self.body_parsers = tuple(_body_parser(tier, settings, binary) for tier in settings.body_parsers)
         self._refusals = RefusalCounting(settings.state_dir)
@@ -102,7 +100,7 @@ class IngressAgent:
         self._desired: DesiredHaproxy | None = None
         self._revision_in_force = 0
         self._refusal = ""
-        self._bell = HeldBell(settings, self._hear_bell)
+        self._hold_socket = HoldSocket(settings, self._note_request_on_hold)
         self.caches = CacheFeed(
             settings.state_dir, settings.worker_account, identity.client_context if identity else None
         )
@@ -111,34 +109,35 @@ class IngressAgent:
         self._report_due_s = 0.0
 
     def accept_any_revision(self) -> None:
-        """A new connection: its first table counts, whatever its revision; the control plane may have been restored."""
+        """A new connection: its first table counts with any revision, because the control plane may have been
+        restored."""
         self._newest_revision = 0
 
     def receive(self, message: Order) -> None:
-        """Note a message of the control plane; the next pass acts on it."""
+        """Stores a message of the control plane for the next pass."""
         if isinstance(message, ApplicationTls):
             self._applications.receive(message)
             self._wake.set()
         elif not isinstance(message, RoutingTable):
-            log.error("ignored what is for another kind of agent: this is an ingress")
+            log.error("ignored a message for another kind of agent: this is an ingress")
         elif message.revision >= self._newest_revision:
             self._newest_revision = message.revision
             self._pending_table, self._accept_at_s = message, 0.0
             self._wake.set()
 
     async def run(self, send: Callable[[IngressReport], None]) -> None:
-        """Load the journal, and supervise the HAProxies until cancelled; `send` takes each report."""
+        """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report."""
         self._resume()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
-            group.create_task(self._bell.listen())
+            group.create_task(self._hold_socket.listen())
             group.create_task(self.caches.run())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
             group.create_task(self._supervise_serving(send))
 
     async def stop(self, grace_s: float) -> None:
-        """Let streams finish for `grace_s` seconds, and end all HAProxies."""
+        """Lets streams finish for `grace_s` seconds, then stops all HAProxies."""
         await asyncio.gather(*(haproxy.process.stop(grace_s) for haproxy in self._haproxies))
 
     @property
@@ -179,12 +178,12 @@ class IngressAgent:
             self._wake.clear()
 
     async def _pass(self, desired: DesiredHaproxy | None) -> None:
-        """Have HAProxy be as desired, and draw the conclusions of what it answered, if it was asked."""
-        answers = self.serving.answers_total
+        """Reconciles HAProxy with `desired`, and evaluates its state if it was read."""
+        answers = self.serving.readings_total
         is_in_force = await self.serving.reconcile(desired, EMPTY_DESIRED)
         if is_in_force and desired is not None:
             self._revision_in_force = desired.revision
-        if self.serving.answers_total == answers and self.serving.running is not None:
+        if self.serving.readings_total == answers and self.serving.running is not None:
             return
         if is_in_force and desired is not None:
             await self._load_links(desired)
@@ -200,14 +199,14 @@ class IngressAgent:
             await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
             await asyncio.sleep(POLL_S)
 
-    def _hear_bell(self) -> None:
-        """Somebody waits for a first cell: the control plane is to know at once."""
-        self.serving.ask_soon()
+    def _note_request_on_hold(self) -> None:
+        """A request waits for a first cell: report it immediately."""
+        self.serving.read_soon()
         self._wake.set()
 
     def _may_accept(self) -> bool:
-        """A table waits for the certificates without which no cell could be reached."""
-        has_links = self._links is None or self._links.are_there()
+        """A table waits for the certificates of the links to cells."""
+        has_links = self._links is None or self._links.exist()
         return has_links and asyncio.get_running_loop().time() >= self._accept_at_s
 
     def _fleet(self) -> str:
@@ -215,11 +214,11 @@ class IngressAgent:
             return ""
         validity = self._identity.validity()
         if validity is None:
-            raise BadTable(f"there is no certificate of ours in {self._identity.folder}")
+            raise BadTable(f"this ingress has no certificate in {self._identity.folder}")
         return validity.name.fleet
 
     async def _load_links(self, desired: DesiredHaproxy) -> None:
-        """Whatever fails is tried again by the next pass; what was loaded before goes on."""
+        """Failures are retried by the next pass. The old files stay in use."""
         running = self.serving.running
         if self._links is None or running is None:
             return
@@ -237,12 +236,12 @@ class IngressAgent:
     async def _take_back_from_lost_hosts(self) -> None:
         servers = self.serving.running.servers if self.serving.running else ()
         for key in self._lost_hosts.note(servers, asyncio.get_running_loop().time()):
-            log.warning("%s is gone with its host: requests that wait there are taken back", "/".join(key))
-            with contextlib.suppress(CommandRefused, Unreachable):  # the next look sees what is still there
+            log.warning("the host of %s is gone: its waiting requests are taken back", "/".join(key))
+            with contextlib.suppress(CommandRefused, Unreachable):  # the next pass retries
                 await take_back_requests(key, self.serving.process.admin)
 
     async def _count_keys(self) -> None:
-        """Counts are for statistics only: without them everything goes on."""
+        """Counts are statistics only, so failures are ignored."""
         running, now_s = self.serving.running, asyncio.get_running_loop().time()
         if running is None or not self._key_counting.is_due(running.life, now_s):
             return
@@ -252,12 +251,12 @@ class IngressAgent:
             )
 
     async def _accept(self, table: RoutingTable) -> None:
-        """Journal a valid table and put it in force; keep the reason why another was refused. One that could not be
-        written stays pending, unless a newer one came meanwhile."""
+        """Journals a valid table and puts it into force, or stores why it was refused. A table that could not be
+        written stays pending, unless a newer one arrived."""
         self._pending_table = None
         try:
             if table.region != self._settings.region:
-                raise BadTable(f"it is for region {table.region!r}, this is {self._settings.region!r}")
+                raise BadTable(f"the table is for region {table.region!r}, this is {self._settings.region!r}")
             desired = self._desired_from(table)
             for tier, parser in zip(self._settings.body_parsers, self.body_parsers, strict=True):
                 if self._desired is None or self._changes_parser(tier, self._desired, desired):
@@ -279,7 +278,7 @@ class IngressAgent:
         return current != wanted
 
     def _report(self) -> IngressReport | None:
-        """The next report if it is due, or at once if something changed."""
+        """The next report, if it is due or something has changed."""
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
@@ -310,7 +309,7 @@ class IngressAgent:
 
 
 def _cells_by_cache(desired: DesiredHaproxy) -> dict[str, CellAddress]:
-    """The cells whose caches decide where requests go, by the names of their servers."""
+    """The cells of pools that go by caches, by the names of their servers."""
     backends = {pool.local for pool in desired.pools if pool.is_by_cache}
     return {
         server.name: CellAddress(server.address, server.port, server.tls_name)
@@ -320,8 +319,8 @@ def _cells_by_cache(desired: DesiredHaproxy) -> dict[str, CellAddress]:
 
 
 def _differ_beyond_keys(before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
-    """Whether HAProxy is to judge the new one. A key must open or close soon on a busy host, too, where a process
-    starts slowly; and their map has nothing in it but digests, names that were judged, and numbers."""
+    """Whether HAProxy has to check the new configuration. New keys skip that, because they must apply soon on a busy
+    host as well, where a process starts slowly. Their map only contains digests, checked names and numbers."""
     one, other = (
         replace(each, revision=0, maps={name: map_ for name, map_ in each.maps.items() if name != KEYS_MAP})
         for each in (before, after)
@@ -330,7 +329,7 @@ def _differ_beyond_keys(before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
 
 
 def _left_out(desired: DesiredHaproxy) -> str:
-    """A sentence, however long the table is."""
+    """One sentence with the first few items that were left out."""
     named, more = "; ".join(desired.left_out[:NAMED_MOST]), len(desired.left_out) - NAMED_MOST
     return f"left out: {named}" + (f"; and {more} more" if more > 0 else "") if named else ""
 
@@ -343,11 +342,11 @@ def _body_parser(tier: BodyParserTier, settings: IngressSettings, binary: Path) 
         ),
         settings.times,
         lambda desired: body_parser_structure_of(desired, settings, tier),
-        ask_every_s=ASK_PARSERS_EVERY_S,
+        read_every_s=READ_PARSERS_EVERY_S,
     )
 
 
 def _for_parser(desired: DesiredHaproxy) -> DesiredHaproxy:
-    """What of the desired state a body parser needs: its limits and the names of models."""
+    """The part of the desired state that a body parser needs: limits and the names of models."""
     maps = {MODELS_MAP: desired.maps[MODELS_MAP]}
     return replace(desired, pools=(), servers=(), maps=maps, applications=Applications())

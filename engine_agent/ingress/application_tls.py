@@ -1,19 +1,18 @@
-"""What an ingress was told last of how applications reach it: checked, then kept, then in force.
+"""How applications reach an ingress: the control plane's last statement, checked, journalled, then in force.
 
-A statement that cannot be carried out changes nothing, and so does losing the control plane: the last one that could be
-goes on, after a restart, too.
+A statement that cannot be carried out changes nothing. The last valid one survives a restart and the loss of the
+control plane.
 """
 
 import asyncio
 import logging
 from dataclasses import replace
 
-from engine_agent.ingress.applications import Applications, CertificateLoader, applications_from
 from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.certificates import ApplicationCertificates, Applications, applications_from
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.desired import DesiredHaproxy
-from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
-from engine_agent.ingress.port_claim import is_taken
+from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess, is_taken
 from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -25,19 +24,19 @@ log = logging.getLogger(__name__)
 
 JOURNAL_FILE = "applications.json"
 UNKNOWN = ApplicationTls("", (), PlainHttp.REFUSE.value)
-"""Kept where a statement was that cannot be read: the next start finds no file otherwise, and would serve everybody."""
+"""Replaces an unreadable journal. Without a file, the next start would serve plain HTTP to all clients."""
 TRY_AGAIN_S = 2.0
-"""After what another process, or a full disk, was in the way of."""
+"""Pause after a port in use or a full disk."""
 
 
 class ApplicationTlsState:
-    """Of one ingress. `process` is the HAProxy that applications come to; `problem`: what it cannot do, and why."""
+    """The state of one ingress. `process`: the HAProxy for applications. `problem`: why something is not in force."""
 
     def __init__(self, settings: IngressSettings, process: HaproxyProcess) -> None:
         self._settings = settings
         self._process = process
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, ApplicationTls)
-        self._loader = CertificateLoader()
+        self._certificates = ApplicationCertificates()
         self._pending: ApplicationTls | None = None
         self._version = ""
         self._accept_at_s = 0.0
@@ -50,19 +49,19 @@ class ApplicationTlsState:
         return "; ".join(filter(None, (self._refusal, self._load_problem)))
 
     def receive(self, stated: ApplicationTls) -> None:
-        """Note what the control plane states; `accept` acts on it."""
+        """Stores a statement of the control plane for `accept`."""
         self._pending, self._accept_at_s = stated, 0.0
 
     def resume(self) -> None:
-        """Take up what was in force when the agent before ended."""
+        """Loads the statement that was in force before the restart."""
         try:
             stated = self._journal.load()
             if stated == UNKNOWN:
-                raise BadTable("what had them was damaged")
+                raise BadTable("the journal was damaged")
             if stated is not None:
                 self.in_force, self._version = applications_from(stated, self.in_force), stated.version
         except (CorruptJournal, BadTable, OSError) as error:
-            # It may have said so, and prompts must not go over a wire in plain text by mistake.
+            # The statement may have refused plain HTTP, and prompts must not be sent in plain text by mistake.
             self.in_force = Applications(plain_http=PlainHttp.REFUSE)
             self._refuse(f"certificates of applications, and so plain HTTP is refused until they are known: {error}")
             if isinstance(error, CorruptJournal):
@@ -72,11 +71,13 @@ class ApplicationTlsState:
         try:
             self._journal.save(UNKNOWN)
         except OSError as error:
-            log.error("the next start would serve plain HTTP to everybody; this cannot be written down: %s", error)
+            log.error(
+                "the next start would serve plain HTTP to all clients; the setting cannot be journalled: %s", error
+            )
 
     async def accept(self, desired: DesiredHaproxy) -> bool:
-        """Put in force what was received, if HAProxy takes it beside the rest of `desired`. True: it is in force, and
-        is not what was before."""
+        """Puts the received statement into force, if HAProxy accepts it together with the rest of `desired`. Returns
+        whether it is in force and differs from the previous one."""
         stated, now_s = self._pending, asyncio.get_running_loop().time()
         if stated is None or now_s < self._accept_at_s:
             return False
@@ -101,24 +102,25 @@ class ApplicationTlsState:
         return True
 
     async def load(self, running: RunningHaproxy | None) -> None:
-        """Have HAProxy show what is in force; whatever fails is tried again by the next call."""
+        """Loads the certificates in force into HAProxy. Failures are retried by the next call."""
         if running is None:
             return
         try:
-            if await self._loader.load(running.life, self.in_force, self._process.admin):
+            if await self._certificates.load(running.life, self.in_force.certificates, self._process.admin):
                 log.info("HAProxy shows the certificates of applications that are in force now")
             self._load_problem = ""
         except (CommandRefused, Unreachable, OSError) as error:
             self._load_problem = f"certificates of applications: {error}"
 
     def _require_port(self, wanted: Applications) -> None:
-        """Before HAProxy listens there: it would not start any more, or share the port with whoever has it."""
+        """Checks the port before HAProxy listens on it: HAProxy would not start, or would share it with another
+        process."""
         host, port = self._settings.host, tls_port(self._settings.port)
         if wanted.certificates and not self.in_force.certificates and is_taken(host, port):
-            raise OSError(f"{host}:{port} is not free: end what listens there (`ss -ltnp` names it)")
+            raise OSError(f"{host}:{port} is in use: stop the process that listens there (`ss -ltnp` names it)")
 
     def _follow_plain_http(self, stated: ApplicationTls) -> bool:
-        """Whom to serve without TLS does not wait for certificates. True: that is another thing than before."""
+        """Applies the setting for plain HTTP without waiting for certificates. Returns whether it changed."""
         if stated.plain_http not in tuple(PlainHttp) or stated.plain_http == self.in_force.plain_http:
             return False
         self.in_force = replace(self.in_force, plain_http=PlainHttp(stated.plain_http))
@@ -131,6 +133,6 @@ class ApplicationTlsState:
 
 
 def _whole(stated: ApplicationTls, wanted: Applications) -> ApplicationTls:
-    """What was stated, with the texts that were there before where it had none."""
+    """The statement, with the previous PEM of certificates that came without."""
     certificates = tuple(ServerCertificate(name, pem) for name, pem in wanted.certificates.items())
     return ApplicationTls(stated.version, certificates, stated.plain_http)

@@ -1,4 +1,4 @@
-"""How an ingress says that it cannot carry a routing table out, and the checks of single values that say so. Pure."""
+"""The error for a routing table that an ingress cannot carry out, and checks of single values. Pure."""
 
 import ipaddress
 import re
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from engine_agent.protocol.ports import HIGHEST_PORT
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
-"""What HAProxy takes in the name of a backend or a server, less the colon."""
+"""Names that HAProxy accepts for backends and servers, without the colon."""
 
 
 class BadTable(ValueError):
-    """A routing table that no ingress can carry out; the text says what is wrong with what."""
+    """A routing table that no ingress can carry out; the text says why."""
 
 
 def check_name(what: str, name: str) -> None:
@@ -29,12 +29,12 @@ def check_distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadTable(f"{what} {name} is there twice")
+            raise BadTable(f"{what} {name} is listed twice")
         seen.add(name)
 
 
 def checked_address(what: str, address: str) -> str:
-    """The address in its one spelling.
+    """The address in canonical form.
 
     Raises:
         BadTable: it is none.

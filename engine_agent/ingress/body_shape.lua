@@ -1,10 +1,11 @@
--- Refuses a body whose shape a later reader could not take, or could understand in another way: nested too deeply, a name
--- that is too long or has a NUL, a NUL in the model's name. Whether the rest is JSON is for the cell to check.
+-- Refuses a body that a cell could not parse, or could read differently: nested too deeply, a name that is too long or
+-- has a NUL, a NUL in the model's name. The cell checks whether the rest is JSON.
 --
--- Loaded with the deepest nesting, the longest name in bytes and the most objects and lists (strict_json.py), for every thread.
--- In: the buffered body, txn.model. Out: txn.body_error with txn.body_code and txn.body_param (a JSON literal), or nothing.
+-- Loaded per thread, with the deepest nesting, the longest name in bytes and the maximum of objects and lists
+-- (strict_json.py). In: the buffered body, txn.model. Out: txn.body_error with txn.body_code and txn.body_param (a JSON
+-- literal), or nothing.
 --
--- Searches for single bytes pass nearly every body. A body in which they find that something may be wrong is read once.
+-- Searches for single bytes pass nearly every body. Only a suspicious body is parsed once.
 
 local MAX_DEPTH, MAX_NAME, MAX_CONTAINERS = ...
 MAX_DEPTH, MAX_NAME, MAX_CONTAINERS = tonumber(MAX_DEPTH), tonumber(MAX_NAME), tonumber(MAX_CONTAINERS)
@@ -13,7 +14,7 @@ local NUL = "\\u0000"
 
 local find, byte = string.find, string.byte
 
--- The last character before `at` that is no space, and where it is.
+-- The last character before `at` that is no space, and its position.
 local function before(text, at)
     at = at - 1
     local sign = byte(text, at)
@@ -24,7 +25,7 @@ local function before(text, at)
     return sign, at
 end
 
--- An object or a list begins the text, or follows a comma, a colon or a bracket. In prose and code few do.
+-- An object or a list begins the text, or follows a comma, a colon or a bracket. That is rare in prose and code.
 local function may_be_deep(text)
     local count = 0
     for _, opening in ipairs({ "{", "[" }) do
@@ -40,7 +41,7 @@ local function may_be_deep(text)
     end
 end
 
--- A name that ends with a quote and a colon, without another quote for so long.
+-- A name that ends with a quote and a colon, without another quote for this long.
 local function may_have_long_name(text)
     local here = find(text, ":", MAX_NAME, true)
     while here do
@@ -50,7 +51,7 @@ local function may_have_long_name(text)
     end
 end
 
--- Whether the character at `at` is escaped by a backslash before it.
+-- Whether a backslash escapes the character at `at`.
 local function is_escaped(text, at)
     local other = at - 1
     while byte(text, other) == BACKSLASH do other = other - 1 end
@@ -63,7 +64,7 @@ local function string_end(text, at)
     return stop
 end
 
--- The next NUL from `at` on, or nothing.
+-- The next NUL from `at` on, or nil.
 local function next_nul(text, at)
     local here = find(text, NUL, at, true)
     while here and is_escaped(text, here) do here = find(text, NUL, here + 1, true) end

@@ -1,9 +1,8 @@
-"""Carries what cells have in their prefix caches to HAProxy: asks the proxy of each cell for its list of prefixes, and
-for what changes, and hands both to `cache_index.lua`, which asks for them over a socket of the ingress.
+"""Copies the lists of cached prefixes from cell proxies to HAProxy: long-polls each cell for changes, and sends them to
+`cache_index.lua` over a socket of the ingress.
 
-A cell that does not answer, or does not know, has no list: requests then go by their sticky cells. It holds no request
-up, picks no cell, and keeps hashes only. Memory is bounded by what a cell may list and by how far a reader may be
-behind.
+A cell that does not answer, or has no index, has no list: its requests go by sticky cells. It delays no request, picks
+no cell, and keeps hashes only. Memory is bounded by the maximum list of a cell and the maximum lag of a reader.
 """
 
 import asyncio
@@ -32,22 +31,22 @@ from engine_agent.protocol.proxy_messages import (
 SOCKET = "cache-index.sock"
 ANSWER_LIMIT_S = CACHE_POLL_S + 5.0
 PAUSE_S = 0.05
-"""Between two questions to one cell, whatever it answers: it could answer at once for ever."""
+"""Between two requests to one cell, which could always answer immediately."""
 RETRY_S = 1.0
 TICK_S = 1.0
-"""How often readers hear that this is alive; they believe nothing after three of it."""
+"""How often readers get a sign of life. They ignore the lists after three missing ones."""
 TRY_AGAIN_S = 5.0
-"""After the socket could not be made."""
+"""Retry of a socket that could not be created."""
 LINE_PREFIXES = 256
 MAX_BEHIND_BYTES = 16 * 1024 * 1024
-"""Of one reader, which is a thread of HAProxy: one that takes nothing is cut, and asks for all of it again."""
+"""Maximum lag of one reader, a thread of HAProxy. A slower one is disconnected and requests everything again."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CellAddress:
-    """Where a cell's proxy answers. `tls_name`: what its certificate must be for; empty: a plain link."""
+    """The address of a cell's proxy. `tls_name`: required name in its certificate; empty: a plain link."""
 
     host: str
     port: int
@@ -55,7 +54,7 @@ class CellAddress:
 
 
 class CellPrefixes:
-    """The list of one cell, as far as it is known."""
+    """The known list of one cell."""
 
     def __init__(self) -> None:
         self.known: set[int] | None = None
@@ -66,7 +65,7 @@ class CellPrefixes:
         return f"?life={self._life}&after={self._upto}"
 
     def apply(self, server: str, changes: PrefixChanges) -> Iterator[str]:
-        """Take an answer; gives the lines that tell a reader of it.
+        """Applies an answer. Yields the lines for readers.
 
         Raises:
             BadChanges: it would make the list longer than any may be, or changes one that is not known.
@@ -77,7 +76,7 @@ class CellPrefixes:
             return
         added, removed = _numbers(changes.added), _numbers(changes.removed)
         if self.known is None and not changes.is_whole:
-            raise BadChanges("what changed of a list that was never whole")
+            raise BadChanges("changes of an unknown list")
         known = set(added) if changes.is_whole else ((self.known or set()) - set(removed)) | set(added)
         if len(known) > MAX_PREFIXES:
             raise BadChanges(f"{len(known)} prefixes; a cell lists {MAX_PREFIXES} at most")
@@ -125,24 +124,23 @@ class CacheFeed:
         self._readers: set[asyncio.StreamWriter] = set()
 
     def counts(self) -> dict[str, int]:
-        """Server -> prefixes that it has; without those that are not known."""
+        """Server -> number of its prefixes, without unknown lists."""
         return {name: len(each.known) for name, each in self._lists.items() if each.known is not None}
 
     def follow(self, cells: Mapping[str, CellAddress]) -> None:
-        """Ask these cells from now on, by the names of their servers, and no others."""
+        """Polls exactly these cells from now on, by the names of their servers."""
         for name, (address, task) in tuple(self._tasks.items()):
             if cells.get(name) != address:
                 task.cancel()
                 del self._tasks[name]
-                self._tell(self._lists.pop(name).lose(name))
+                self._send_to_readers(self._lists.pop(name).lose(name))
         for name, address in cells.items():
             if name not in self._tasks:
                 self._lists[name] = CellPrefixes()
-                task = asyncio.get_running_loop().create_task(self._ask_for_ever(name, address))
+                task = asyncio.get_running_loop().create_task(self._poll(name, address))
                 self._tasks[name] = address, task
 
     async def run(self) -> None:
-        """Serve readers until cancelled."""
         try:
             await self._serve()
         finally:
@@ -153,16 +151,16 @@ class CacheFeed:
             try:
                 server = await self._listen()
             except OSError as error:
-                log.warning("%s: %s; requests go by their sticky cells", self._path, error)
+                log.warning("%s: %s; requests use their sticky cells", self._path, error)
                 await asyncio.sleep(TRY_AGAIN_S)
                 continue
             async with server:
                 while True:
                     await asyncio.sleep(TICK_S)
-                    self._tell(("tick\n",))
+                    self._send_to_readers(("tick\n",))
 
     async def _listen(self) -> asyncio.Server:
-        # One that an agent of before left would refuse this one its name.
+        # A socket file of a previous agent would make `bind` fail.
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -173,20 +171,20 @@ class CacheFeed:
         return server
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A thread of HAProxy asks: all that is known, and then what changes."""
+        """A thread of HAProxy connects: sends all lists, then changes."""
         for name, each in self._lists.items():
             if each.known is not None:
                 writer.write("".join(whole_lines(name, each.known)).encode())
         writer.write(b"tick\n")
         self._readers.add(writer)
         try:
-            await reader.read()  # it never says anything: this is its end
+            await reader.read()  # readers send nothing: this returns when they disconnect
         except OSError:
             pass
         finally:
             self._readers.discard(writer)
 
-    def _tell(self, lines: Iterable[str]) -> None:
+    def _send_to_readers(self, lines: Iterable[str]) -> None:
         text = "".join(lines).encode()
         if not text:
             return
@@ -197,7 +195,7 @@ class CacheFeed:
             else:
                 writer.write(text)
 
-    async def _ask_for_ever(self, name: str, address: CellAddress) -> None:
+    async def _poll(self, name: str, address: CellAddress) -> None:
         prefixes = self._lists[name]
         client = HttpClient(self._context if address.tls_name else None, address.tls_name)
         host = f"[{address.host}]" if ":" in address.host else address.host
@@ -209,12 +207,12 @@ class CacheFeed:
                     answer = await client.request("GET", url + prefixes.query, timeout_s=ANSWER_LIMIT_S)
                     if answer.status != 200:
                         raise BadChanges(f"status {answer.status}")
-                    self._tell(tuple(prefixes.apply(name, decode_prefixes(answer.body))))
+                    self._send_to_readers(tuple(prefixes.apply(name, decode_prefixes(answer.body))))
                     await asyncio.sleep(PAUSE_S)
                 except (NoResponse, BadChanges) as error:
                     if prefixes.known is not None:
-                        log.warning("%s: what it has in its cache is not known: %s", name, error)
-                    self._tell(tuple(prefixes.lose(name)))
+                        log.warning("%s: its cached prefixes are unknown: %s", name, error)
+                    self._send_to_readers(tuple(prefixes.lose(name)))
                     await asyncio.sleep(RETRY_S)
         finally:
             client.close()

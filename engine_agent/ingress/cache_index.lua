@@ -1,11 +1,11 @@
--- What cells have in their prefix caches, in each thread of HAProxy for itself: sets of hashes of beginnings of texts, by the
--- names of servers. The agent sends them over a socket, whole at first and then what changes; while it is silent nothing
--- here counts. It decides nothing: `pick_cell.lua` asks it.
+-- The prefix caches of cells, per thread of HAProxy: sets of hashes of text beginnings, by the names of servers. The
+-- agent sends them over a socket, first as a whole, then changes. While it is silent they do not count. `pick_cell.lua`
+-- queries them.
 --
--- Lines: `whole SERVER` (forget what it had, and list it), `add SERVER HASHES`, `del SERVER HASHES`, `gone SERVER`, `tick`.
+-- Lines: `whole SERVER` (start a new list), `add SERVER HASHES`, `del SERVER HASHES`, `gone SERVER`, `tick`.
 
 local SOCKET = "unix@cache-index.sock"
-local SILENT_S = 3 -- the agent says something each second
+local SILENT_S = 3 -- the agent sends something each second
 local RETRY_MS = 500
 local DIGITS = ("%x"):rep(12)
 
@@ -53,7 +53,7 @@ function cache_index.is_fresh()
     return now_s() - heard_s < SILENT_S
 end
 
--- How many of these beginnings, each longer than the one before, a server has; nothing: it does not say.
+-- The number of these beginnings, each longer than the one before, that a server has; nil if it has no list.
 function cache_index.depth(server, hashes)
     local set = servers[server]
     if not set then return end

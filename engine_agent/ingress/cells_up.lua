@@ -1,4 +1,4 @@
--- How many cells of a backend can take requests now. HAProxy's own `nbsrv` counts the server no-cell, too, when
+-- The number of cells of a backend that can take requests now. HAProxy's `nbsrv` also counts the server no-cell when
 -- there is none.
 
 core.register_converters("cells_up", function(backend)

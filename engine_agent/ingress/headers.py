@@ -1,96 +1,92 @@
-"""Headers that applications, ingresses and cells speak in. Names only; a header means what its docstring says."""
+"""Header names between applications, ingresses and cells. `haproxy.cfg.j2` contains them literally."""
 
 from typing import Final
 
 HOP: Final = "X-Switchyard-Hop"
-"""On a request that another region's ingress sent here: it must be served here or not at all."""
+"""On a request of another region's ingress: it must be served here or not at all."""
 HELD: Final = "X-Switchyard-Held-Since-Ms"
-"""On a request that no cell can take and that may be held: when it came, in milliseconds since 1970. An application's
-own value is removed."""
+"""On a request for a pool without cells: when it arrived, in milliseconds since 1970. Clients' values are removed."""
 WORKER: Final = "X-Switchyard-Worker"
-"""On a request of a pool whose requests may be held: the pid of the worker that has it, or whose queue it is in. During
-a reload there are several."""
+"""On a request for a pool that can hold requests: the pid of the worker that has it, or whose queue it is in. During a
+reload there are several."""
 CLASS: Final = "X-Switchyard-Class"
-"""A request may be less urgent than its pool, never more."""
+"""On a request: its class, which can be less urgent than its pool's, never more."""
 CELL: Final = "X-Switchyard-Cell"
-"""On a response: the cell that gave it."""
+"""On a response: its cell."""
 SERVER: Final = "X-Switchyard-Server"
-"""On a request to a cell: which start of which cell it is for; another refuses it."""
+"""On a request to a cell: the start of the cell that it is for. Others refuse it."""
 RETRY: Final = "X-Switchyard-Retry"
-"""On a cell's 503: it did not send the request to its engine."""
+"""On a cell's 503: the engine did not get the request."""
 ERROR: Final = "X-Switchyard-Error"
-"""On a 5xx of ours: its code, by which the ingress that the client asked counts it."""
+"""On a 5xx of ingress or cell: its code, for the counts of the ingress that the client connected to."""
 UNSERVED: Final = "X-Switchyard-Unserved"
-"""On an answer of the frontend that stands in for cells: it is a 503 that must not be sent again from here."""
+"""On an answer of the frontend `no-cell`: a 503 that must not be retried here."""
 REGION: Final = "X-Switchyard-Region"
-"""On a response: the region of that cell."""
+"""On a response: the region of its cell."""
 INGRESS: Final = "X-Switchyard-Ingress"
-"""On a response: the ingress that chose the cell. Where regions were crossed it is not the one that was asked."""
+"""On a response: the ingress that chose the cell. Across regions it is not the one that the client connected to."""
 TENANT: Final = "X-Switchyard-Tenant"
-"""On a request: whose it is, by its key. An application's own value is removed."""
+"""On a request: the tenant of its key. Clients' values are removed."""
 KEY: Final = "X-Switchyard-Key"
-"""On a request to a cell: the prefix of the key that it came with. On its way through a body parser: that, and `|1`
-behind it where the key does not open every pool. An application's own value is removed."""
+"""On a request to a cell: the prefix of its key. On its way through a body parser: followed by `|1` if the key does not
+open every pool. Clients' values are removed."""
 MODEL: Final = "X-Switchyard-Model"
-"""On a request that a body parser sends back, and on its response: the model, URL-encoded as it came out of a body. On
-a request to a cell, too: it refuses a body in which it finds another."""
+"""On a request from a body parser, and on its response: the model, URL-encoded. On a request to a cell: the cell
+refuses a body in which it finds another model."""
 ADAPTER: Final = "X-Switchyard-Adapter"
-"""On a request to a cell: the model's name is this adapter's, URL-encoded; a cell that has none such refuses it."""
+"""On a request to a cell: the name of an adapter, URL-encoded. A cell without it refuses the request."""
 BODY: Final = "X-Switchyard-Body"
-"""On a request to a body parser: the digest of its body is of use, because marks of other regions are for it. On one
-that a body parser sends back: that digest."""
+"""On a request to a body parser: the digest of its body is needed for hop marks. On one from a body parser: that
+digest."""
 STORED: Final = "X-Switchyard-Stored"
-"""On a large request that a body parser sends back: it needs what the control plane keeps. On the control plane's
-response to such a request: `counted`, it sent the request on, whose tokens were charged there; `later`, it will, and
-the request counts then."""
+"""On a large request from a body parser: it needs the control plane. On the control plane's response to it: `counted`,
+it was forwarded, and its tokens were counted there; `later`, it will be, and counts then."""
 COUNTED: Final = "X-Switchyard-Counted"
-"""On a request to the control plane that must be kept: a proof that an ingress has counted it against its key. On the
-request that it sends on: its own proof of that."""
+"""On a request to the control plane: proof that an ingress has counted it against its key. On the request that the
+control plane forwards: its own proof of that."""
 POOL: Final = "X-Switchyard-Pool"
-"""Beside a proven hop mark: the backend of the pool that the request is for."""
+"""With a proven hop mark: the backend of the pool that the request is for."""
 ATTEMPT: Final = "X-Switchyard-Attempt"
-"""On a request that may be sent again within an ingress: which request it is an attempt of."""
+"""On a request that can be sent again within an ingress: the id of all its attempts."""
 OVERFLOW: Final = "X-Switchyard-Overflow"
-"""Beside a hop mark: the region that it comes from has cells, and could not take the request. It must not displace
-others."""
+"""With a hop mark: the request is overflow. Its region has cells, without room for it, so it must not displace others.
+"""
 TRAIL: Final = "X-Switchyard-Trail"
-"""On a response that goes on within an ingress: what its request met behind here, for the access log."""
+"""On a response within an ingress: the results of its attempt, for the access log."""
 LIMITS: Final = "X-Switchyard-Limits"
-"""On a request to a cell: which limits of one request's work differ from the defaults."""
+"""On a request to a cell: limits of its work that differ from the defaults."""
 DEPLOYMENT: Final = "X-Switchyard-Deployment"
-"""On a request to a cell: the model's name led here, so the engine's own name may take its place. On a response:
-the deployment that gave it."""
+"""On a request to a cell: it was routed by the model's name, which the engine's own name can replace. On a response:
+its deployment."""
 SESSION: Final = "X-Session-Id"
-"""On a request: which conversation it belongs to."""
+"""On a request: its conversation."""
 AFFINITY: Final = "X-Switchyard-Affinity"
-"""On a request to a body parser: its affinity key is of use. On one that a body parser sends back: the hash of that
-key."""
+"""On a request to a body parser: its affinity key is needed. On one from a body parser: the hash of that key."""
 OF_CACHES: Final = "X-Switchyard-Cache-"
-"""How the names of those begin that are about caches; an application's own are removed."""
+"""Prefix of headers about caches. Clients' are removed."""
 PREFIXES: Final = "X-Switchyard-Cache-Prefixes"
-"""On a request to a cell: hashes of the beginnings of its text (`prompt_prefixes.lua`), by which the cell learns what
-its engine's blocks are of. On a request to a body parser: they are of use. On one that a body parser sends back: they,
-not of any tenant yet."""
+"""On a request to a cell: hashes of the beginnings of its text (`prompt_prefixes.lua`), which map the engine's blocks
+to text. On a request to a body parser: they are needed. On one from a body parser: the hashes, not yet of a tenant."""
 MATCHED: Final = "X-Switchyard-Cache-Matched"
-"""On a request to a cell: how many bytes of its text that cell is to have in its cache."""
+"""On a request to a cell: how many bytes of its text the cell is expected to have in its cache."""
 CACHE_SCOPE: Final = "X-Switchyard-Cache-Scope"
-"""On a request to a cell: whose prompts in the engine's cache it may find; those of nobody else."""
+"""On a request to a cell: whose cached prompts it may find."""
 DEADLINE: Final = "X-Switchyard-Deadline-Ms"
-"""On a request: within how many milliseconds it is of use."""
+"""On a request: milliseconds until it is useless."""
 ARRIVED: Final = "X-Switchyard-Arrived-Ms"
-"""Beside a deadline: when the first ingress had the request, in milliseconds since 1970; what it waited counts."""
+"""With a deadline: when the first ingress received the request, in milliseconds since 1970. The wait since then counts.
+"""
 API_KEY: Final = "X-Api-Key"
-"""Where clients of Anthropic's API show their key; `Authorization` says the same."""
+"""The key in Anthropic's API; `Authorization` is equivalent."""
 ONCE: Final = (CLASS, DEADLINE, ARRIVED, TENANT, HOP, POOL, SESSION, "Authorization", API_KEY)
-"""What decides about a request: of two, one reader would take the first and another the last."""
+"""Headers that may only occur once: of two, one reader would take the first and another the last."""
 OWN_PREFIX: Final = "X-Switchyard-"
-"""How the names of our own headers begin."""
 FROM_CLIENTS: Final = (CLASS, DEADLINE, COUNTED)
-"""Own headers that a client may send. `COUNTED` counts only with its proof."""
+"""Internal headers that a client may send. `COUNTED` counts only with its proof."""
 FROM_INGRESSES: Final = (HOP, POOL, TENANT, ARRIVED, OVERFLOW)
-"""Own headers that another region's ingress may send, and that count only with a proven hop mark. An ingress removes
-all others from what it receives."""
+"""Internal headers that another region's ingress may send. They count only with a proven hop mark. All others are
+removed."""
 REQUEST_ID: Final = "X-Request-Id"
 PROMPT_TOKENS: Final = "X-Switchyard-Prompt-Tokens"
 COMPLETION_TOKENS: Final = "X-Switchyard-Completion-Tokens"
-"""On a cell's response, if it knew them before it began: prompt and completion tokens."""
+"""On a cell's response, if known before it began: prompt and completion tokens."""

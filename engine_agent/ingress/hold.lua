@@ -1,18 +1,17 @@
--- The front of the queue of a pool's held requests: lets its one request go once there is a cell that has room for it, or
--- another region that may serve it; or says that its time is over, or that the cell may have no machines. It never sends a
--- request anywhere.
+-- The first request in the queue of a pool on hold waits here. It is released when a cell has room for it, or another
+-- region may serve it; or it gets an error because its time is over, or because the pool gets no machines.
 --
 -- In: txn.deployment; txn.pool and txn.spill, names of backends; txn.held_since_ms, txn.hold_s. Out: txn.goes, or
 -- txn.withheld, or nothing.
 --
--- Those that were let go come before all others in the pool's queue. So that they do not wait there past its time, as many
--- go as there are free places, and one more for each cell: the next when a cell has taken one.
+-- Released requests come before all others in the pool's queue. So that their time does not end there, as many are
+-- released as there are free places, and one more per cell: the next one when a cell has taken one.
 
 local POLL_MS = 50
-local FORGET_S = 1 -- one that was let go and met no cell within this has left
+local FORGET_S = 1 -- a released request that reached no cell within this time has left
 
-local withheld = Map.new("withheld.map", Map._str) -- the one that rules look into: changes of it are seen here, too
-local pools = {} -- name of the backend -> what was let go and no cell has taken yet
+local withheld = Map.new("withheld.map", Map._str) -- shared with the rules, so changes are visible here
+local pools = {} -- name of the backend -> released requests that no cell has taken yet
 
 local function now_s()
     local now = core.now()
@@ -66,7 +65,7 @@ core.register_action("wait_for_cell", { "http-req" }, function(txn)
         + (tonumber(txn:get_var("txn.hold_s")) or 0)
     ring()
     while now_s() < gives_up_at do
-        -- A worker that a reload replaced learns of no new cell: who sent the request sends it to the new worker.
+        -- An old worker does not see new cells: the sender sends the request to the new worker.
         if has_room(pool) or is_served_elsewhere(spill) or tonumber(core.get_info().Stopping) == 1 then
             txn:set_var("txn.goes", 1)
             return

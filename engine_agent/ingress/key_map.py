@@ -1,7 +1,7 @@
-"""The application keys of a routing table as the entries of one HAProxy map. Pure.
+"""The application keys of a routing table as one HAProxy map. Pure.
 
-A key is found by the SHA-256 of the key that the application sent, so the map opens nothing to whoever reads it.
-Everything about keys is in one map, because one map changes in one instant.
+Keys are looked up by SHA-256, so the map does not reveal them. All key data is in one map, because a map changes in one
+instant.
 """
 
 import hashlib
@@ -14,26 +14,25 @@ from engine_agent.protocol.ingress_messages import ORIGIN, ApiKey, RoutingTable
 from engine_agent.protocol.states import ServingClass
 
 KEYS_MAP = "keys.map"
-"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key that is restricted to pools opens;
-`prefix@origin` -> 1 for each origin of a key, and `.any@origin` for those of all keys."""
+"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a scoped key opens; `prefix@origin` -> 1 for
+each origin of a key, and `.any@origin` for those of all keys."""
 KEY_ORIGIN, ANY_KEY = "@", ".any"
 REQUIRED_ENTRY = ".required"
-"""1: no request is served without a key."""
+"""1: every request needs a key."""
 CONTENT_ENTRY = ".content"
-"""Digest of all other entries of a map: reading thousands of them back four times a second would cost too much."""
+"""Digest of all other entries, which are too many to read back four times a second."""
 SEPARATOR = "|"
-"""Between the fields of a record; HAProxy's own `;` ends a command."""
+"""Between the fields of a record. In HAProxy, `;` ends a command."""
 NEVER = 253_402_300_799
-"""Expiry of a key that has none: the end of the year 9999."""
+"""Expiry of a key without one: the end of the year 9999."""
 PREFIX = re.compile(r"[0-9a-f]{4,16}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_LIMIT = 2**31 - 1
-"""HAProxy counts in 32 bits."""
 
 
 class KeyField(IntEnum):
-    """Place of each field in a record, from 1 as HAProxy's `field` counts."""
+    """Place of each field in a record; HAProxy's `field` counts from 1."""
 
     PREFIX = 1
     TENANT = 2
@@ -43,18 +42,16 @@ class KeyField(IntEnum):
     TOKENS_PER_MIN = 6
     MAX_CONCURRENT = 7
     SCOPED = 8
-    """1: it opens only the pools that have an entry for it."""
+    """1: it opens only pools with an entry."""
     LIMITED = 9
-    """1: it has a limit."""
     SENDER = 10
-    """1: the control plane shows it, in the place of the application. Else the digest of the text that it shows for
-    this key, by which it knows that a request came through an ingress; or 0."""
+    """1: the control plane's second text of this key. Otherwise the digest of that text, which proves that an ingress
+    has counted a request; or 0."""
     OVER_QUOTA = 11
-    """1: its tenant's budget is used up."""
 
 
 def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
-    """The entries of `KEYS_MAP`; `backend_of` maps the name of each pool of the table to its backend.
+    """The entries of `KEYS_MAP`. `backend_of`: pool -> backend.
 
     Raises:
         BadTable: a key that cannot be meant.
@@ -68,7 +65,7 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
         entries[key.digest] = _record(key, is_over)
         if key.sender_digest:
             entries[key.sender_digest] = _record(key, is_over, most_urgent=ServingClass.NEAR_REALTIME, sender=True)
-        # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
+        # Pools that this region does not have are no error: deployments come and go.
         entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
         entries |= _origin_entries(key)
     return entries | {CONTENT_ENTRY: _digest_of(entries)}
@@ -82,7 +79,6 @@ def _origin_entries(key: ApiKey) -> dict[str, str]:
 
 
 def urgency_of(serving_class: ServingClass) -> int:
-    """0 for the most urgent class."""
     return list(ServingClass).index(serving_class)
 
 
@@ -128,5 +124,5 @@ def _check_distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadTable(f"{what} {name} is of two keys")
+            raise BadTable(f"{what} {name} belongs to two keys")
         seen.add(name)

@@ -1,20 +1,19 @@
--- Limits of application keys: requests and tokens per minute, and requests at once. A limit of N per minute is a bucket
--- of N that fills at N a minute: N may come at once, and a response of "too many" states exactly when to retry. Tokens
--- are charged when the model is known, by an estimate, and settled when the completion ends, by what was really generated.
--- Requests are counted before anything of their body is read, so a body that is refused counts, too. Only requests of keys
--- with limits come here; it never routes, and what it knows is this process's own and gone with it.
+-- Limits of application keys: requests and tokens per minute, and concurrent requests. A limit of N per minute is a
+-- bucket of N that fills at N a minute: N may come together, and an error states exactly when to retry. Tokens are
+-- charged by an estimate when the model is known, and settled by the generated tokens at the end. Requests are counted
+-- before their body is read, so refused bodies count. Only requests of keys with limits run this script. Its state
+-- belongs to the process and is lost with it.
 --
--- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key.
--- txn.is_counted: it was counted where it came in, and only its tokens count here (stored_responses.py).
--- Out: of a request over a limit txn.refusal, as refuse.lua takes it; of every one txn.limited; of one whose tokens are to be
--- charged (charge_tokens) txn.charges.
+-- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key. txn.is_counted: an
+-- ingress has counted it, so only its tokens count here (haproxy.cfg.j2). Out: txn.refusal for refuse.lua, if it is
+-- over a limit; txn.limited; txn.charges, if charge_tokens has to charge its tokens.
 
-local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record; key_map.py has all of them
+local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record, see key_map.py
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
 local INITIAL_ESTIMATE_TOKENS = 256 -- of a completion, until a key has had some
 local MOST_ANSWERS = 1024      -- of one request; no deployment allows more
 local WEIGHT = 0.2            -- of the newest completion in a key's mean
-local MAX_HELD_BYTES = 65536  -- of an event, and of a body that is none; nothing is looked for in a longer one
+local MAX_HELD_BYTES = 65536  -- of an event, and of a body that is not a stream; longer ones are not parsed
 local PROMPT_HEADER, COMPLETION_HEADER = "x-switchyard-prompt-tokens", "x-switchyard-completion-tokens"
 local ESCAPE = 92             -- a backslash
 local SWEEP_S = 600
@@ -42,7 +41,7 @@ local function seconds_until(bucket, limit, level)
     return math.max(0, level - bucket.level) * 60 / limit
 end
 
--- A duration as OpenAI's headers write it: 120ms, 7.5s, 6m0s.
+-- A duration in the format of OpenAI's headers: 120ms, 7.5s, 6m0s.
 local function duration(s)
     if s < 1 then return string.format("%dms", math.ceil(s * 1000)) end
     if s < 60 then return (string.format("%.3f", s):gsub("%.?0+$", "")) .. "s" end
@@ -71,7 +70,7 @@ local function refuse_for_now(txn, kind, bucket, limit, wanted)
         kind, limit, used, math.ceil(wanted), duration(wait_s)))
 end
 
--- Tokens of the prompt, and of the completions, whose length and number the request may state.
+-- Estimates the tokens of the prompt, and of the completions, whose length and number the request can state.
 local function estimate(txn, account)
     local bytes = math.max(number(txn.f:req_body_size()), number(txn.f:req_hdr_val("content-length")))
     local completion = account.mean_tokens or INITIAL_ESTIMATE_TOKENS
@@ -127,7 +126,7 @@ local function charge_tokens(txn)
     if not (account and account.tokens and tpm > 0) then return end
     account.tokens = filled(account.tokens, tpm, now_s())
     local prompt, completion = estimate(txn, account)
-    -- One request may need more than a minute's tokens: it passes when all of them are there, and leaves a debt.
+    -- One request can need more than a minute's tokens: it passes when the bucket is full, and leaves a debt.
     local wanted = math.min(prompt + completion, tpm)
     if account.tokens.level < wanted then
         refuse_for_now(txn, "tokens", account.tokens, tpm, wanted)
@@ -139,7 +138,7 @@ local function charge_tokens(txn)
     keep_limit(txn, "tokens", account.tokens, tpm)
 end
 
--- Puts what was really used in the place of the estimate, once. `completion` nil: there was none, so nothing was used.
+-- Replaces the estimate by the used tokens, once. `completion` nil: there was none, so nothing was used.
 local function settle(txn, total, completion)
     local prompt, guessed = txn:get_var("txn.charged_prompt"), txn:get_var("txn.charged_completion")
     if not prompt then return end
@@ -153,7 +152,7 @@ local function settle(txn, total, completion)
     end
 end
 
--- Gives a request back to its limit: it was handed in for later, and counts when it is sent.
+-- Returns a request to its limit: it was accepted for later, and counts when it is sent.
 local function uncount(txn)
     local prefix, rpm = fields_of(txn:get_var("txn.key"))
     local account = accounts[prefix]
@@ -161,9 +160,8 @@ local function uncount(txn)
     account.requests.level = math.min(rpm, account.requests.level + 1)
 end
 
--- States in OpenAI's headers what is left, and settles what is known already: of a failed response, or one whose tokens
--- were charged elsewhere, that nothing was used; of one that its cell had whole, what its cell says. Of a
--- stream the cell says how long its prompts are.
+-- Sets OpenAI's headers for the rest of the limits, and settles known usage: 0 for a failed response and for tokens
+-- that were charged elsewhere; the cell's counts for a complete response; the cell's prompt tokens for a stream.
 local function settle_key(txn)
     for _, kind in ipairs({ "requests", "tokens" }) do
         for _, what in ipairs({ "limit", "remaining", "reset" }) do
@@ -184,8 +182,8 @@ local function settle_key(txn)
     end
 end
 
--- The text of an object that is a member of a JSON object, at the top of it; nil if there is none. Text that a model or
--- a client wrote is inside strings or deeper, so it is not found.
+-- The text of an object that is a top-level member of a JSON object; nil if there is none. Text of models and clients
+-- is inside strings or deeper, so it cannot match.
 local function member(text, name)
     local depth, at, begins, key, is_key = 0, 1, nil, nil, false
     while true do
@@ -221,7 +219,7 @@ local function count(usage, name)
     return tonumber(usage:match('"' .. name .. '"%s*:%s*(%d+)'))
 end
 
--- Reads along the responses of requests that were charged for tokens, and no others.
+-- Reads the responses of requests that were charged for tokens.
 local Meter = { id = "tokens of application keys", flags = filter.FLT_CFG_FL_HTX }
 Meter.__index = Meter
 
@@ -236,7 +234,7 @@ function Meter:start_analyze(txn, channel)
     end
 end
 
--- Usage is where OpenAI's completions, its responses and Anthropic's messages have it; the last that is said counts.
+-- Usage is in the places of OpenAI's completions, its responses and Anthropic's messages; the last one counts.
 function Meter:read(data)
     local usage = member(data, "usage")
     for _, around in ipairs({ "response", "message" }) do
@@ -266,8 +264,7 @@ function Meter:http_payload(_, message)
     if #self.held > MAX_HELD_BYTES then self.held, self.is_long = "", true end
 end
 
--- A stream that was cut before it said what was used is settled by what came of it; a body that is too long to be read by
--- what was guessed.
+-- A stream that was cut before its usage is settled by its events; a body that is too long to parse, by the estimate.
 function Meter:end_analyze(txn, channel)
     if not (self.reads and channel:is_resp()) then return end
     if self.events == 0 and not self.is_long then self:read(self.held) end

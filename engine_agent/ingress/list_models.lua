@@ -1,7 +1,7 @@
--- Which models a key that is for some pools only is shown: those that lead to one of its pools.
+-- The models that a scoped key may see: those of its pools.
 --
--- In: txn.key_prefix; txn.model, if one model is asked for. Out: txn.listing, the body of GET /v1/models; or, of one model
--- that the key does not open, no txn.pool any more.
+-- In: txn.key_prefix; txn.model, for a single model. Out: txn.listing, the body of GET /v1/models; for a single model
+-- that the key does not open, txn.pool is unset.
 
 local keys = Map.new("keys.map", Map._str)
 local listing = Map.new("listing.map", Map._str)

@@ -1,6 +1,6 @@
-"""`python -m engine_agent ingress …`: reads the command line, and runs one ingress agent until SIGTERM or SIGINT.
+"""`python -m engine_agent ingress …`: parses the command line and runs one ingress agent until SIGTERM or SIGINT.
 
-SIGTERM or SIGINT stops HAProxy too, after its streams had a moment; a killed agent leaves it serving.
+These signals stop HAProxy as well, after a moment for its streams. A killed agent leaves it serving.
 """
 
 import argparse
@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine_agent.ingress.agent import IngressAgent
-from engine_agent.ingress.haproxy import find_binary, find_master
-from engine_agent.ingress.port_claim import port_claimed
-from engine_agent.ingress.sections import CONFIG_FILE
+from engine_agent.ingress.config import CONFIG_FILE
+from engine_agent.ingress.haproxy import find_binary, find_master, port_reserved
 from engine_agent.ingress.settings import IngressSettings, most_connections
 from engine_agent.node import procfs
 from engine_agent.node.accounts import Service, open_way, service_account
@@ -44,7 +43,6 @@ MAX_THREADS = 4
 
 
 def run(argv: list[str]) -> int:
-    """Run an ingress agent with these arguments; return the exit status."""
     os.umask(0o077)
     arguments = _parser().parse_args(argv)
     state_dir: Path = arguments.home.resolve()
@@ -57,16 +55,16 @@ def run(argv: list[str]) -> int:
             settings = _settings(arguments, state_dir, tuple(sorted(enrolment.servers.all)))
             _open_folders(settings)
             config = state_dir / CONFIG_FILE
-            with port_claimed(settings.host, settings.port, lambda: find_master(config) is not None):
+            with port_reserved(settings.host, settings.port, lambda: find_master(config) is not None):
                 asyncio.run(_serve(settings, find_binary(), enrolment, _metrics_port(arguments)))
     except (ValueError, OSError) as error:
-        print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
+        print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - for the operator
         return 1
     return 0
 
 
 def default_threads() -> int:
-    """A thread for each processor that this process may run on: more would only wait for each other."""
+    """One per processor of this process: more would only wait for each other."""
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
@@ -126,7 +124,7 @@ def _control_plane_name(servers: tuple[str, ...], state_dir: Path) -> str:
 
 
 def _open_folders(settings: IngressSettings) -> None:
-    """Let HAProxy's workers pass to each other's sockets; they read nothing that lies beside."""
+    """Lets HAProxy's workers reach each other's sockets. They cannot read the other files."""
     for folder in (settings.state_dir, *(settings.state_dir / tier.name for tier in settings.body_parsers)):
         folder.mkdir(mode=0o700, exist_ok=True)
         open_way(folder, settings.worker_account is not None)
@@ -134,7 +132,7 @@ def _open_folders(settings: IngressSettings) -> None:
 
 @contextlib.contextmanager
 def _only_agent_of(state_dir: Path) -> Iterator[None]:
-    """Two agents would undo each other's steps.
+    """Locks the state directory: two agents would undo each other's steps.
 
     Raises:
         OSError: another agent has this state directory, or it cannot be written.
@@ -175,6 +173,6 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
-        task.result()  # an agent that fails leaves HAProxy serving
+        task.result()
     log.info("stopping HAProxy; its streams have %g s", STOP_GRACE_S)
     await ingress.stop(STOP_GRACE_S)

@@ -1,3 +1,3 @@
--- Lets a request wait for so many milliseconds before it is sent again. It never routes.
+-- Delays a request for so many milliseconds before it is sent again.
 
 core.register_action("pause", { "http-req" }, function(_, ms) core.msleep(tonumber(ms)) end, 1)

@@ -1,28 +1,28 @@
--- Finds the cell of a request: where cells say what they have in their caches, the one that has most of its text, if it is
--- not overloaded. Else, and where that is not worth it, the one that served its key last, while that is not overloaded;
--- else the least loaded that has room. Its cell is the sticky cell of its key from then on. It notes a name, or none; HAProxy
--- then goes there, or to the cell with the fewest requests, or queues for all of them.
+-- Picks the cell of a request. If cells report their caches: the one with most of its text, unless it is overloaded.
+-- Otherwise, or if that is too little text: the last cell of its key, unless it is overloaded. Otherwise the least
+-- loaded one with room. The picked cell becomes the sticky cell of the key. Without a picked cell, HAProxy takes the
+-- cell with the fewest requests, or queues the request.
 --
--- Overloaded is full, or above `load_bound` times its part of what there is, by what each cell runs at once; but a cell that is
--- lightly loaded keeps its keys whatever the others do, because a bound on the mean forbids a second request at a cell while the
--- pool is nearly idle.
+-- Overloaded means full, or above `load_bound` times its share of the requests, by concurrency. A lightly loaded cell
+-- keeps its keys in any case, because a bound on the mean would forbid a second request at a cell while the pool is
+-- nearly idle.
 --
--- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky cell
--- as gpt0; txn.prefixes, if the pool goes by caches; txn.cache_scope, what else tells its blocks from others'.
--- Out: txn.cell_server, the name of a server, and txn.sticky_cell, the number that stands for it in the table; or nothing.
--- txn.scoped_prefixes and txn.matched, for the cell: the beginnings in its scope, and how many bytes that cell is to have.
+-- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky
+-- cell as gpt0; txn.prefixes, if the pool goes by caches; txn.cache_scope, which separates its blocks from others. Out:
+-- txn.cell_server, the name of a server, and txn.sticky_cell, its number in the table; or nothing. txn.scoped_prefixes
+-- and txn.matched, for the cell: the beginnings in its scope, and how many bytes of them the cell is expected to have.
 
-local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
+local LIGHT_SHARE = 0.25 -- of a cell's concurrency: up to here it is not overloaded
 
 local STATUS_AGE_S = 0.1
-local WORTH_BYTES = 2048 -- less of a text is read in no time, and many texts begin alike
-local LOAD_BYTES = 8192   -- what a request that a cell has is worth: 2,000 tokens, see docs/bench/caches.md
+local WORTH_BYTES = 2048 -- a shorter text is read quickly, and many texts begin alike
+local LOAD_BYTES = 8192   -- the cost of a request that a cell already has: 2,000 tokens, see docs/bench/caches.md
 local MASK = 0xffffffffffff
 
-local pools = {} -- backend -> its cells, read anew when the text changes
-local turn = 0   -- so that equally loaded cells get new keys in turn
+local pools = {} -- backend -> its cells, parsed again when the text changes
+local turn = 0   -- gives new keys to equally loaded cells in turn
 
--- FNV-1a: the number of a cell is the same in other threads and in the worker after a reload.
+-- FNV-1a: a cell has the same number in all threads and after a reload.
 local function number_of(name)
     local hash = 2166136261
     for at = 1, #name do hash = ((hash ~ name:byte(at)) * 16777619) & 0xffffffff end
@@ -41,7 +41,7 @@ local function read(text)
     return pool
 end
 
--- Whether its health check says that it wants nothing new, as of up to STATUS_AGE_S ago: asking costs what a request does.
+-- Whether its health check shows that it drains, at most STATUS_AGE_S ago: a query costs as much as a request.
 local function drains_itself(backend, cell, server)
     local now = core.now()
     local now_s = now.sec + now.usec / 1e6
@@ -51,7 +51,7 @@ local function drains_itself(backend, cell, server)
     return cell.stops
 end
 
--- The share of the cell that is in use, or nothing if it cannot take a request.
+-- The share of the cell that is in use, or nil if it cannot take a request.
 local function load_of(txn, backend, cell)
     local server = core.backends[backend].servers[cell.name]
     if not server or server:is_draining() or drains_itself(backend, cell, server) then return end
@@ -70,19 +70,20 @@ local function least_loaded(txn, backend, pool)
     return best
 end
 
--- The share of a cell that is in use, or nothing if it can take no request, or should not by the load of the others.
+-- The share of a cell that is in use, or nil if it cannot take a request, or should not because of the load of the
+-- others.
 local function bounded_load(txn, backend, pool, cell)
     local load = load_of(txn, backend, cell)
     if load and load >= LIGHT_SHARE then
-        -- be_conn counts this request, too; nbsrv is not 0, because this cell is up.
+        -- be_conn includes this request; nbsrv is not 0, because this cell is up.
         local mean = txn.f:be_conn(backend) / txn.f:nbsrv(backend)
-        local part = cell.limit * #pool.cells / pool.limits -- 1 where all cells are alike
+        local part = cell.limit * #pool.cells / pool.limits -- 1 if all cells are alike
         if load * cell.limit >= math.ceil(pool.bound * mean * part) then return end
     end
     return load
 end
 
--- The beginnings of the request's text in its scope, as numbers, and where each ends; noted for the cell, too.
+-- The beginnings of the request's text in its scope, as numbers, and their ends; also set for the cell.
 local function scoped_prefixes(txn)
     local bytes, ends, hashes = (txn:get_var("txn.prefixes") or ""):match("^(%d+):([%d,]+):(%x+)$")
     if not bytes then return end
@@ -98,8 +99,8 @@ local function scoped_prefixes(txn)
     return numbers, places
 end
 
--- The cell for which most of the text need not be read, less what each request there is worth, and how many bytes it has; of
--- equals `sticky`, the key's cell, if it may be used. Nothing where no cell has enough of it.
+-- The cell with the most cached text, minus the cost of each request there, and its cached bytes. Among equals,
+-- `sticky`, the key's cell, if it may be used. Nil if no cell has enough of the text.
 local function by_cache(txn, backend, pool, sticky, numbers, places)
     local best, has, score, most = nil, nil, -math.huge, 0
     for at = 1, #pool.cells do

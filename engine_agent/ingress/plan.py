@@ -1,9 +1,9 @@
-"""The steps from the running to the desired state: they change exactly what differs, each with its reason. Pure.
+"""The steps from the running to the desired state, each with its reason. Pure.
 
-Servers and maps change in place, through the runtime socket; only another structure (a pool more or less, another
-limit, another version of the agent) or a server at another address is worth a reload. A server that is not wanted any
-more is drained first and removed once its last request ended; before a reload too, because the old worker goes on with
-what it has queued. Nothing here reads the clock or talks to HAProxy.
+Servers and maps change in place, through the runtime API. Only another structure (more or fewer pools, another limit,
+another version of the agent) or a server at another address needs a reload. A server that is no longer wanted is
+drained first, and removed after its last request; before a reload as well, because the old worker continues with its
+queue.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from engine_agent.ingress.running import RunningHaproxy, RunningServer
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Write the whole configuration and let a new worker take over; the old one finishes its streams."""
+    """Writes the configuration and starts a new worker; the old one finishes its streams."""
 
     reason: str
 
@@ -29,7 +29,7 @@ class AddServer:
 
 @dataclass(frozen=True, slots=True)
 class DrainServer:
-    """Nothing new goes there; what runs goes on."""
+    """Sends no new requests; those in flight continue."""
 
     backend: str
     name: str
@@ -38,7 +38,7 @@ class DrainServer:
 
 @dataclass(frozen=True, slots=True)
 class ReadyServer:
-    """Take back a drain or a maintenance."""
+    """Ends a drain or a maintenance."""
 
     backend: str
     name: str
@@ -63,7 +63,8 @@ class SetServerWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceMap:
-    """All entries of a map at once: no request sees half of it. Logs leave the entries out: they may be thousands."""
+    """Replaces all entries of a map together: no request sees half of it. Logs omit the entries, which can be
+    thousands."""
 
     name: str
     entries: Mapping[str, str] = field(repr=False)
@@ -72,7 +73,7 @@ class ReplaceMap:
 
 @dataclass(frozen=True, slots=True)
 class RemoveServer:
-    """Forget a server that nothing uses. HAProxy may refuse while a connection idles; then it is tried again."""
+    """Removes an unused server. HAProxy can refuse while a connection idles; then it is tried again."""
 
     backend: str
     name: str
@@ -141,12 +142,12 @@ def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
 def _replace_maps(running: RunningHaproxy, desired: DesiredHaproxy) -> Iterable[Step]:
     for name, entries in desired.maps.items():
         there = running.maps.get(name, {})
-        if _mark(there) != _mark(entries):
+        if _content_of(there) != _content_of(entries):
             yield ReplaceMap(name, entries, "its entries differ from the table")
 
 
-def _mark(entries: Mapping[str, str]) -> object:
-    """What stands for a map's content: a digest among its entries, else all of them."""
+def _content_of(entries: Mapping[str, str]) -> object:
+    """Identifies a map's content: the digest among its entries, else all of them."""
     return entries.get(CONTENT_ENTRY) or entries
 
 

@@ -1,12 +1,13 @@
--- Names the beginnings of a request's text: hashes, each of the one before and of the text that follows, so that equal ones
--- mean an equal beginning. It reads the body as bytes and knows no tokens. It decides nothing.
+-- Hashes the beginnings of a request's text. Each hash includes the previous one, so equal hashes mean equal
+-- beginnings. It reads the body as bytes and knows no tokens.
 --
--- In: the buffered body. Out: txn.prefixes, `BYTES:END,END,…:HASHES` (engine_agent/cell_proxy/request_prefixes.py reads it), or
--- nothing where the body has no text that it knows. `BYTES` is the length from where the text begins to the end of the body.
+-- In: the buffered body. Out: txn.prefixes, `BYTES:END,END,…:HASHES` (parsed by
+-- engine_agent/cell_proxy/prefix_index.py), or nothing if the body has no known text. `BYTES` is the length from the
+-- beginning of the text to the end of the body.
 --
--- The text is what follows `messages`, `prompt` or `input`. What else a prompt is made of (tools, a system text, how the
--- template is filled) stands before the text for an engine, wherever it is in the body, so its hash is where the chain
--- begins. A body that spells the same in another way is another text: it costs a cache hit and nothing else.
+-- The text follows `messages`, `prompt` or `input`. Other parts of a prompt (tools, a system text, template arguments)
+-- come before the text for an engine, wherever they are in the body, so their hash starts the chain. Another spelling
+-- of the same body is another text, which only costs a cache hit.
 
 local TEXTS = { '"messages"', '"prompt"', '"input"' }
 local MEMBERS = {
@@ -15,13 +16,13 @@ local MEMBERS = {
     '"add_special_tokens"', '"mm_processor_kwargs"',
 }
 local STEP, SHARE = 256, 8 -- beginnings end every 256 bytes, later every eighth of what is before: 73 of them in 4 MiB
-local MOST_LOOKS = 16      -- at the same word: `system` is also a role
+local MOST_LOOKS = 16      -- of the same word: `system` is also a role
 
 local function after_colon(body, stop)
     return body:match("^%s*:%s*()", stop + 1)
 end
 
--- The value that begins there, roughly: brackets in its strings may end it sooner or later than JSON would.
+-- The approximate value at this position: brackets in its strings can end it earlier or later than JSON would.
 local function value_at(body, at)
     local first = body:sub(at, at)
     if first == "{" then return body:match("^%b{}", at) or body:sub(at) end

@@ -1,18 +1,17 @@
--- Finds the model in a request body where HAProxy's own json_query found no name (nested deeper than 20 levels, escapes in
--- the member's name), or says exactly what is wrong with it. It reads no further than the model: that the rest is JSON, and
--- names the model once, is for the cell to check. It runs only on that path, for so many values of a body and so many
--- bytes a second in all, and it picks no cell.
+-- Finds the model in a request body in which HAProxy's json_query found no name (nested deeper than 20 levels, escapes
+-- in the member's name), or describes the error. It reads no further than the model: the cell checks that the rest is
+-- JSON and names the model once. It is limited to so many values of a body and so many bytes a second in total.
 --
--- In: the buffered body. Out: txn.model, and txn.pool, if that is a model of the table; or txn.body_error with
--- txn.body_code and txn.body_param (a JSON literal); or, when there is too much to read, txn.refusal as refuse.lua takes it.
+-- In: the buffered body. Out: txn.model, and txn.pool if the table has it; or txn.body_error with txn.body_code and
+-- txn.body_param (a JSON literal); or txn.refusal for refuse.lua if there is too much to read.
 
 local models = Map.new("models.map", Map._str)
 
 local MAX_DEPTH, MAX_MODEL = ...
 MAX_DEPTH, MAX_MODEL = tonumber(MAX_DEPTH), tonumber(MAX_MODEL) -- depth: well inside Lua's stack
-local MAX_VALUES = 5000 -- before the model, about 2 ms; requests that are not made to be slow have a few hundred
-local BURST_BYTES, BYTES_PER_S = 1024 * 1024, 128 * 1024 -- 128 KiB a second are about 3 % of a core at worst
-local LEAST_BYTES, MOST_BYTES = 1024, 64 * 1024 -- what one body counts; longer ones are few values of much text
+local MAX_VALUES = 5000 -- before the model, about 2 ms; usual requests have a few hundred
+local BURST_BYTES, BYTES_PER_S = 1024 * 1024, 128 * 1024 -- 128 KiB a second are at most about 3 % of a core
+local LEAST_BYTES, MOST_BYTES = 1024, 64 * 1024 -- the count of one body; longer ones have few values with much text
 
 local ESCAPES = { b = "\b", f = "\f", n = "\n", r = "\r", t = "\t", ['"'] = '"', ["\\"] = "\\", ["/"] = "/" }
 local KINDS = { ["{"] = "an object", ["["] = "a list", t = "a boolean", f = "a boolean", n = "null" }
@@ -53,7 +52,7 @@ local function skip_string(text, at)
     end
 end
 
--- Two UTF-16 surrogates make one character; a lone one is kept as it is, the map of models will not know it.
+-- Two UTF-16 surrogates make one character. A lone one stays, and is in no map.
 local function unescape(raw)
     if not raw:find("\\", 1, true) then return raw end
     raw = raw:gsub("\\u([dD][89abAB]%x%x)\\u([dD][c-fC-F]%x%x)", function(high, low)
@@ -73,7 +72,7 @@ end
 
 local skip_value
 
--- Returns the position after the object; or nil and where the value of its member `wanted` begins, if it has that.
+-- Returns the position after the object; or nil and the position of the value of its member `wanted`.
 local function skip_object(text, at, depth, wanted)
     local here = skip_space(text, at + 1)
     if text:sub(here, here) == "}" then return here + 1 end
@@ -117,7 +116,7 @@ function skip_value(text, at, depth)
     return skip_number(text, at)
 end
 
--- Returns where the value of the body's member "model" begins and the kind of that, or nil.
+-- Returns the position and kind of the value of the body's member "model", or nil.
 local function find_model(text)
     values_left = MAX_VALUES
     local at = skip_space(text, 1)
@@ -148,7 +147,7 @@ local function refuse(txn, code, param, message)
     txn:set_var("txn.body_param", param)
 end
 
--- One budget for everybody, because a body costs by its bytes whoever sends it.
+-- One budget for all clients, because a body costs by its bytes.
 local function may_read(bytes)
     local now_s = core.now().sec
     bytes_left = math.min(BURST_BYTES, bytes_left + (now_s - (filled_at_s or now_s)) * BYTES_PER_S)

@@ -1,11 +1,10 @@
--- Refuses a request whose body may not have arrived, after reading the rest of it: a client that is still sending would
--- else see a reset connection instead of the response. It gives up reading at a limit of bytes and time, and it never
--- routes.
+-- Refuses a request after reading the rest of its body: a client that is still sending would otherwise see a reset
+-- connection instead of the response. It stops at a limit of bytes and time.
 --
--- For each NAME that it is loaded with there is a service refuse_NAME, which sends what proc.refuse_NAME holds: status,
--- most seconds until a retry (0: a retry cannot help), JSON body. The service `refuse` sends what is in txn.refusal,
--- the JSON body, txn.refusal_status, and txn.refusal_retry_after_ms, which may be missing. Bodies are in OpenAI's form; where
--- txn.error_open is set (responses.py), they go out in Anthropic's, whose types by status are in proc.anthropic_types.
+-- For each NAME in its arguments there is a service refuse_NAME. It sends proc.refuse_NAME: status, maximum seconds
+-- until a retry (0: a retry cannot help), JSON body. The service `refuse` sends txn.refusal, the JSON body, with
+-- txn.refusal_status and, if set, txn.refusal_retry_after_ms. Bodies are in OpenAI's format. If txn.error_open is set
+-- (haproxy.cfg.j2), they are sent in Anthropic's, whose types by status are in proc.anthropic_types.
 
 local MAX_READ_BYTES = 256 * 1024 * 1024
 local MAX_READ_S = 30
@@ -16,7 +15,7 @@ local function in_form(applet, status, body)
     if not open then return body end
     local kind = applet:get_var("proc.anthropic_types"):match(status .. "=(%S+)")
         or (status >= 500 and "api_error" or "invalid_request_error")
-    -- The first of these is the member: inside a JSON string the quotes are escaped.
+    -- The first match is the member: inside a JSON string quotes are escaped.
     return "{" .. open .. body:sub(2):gsub('"type":"[^"]*"', '"type":"' .. kind .. '"', 1)
 end
 
@@ -52,7 +51,7 @@ for _, name in ipairs({ ... }) do
         local status, most_s, body = applet:get_var("proc.refuse_" .. name):match("^(%d+) (%d+) (.*)$")
         most_s = tonumber(most_s)
         local least_s = math.max(1, most_s // 2)
-        -- At random, so that clients refused together do not retry together.
+        -- Random, so that clients do not retry together.
         refuse(applet, tonumber(status), most_s > 0 and math.random(least_s * 1000, most_s * 1000) or nil, body)
     end)
 end

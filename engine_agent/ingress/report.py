@@ -1,7 +1,7 @@
-"""What an ingress reports to the control plane: views and counters of its cells, pools and application keys. Pure.
+"""The report of an ingress to the control plane: views and counters of cells, pools and application keys. Pure.
 
-Thousands of keys do not fit into one report, so reports carry them in turns; all counts are totals, so one that arrives
-late or twice counts no less and no more.
+Thousands of keys do not fit one report, so reports take turns. All counts are totals, so a late or repeated report
+changes nothing.
 """
 
 import re
@@ -22,25 +22,25 @@ from engine_agent.protocol.ingress_messages import (
 
 KEY_COUNTS_COMMAND = "show table keys"
 KEY_COUNTS_INTERVAL_S = 5.0
-"""How old counts may be. Reading those of 20,000 keys takes about 50 ms."""
+"""Maximum age of counts. Reading 20,000 keys takes about 50 ms."""
 KEYS_PER_REPORT = 2000
-"""At some 40 bytes each, well below the limit of a frame."""
+"""About 40 bytes each, well below the limit of a frame."""
 TURN_S = 15.0
-"""Three times the time after which the control plane reads reports again, so that it misses none."""
+"""Three times the interval at which the control plane reads reports, so that it misses none."""
 _ENTRY = re.compile(r"key=(\S{1,80}) .{0,300}\bhttp_req_cnt=(\d+) gpc0=(\d+) gpc1=(\d+)")
 
 KeyTotals = Mapping[str, tuple[int, int, int]]
-"""Prefix of a key -> its requests, those over a limit among them, and those answered with 5xx."""
+"""Prefix of a key -> its requests, of these over a limit, and answered with 5xx."""
 
 
 def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
-    """The output of `KEY_COUNTS_COMMAND`."""
+    """Parses the output of `KEY_COUNTS_COMMAND`."""
     matches = (_ENTRY.search(line) for line in text.splitlines())
     return {entry[1]: (int(entry[2]), int(entry[3]), int(entry[4])) for entry in matches if entry}
 
 
 class KeyCounting:
-    """The counts of one worker and whose turn it is. `worker` names one life of a worker, on this machine."""
+    """The counts of one worker, in turns. `worker` identifies one life of a worker on this machine."""
 
     def __init__(self) -> None:
         self._worker = ""
@@ -56,7 +56,7 @@ class KeyCounting:
         self._worker, self._counts, self._counted_at_s = worker, counts, now_s
 
     def report(self, now_s: float) -> KeyCounts | None:
-        """The part of a report that is about keys; None while none was used."""
+        """The keys of a report; None if none was used."""
         if not self._counts:
             return None
         if now_s >= self._turn_began_s + TURN_S:
@@ -67,7 +67,7 @@ class KeyCounting:
 
 
 def cell_views(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[str, str]:
-    """Every cell of the table as HAProxy sees it; `unknown` while it does not have it."""
+    """The state of every cell of the table; `unknown` while HAProxy does not have it."""
     seen = {(server.backend, server.name): server.view for server in running.servers} if running else {}
     cells = [server for server in desired.servers if server.cell]
     return {server.cell: seen.get((server.backend, server.name), CellView.UNKNOWN) for server in cells}
@@ -86,7 +86,7 @@ def telemetry(
             pools[pool.name] = PoolTraffic(
                 in_flight=local.in_flight,
                 queued=local.queued,
-                # What overflowed counts where it was sent to: both are this region's arrivals.
+                # Overflow counts where it was sent to: both are arrivals of this region.
                 requests_total=max(0, local.requests_total - running.overflow.get(pool.name, 0)),
                 errors_total=local.errors_total,
                 spilled_in_flight=spill.in_flight,
@@ -100,24 +100,22 @@ def telemetry(
 
 
 def _held(hold: RunningBackend | None) -> dict[str, int]:
-    """Whom it lets go gets 503 as well, to be sent again; that is less than all who did while one is on the way."""
+    """Released requests get 503 as well, so they are subtracted. The counter of one that is on its way can lag."""
     if hold is None:
         return {}
     return {
         "held": hold.in_flight,
         "held_total": hold.requests_total,
-        "released_total": hold.let_go_total,
-        "turned_away_total": max(0, hold.errors_total - hold.let_go_total),
+        "released_total": hold.released_total,
+        "turned_away_total": max(0, hold.errors_total - hold.released_total),
     }
 
 
 def holding(running: RunningHaproxy | None) -> frozenset[str]:
-    """Backends in which requests wait for a first cell."""
     return frozenset(backend.name for backend in running.backends if backend.holds) if running else frozenset()
 
 
 def cell_traffic(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[str, CellTraffic]:
-    """Counters of every cell of the table that HAProxy has."""
     cell_of = {(server.backend, server.name): server.cell for server in desired.servers if server.cell}
     servers = running.servers if running else ()
     return {
@@ -140,13 +138,12 @@ def cell_traffic(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dic
 
 
 def change_counts(serving: HaproxySupervisor) -> IngressChanges:
-    """What was done to the HAProxy that serves."""
     lost = serving.running.log_lines_lost_total if serving.running else 0
     return IngressChanges(serving.applied_total, serving.reloads_total, serving.starts_total, lost)
 
 
 def _spilled_to(backend: str, running: RunningHaproxy) -> dict[str, int]:
-    """Region -> requests that were sent there, whatever its role; without it the two ends of a spill both count it."""
+    """Region -> requests sent there, in either role. Without it, both ends of a spill would count them."""
     sent: Counter[str] = Counter()
     for server in running.servers:
         if server.backend == backend:

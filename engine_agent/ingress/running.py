@@ -1,5 +1,4 @@
-"""The state of a running HAProxy worker, parsed from its runtime API. Pure; it knows HAProxy's formats and nothing
-else."""
+"""The state of a running HAProxy worker, parsed from its runtime API, and servers whose host is gone. Pure."""
 
 import csv
 import io
@@ -9,30 +8,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from engine_agent.ingress.desired import HOLD_PREFIX, LOCAL_PREFIX, SPILL_PREFIX
+from engine_agent.ingress.desired import HOLD_PREFIX, LOCAL_PREFIX, SPILL_PREFIX, ServerKey
 
 IN_MAINTENANCE = 0x01 | 0x02 | 0x20
-"""`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
+"""`srv_admin_state` bits: maintenance by command, inherited, or because the address is missing (HAProxy management
+guide)."""
 FORCED_DRAIN = 0x08
-"""`srv_admin_state` bit: drain by command; only `ready` takes it back."""
+"""`srv_admin_state` bit: drain by command. Only `ready` ends it."""
 STOPPED, STOPPING = "0", "3"
-"""`srv_op_state`: down, and up but asking for nothing new in its health check (`disable-on-404`)."""
+"""`srv_op_state`: down; and up, but its health check wants no new requests (`disable-on-404`)."""
 STATE_FORMAT = "1"
 NO_CELL_SERVER = "no-cell"
-"""The server that stands in for the cells of a pool while there is none. The table does not know it."""
+"""The server that replaces the cells of a pool while there are none. It is not in the table."""
 DOOR_SERVER = "door"
-"""The one server of a backend that holds requests (`hold`)."""
+"""The only server of a backend that holds requests."""
 
 
 RESTED_S = 5
-"""Longer than a request points at a server that does not count it: one whose connection failed, and that waits for a
-second, after at most `Times.connect_s`, to be tried again. A server that is deleted meanwhile ends HAProxy (mended
-upstream in July 2026, from 3.0 on)."""
+"""Longer than a request refers to a server that does not count it: one whose connection failed, and that waits for a
+second, after at most `Times.connect_s`, for its retry. Deleting the server in that time crashes HAProxy (fixed upstream
+in July 2026, from 3.0 on)."""
 
 
 class CellView(StrEnum):
-    """A cell as an ingress reports it."""
-
     UP = "up"
     DOWN = "down"
     DRAIN = "drain"
@@ -40,15 +38,15 @@ class CellView(StrEnum):
 
 
 class UnexpectedOutput(ValueError):
-    """HAProxy's output is not in a format that this version of the agent knows."""
+    """HAProxy's output has an unknown format."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `draining`: by command; `drains_itself`: by its health check. `rested`: it
-    got no request for `RESTED_S`.
+    """One server in the worker. `draining`: by command; `drains_itself`: by its health check. `rested`: it got no
+    request for `RESTED_S`.
 
-    Errors are connections and responses that broke; failures are responses of 5xx.
+    Errors are broken connections and responses; failures are responses of 5xx.
     """
 
     backend: str
@@ -83,8 +81,8 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningBackend:
-    """One backend's totals; errors are responses of 5xx. `let_go_total`: of a backend that holds requests, those that
-    its door let go."""
+    """Totals of one backend; errors are responses of 5xx. `released_total`: of a backend that holds requests, those
+    that were released."""
 
     name: str
     in_flight: int
@@ -93,17 +91,16 @@ class RunningBackend:
     errors_total: int
     bytes_in_total: int = 0
     bytes_out_total: int = 0
-    let_go_total: int = 0
+    released_total: int = 0
 
     @property
     def holds(self) -> bool:
-        """Whether requests wait there for a first cell."""
         return self.in_flight > 0 and self.name.startswith(HOLD_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningHaproxy:
-    """One worker: the servers and maps that the table is about. `structure` is the digest of its configuration."""
+    """One worker: the servers and maps of the table. `structure`: the digest of its configuration."""
 
     structure: str
     worker_pid: int
@@ -111,21 +108,20 @@ class RunningHaproxy:
     backends: tuple[RunningBackend, ...]
     maps: Mapping[str, Mapping[str, str]]
     started_at_s: int = 0
-    """Since 1970."""
     log_lines_lost_total: int = 0
-    """Of the access log and of HAProxy's own."""
+    """Of the access log and HAProxy's log."""
     overflow: Mapping[str, int] = field(default_factory=dict)
-    """Pool -> requests that its cells could not take, and that were sent to other regions."""
+    """Pool -> requests that its cells could not take, and that went to other regions."""
 
     @property
     def life(self) -> str:
-        """Names this life of a worker: a later one may have the same pid, or begin in the same second."""
+        """Identifies this life of a worker: a later one can have the same pid, or start in the same second."""
         return f"{self.worker_pid}@{self.started_at_s}"
 
 
 def was_idle(before: RunningHaproxy, after: RunningHaproxy) -> bool:
-    """Whether no server of this worker had a request between two looks, or has one now. What HAProxy answers itself,
-    such as the checks of other regions, does not count."""
+    """Whether no server of this worker had a request between two readings, or has one now. HAProxy's own answers, such
+    as to checks of other regions, do not count."""
     if before.life != after.life:
         return False
     one, other = ({(each.backend, each.name): each.requests_total for each in look.servers} for look in (before, after))
@@ -137,8 +133,8 @@ _OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MUL
 
 
 def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], overflow: str = "") -> RunningHaproxy:
-    """Put the outputs of `show info`, `show stat`, `show servers state`, `show map <name>` and `show table overflow`
-    together; a worker may not have that table.
+    """Parses the outputs of `show info`, `show stat`, `show servers state`, `show map <name>` and `show table
+    overflow`. Not every worker has that table.
 
     Raises:
         UnexpectedOutput: one of them is not in the format of HAProxy 2.8.
@@ -207,7 +203,7 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
 
 
 def _reason(row: Mapping[str, str]) -> str:
-    """What the last health check that ended said; a star before it tells that the next one has begun."""
+    """The result of the last complete health check. A star before it means that the next one has begun."""
     return " ".join(filter(None, (row.get("check_status", "").removeprefix("* "), row.get("last_chk", ""))))
 
 
@@ -220,15 +216,57 @@ def _read_backend(row: dict[str, str], door: Mapping[str, str] | None) -> Runnin
         errors_total=_number(row, "hrsp_5xx"),
         bytes_in_total=_number(row, "bin"),
         bytes_out_total=_number(row, "bout"),
-        let_go_total=_number(door or {}, "hrsp_4xx"),
+        released_total=_number(door or {}, "hrsp_4xx"),
     )
 
 
 def _read_map(text: str) -> dict[str, str]:
-    """Lines of `<pointer> <key> <value>`; a value may hold spaces."""
+    """Parses lines of `<pointer> <key> <value>`. A value can contain spaces."""
     entries = (line.split(" ", 2) for line in text.splitlines() if line)
     return {entry[1]: entry[2] for entry in entries}
 
 
 def _number(row: Mapping[str, str], column: str) -> int:
     return int(row.get(column) or 0)
+
+
+NOTHING_ANSWERS = ("L4TOUT",)
+UNREACHABLE = ("No route to host", "Host is down", "Network is unreachable")
+"""Errors of routers, or of the kernel without a neighbour, for a host that is gone. HAProxy reports them with `L4CON`.
+"""
+
+
+class LostHosts:
+    """How long each server's host has been silent, and in how many readings.
+
+    When a process exits, its kernel resets its connections. A host that fails sends nothing: TCP retransmits for a
+    quarter of an hour, and requests wait as long. Keepalives do not help, because the kernel sends none while data is
+    unacknowledged. So health checks decide. Once nothing at all has answered them for a while, waiting requests are
+    taken back: those whose answer has not begun are tried elsewhere.
+
+    A host counts as gone after `after_s` seconds and at least as many readings: a paused agent has only two.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._silent: dict[ServerKey, tuple[float, int]] = {}
+
+    def note(self, servers: Iterable[RunningServer], now_s: float) -> tuple[ServerKey, ...]:
+        """Evaluates one reading of all servers. Returns those whose requests are to be taken back."""
+        silent, gone = {}, []
+        for server in servers:
+            if not is_silent(server):
+                continue
+            key = (server.backend, server.name)
+            since_s, looks = self._silent.get(key, (now_s, 0))
+            silent[key] = since_s, looks + 1
+            if server.in_flight and min(now_s - since_s, looks + 1) >= self._after_s:
+                gone.append(key)
+        self._silent = silent
+        return tuple(gone)
+
+
+def is_silent(server: RunningServer) -> bool:
+    """By its health check, nothing answered at its address, neither a process nor a kernel."""
+    by_router = server.reason.startswith("L4CON") and any(text in server.reason for text in UNREACHABLE)
+    return not server.usable and (server.reason.startswith(NOTHING_ANSWERS) or by_router)

@@ -1,14 +1,13 @@
-"""HAProxy's runtime API, through the worker's admin socket: reads its whole state, and carries out planned steps. It
-never decides a step; see `plan`."""
+"""HAProxy's runtime API, through the worker's admin socket: reads its whole state, and carries out the steps of
+`plan`."""
 
 import re
 from collections.abc import Iterable, Mapping
 
-from engine_agent.ingress.backends import server_arguments
 from engine_agent.ingress.command_socket import CommandSocket
+from engine_agent.ingress.config import server_arguments
 from engine_agent.ingress.desired import Server, ServerKey
 from engine_agent.ingress.key_map import CONTENT_ENTRY, KEYS_MAP
-from engine_agent.ingress.overflow import OVERFLOW_TABLE
 from engine_agent.ingress.plan import (
     AddServer,
     DrainServer,
@@ -26,32 +25,31 @@ from engine_agent.ingress.settings import Times
 SHOW_STATS = "show stat -1 6 -1"
 """All proxies (-1), types backend (2) and server (4), all server ids (-1): HAProxy management guide, `show stat`."""
 MAP_VALUE = re.compile(r'found=yes\b.{0,1000}\bvalue="([^"]*)"')
-"""In the output of `get map`."""
 BYTES_PER_COMMAND = 16 * 1024
-"""Of map entries sent at once, far below the buffer that a command must fit into. One entry may be longer."""
+"""Of map entries in one command, far below HAProxy's buffer. A single entry can be longer."""
 
 
 async def read_worker(admin: CommandSocket, map_names: Iterable[str]) -> RunningHaproxy:
-    """The state of the worker and of these of its maps.
+    """The state of the worker, with these maps.
 
     Raises:
         Unreachable: it does not answer.
         UnexpectedOutput: it answers in a format that this agent does not know.
     """
     names = list(map_names)
-    commands = ("show info", SHOW_STATS, "show servers state", f"show table {OVERFLOW_TABLE}")
+    commands = ("show info", SHOW_STATS, "show servers state", "show table overflow")
     info, stats, states, overflow, *maps = await admin.send_all(*commands, *map(_show_map_command, names))
     texts = {name: _map_text(name, output) for name, output in zip(names, maps, strict=True)}
     return read_running(info=info, stats=stats, states=states, maps=texts, overflow=overflow)
 
 
 def _show_map_command(name: str) -> str:
-    """A map whole; of the keys, which may be thousands, the entry that stands for all of them."""
+    """The whole map; for the keys, which can be thousands, only the entry with their digest."""
     return f"get map {name} {CONTENT_ENTRY}" if name == KEYS_MAP else f"show map {name}"
 
 
 def _map_text(name: str, output: str) -> str:
-    """As `show map` has it."""
+    """In the format of `show map`."""
     if name != KEYS_MAP:
         return output
     match = MAP_VALUE.search(output)
@@ -59,7 +57,7 @@ def _map_text(name: str, output: str) -> str:
 
 
 async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
-    """Carry out one step other than a reload, which is not the worker's to do.
+    """Carries out one step other than a reload.
 
     Raises:
         CommandRefused: HAProxy refused; the text is its own.
@@ -86,13 +84,13 @@ async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
 
 
 async def take_back_requests(server: ServerKey, admin: CommandSocket) -> None:
-    """End this server's part in every request that is there: one whose answer has not begun is tried elsewhere, the
-    client of another one loses its connection."""
+    """Closes this server's connections: requests whose answer has not begun are tried elsewhere, and clients of the
+    others are disconnected."""
     await admin.execute("shutdown sessions server {}/{}".format(*server))
 
 
 async def _add_server(server: Server, admin: CommandSocket, times: Times) -> None:
-    """All in one write, so that no crash of ours leaves a server without its checks."""
+    """In one write, so that a crash of the agent leaves no server without its checks."""
     name = f"{server.backend}/{server.name}"
     commands = [f"add server {name} {server_arguments(server, times)}", f"enable health {name}"]
     commands.append(f"set server {name} state {'drain' if server.drain else 'ready'}")
@@ -100,7 +98,7 @@ async def _add_server(server: Server, admin: CommandSocket, times: Times) -> Non
 
 
 async def _replace_map(name: str, entries: Mapping[str, str], admin: CommandSocket) -> None:
-    """The new entries are written beside the old and take over in one instant."""
+    """Writes the new entries as a second version, which then replaces the first in one instant."""
     version = (await admin.send(f"prepare map {name}")).rpartition(":")[2].strip()
     for batch in _batches(f"{key} {value}\n" for key, value in entries.items()):
         await admin.execute(f"add map @{version} {name} <<\n{batch}")

@@ -1,7 +1,7 @@
-"""Keeps one HAProxy alive and in its desired state, one pass at a time. What to change is for `plan` to decide.
+"""Keeps one HAProxy running and in its desired state, one pass at a time. `plan` decides the changes.
 
-Every pass compares what runs with what should run, so that whatever failed is tried again. Nothing but a pass is ever
-interrupted by a failure: its reason is kept for the report.
+Every pass compares the running with the desired state, so failures are retried. A failure only interrupts its pass, and
+its reason is reported.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from engine_agent.protocol.watchdog import AwakeClock, Watchdog
 log = logging.getLogger(__name__)
 
 STABLE_AFTER_S = 5.0
-"""One that lived this long was no failed start."""
+"""A HAProxy that ran this long has started successfully."""
 RESTART_BACKOFF = ConnectionSettings(backoff_min_s=0.25, backoff_max_s=5.0)
 RETRIED_ERRORS = (Unreachable, CommandRefused, UnexpectedOutput, ConfigRejected, StartFailed, OSError)
-"""What a pass may meet and the next one tries again."""
+"""Errors of a pass that the next one retries."""
 
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """When a HAProxy that died may be started again: at once, and more and more slowly if it keeps dying.
+    """When a HAProxy that exited may be restarted: immediately, then more slowly if it keeps exiting.
 
     Pure: the time is an argument; `draw`s are uniform in [0, 1).
     """
@@ -45,7 +45,7 @@ class RestartBackoff:
         self._started_at_s = now_s
 
     def note_exit(self, now_s: float, draw: float) -> bool:
-        """It does not run. Returns whether that is new: it had been started, and so has died."""
+        """Notes that it does not run. Returns whether it exited just now."""
         if self._started_at_s is None:
             return False
         stable = now_s - self._started_at_s >= STABLE_AFTER_S
@@ -59,7 +59,7 @@ class RestartBackoff:
 
 
 class HaproxySupervisor:
-    """One HAProxy with a name for the log. `structure_of` gives the digest that only a reload can change."""
+    """One HAProxy with a name for the log. `structure_of`: digest of everything that only a reload can change."""
 
     def __init__(
         self,
@@ -68,16 +68,16 @@ class HaproxySupervisor:
         times: Times,
         structure_of: Callable[[DesiredHaproxy], str],
         draw: Callable[[], float] = random.random,
-        ask_every_s: float = 0.0,
-        ask_idle_every_s: float = 0.0,
+        read_every_s: float = 0.0,
+        read_idle_every_s: float = 0.0,
     ) -> None:
-        """`ask_every_s`: how often one is asked that is as desired; in between a pass only sees whether it lives.
-        `ask_idle_every_s`: the same of one that had nothing to do between the last two answers."""
-        self._ask_every_s = ask_every_s
-        self._ask_idle_every_s = max(ask_every_s, ask_idle_every_s)
+        """`read_every_s`: how often its state is read once it is as desired; in between a pass only checks that it
+        runs. `read_idle_every_s`: the same while it is idle."""
+        self._read_every_s = read_every_s
+        self._read_idle_every_s = max(read_every_s, read_idle_every_s)
         self._is_idle = False
-        self._asked_at_s = -math.inf
-        self.answers_total = 0
+        self._read_at_s = -math.inf
+        self.readings_total = 0
         self._in_force: DesiredHaproxy | None = None
         self.process = process
         self.running: RunningHaproxy | None = None
@@ -95,16 +95,17 @@ class HaproxySupervisor:
         self._restarts = RestartBackoff()
 
     def adopt(self) -> None:
-        """Take over what an earlier agent left running, if it did."""
+        """Adopts a HAProxy that an earlier agent started."""
         if self.process.adopt():
             log.info("adopted %s %s", self._name, self.process.pid)
             self._watchdog.answered()
             self._restarts.note_start(_now_s())
 
     async def reconcile(self, desired: DesiredHaproxy | None, fallback: DesiredHaproxy) -> bool:
-        """One pass. Returns whether `desired` is in force after it.
+        """One pass. Returns whether `desired` is in force then.
 
-        `desired` None: there was never a table, so what runs is left alone; `fallback` is for one that must be started.
+        `desired` None: there was never a table, so a running HAProxy is left alone. `fallback`: for one that has to be
+        started.
         """
         try:
             await self._keep_alive(desired or fallback)
@@ -119,35 +120,36 @@ class HaproxySupervisor:
         return desired is not None and not self.problem
 
     async def reload(self, desired: DesiredHaproxy) -> None:
-        """Have a new worker read what this one cannot be given; for errors see `HaproxyProcess.reload`."""
+        """Starts a new worker, which reads all files; for errors see `HaproxyProcess.reload`."""
         await self.process.reload(desired)
         self.reloads_total += 1
-        self._asked_at_s = -math.inf
+        self._read_at_s = -math.inf
 
-    def ask_soon(self) -> None:
-        """Have the next pass ask it, however little it had to do."""
-        self._asked_at_s = -math.inf
+    def read_soon(self) -> None:
+        """Makes the next pass read its state, even if it is idle."""
+        self._read_at_s = -math.inf
 
     def _is_due(self, desired: DesiredHaproxy | None) -> bool:
         is_known = self.running is not None and self._in_force is desired and not self.problem
-        return not is_known or _now_s() - self._asked_at_s >= self._pause_s
+        return not is_known or _now_s() - self._read_at_s >= self._pause_s
 
     @property
     def _pause_s(self) -> float:
-        return self._ask_idle_every_s if self._is_idle else self._ask_every_s
+        return self._read_idle_every_s if self._is_idle else self._read_every_s
 
     async def _keep_alive(self, desired: DesiredHaproxy) -> None:
-        """Judge by what it was asked in earlier passes: a pass that comes late has asked nothing meanwhile."""
+        """Restarts a HAProxy that exited or hangs. Only commands of earlier passes count, because a late pass has sent
+        none meanwhile."""
         now_s = self._awake.now_s()
         if self.process.is_alive() and self._watchdog.is_silent(now_s):
             silent_s, asked = self._watchdog.silent_s(now_s), self._watchdog.unanswered
-            self._note_problem(f"no response to {asked} questions in {silent_s:.0f} s: killed")
+            self._note_problem(f"no response to {asked} commands in {silent_s:.0f} s: killed")
             await self.process.kill()
         if self.process.is_alive():
             return
         self.running = None
         if self._restarts.note_exit(_now_s(), self._draw()):
-            log.error("%s died; next start in %.1f s", self._name, max(0.0, self._restarts.due_at_s - _now_s()))
+            log.error("%s exited; next start in %.1f s", self._name, max(0.0, self._restarts.due_at_s - _now_s()))
         if self._restarts.may_start(_now_s()):
             self._restarts.note_start(_now_s())
             await self.process.start(desired)
@@ -157,7 +159,7 @@ class HaproxySupervisor:
 
     async def _converge(self, desired: DesiredHaproxy | None) -> None:
         map_names = desired.maps if desired else ()
-        before, self.running = self.running, await self._ask_worker(map_names)
+        before, self.running = self.running, await self._read_worker(map_names)
         self._is_idle = before is not None and was_idle(before, self.running)
         if desired is None:
             return
@@ -167,22 +169,22 @@ class HaproxySupervisor:
         if steps:
             self.running = await read_worker(self.process.admin, map_names)
 
-    async def _ask_worker(self, map_names: Iterable[str]) -> RunningHaproxy:
-        asked_at_s, pause_s, self._asked_at_s = self._awake.now_s(), self._pause_s, _now_s()
+    async def _read_worker(self, map_names: Iterable[str]) -> RunningHaproxy:
+        read_at_s, pause_s, self._read_at_s = self._awake.now_s(), self._pause_s, _now_s()
         try:
             running = await read_worker(self.process.admin, map_names)
         except (Unreachable, OSError):
-            self._watchdog.missed(asked_at_s - pause_s)  # it may be silent since it was asked last
+            self._watchdog.missed(read_at_s - pause_s)  # it may have been silent since the last command
             raise
         except UnexpectedOutput:
-            self._watchdog.answered()  # it lives, and speaks another version
+            self._watchdog.answered()  # it runs, with another version
             raise
         self._watchdog.answered()
-        self.answers_total += 1
+        self.readings_total += 1
         return running
 
     def _structure(self, desired: DesiredHaproxy) -> str:
-        """Computed only when the desired state is another object: passes are four a second."""
+        """Cached per desired state: there are four passes a second."""
         if self._structure_cache is None or self._structure_cache[0] is not desired:
             self._structure_cache = (desired, self._structure_of(desired))
         return self._structure_cache[1]
@@ -198,7 +200,7 @@ class HaproxySupervisor:
         except CommandRefused:
             if not isinstance(step, RemoveServer):
                 raise
-            log.debug("%s is still in use", step.name)  # an idle connection: the next pass tries again
+            log.debug("%s is still in use", step.name)  # an idle connection: the next pass retries
 
     def _note_problem(self, problem: str) -> None:
         named = f"{self._name}: {problem}"

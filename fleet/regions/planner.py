@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CHAIN_LENGTH_MAX, KEY_LENGTH_MAX = 16 * 1024, 4 * 1024
-"""Letters of PEM. Both together fit into one command to HAProxy (`engine_agent.ingress.links.MAX_FILE_BYTES`)."""
+"""Letters of PEM. Both fit into one command to HAProxy (`engine_agent.ingress.certificates.MAX_FILE_BYTES`)."""
 CERTIFICATES_MAX = 8
 NAMES_MAX = 100
 HOST_LENGTH_MAX = 253

@@ -21,7 +21,7 @@ from controlplane.embedded.preflight import (
     require_free_port,
     wanted_ports,
 )
-from engine_agent.ingress.port_claim import port_claimed
+from engine_agent.ingress.haproxy import port_reserved
 from engine_agent.protocol.ports import PortUse
 from tests.ports import free_port
 
@@ -59,7 +59,7 @@ def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, m
 
 def test_a_port_that_another_ingress_is_about_to_take_is_refused(tmp_path: Path) -> None:
     port = free_port()
-    with port_claimed("127.0.0.1", port, lambda: False), pytest.raises(CannotStart, match=f"process {os.getpid()} "):
+    with port_reserved("127.0.0.1", port, lambda: False), pytest.raises(CannotStart, match=f"process {os.getpid()} "):
         require_free_port(PortUse(port, "the ingress", "SWITCHYARD_INGRESS_PORT"), tmp_path)
 
 

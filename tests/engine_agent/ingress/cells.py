@@ -1,4 +1,4 @@
-"""A cell as an ingress meets it: OpenAI-ish HTTP and GET /healthz, in the test's own loop."""
+"""A fake cell in the test's loop: simplified OpenAI API and GET /healthz."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ from tests.listening import stop_listening
 Writer = asyncio.StreamWriter
 _numbers = itertools.count(1)
 NODE = "n-0c0c0c0c"
-"""Of every cell that is not given another one's certificate."""
+"""The node of every cell without its own certificate."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Request:
 
 
 class FakeCell:
-    """One cell. `chunks` tokens, `step_s` apart, make an answer; streams wait for `release` before their last one."""
+    """One cell. An answer has `chunks` tokens, `step_s` apart; streams wait for `release` before the last one."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class FakeCell:
         self.refuses = False
         self.fails = False
         self.drops = False
-        """It closes the connection of a request without a byte, as a process does that a request ends."""
+        """It closes the connection of a request without a byte, like a process that the request kills."""
         self.usage: dict[str, int] | None = None
         self.last_event: dict[str, Any] | None = None
-        """What a stream says before its end, but text."""
+        """The last event of a stream, which is no text."""
         self.headers = ""
-        """More lines of the head of an answer."""
+        """Additional header lines of answers."""
         self.cache = PrefixIndex()
-        """What it says that it has; until its engine speaks it says that it does not know."""
+        """Its cached prefixes; unknown until its engine reports blocks."""
         self.release = asyncio.Event()
         self.release.set()
         self.requests: list[Request] = []
@@ -93,7 +93,7 @@ class FakeCell:
         )
 
     async def start(self) -> None:
-        """Listen, on the port of the time before if there was one."""
+        """Listens, on its previous port if there was one."""
         begin = functools.partial(self._begin, self._serve)
         tls = self._identity.server_context()
         server = await asyncio.start_server(begin, "127.0.0.1", self.port, backlog=1024, ssl=tls)
@@ -101,7 +101,7 @@ class FakeCell:
         self.port = server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """As kill -9 does: sockets are closed, requests cut."""
+        """Closes all sockets, like kill -9."""
         await stop_listening(*self._servers)
         self._servers.clear()
         for writer in list(self._writers):
@@ -109,10 +109,8 @@ class FakeCell:
 
     @contextlib.contextmanager
     def power_off(self) -> Iterator[None]:
-        """As when its host loses its power: who connects hears nothing, who waits for an answer waits on.
-
-        Nobody accepts, and the queue of those who wait for that is full, so the kernel drops what comes.
-        """
+        """Stops answering, like a host without power: new connections get no reply, and requests wait. The socket does
+        not accept, and its backlog is full, so the kernel drops packets."""
         with contextlib.ExitStack() as stack:
             for server in self._servers:
                 for listener in server.sockets:
@@ -140,7 +138,7 @@ class FakeCell:
     def _begin(
         self, converse: Callable[..., Coroutine[None, None, None]], reader: asyncio.StreamReader, writer: Writer
     ) -> None:
-        """A connection is known from its first moment on, so that none outlives the test."""
+        """Registers a connection immediately, so that none outlives the test."""
 
         def end(task: asyncio.Task[None]) -> None:
             self._conversations.discard(task)

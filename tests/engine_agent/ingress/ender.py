@@ -1,8 +1,6 @@
-"""Ends the HAProxies of a test session when that ends, however it ends: `python ender.py FOLDER`.
-
-A HAProxy outlives its agent, which is its purpose, and so a session that is killed. So this process waits for the end
-of a pipe whose other end only the session holds, and then kills each HAProxy whose configuration lies below FOLDER.
-"""
+"""Kills the HAProxies of a test session when the session ends or is killed: `python ender.py FOLDER`. A HAProxy is made
+to outlive its agent, so this process waits for the end of a pipe that only the session holds open, and then kills each
+HAProxy whose configuration is below FOLDER."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A HAProxy of the size that plans can be proved on: what runs, as a value, and what each step makes of it."""
+"""A model of HAProxy for tests of plans: its state as a value, and the result of each step."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,7 +19,7 @@ from engine_agent.ingress.running import RunningHaproxy, RunningServer
 
 
 def running_of(desired: DesiredHaproxy, structure: str) -> RunningHaproxy:
-    """A worker that was started with this desired."""
+    """A worker that was started with this desired state."""
     return RunningHaproxy(
         structure=structure,
         worker_pid=1,
@@ -60,7 +60,7 @@ def finished(running: RunningHaproxy) -> RunningHaproxy:
 
 
 def touched(steps: Iterable[Step]) -> set[tuple[str, str]]:
-    """The servers that steps change one by one."""
+    """The servers that steps change individually."""
     changed = (DrainServer, ReadyServer, SetServerLimit, SetServerWeight, RemoveServer)
     named = {(step.backend, step.name) for step in steps if isinstance(step, changed)}
     return named | {(step.server.backend, step.server.name) for step in steps if isinstance(step, AddServer)}

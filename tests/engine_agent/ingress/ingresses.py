@@ -1,4 +1,4 @@
-"""A real ingress for tests: the agent's own loop in the test's process, around the real HAProxy."""
+"""A real ingress for tests: the agent in the test's process, around the real HAProxy."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ AWAY = "us-west-2"
 
 
 def waits(headers: Mapping[str, str], most_s: int = 7) -> bool:
-    """Whether an answer says when to come back: at random from half of `most_s` to that."""
+    """Whether an answer has a valid Retry-After: from half of `most_s` to `most_s`."""
     return most_s // 2 <= int(headers["retry-after"]) <= most_s
 
 
@@ -69,7 +69,7 @@ def pool(
 
 
 class RunningIngress:
-    """One ingress and what it reported."""
+    """One ingress and its reports."""
 
     def __init__(
         self, home: Path, region: str = HOME, ingress_id: str = "", *, check_interval_ms: int = CHECK_INTERVAL_MS
@@ -77,7 +77,7 @@ class RunningIngress:
         home.mkdir(parents=True, exist_ok=True)
         ingress_id = ingress_id or f"i-{region}"
         self.identity = fleet_of_rigs().certify(home, IdentityKind.INGRESS, ingress_id)
-        # Cells of tests die by closing their sockets, never by silence: a check that is late means a busy machine.
+        # Cells of tests die by closing their sockets, never by silence: a late check means a busy machine.
         times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_timeout_ms=10_000)
         self.use(IngressSettings(ingress_id, region, home, port=free_ingress_port(), max_connections=1000, times=times))
         self.reports: list[IngressReport] = []
@@ -91,14 +91,14 @@ class RunningIngress:
         return f"http://127.0.0.1:{self.settings.port}"
 
     def use(self, settings: IngressSettings) -> None:
-        """Be an agent with these settings, as after a restart."""
+        """Replaces the agent by one with these settings, like a restart."""
         self.settings = settings
         self.ingress = IngressAgent(settings, find_binary(), identity=self.identity)
         self.haproxy = self.ingress.serving.process
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["RunningIngress"]:
-        """Tend until the block ends; then HAProxy is ended too."""
+        """Runs until the block ends, then kills HAProxy."""
         self._task = asyncio.create_task(self.ingress.run(self.reports.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
@@ -113,7 +113,7 @@ class RunningIngress:
                     await parser.process.kill()
 
     async def die(self) -> None:
-        """End the agent's work and leave HAProxy as it is, as kill -9 does."""
+        """Stops the agent and leaves HAProxy running, like kill -9."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -127,7 +127,7 @@ class RunningIngress:
         keys_required: bool = False,
         tenants_over_quota: tuple[str, ...] = (),
     ) -> None:
-        """Have a table with these pools in force, and every cell of it seen in a state."""
+        """Puts a table with these pools into force, and waits until every cell has a state."""
         self.revision += 1
         region = self.settings.region
         self.ingress.receive(
@@ -147,7 +147,7 @@ class RunningIngress:
         await self._sees_body_parsers()
 
     async def _sees_body_parsers(self) -> None:
-        """They start beside HAProxy, which serves short bodies meanwhile."""
+        """They start next to HAProxy, which serves short bodies meanwhile."""
         parsers = {tier.name for tier in self.settings.body_parsers}
         async with asyncio.timeout(60):
             while parsers:
@@ -161,7 +161,7 @@ class RunningIngress:
         return self.revision_in_force == self.revision and "unknown" not in self.cells.values()
 
     async def sees(self, **cells: str) -> None:
-        """Wait until HAProxy sees these cells (underscores stand for hyphens) as said."""
+        """Waits until HAProxy sees these cells in these states (underscores stand for hyphens)."""
         wanted = {name.replace("_", "-"): state for name, state in cells.items()}
         await eventually(lambda: wanted.items() <= self.cells.items(), what=f"{wanted} in {self.cells}")
 
@@ -181,16 +181,15 @@ class RunningIngress:
 
     @property
     def running_servers(self) -> list[str]:
-        """Every server that HAProxy has, wanted or not."""
         running = self.ingress.serving.running
         return [server.name for server in running.servers] if running else []
 
     async def post(self, body: bytes, **headers: str) -> httpx.Response:
-        """A request as it is, well-formed or not."""
+        """Sends these bytes, well-formed or not."""
         return await self.http.post("/v1/chat/completions", content=body, headers=headers)
 
     async def post_hop(self, body: bytes, sender: Identity | None = None, /, **headers: str) -> httpx.Response:
-        """The same where other regions' ingresses come in, with this certificate."""
+        """The same on the port for other regions' ingresses, with this certificate."""
         sender = sender or identity_of(IdentityKind.INGRESS, "i-elsewhere")
         url = f"https://127.0.0.1:{hop_port(self.settings.port)}/v1/chat/completions"
         name = fleet_of_rigs().name(IdentityKind.INGRESS, self.settings.ingress_id).dns
@@ -206,7 +205,7 @@ class RunningIngress:
 
 
 async def ask(client: "AsyncOpenAI", model: str = "demo", text: str = "hi") -> str:
-    """One answer: the name of the cell that gave it."""
+    """One answer: the name of its cell."""
     answer = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
     return answer.choices[0].message.content or ""
 

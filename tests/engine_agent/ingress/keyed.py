@@ -1,4 +1,4 @@
-"""Application keys for tests: their text, as an application has it, and what a routing table says of them."""
+"""Application keys for tests: their text for clients, and their entry in a routing table."""
 
 import hashlib
 from dataclasses import dataclass

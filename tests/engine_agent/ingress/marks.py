@@ -1,4 +1,4 @@
-"""Hop marks as one ingress gives them to another's, for tests of who is believed."""
+"""Hop marks, as an ingress makes them, for tests of their proof."""
 
 import hashlib
 import hmac
@@ -22,7 +22,7 @@ def marked(
     priority: str = "",
     pool: str = "",
 ) -> dict[str, str]:
-    """The headers of a request that a region's ingress sent, signed with this secret."""
+    """The headers of a request from a region's ingress, signed with this secret."""
     digest = hashlib.sha256(body).hexdigest().upper()
     claim = f"{region}|{int(time.time()) - age_s}|{digest}"
     request = "|".join([claim, request_id, method, quote(tenant, safe=""), priority, pool, path])

@@ -1,4 +1,4 @@
-"""An adapter is one more model to its clients: it leads to the cells that have it, and to no other."""
+"""Clients see an adapter as a model: it leads to the cells that have it, and to no others."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,9 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine_agent.ingress.adapters import ADAPTERS_MAP
-from engine_agent.ingress.affinity import CELLS_MAP
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.desired import MODELS_MAP, desired_from
-from engine_agent.ingress.model_listing import LISTING_MAP
+from engine_agent.ingress.desired import desired_from
+from engine_agent.ingress.routing_maps import ADAPTERS_MAP, CELLS_MAP, LISTING_MAP, MODELS_MAP
 from engine_agent.protocol.api_surface import LOADING_PATHS
 from engine_agent.protocol.ingress_messages import Affinity, Pool, PoolAdapter, cell_server_name
 from tests.engine_agent.ingress.cells import FakeCell
@@ -28,7 +26,7 @@ TUNED = "acme/tuned"
 
 
 def with_adapter(served: Pool, *holders: FakeCell, name: str = TUNED, everywhere: bool = False) -> Pool:
-    """The pool with an adapter that these of its cells have, or all."""
+    """The pool with an adapter in these of its cells, or in all."""
     starts = None if everywhere else tuple(cell_server_name(cell.name, cell.generation) for cell in holders)
     return msgspec.structs.replace(served, adapters=(PoolAdapter(name, "demo", starts),))
 
@@ -66,7 +64,7 @@ def test_without_adapters_there_is_no_map_of_them() -> None:
     assert CELLS_MAP not in desired_from(with_pool()).maps
 
 
-@pytest.mark.parametrize(("name", "reason"), [("chat", "model chat is there twice"), ("-x", "adapter '-x'")])
+@pytest.mark.parametrize(("name", "reason"), [("chat", "model chat is listed twice"), ("-x", "adapter '-x'")])
 def test_a_name_that_is_a_model_s_or_none_is_refused(name: str, reason: str) -> None:
     with pytest.raises(BadTable, match=reason):
         desired_from(with_pool(adapters=(PoolAdapter(name, "chat"),)))
@@ -127,7 +125,7 @@ async def test_a_full_cell_that_has_it_is_waited_for(ingress: RunningIngress) ->
 @pytest.mark.processes
 @pytest.mark.asyncio
 async def test_one_conversation_has_another_key_for_each_adapter_and_keeps_its_cell(ingress: RunningIngress) -> None:
-    """As many cells as adapters: by the prompt alone all of them would meet one cell."""
+    """As many cells as adapters: with the prompt alone as key, all requests would go to one cell."""
     names = [f"tenant-{at}" for at in range(12)]
     adapters = tuple(PoolAdapter(name, "demo") for name in names)
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Requests of one conversation meet the same cell, as long as that costs nobody a place."""
+"""Requests of one conversation go to the same cell, as long as it has room."""
 
 import asyncio
 import contextlib
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine_agent.ingress.affinity import cells_entry
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.haproxy import LOG_FILE
+from engine_agent.ingress.routing_maps import cells_entry
 from engine_agent.protocol.ingress_messages import Affinity, Pool
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -40,7 +40,7 @@ async def ask(ingress: RunningIngress, headers: dict[str, str] | None = None, **
 
 
 async def hands_over_its_table(ingress: RunningIngress) -> None:
-    """Wait until the worker would give its table to the next: 10 s after the first start."""
+    """Waits until the worker hands its table to the next one: 10 s after the first start."""
     async with asyncio.timeout(60):
         while "resync_timeout=<PAST>" not in await ingress.haproxy.admin.send("show peers"):  # noqa: ASYNC110 - nothing says so
             await asyncio.sleep(0.1)
@@ -108,7 +108,7 @@ async def test_a_reload_keeps_every_key_at_home(ingress: RunningIngress) -> None
         await ingress.sees(**{cell.name: "up" for cell in cells})
         assert ingress.worker_pid != worker
         assert "Aborted" not in (ingress.settings.state_dir / LOG_FILE).read_text()
-        # backwards, because keys without a cell get cells in turn, which forwards might be the same ones
+        # backwards: keys without a cell get cells in turn, which could be the same ones forwards
         assert {key: await ask(ingress, prompt_cache_key=key) for key in reversed(before)} == before
 
 

@@ -1,9 +1,11 @@
-"""The agent as the process that it is: enrols, obeys and acknowledges, survives kill -9, and stops cleanly."""
+"""The agent as a process: enrols, applies tables and acknowledges them, survives kill -9, and stops cleanly."""
 
 import asyncio
 import contextlib
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,8 +14,10 @@ import httpx
 import pytest
 from msgspec import structs
 
-from engine_agent.ingress.haproxy import find_master
-from engine_agent.ingress.sections import CONFIG_FILE
+from engine_agent.ingress import haproxy
+from engine_agent.ingress.config import CONFIG_FILE
+from engine_agent.ingress.haproxy import PortTaken, find_master, port_reserved
+from engine_agent.ingress.main import MAX_THREADS, default_threads
 from engine_agent.ingress.settings import BODY_PARSERS
 from engine_agent.node import procfs
 from engine_agent.node.accounts import Service, service_account
@@ -28,7 +32,7 @@ from tests.engine_agent.ingress.ingresses import HOME, pool
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 from tests.engine_agent.process_status import children_of, status_of
 from tests.engine_agent.tls import fleet_of_rigs
-from tests.ports import free_ingress_port
+from tests.ports import free_ingress_port, free_port
 
 pytestmark = pytest.mark.processes
 
@@ -67,8 +71,8 @@ class AgentProcess:
             )  # fmt: skip
 
     async def enrolled(self) -> None:
-        """Wait for its connection and its key, which it keeps in memory. Then give it a certificate for this key, which
-        the control plane of tests does not issue."""
+        """Waits for its connection and its key, which it keeps in memory. Then gives it a certificate, which the
+        control plane of tests does not issue."""
         await eventually(lambda: self.plane.connections == 1 and Identity(self.home).key_file.exists(), 60)
         fleet_of_rigs().certify(self.home, IdentityKind.INGRESS, "i-us-east-1")
 
@@ -82,7 +86,7 @@ class AgentProcess:
         return reports[-1].observed if reports else None
 
     async def reports(self, revision: int, *cells: FakeCell) -> IngressObserved:
-        """Wait for a report after now with this revision in force, these cells up and HAProxy alive."""
+        """Waits for a new report with this revision in force, these cells up and HAProxy running."""
         seen = len(self.plane.reports)
 
         def look() -> bool:
@@ -172,7 +176,7 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
         assert before.haproxy_pid is not None
         os.kill(before.haproxy_pid, signal.SIGKILL)
         while (await agent.reports(7, cell)).haproxy_pid == before.haproxy_pid:
-            pass  # a report that was on its way
+            pass  # a report that was already sent
         assert agent.haproxies[1:] == kept[1:], "the others go on"
 
 
@@ -217,3 +221,40 @@ async def test_a_second_agent_for_the_same_home_and_a_bad_server_are_refused_in_
         assert "server must be http://HOST:PORT" in (tmp_path / "agent.log").read_text()
         first.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(first.wait(), 60) == 0
+
+
+PINNED = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from engine_agent.ingress.main import default_threads
+print(default_threads())
+"""
+
+
+def test_haproxy_has_a_thread_for_each_processor_that_the_agent_may_run_on_up_to_a_limit() -> None:
+    assert default_threads() == min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    pinned = subprocess.run([sys.executable, "-c", PINNED], capture_output=True, text=True, check=True)
+    assert pinned.stdout == "1\n"
+
+
+def test_a_port_that_a_haproxy_of_another_fleet_shares_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(haproxy, "RELEASED_WITHIN_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(PortTaken, match="another process listens on it"),
+            port_reserved("127.0.0.1", port, lambda: False),
+        ):
+            pass
+        with port_reserved("127.0.0.1", port, lambda: True):  # its own, left by a killed agent
+            pass
+
+
+def test_of_two_ingresses_that_start_at_once_one_refuses(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-east", "--region", "east"]
+    command += ["--home", str(tmp_path), "--server", "http://127.0.0.1:9", "--port", str(port)]
+    with port_reserved("127.0.0.1", port, lambda: False):
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert second.returncode == 1
+    assert f"i-east: 127.0.0.1:{port} is in use: another ingress of this host reserved it" in second.stderr

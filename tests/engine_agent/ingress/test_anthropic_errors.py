@@ -1,8 +1,6 @@
-"""What goes wrong behind a running ingress, as Anthropic's own client reads it: by status, and by the types that
-Anthropic documents (docs.claude.com, "Errors") and that client lists.
-
-Overload has 503 here and not Anthropic's 529, which no balancer knows; their client tries both again.
-"""
+"""Failures behind a running ingress, as Anthropic's client reads them: by status, and by the types that Anthropic
+documents (docs.claude.com, "Errors") and that client lists. Overload has 503 here instead of Anthropic's 529, which no
+load balancer knows; their client retries both."""
 
 import asyncio
 import contextlib
@@ -35,9 +33,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 NODE = "n-0a1b2c3d"
-"""Of the cell proxy that tests run."""
 PATIENCE_S = 110
-"""Below the time that a test may take."""
+"""Shorter than the time limit of a test."""
 BODY = b'{"model": "demo"}'
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 ASKED = b'{"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": "hi'
@@ -45,7 +42,7 @@ ASKED = b'{"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "cont
 
 @pytest.fixture(scope="module", autouse=True)
 def anthropic_is_loaded() -> None:
-    """Before any cell runs in this loop: for the seconds that it takes, none would answer its checks."""
+    """Loads it before any cell runs in this loop: the import blocks health checks for seconds."""
     importlib.import_module("anthropic")
 
 
@@ -56,7 +53,7 @@ class GarbledCell(FakeCell):
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, *, wait_s: int = 1, **times: int) -> AsyncIterator[RunningIngress]:
-    """An ingress with these times, in which real-time requests wait for so many seconds and few at once."""
+    """An ingress with these times, a wait of `wait_s` for real-time requests, and a short queue."""
     ingress = RunningIngress(folder / "home")
     realtime = replace(QUEUES[ServingClass.REALTIME], wait_s=wait_s, waiting_per_cell=1)
     queues = {**QUEUES, ServingClass.REALTIME: realtime}
@@ -71,7 +68,7 @@ async def serve(ingress: RunningIngress, *cells: FakeCell) -> None:
 
 
 async def refusal(ingress: RunningIngress, text: str = "hi") -> "APIStatusError":
-    """What Anthropic's client raises, without trying again."""
+    """The error of Anthropic's client, without retries."""
     import anthropic  # takes long to load: not while tests are collected
 
     async with anthropic.AsyncAnthropic(base_url=ingress.url, api_key="none", max_retries=0) as client:
@@ -174,13 +171,13 @@ async def test_what_an_engine_fails_with_comes_through_cell_proxy_and_ingress_in
     tmp_path: Path, status: bytes, body: bytes, expected: tuple[int, str]
 ) -> None:
     async with proxied_cell(tmp_path, lambda turn: engine_says(turn, status, body)) as ingress:
-        # The code is left out: of 503s, which are tried again, the last one may be the ingress's own.
+        # Not the code: the last of several retried 503s can be the ingress's own.
         assert read(await refusal(ingress))[:2] == expected
 
 
 @contextlib.asynccontextmanager
 async def proxied_cell(folder: Path, script: Callable[[Turn], Awaitable[None]]) -> AsyncIterator[RunningIngress]:
-    """An ingress, one real cell proxy, and an engine that answers by this script."""
+    """An ingress, one real cell proxy, and an engine with this script."""
     fleet_of_rigs().certify(folder / "node", IdentityKind.NODE, NODE)
     async with (
         running(folder) as ingress,

@@ -1,4 +1,4 @@
-"""Applications reach an ingress over TLS: by the name that they ask for, with certificates that change under them."""
+"""Applications reach an ingress over TLS, by the name that they request, while certificates change."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from cryptography import x509
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from engine_agent.ingress.application_tls import ApplicationTlsState
-from engine_agent.ingress.applications import FOLDER
+from engine_agent.ingress.certificates import APPLICATION_FOLDER
 from engine_agent.protocol.ingress_messages import ApplicationTls, ServerCertificate
 from engine_agent.protocol.ports import tls_port
 from engine_agent.protocol.states import PlainHttp
@@ -51,7 +51,7 @@ def context_of(authority: PublicAuthority, newest: ssl.TLSVersion = ssl.TLSVersi
 
 
 def shown(ingress: RunningIngress, context: ssl.SSLContext, name: str | None = API) -> int:
-    """The serial number of the certificate that a new connection is shown."""
+    """The serial number of the certificate on a new connection."""
     context.check_hostname = False
     with (
         socket.create_connection(("127.0.0.1", tls_port(ingress.settings.port)), timeout=30) as plain,
@@ -72,11 +72,11 @@ async def shows(ingress: RunningIngress, authority: PublicAuthority, server: Sig
     deadline_s = asyncio.get_running_loop().time() + 60
     while not await asyncio.to_thread(is_shown):
         assert asyncio.get_running_loop().time() < deadline_s, ingress.reports[-1].observed.reason
-        await asyncio.sleep(0.05)  # the port says nothing by itself: it is tried again
+        await asyncio.sleep(0.05)  # nothing announces a free port, so it is retried
 
 
 async def worker_of(ingress: RunningIngress) -> str:
-    """As HAProxy itself has it: a report may be older than a reload."""
+    """Read from HAProxy: a report can be older than a reload."""
     information = await ingress.haproxy.admin.send("show info")
     return next(line for line in information.splitlines() if line.startswith("Pid:"))
 
@@ -212,7 +212,7 @@ async def test_a_port_that_is_taken_is_said_and_taken_once_it_is_free(
 ) -> None:
     with socket.create_server(("127.0.0.1", tls_port(ingress.settings.port))):
         ingress.ingress.receive(stated(authority, first))
-        await eventually(lambda: "is not free" in ingress.reports[-1].observed.reason)
+        await eventually(lambda: "is in use" in ingress.reports[-1].observed.reason)
         await ingress.route(pool(cell), retry_after_s=9)
         assert (await ingress.post(BODY)).status_code == 200, "tables go on meanwhile"
     await shows(ingress, authority, first)
@@ -257,10 +257,12 @@ async def test_the_key_is_in_files_of_the_agent_alone_and_in_no_log_report_or_pr
         if any(secret in text for secret in secrets) or any(json.dumps(secret)[1:-1] in text for secret in secrets):
             holding.add(path.relative_to(home).as_posix())
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
-    assert holding == {"applications.json", f"{FOLDER}/c-0.pem"}
+    assert holding == {"applications.json", f"{APPLICATION_FOLDER}/c-0.pem"}
     assert not any(secret in said for secret in secrets)
     ingress.ingress.receive(stated(authority))
-    await eventually(lambda: not (home / FOLDER / "c-0.pem").exists(), what="the key is gone with its certificate")
+    await eventually(
+        lambda: not (home / APPLICATION_FOLDER / "c-0.pem").exists(), what="the key is gone with its certificate"
+    )
 
 
 @pytest.mark.parametrize(("plain_http", "status"), [(PlainHttp.REFUSE, 403), (PlainHttp.LOOPBACK, 200)])
@@ -279,7 +281,7 @@ async def test_plain_http_is_for_whom_the_region_says(
     if status == 403:
         port = tls_port(ingress.settings.port)
         assert answer.json()["error"]["code"] == "tls_required"
-        assert f"use https, and port {port}" in answer.text
+        assert f"use https and port {port}" in answer.text
     assert (await ingress.http.get("/healthz")).status_code == 200
     async with client_of(ingress, authority) as client:
         assert await ask(client) == "a"
@@ -294,7 +296,7 @@ async def test_handshakes_that_nobody_finishes_take_nothing_from_the_port_withou
     address = ("127.0.0.1", tls_port(ingress.settings.port))
     silent = [socket.create_connection(address) for _ in range(ingress.settings.max_outside_connections)]
     try:
-        await answers(ingress, 200)  # the cell is in this process, and answered nobody while those were opened
+        await answers(ingress, 200)  # the cell is in this process, and answered no request while those were opened
         assert (await ingress.post_hop(BODY)).status_code == 200
     finally:
         for each in silent:

@@ -1,4 +1,4 @@
-"""Near-real-time requests go to the control plane, key and all, and to nobody else."""
+"""Near-real-time requests go to the control plane only, with their key."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.ingress.backends import MAX_CONTROL_PLANE_CONNECTIONS
-from engine_agent.ingress.files import MAX_CONNECTIONS
+from engine_agent.ingress.config import CONTROL_PLANE_CONNECTIONS, FILE_CONNECTIONS
 from engine_agent.protocol.local_servers import closing_connections
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message
 from tests.engine_agent.cell_proxy.proxy_process import until
@@ -40,7 +39,7 @@ class ControlPlane:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """With every connection: HAProxy keeps some, and its checks come at any moment."""
+        """Closes all connections: HAProxy keeps some, and its checks arrive at any moment."""
         if self._server is not None:
             await stop_listening(self._server)
         for conversation in self._conversations:
@@ -134,7 +133,7 @@ async def test_of_several_hosts_of_the_control_plane_one_is_enough(tmp_path: Pat
         await ingress.route()
         for web in webs:
             await web.stop()
-            # At once: before any check of the one that is gone has failed.
+            # Before any check of the stopped one has failed.
             answers = [(await ingress.http.post(PATH, content=BODY)).status_code for _ in range(4)]
             assert answers == [202] * 4
             await web.start()
@@ -155,7 +154,7 @@ async def test_a_question_about_usage_is_passed_on_with_its_key(tmp_path: Path) 
 
 
 async def opened(ingress: RunningIngress, path: str, key: str, sent: bytes = b"{") -> asyncio.StreamWriter:
-    """A request whose body of a megabyte has begun and does not end."""
+    """A request with an unfinished body of a megabyte."""
     _, writer = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 1000000\r\n\r\n"
     writer.write(head.encode() + sent)
@@ -165,9 +164,9 @@ async def opened(ingress: RunningIngress, path: str, key: str, sent: bytes = b"{
 @pytest.mark.parametrize(
     ("path", "places", "sent"),
     [
-        ("/v1/files", MAX_CONNECTIONS, b"{"),
-        (PATH, MAX_CONTROL_PLANE_CONNECTIONS, b"{" * 100_000),
-        (PATH, 4 * MAX_CONTROL_PLANE_CONNECTIONS, b"{"),
+        ("/v1/files", FILE_CONNECTIONS, b"{"),
+        (PATH, CONTROL_PLANE_CONNECTIONS, b"{" * 100_000),
+        (PATH, 4 * CONTROL_PLANE_CONNECTIONS, b"{"),
     ],
 )
 async def test_slow_bodies_of_one_tenant_leave_places_to_others(

@@ -1,4 +1,4 @@
-"""Bodies that a later reader could not take, or could read in another way, end at the ingress with a clean 400."""
+"""Bodies that a cell could not parse, or could read differently, get a clean 400 from the ingress."""
 
 import json
 

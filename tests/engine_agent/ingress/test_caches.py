@@ -1,4 +1,4 @@
-"""A request goes to the cell that has its text in its cache, and else where it always went."""
+"""A request goes to the cell that has its text in its cache, otherwise to its sticky cell."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from engine_agent.cell_proxy.request_prefixes import read_prefixes
+from engine_agent.cell_proxy.prefix_index import read_prefixes
 from engine_agent.ingress.cache_feed import CellPrefixes
 from engine_agent.protocol.ingress_messages import Affinity, Pool
 from engine_agent.protocol.proxy_messages import (
@@ -54,7 +54,7 @@ async def cells_by_cache(ingress: RunningIngress, count: int = 4, **more: Any) -
 
 
 async def ask(ingress: RunningIngress, text: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
-    """Every time with another key, so that no sticky cell says where it goes."""
+    """Sends a request with a new key each time, so that it has no sticky cell."""
     request = {"model": "demo", "prompt_cache_key": next(_keys), **body}
     request["messages"] = [{"role": "user", "content": text}]
     answer = await ingress.post(json.dumps(request).encode(), **(headers or {}))
@@ -63,14 +63,14 @@ async def ask(ingress: RunningIngress, text: str, headers: dict[str, str] | None
 
 
 def last(cells: list[FakeCell]) -> tuple[FakeCell, Request]:
-    """Whom the only request so far went to; it is forgotten."""
+    """The cell and the only request since the last call."""
     ((cell, request),) = [(cell, request) for cell in cells for request in cell.requests]
     cell.requests.clear()
     return cell, request
 
 
 def compute(cell: FakeCell, request: Request, number: int) -> tuple[int, ...]:
-    """The engine reads it: a block for each beginning of its text, and where the first of each ends."""
+    """The engine reads it: a block for every 16 bytes of text."""
     known = read_prefixes(request.headers[PREFIXES].encode())
     assert known is not None
     blocks = tuple(number * 1000 + at for at in range(1, 1 + known.text_bytes // 16))
@@ -81,7 +81,7 @@ def compute(cell: FakeCell, request: Request, number: int) -> tuple[int, ...]:
 
 
 async def found(ingress: RunningIngress, cells: list[FakeCell], text: str, **body: Any) -> tuple[FakeCell, int]:
-    """Which cell gets this text once the ingress knows that one has it, and how much of it that is to have."""
+    """Sends the text until the ingress knows a cell that has it. Returns that cell and the matched bytes."""
     async with asyncio.timeout(60):
         while True:
             await ask(ingress, text, **body)
@@ -136,7 +136,7 @@ async def test_what_may_leave_the_region_goes_by_caches_too_and_brings_no_names_
 @processes
 @pytest.mark.asyncio
 async def test_what_stands_before_the_text_makes_it_another_one(ingress: RunningIngress) -> None:
-    """Tools, whatever place they have in the body, and the salt that a client asks for."""
+    """Tools, anywhere in the body, and the salt of a client."""
     async with cells_by_cache(ingress) as cells:
         await ask(ingress, LONG, tools=[{"type": "function", "function": {"name": "a"}}])
         first, request = last(cells)
@@ -157,9 +157,11 @@ async def test_a_crowded_cell_is_passed_over(ingress: RunningIngress) -> None:
         assert (await found(ingress, cells, LONG))[0] is first
         for cell in cells:
             cell.release.clear()
-        for _ in range(4):
+        for number in range(4):
+            # One after the other: of requests in the same instant, none counts yet when the others are placed.
             group.create_task(ask(ingress, LONG))
-        await eventually(lambda: [cell.in_flight for cell in cells] == [2, 2])
+            await eventually(lambda wanted=number + 1: sum(cell.in_flight for cell in cells) == wanted)  # type: ignore[misc]
+        assert [cell.in_flight for cell in cells] == [2, 2]
         for cell in cells:
             cell.release.set()
 

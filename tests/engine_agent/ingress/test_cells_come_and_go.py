@@ -9,13 +9,12 @@ import pytest
 
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream
+from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream, waits
 from tests.engine_agent.ingress.traffic import SteadyTraffic
-
-pytestmark = pytest.mark.processes
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_dies_under_steady_traffic_and_no_request_fails(ingress: RunningIngress) -> None:
     async with FakeCell(step_s=0.02).running() as lives, FakeCell(step_s=0.02).running() as dies:
         await ingress.route(pool(lives, dies))
@@ -35,6 +34,7 @@ async def test_a_cell_dies_under_steady_traffic_and_no_request_fails(ingress: Ru
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_that_refuses_is_tried_elsewhere_and_a_sick_one_is_left_alone(ingress: RunningIngress) -> None:
     async with FakeCell().running() as good, FakeCell().running() as refuses, FakeCell().running() as sick:
         refuses.refuses = True
@@ -53,6 +53,7 @@ async def test_a_cell_that_refuses_is_tried_elsewhere_and_a_sick_one_is_left_alo
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_draining_cell_finishes_its_streams_and_gets_no_new_request(ingress: RunningIngress) -> None:
     async with FakeCell(chunks=5).running() as drains, FakeCell().running() as stays, ingress.client() as client:
         drains.release.clear()
@@ -71,6 +72,7 @@ async def test_a_draining_cell_finishes_its_streams_and_gets_no_new_request(ingr
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_that_drains_itself_comes_back_when_it_says_so(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell, ingress.client() as client:
         await ingress.route(pool(cell))
@@ -83,6 +85,7 @@ async def test_a_cell_that_drains_itself_comes_back_when_it_says_so(ingress: Run
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_that_the_table_drains_is_not_woken_by_its_health_check(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell, FakeCell().running() as other:
         await ingress.route(pool(cell, other, draining=[cell]))
@@ -94,6 +97,7 @@ async def test_a_cell_that_the_table_drains_is_not_woken_by_its_health_check(ing
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_hundred_changes_of_cells_under_streams_break_none(ingress: RunningIngress) -> None:
     order = random.Random(5)
     async with contextlib.AsyncExitStack() as stack:
@@ -104,9 +108,7 @@ async def test_a_hundred_changes_of_cells_under_streams_break_none(ingress: Runn
         worker = ingress.worker_pid
         routed, draining = cells[:6], list[FakeCell]()
         streams: list[asyncio.Task[str]] = []
-        for _ in range(
-            25
-        ):  # each changes four cells: one comes, one goes, one drains or no more, one has another limit
+        for _ in range(25):  # each changes four cells: adds one, removes one, starts or ends a drain, changes a limit
             routed.append(come := order.choice([cell for cell in cells if cell not in routed]))
             routed.remove(order.choice([cell for cell in routed if cell is not come]))
             draining = [order.choice(routed)]
@@ -134,6 +136,7 @@ async def ask_if_known(client: openai.AsyncOpenAI, model: str) -> str | None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_pool_more_or_less_reloads_and_no_stream_breaks(ingress: RunningIngress) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cell = await stack.enter_async_context(FakeCell(chunks=20, step_s=0.02).running())
@@ -147,7 +150,7 @@ async def test_a_pool_more_or_less_reloads_and_no_stream_breaks(ingress: Running
         await ingress.route(pool(cell), pool(other, name="other", models=("other",)))
         await ingress.sees(**{other.name: "up"})
         name = None
-        for _ in range(ATTEMPTS):  # the worker of before answers what it has accepted by then
+        for _ in range(ATTEMPTS):  # the old worker answers the connections that it has accepted
             if (name := await ask_if_known(client, "other")) is not None:
                 break
             await asyncio.sleep(0.1)
@@ -158,6 +161,7 @@ async def test_a_pool_more_or_less_reloads_and_no_stream_breaks(ingress: Running
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_an_ingress_that_was_not_told_sends_nothing_to_a_cell_that_started_again(ingress: RunningIngress) -> None:
     async with FakeCell().running() as stale, FakeCell().running() as other, ingress.client() as client:
         await ingress.route(pool(stale, other))
@@ -170,6 +174,7 @@ async def test_an_ingress_that_was_not_told_sends_nothing_to_a_cell_that_started
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_generation_replaces_another_under_the_same_name(ingress: RunningIngress) -> None:
     async with FakeCell("a").running() as old, FakeCell("a").running() as new, ingress.client() as client:
         new.generation = 2
@@ -179,3 +184,60 @@ async def test_a_generation_replaces_another_under_the_same_name(ingress: Runnin
         await ingress.sees(a="up")
         await ask(client)
         assert (len(old.requests), len(new.requests)) == (0, 1)
+
+
+BODY = b'{"model": "demo"}'
+
+
+async def refused(ingress: RunningIngress) -> tuple[int, str]:
+    """Status and code of an answer with Retry-After."""
+    answer = await ingress.post(BODY)
+    assert waits(answer.headers), answer.headers
+    return answer.status_code, answer.json()["error"]["code"] if answer.content else "the cell's own"
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_a_pool_whose_last_cell_refuses_everything_answers_every_request(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        assert [(await ingress.post(BODY)).status_code for _ in range(3)] == [200] * 3
+        cell.refuses = True
+        assert {await refused(ingress) for _ in range(30)} == {(503, "the cell's own")}
+        assert ingress.cells[cell.name] == "up", "its health check decides, and no refusal"
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_requests_in_flight_at_a_last_cell_that_dies_are_answered(ingress: RunningIngress) -> None:
+    async with FakeCell(max_connections=8).running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        await asyncio.gather(*(ingress.post(BODY) for _ in range(8)))  # from now on connections are reused
+        cell.release.clear()
+        sent = [asyncio.create_task(refused(ingress)) for _ in range(8)]
+        await eventually(lambda: cell.in_flight == 8)
+        await cell.die()
+        assert {status for status, _ in await asyncio.gather(*sent)} == {503}
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_two_cells_that_die_together_cost_no_request_while_a_third_lives(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as one, FakeCell().running() as two, FakeCell().running() as third:
+        await ingress.route(pool(one, two, third))
+        await ingress.sees(**{cell.name: "up" for cell in (one, two, third)})
+        third.release.clear()
+        busy: list[asyncio.Task[object]] = []
+        while third.in_flight < 1:  # so that it is chosen last
+            before = third.in_flight
+            busy.append(asyncio.create_task(ingress.post(BODY)))
+            await eventually(lambda: busy[-1].done() or third.in_flight > before)  # noqa: B023
+        await one.die()
+        await two.die()
+        last = asyncio.create_task(ingress.post(BODY))
+        await eventually(lambda: third.in_flight == 2)
+        third.release.set()
+        assert (await last).headers["x-switchyard-cell"] == third.name
+        await asyncio.gather(*busy)

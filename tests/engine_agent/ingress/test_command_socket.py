@@ -1,4 +1,4 @@
-"""One command, one answer, and a reason when there is none."""
+"""One command, one answer, or the reason why there is none."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from engine_agent.protocol.local_servers import closing_connections
 
 
 async def answer_with(folder: Path, text: str, after: asyncio.Event | None = None) -> asyncio.Server:
-    """A socket that says `text` to every command, once `after` is set."""
+    """A socket that answers every command with `text`, once `after` is set."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

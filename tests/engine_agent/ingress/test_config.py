@@ -1,14 +1,24 @@
-"""The text of haproxy.cfg, whole, and what of it a reload is for."""
+"""The text of haproxy.cfg, and the changes that need a reload."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
-from engine_agent.ingress.applications import Applications
-from engine_agent.ingress.config import map_file, render, structure_of
+from engine_agent.ingress import config, headers
+from engine_agent.ingress.certificates import Applications
+from engine_agent.ingress.config import (
+    HEAD_ROOM_BYTES,
+    body_parser_structure_of,
+    map_file,
+    render,
+    render_body_parser,
+    structure_of,
+)
 from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.settings import BODY_PARSERS, BodyParserTier, IngressSettings
 from engine_agent.protocol.ingress_messages import Affinity, PoolAdapter, RoutingTable, Split
 from engine_agent.protocol.states import PlainHttp
 from tests.engine_agent.authority import FLEET
@@ -154,3 +164,58 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
 
 def test_a_map_is_written_as_lines() -> None:
     assert map_file({"a": "1", "b": "two words"}) == "a 1\nb two words\n"
+
+
+MIB = 1024 * 1024
+BUFFER = re.compile(r"^  tune.bufsize (\d+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("tier", BODY_PARSERS, ids=lambda tier: tier.name)
+def test_the_file_of_a_body_parser_is_the_golden_one(tier: BodyParserTier) -> None:
+    assert render_body_parser(desired_from(TABLE), SETTINGS, tier) == (GOLDEN / f"{tier.name}.cfg").read_text()
+
+
+@pytest.mark.parametrize("tier", BODY_PARSERS, ids=lambda tier: tier.name)
+def test_only_limits_concern_a_reader(tier: BodyParserTier) -> None:
+    structure = body_parser_structure_of(desired_from(TABLE), SETTINGS, tier)
+    same = [with_pool(cells=()), with_pool(models=("new",)), msgspec.structs.replace(TABLE, pools=())]
+    # Otherwise the serving HAProxy would lack the parser's results until the parser has reloaded.
+    same += [msgspec.structs.replace(TABLE, hop_secrets=()), msgspec.structs.replace(TABLE, splits=(), keys=())]
+    others = [msgspec.structs.replace(TABLE, max_body_bytes=1), msgspec.structs.replace(TABLE, retry_after_s=1)]
+    assert {body_parser_structure_of(desired_from(table), SETTINGS, tier) for table in same} == {structure}
+    assert structure not in {body_parser_structure_of(desired_from(table), SETTINGS, tier) for table in others}
+    assert body_parser_structure_of(desired_from(TABLE), replace(SETTINGS, replay_bytes=1), tier) != structure
+
+
+def test_a_body_parser_has_buffers_for_its_own_bodies_and_never_for_more_than_the_table_allows() -> None:
+    def bodies(max_body_bytes: int) -> list[int]:
+        desired = desired_from(msgspec.structs.replace(TABLE, max_body_bytes=max_body_bytes))
+        texts = [render_body_parser(desired, SETTINGS, tier) for tier in BODY_PARSERS]
+        return [int(BUFFER.search(text)[1]) - HEAD_ROOM_BYTES for text in texts]  # type: ignore[index]
+
+    assert bodies(4 * MIB) == [MIB // 4, 4 * MIB]
+    assert bodies(MIB // 8) == [MIB // 8, MIB // 8]
+
+
+def test_the_body_parsers_leave_most_connections_to_those_from_outside() -> None:
+    assert SETTINGS.max_connections == 4000
+    assert [SETTINGS.max_requests_at(tier) for tier in BODY_PARSERS] == [1000, 500]
+    assert SETTINGS.max_outside_connections == 2500
+
+
+def test_the_template_names_only_known_headers() -> None:
+    named = set(
+        re.findall(r"X-Switchyard-[A-Za-z-]+[a-z]", Path(config.__file__).with_name(config.TEMPLATE).read_text())
+    )
+    known = {value for name, value in vars(headers).items() if name.isupper() and isinstance(value, str)}
+    assert named <= known | {"X-Switchyard-Cache"}
+
+
+def test_no_error_text_has_a_single_quote_which_would_end_it() -> None:
+    for tier in (None, *BODY_PARSERS):
+        desired = desired_from(EVERYTHING, FLEET)
+        text = render_body_parser(desired, SETTINGS, tier) if tier else render(desired, SETTINGS)
+        for line in text.splitlines():
+            if "http-error" in line or "return status" in line or "proc.refuse_" in line:
+                assert line.count("'") % 2 == 0, line
+                assert re.search(r"[A-Za-z]'[A-Za-z]", line) is None, line

@@ -1,4 +1,4 @@
-"""A routing table becomes servers and maps, or is refused with what is wrong with it."""
+"""A routing table becomes servers and maps, or is refused with the reason."""
 
 import json
 from dataclasses import replace
@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.desired import MODELS_MAP, PoolBackends, Server, desired_from
-from engine_agent.ingress.model_listing import LISTING_MAP
-from engine_agent.ingress.splits import SHARES_MAP
+from engine_agent.ingress.desired import PoolBackends, Server, desired_from
+from engine_agent.ingress.routing_maps import LISTING_MAP, MODELS_MAP, SHARES_MAP
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from engine_agent.protocol.states import ServingClass
 
@@ -88,11 +87,11 @@ BAD = [
     (with_pool(name="a b"), "pool 'a b': a name is 1 to 80 letters"),
     (with_pool(models=()), "pool chat serves no model"),
     (with_pool(models=("a b",)), "model 'a b': only letters"),
-    (with_pool(models=("chat", "chat")), "model chat is there twice"),
+    (with_pool(models=("chat", "chat")), "model chat is listed twice"),
     (with_pool(serving_class="slow"), "serving class 'slow' of pool chat is none of realtime, near_realtime, batch"),
-    (with_pool(cells=(CELL, CELL)), "cell of pool chat c-1-g3 is there twice"),
-    (with_pool(spill=(POOL.spill[0], POOL.spill[0])), "spill region of pool chat west is there twice"),
-    (msgspec.structs.replace(TABLE, pools=(POOL, POOL)), "pool chat is there twice"),
+    (with_pool(cells=(CELL, CELL)), "cell of pool chat c-1-g3 is listed twice"),
+    (with_pool(spill=(POOL.spill[0], POOL.spill[0])), "spill region of pool chat west is listed twice"),
+    (msgspec.structs.replace(TABLE, pools=(POOL, POOL)), "pool chat is listed twice"),
     (msgspec.structs.replace(TABLE, max_body_bytes=0), "max_body_bytes and retry_after_s must be positive"),
 ]
 

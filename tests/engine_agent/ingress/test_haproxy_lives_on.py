@@ -1,4 +1,4 @@
-"""HAProxy outlives its agent, is healed when it dies, and keeps the last valid table whatever it is told."""
+"""HAProxy outlives its agent, is restarted when it exits, and keeps the last valid table."""
 
 import asyncio
 import errno
@@ -123,7 +123,7 @@ async def test_a_table_that_cannot_be_carried_out_is_refused_by_name(ingress: Ru
         await ingress.sees(**{cell.name: "up"})
         refused = [
             (RoutingTable(2, HOME, (pool(cell, fractions={HOME: 0.7}),)), "sum to 0.7, not to 1"),
-            (RoutingTable(3, "mars", ()), "it is for region 'mars'"),
+            (RoutingTable(3, "mars", ()), "the table is for region 'mars'"),
             (RoutingTable(4, HOME, (pool(cell),), max_body_bytes=10**12), "tune.bufsize"),
         ]
         for table, said in refused:

@@ -1,5 +1,5 @@
-"""Whatever a request makes a cell do, it harms that request alone: cells stay in service, and two dropped connections
-end it, in whichever regions they are."""
+"""A failure that a request causes in a cell harms that request only: cells stay in service, and two dropped connections
+in any regions end it. Bodies without a model cost the ingress little."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,17 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, pool
 from tests.engine_agent.ingress.test_large_bodies import LONG, MIDDLE, body_of
 from tests.engine_agent.ingress.test_spill import until_spill_is
+from tests.engine_agent.ingress.traffic import BODY
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 SHORT = 100
 SIZES = (SHORT, pytest.param(MIDDLE, marks=pytest.mark.long), LONG)
 MANY = 12
-"""Bad requests in a row: more than any limit of failures that took a cell out of service."""
+"""Consecutive bad requests: more than any limit of failures that would take a cell out of service."""
 
 
 PATIENT_MS = 20_000
-"""A health check has as long to connect as checks are apart. Busy cores are no reason here for a cell to go down."""
+"""The interval also limits the connection of a check. Here, busy cores must not take a cell down."""
 
 
 @pytest_asyncio.fixture
@@ -34,7 +35,7 @@ async def ingress(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 async def times_down(ingress: RunningIngress) -> dict[str, int]:
-    """How often HAProxy has taken each of its cells for down since it started."""
+    """How often each cell was down for HAProxy since it started."""
     rows = csv.DictReader((await ingress.haproxy.admin.send("show stat -1 4 -1")).lstrip("# ").splitlines())
     return {
         f"{row['pxname']}/{row['svname']}": int(row["chkdown"] or 0)
@@ -48,7 +49,7 @@ def delivered(cells: Iterable[FakeCell]) -> int:
 
 
 async def keep_connections(ingress: RunningIngress, cells: Iterable[FakeCell], size: int) -> None:
-    """HAProxy fails in another way where it has used a connection to a cell before."""
+    """HAProxy fails differently on a connection that it has used before."""
     for _ in range(MANY):
         assert (await ingress.post(body_of(size))).status_code == 200
     for cell in cells:
@@ -128,7 +129,7 @@ async def test_answers_of_500_take_no_cell_out_of_service(ingress: RunningIngres
 
 
 async def test_a_refused_connection_brings_the_next_check_forward(tmp_path: Path) -> None:
-    """Without that, the cell would be down after its next check, in a minute."""
+    """Otherwise the cell would be down after its next check, in a minute."""
     rare = RunningIngress(tmp_path / "home", check_interval_ms=60_000)
     async with rare.running(), FakeCell().running() as dies, FakeCell().running() as lives:
         await rare.route(pool(dies, lives))
@@ -137,3 +138,44 @@ async def test_a_refused_connection_brings_the_next_check_forward(tmp_path: Path
         sent = [asyncio.create_task(rare.post(body_of(SHORT))) for _ in range(4)]
         await eventually(lambda: rare.cells[dies.name] == "down")
         assert {answer.headers["x-switchyard-cell"] for answer in await asyncio.gather(*sent)} == {lives.name}
+
+
+LONG_WITHOUT_MODEL = b'{"a":[' + b"1," * 14_000 + b"1]}"
+LARGE = b'{"a":"' + b"x" * 60_000 + b'"}'
+
+
+async def statuses(ingress: RunningIngress, body: bytes, count: int) -> list[int]:
+    return [(await ingress.post(body)).status_code for _ in range(count)]
+
+
+@pytest.mark.parametrize(("body", "read"), [(LONG_WITHOUT_MODEL, 5), (LARGE, 9)])
+async def test_a_source_that_sends_many_is_answered_unread_and_its_good_requests_go_on(
+    ingress: RunningIngress, body: bytes, read: int
+) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        answers = await statuses(ingress, body, 12)
+        assert answers[0] == 400
+        assert 400 not in answers[read:], answers
+        assert await statuses(ingress, b"{}", 1) == [429]
+        refused = await ingress.post(body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert await statuses(ingress, BODY, 3) == [200] * 3, "what names its model where it is found is not asked"
+        assert await statuses(ingress, b'{"model":"nobody"}', 1) == [404]
+
+
+async def test_a_client_with_a_mistake_is_told_what_is_wrong_many_times(ingress: RunningIngress) -> None:
+    await ingress.route()
+    assert await statuses(ingress, b'{"modell":"demo"}', 60) == [400] * 60
+
+
+async def test_many_sources_together_have_one_budget(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        deep = b'{"a":' + b"[" * 30 + b"]" * 30 + b',"b":"' + b"x" * 30_000 + b'","model":"demo"}'
+        answers = await asyncio.gather(*(ingress.post(deep) for _ in range(80)))
+        assert {answer.status_code for answer in answers} == {200, 429}, "good ones are read within the same budget"
+        assert await statuses(ingress, BODY, 3) == [200] * 3

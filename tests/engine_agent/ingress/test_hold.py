@@ -1,7 +1,9 @@
-"""Requests for a pool without cells wait for its first one, bounded, and as long as is said."""
+"""Requests for a pool without cells wait for its first one, in limited number and time."""
 
 import asyncio
 import contextlib
+import gc
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +13,13 @@ import httpx
 import msgspec
 import pytest
 
-from engine_agent.ingress.settings import HoldLimits
+from engine_agent.ingress.hold_socket import HOLD_SOCKET, HoldSocket
+from engine_agent.ingress.settings import HoldLimits, IngressSettings
 from engine_agent.protocol.ingress_messages import Hold, Pool, Withheld
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
-
-pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 KIB = 1024
 SIZES = (100, 100 * KIB, 300 * KIB)
@@ -50,7 +51,7 @@ def held(ingress: RunningIngress) -> int:
 async def asking(
     ingress: RunningIngress, count: int = 1, size: int = 100, headers: dict[str, str] | None = None
 ) -> AsyncIterator[list[asyncio.Task[httpx.Response]]]:
-    """So many requests, one after the other, which all are held."""
+    """So many requests, one after the other, all on hold."""
     before, tasks = held(ingress), []
     for number in range(count):
         tasks.append(asyncio.create_task(ingress.post(body_of(size), **(headers or {}))))
@@ -65,6 +66,8 @@ async def asking(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("secrets", [(), (HOP_SECRET,)], ids=["alone", "with other regions"])
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_a_request_without_a_cell_is_answered_by_the_first_one(
     ingress: RunningIngress, size: int, secrets: tuple[str, ...]
 ) -> None:
@@ -80,6 +83,8 @@ async def test_a_request_without_a_cell_is_answered_by_the_first_one(
     assert (counts.held_total, counts.released_total, counts.turned_away_total) == (1, 1, 0)
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_the_first_that_waits_is_reported_at_once(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     reports = len(ingress.reports)
@@ -87,6 +92,8 @@ async def test_the_first_that_waits_is_reported_at_once(ingress: RunningIngress)
         assert len(ingress.reports) == reports + 1
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_a_stream_gets_nothing_before_and_all_of_it_then(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     async with asking(ingress), ingress.client() as client:
@@ -99,6 +106,8 @@ async def test_a_stream_gets_nothing_before_and_all_of_it_then(ingress: RunningI
             assert "".join([chunk.choices[0].delta.content or "" async for chunk in await stream]) == "0 1 2 "
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_more_than_a_cell_takes_go_as_it_takes_them(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     async with asking(ingress, 6) as answers, FakeCell("first", max_connections=2, step_s=0.02).running() as cell:
@@ -117,6 +126,8 @@ async def test_more_than_a_cell_takes_go_as_it_takes_them(ingress: RunningIngres
         assert most <= 2, "the rest waits where it may for long"
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_who_leaves_gives_up_the_place(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     async with asking(ingress, 3) as answers:
@@ -136,6 +147,8 @@ def limited(folder: Path, **limits: int) -> RunningIngress:
     return made
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_too_many_are_turned_away_with_the_time_that_is_left(tmp_path: Path) -> None:
     limits = {"connections_per_request": 500, "connections_per_long_request": 1000}
     async with limited(tmp_path, **limits).running() as ingress:
@@ -147,6 +160,8 @@ async def test_too_many_are_turned_away_with_the_time_that_is_left(tmp_path: Pat
                 assert 30 <= int(answer.headers["retry-after"]) <= 40
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_one_tenant_does_not_take_every_place(tmp_path: Path) -> None:
     one, other = keyed(), keyed("4d5e6f70", tenant="dora")
     async with limited(tmp_path, connections_per_request=250).running() as ingress:
@@ -158,6 +173,8 @@ async def test_one_tenant_does_not_take_every_place(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_too_late_is_a_503_in_either_form(ingress: RunningIngress) -> None:
     await ingress.route(holding(for_s=1))
     answer = await ingress.post(body_of())
@@ -168,6 +185,8 @@ async def test_too_late_is_a_503_in_either_form(ingress: RunningIngress) -> None
     assert messages.json()["error"]["type"] == "overloaded_error"
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_retry_after_is_what_is_left_of_the_start(ingress: RunningIngress) -> None:
     await ingress.route(holding(for_s=1, ready_at=int(time()) + 40))
     assert 30 <= int((await ingress.post(body_of())).headers["retry-after"]) <= 40
@@ -175,6 +194,8 @@ async def test_retry_after_is_what_is_left_of_the_start(ingress: RunningIngress)
     assert int((await ingress.post(body_of())).headers["retry-after"]) == 5
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_who_cannot_wait_so_long_is_told_at_once(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     short = await ingress.post(body_of(), **{"X-Switchyard-Deadline-Ms": "20000"})
@@ -184,6 +205,8 @@ async def test_who_cannot_wait_so_long_is_told_at_once(ingress: RunningIngress) 
 
 
 @pytest.mark.parametrize(("by", "told"), [(Withheld.QUOTA, "quota of its team"), (Withheld.MACHINES, "go before it")])
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_who_would_wait_for_a_cell_that_may_have_no_machines_is_told_at_once(
     ingress: RunningIngress, by: Withheld, told: str
 ) -> None:
@@ -201,18 +224,24 @@ async def test_who_would_wait_for_a_cell_that_may_have_no_machines_is_told_at_on
     assert ingress.worker_pid == worker, "maps change without a reload"
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_a_cell_that_is_there_serves_whatever_is_withheld(ingress: RunningIngress) -> None:
     async with FakeCell("first").running() as cell:
         await ingress.route(holding(cell, withheld=Withheld.QUOTA))
         assert (await ingress.post(body_of())).status_code == 200
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_batch_does_not_wait(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     answer = await ingress.post(body_of(), **{"X-Switchyard-Class": "batch"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_ready_cell")
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_a_reload_loses_nobody(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     async with asking(ingress, 3) as answers:
@@ -225,6 +254,8 @@ async def test_a_reload_loses_nobody(ingress: RunningIngress) -> None:
             assert {response.status_code for response in got} == {200}, [one.text for one in got]
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_an_agent_that_is_started_again_finds_them(ingress: RunningIngress) -> None:
     await ingress.route(holding())
     async with asking(ingress, 2) as answers:
@@ -238,12 +269,16 @@ async def test_an_agent_that_is_started_again_finds_them(ingress: RunningIngress
             assert {response.status_code for response in await asyncio.gather(*answers)} == {200}
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_a_pool_that_does_not_hold_refuses_as_ever(ingress: RunningIngress) -> None:
     await ingress.route(holding(), pool(name="other", models=("other",)))
     answer = await ingress.post(body_of(model="other"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_ready_cell")
 
 
+@pytest.mark.processes
+@pytest.mark.asyncio
 async def test_what_another_region_can_serve_goes_there_and_is_held_only_where_it_came_in(tmp_path: Path) -> None:
     home, away = RunningIngress(tmp_path / "home"), RunningIngress(tmp_path / "away", AWAY)
     async with home.running(), away.running(), FakeCell("far").running() as far:
@@ -254,3 +289,26 @@ async def test_what_another_region_can_serve_goes_there_and_is_held_only_where_i
             await home.route(holding(spill=[away]))
             assert (await answer).headers["x-switchyard-cell"] == "far"
         assert (await home.post(body_of())).headers["x-switchyard-region"] == AWAY
+
+
+@pytest.mark.asyncio
+async def test_rings_are_heard_and_one_at_the_end_leaves_nothing_open(tmp_path: Path) -> None:
+    heard: list[None] = []
+    bell = HoldSocket(IngressSettings("i-1", "us-east-1", tmp_path, port=1), lambda: heard.append(None))
+    path = tmp_path / HOLD_SOCKET
+    for turns in range(8):
+        heard.clear()
+        listening = asyncio.create_task(bell.listen())
+        await eventually(lambda: path.exists() and path.stat().st_mode & 0o777 == 0o600)
+        await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as last:
+            first.connect(str(path))
+            await eventually(lambda: heard)
+            last.connect(str(path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            assert first.recv(1) == b""
+            path.unlink()
+    gc.collect()  # pytest warns of open sockets, which fails the test

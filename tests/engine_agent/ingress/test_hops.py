@@ -1,11 +1,11 @@
-"""A request counts as another region's only if it proves that; whoever says so without proof is an application."""
+"""A request counts as another region's only with a proven mark."""
 
 from typing import Any
 
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.hops import hop_entries
+from engine_agent.ingress.routing_maps import hop_entries
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.marks import REQUEST_ID, marked

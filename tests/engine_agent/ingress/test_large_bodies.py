@@ -1,4 +1,5 @@
-"""Requests with bodies that the serving HAProxy cannot hold go through a body parser, and nobody can tell."""
+"""Requests with bodies longer than the serving HAProxy's buffers go through a body parser, without any visible
+difference."""
 
 import asyncio
 import csv
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.ingress.sections import MAX_HEAD_BYTES
+from engine_agent.ingress.config import MAX_HEAD_BYTES
 from engine_agent.ingress.settings import BODY_PARSERS
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.node import procfs
@@ -37,7 +38,7 @@ def body_of(size: int, model: str = "demo", *, model_first: bool = False, stream
 
 
 async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
-    """A body whose length is not announced."""
+    """A body of unknown length."""
     for start in range(0, len(body), 50_000):
         yield body[start : start + 50_000]
 
@@ -59,7 +60,7 @@ async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIng
 
 
 async def went_through(ingress: RunningIngress) -> dict[str, int]:
-    """How many requests each body parser was sent so far."""
+    """How many requests each body parser has received."""
     said = await ingress.ingress.serving.process.admin.send("show stat -1 2 -1")
     rows = csv.DictReader(said.lstrip("# ").splitlines())
     return {row["pxname"]: int(row["stot"]) for row in rows if row["pxname"] in (MEDIUM_PARSER, LARGE_PARSER)}
@@ -232,10 +233,10 @@ def pid_of(haproxy: HaproxySupervisor) -> int:
 
 
 async def until_read(ingress: RunningIngress, size: int) -> None:
-    """Wait until bodies of this size are; meanwhile they are refused in words, and short ones are served."""
+    """Waits until bodies of this size are served. Meanwhile they get an error, and short ones are served."""
     async with asyncio.timeout(60):
         while (answer := await ingress.post(body_of(size))).status_code != 200:
-            # The very first may still have found the body parser, and was lost with it.
+            # The first one can have reached the parser, and is lost with it.
             assert answer.json()["error"]["code"] in {"long_bodies_unread", "long_body_lost"}
             assert (await ingress.post(body_of(100))).status_code == 200
 
@@ -282,12 +283,12 @@ async def test_while_there_is_no_body_parser_long_requests_are_told_to_try_again
         workers = [parser.running.worker_pid for parser in parsers if parser.running]
         for parser in parsers:
             os.killpg(pid_of(parser), signal.SIGKILL)
-        # What a dying worker has not accepted yet is lost with it; only when it is gone is there nobody to connect to.
+        # A dying worker loses the connections that it has not accepted. Only after its exit are connections refused.
         assert len(workers) == 2
         await eventually(lambda: not any(map(procfs.stat, workers)))
         assert (await lost).json()["error"]["code"] == "long_body_lost"
         cell.release.set()
-        # The first to meet a dead body parser is refused after its whole body was read, as are the others.
+        # The first request to a dead body parser is refused after its whole body was read, as are later ones.
         for size in (LIMIT, LONG, MIDDLE):
             answer = await ingress.post(body_of(size))
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")

@@ -1,8 +1,10 @@
-"""How much a key may ask for: requests and tokens per minute and requests at once, counted by a real HAProxy."""
+"""The limits of a key, requests and tokens per minute and concurrent requests, counted by a real HAProxy."""
 
 import asyncio
 import contextlib
+import itertools
 import math
+from typing import Any
 
 import httpx
 import msgspec
@@ -15,15 +17,26 @@ from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.traffic import BODY
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 STREAM = BODY[:-1] + b', "stream": true}'
 PROMPT = math.ceil(len(BODY) / 4)
 INITIAL_ESTIMATE = 256
-"""Tokens of an answer before a key has had one, as limits.lua has it."""
+"""Assumed tokens of a key's first answer, as in limits.lua."""
 REFILL = 30
-"""Tokens that come back in the 1.8 s that a test may take on a slow machine."""
+"""Tokens that are refilled in the 1.8 s that a test can take on a slow machine."""
 DEADLINE_S = 60.0
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def ingress(shared_ingress: RunningIngress) -> RunningIngress:
+    return shared_ingress
+
+
+def fresh(**limits: Any) -> Keyed:
+    """A key for one test: the tests share HAProxy, which counts by key."""
+    return keyed(f"{next(_numbers):08x}", **limits)
 
 
 async def route(ingress: RunningIngress, cell: FakeCell, *keys: Keyed) -> None:
@@ -35,11 +48,10 @@ def rate_limit(response: httpx.Response, kind: str) -> tuple[str, ...]:
     return tuple(response.headers[f"x-ratelimit-{what}-{kind}"] for what in ("limit", "remaining", "reset"))
 
 
-@pytest.mark.asyncio
 async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_the_client_knows(
     ingress: RunningIngress,
 ) -> None:
-    limited, free = keyed("0a0a0a0a", requests_per_min=3), keyed("0b0b0b0b")
+    limited, free = fresh(requests_per_min=3), fresh()
     client = openai.AsyncOpenAI(base_url=f"{ingress.url}/v1", api_key=limited.text, max_retries=0)
     async with client, FakeCell().running() as cell:
         await route(ingress, cell, limited, free)
@@ -60,18 +72,16 @@ async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_th
             await ask(client)
 
 
-@pytest.mark.asyncio
 async def test_what_is_refused_for_its_body_counts_too_and_over_the_limit_none_is_read(ingress: RunningIngress) -> None:
-    key = keyed(requests_per_min=3)
+    key = fresh(requests_per_min=3)
     async with FakeCell().running() as cell:
         await route(ingress, cell, key)
         for body, status in ((b"{", 400), (b'{"model": "nobody"}', 404), (BODY, 200), (b"{", 429), (BODY, 429)):
             assert (await ingress.post(body, **key.headers)).status_code == status
 
 
-@pytest.mark.asyncio
 async def test_tokens_are_settled_by_what_was_really_generated(ingress: RunningIngress) -> None:
-    key = keyed(tokens_per_min=1000)
+    key = fresh(tokens_per_min=1000)
     async with FakeCell().running() as cell:
         cell.usage = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
         await route(ingress, cell, key)
@@ -87,11 +97,10 @@ async def test_tokens_are_settled_by_what_was_really_generated(ingress: RunningI
         assert int(refused.headers["retry-after"]) > 1
 
 
-@pytest.mark.asyncio
 async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says_how_many_it_wants(
     ingress: RunningIngress,
 ) -> None:
-    by_usage, by_events = keyed("0a0a0a0a", tokens_per_min=400), keyed("0b0b0b0b", tokens_per_min=400)
+    by_usage, by_events = fresh(tokens_per_min=400), fresh(tokens_per_min=400)
     async with FakeCell(chunks=3).running() as cell:
         await route(ingress, cell, by_usage, by_events)
         for key, usage in ((by_usage, {"completion_tokens": 390, "total_tokens": 395}), (by_events, None)):
@@ -104,9 +113,8 @@ async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says
         assert int(rate_limit(left, "tokens")[1]) > 340
 
 
-@pytest.mark.asyncio
 async def test_every_answer_to_a_prompt_is_charged(ingress: RunningIngress) -> None:
-    key = keyed(tokens_per_min=1000)
+    key = fresh(tokens_per_min=1000)
     body = b'{"model": "demo", "messages": [], "max_tokens": 20, "n": 40}'
     async with FakeCell().running() as cell:
         cell.usage = {"prompt_tokens": 5, "completion_tokens": 800, "total_tokens": 805}
@@ -117,11 +125,10 @@ async def test_every_answer_to_a_prompt_is_charged(ingress: RunningIngress) -> N
         assert f"Requested {math.ceil(len(body) / 4) + 800}" in refused.json()["error"]["message"]
 
 
-@pytest.mark.asyncio
 async def test_a_request_larger_than_a_minutes_tokens_passes_when_all_are_there_and_leaves_a_debt(
     ingress: RunningIngress,
 ) -> None:
-    key = keyed(tokens_per_min=60)
+    key = fresh(tokens_per_min=60)
     large = b'{"model": "demo", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 1}' % (b"x" * 4000)
     async with FakeCell().running() as cell:
         cell.usage = {"prompt_tokens": 1000, "completion_tokens": 1, "total_tokens": 1001}
@@ -132,9 +139,8 @@ async def test_a_request_larger_than_a_minutes_tokens_passes_when_all_are_there_
         assert int(refused.headers["retry-after"]) > 900
 
 
-@pytest.mark.asyncio
 async def test_an_answer_that_failed_or_never_came_costs_no_tokens(ingress: RunningIngress) -> None:
-    key = keyed(tokens_per_min=1000)
+    key = fresh(tokens_per_min=1000)
     async with FakeCell().running() as cell:
         await route(ingress, cell, key)
         cell.refuses = True
@@ -147,9 +153,8 @@ async def test_an_answer_that_failed_or_never_came_costs_no_tokens(ingress: Runn
         assert left <= int(rate_limit(answer, "tokens")[1]) <= left + REFILL
 
 
-@pytest.mark.asyncio
 async def test_requests_at_once_are_limited_until_one_has_ended_also_by_leaving(ingress: RunningIngress) -> None:
-    key = keyed(max_concurrent=2)
+    key = fresh(max_concurrent=2)
     async with FakeCell(chunks=2).running() as cell:
         await route(ingress, cell, key)
         cell.release.clear()
@@ -167,7 +172,7 @@ async def test_requests_at_once_are_limited_until_one_has_ended_also_by_leaving(
 
 
 async def again(ingress: RunningIngress, key: Keyed) -> int:
-    """The status of a request that opens a stream and leaves."""
+    """The status of a request that opens a stream and disconnects."""
     async with stream(ingress, key) as answer:
         return answer.status_code
 
@@ -179,7 +184,6 @@ def stream(ingress: RunningIngress, key: Keyed) -> contextlib.AbstractAsyncConte
 FORGED = {"usage": {"prompt_tokens": 1, "completion_tokens": 1, "input_tokens": 1, "output_tokens": 1}}
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("said", "used"),
     [
@@ -199,7 +203,7 @@ FORGED = {"usage": {"prompt_tokens": 1, "completion_tokens": 1, "input_tokens": 
 async def test_streams_of_every_form_settle_by_their_own_usage(
     ingress: RunningIngress, said: dict[str, object], used: int
 ) -> None:
-    key = keyed(tokens_per_min=1000)
+    key = fresh(tokens_per_min=1000)
     async with FakeCell().running() as cell:
         cell.last_event = said
         await route(ingress, cell, key)
@@ -209,11 +213,10 @@ async def test_streams_of_every_form_settle_by_their_own_usage(
         assert expected <= left <= expected + REFILL
 
 
-@pytest.mark.asyncio
 async def test_what_a_cell_says_of_a_whole_answer_counts_and_of_a_stream_that_is_cut_its_prompt(
     ingress: RunningIngress,
 ) -> None:
-    whole, cut = keyed("0a0a0a0a", tokens_per_min=1000), keyed("0b0b0b0b", tokens_per_min=1000)
+    whole, cut = fresh(tokens_per_min=1000), fresh(tokens_per_min=1000)
     small = b'{"model":"demo","max_tokens":1}'
     async with FakeCell(chunks=2).running() as cell:
         cell.usage = {"prompt_tokens": 1, "completion_tokens": 1}
@@ -231,9 +234,8 @@ async def test_what_a_cell_says_of_a_whole_answer_counts_and_of_a_stream_that_is
         assert rest - 302 <= left[1] <= rest - 300 + REFILL
 
 
-@pytest.mark.asyncio
 async def test_a_client_that_leaves_is_no_error_of_its_key_and_an_answer_of_5xx_is_one(ingress: RunningIngress) -> None:
-    leaving, failing = keyed("0a0a0a0a"), keyed("0b0b0b0b")
+    leaving, failing = fresh(), fresh()
     async with FakeCell(chunks=2).running() as cell:
         await route(ingress, cell, leaving, failing)
         cell.release.clear()
@@ -243,10 +245,10 @@ async def test_a_client_that_leaves_is_no_error_of_its_key_and_an_answer_of_5xx_
         async with asyncio.timeout(DEADLINE_S):
             while "conn_cur=1" in (table := await ingress.haproxy.admin.send(KEY_COUNTS_COMMAND)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        assert read_key_counts(table) == {"0a0a0a0a": (1, 0, 0), "0b0b0b0b": (1, 0, 1)}
+        counts = read_key_counts(table)
+        assert [counts[key.entry.prefix] for key in (leaving, failing)] == [(1, 0, 0), (1, 0, 1)]
 
 
-@pytest.mark.asyncio
 async def test_cells_are_sent_the_limits_of_their_deployment_and_never_a_clients(ingress: RunningIngress) -> None:
     async with FakeCell().running() as own, FakeCell().running() as usual:
         limited = msgspec.structs.replace(

@@ -1,16 +1,27 @@
-"""An ingress and the other hosts of its fleet: who is who is checked on both ends, and new certificates are in use
-without a reload."""
+"""An ingress and the other hosts of its fleet: both ends check names, and new certificates are used without a
+reload."""
 
 import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from engine_agent.ingress import certificates
+from engine_agent.ingress.certificates import (
+    AUTHORITIES,
+    CERTIFICATE,
+    MAX_FILE_BYTES,
+    RELOAD_EVERY_S,
+    REVOKED,
+    LinkFiles,
+)
+from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ports import hop_port
 from tests.engine_agent.authority import FleetOfTests
@@ -19,8 +30,6 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOME, HOP_SECRET, RunningIngress, ask, pool, read_stream
 from tests.engine_agent.ingress.marks import marked
 from tests.engine_agent.tls import fleet_of_rigs, identity_of
-
-pytestmark = pytest.mark.processes
 
 BODY = b'{"model": "demo"}'
 NODE, INGRESS = IdentityKind.NODE, IdentityKind.INGRESS
@@ -33,6 +42,7 @@ async def away(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_that_shows_another_name_gets_nothing(ingress: RunningIngress, tmp_path: Path) -> None:
     other_node = FakeCell("b", identity=identity_of(NODE, "n-0b0b0b0b"))
     machine = FakeCell("c", identity=identity_of(IdentityKind.MACHINE, "n-0c0c0c0c"))
@@ -49,6 +59,7 @@ async def test_a_cell_that_shows_another_name_gets_nothing(ingress: RunningIngre
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_cell_without_a_node_costs_itself_alone(ingress: RunningIngress) -> None:
     async with FakeCell("a").running() as cell, FakeCell("b").running() as other:
         cell.node = ""
@@ -62,6 +73,7 @@ async def test_a_cell_without_a_node_costs_itself_alone(ingress: RunningIngress)
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_only_ingresses_of_the_fleet_and_its_control_plane_come_in_where_regions_meet(
     ingress: RunningIngress, tmp_path: Path
 ) -> None:
@@ -87,6 +99,7 @@ async def test_only_ingresses_of_the_fleet_and_its_control_plane_come_in_where_r
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_another_regions_ingress_must_be_the_one_that_the_table_names(
     ingress: RunningIngress, away: RunningIngress
 ) -> None:
@@ -99,6 +112,7 @@ async def test_another_regions_ingress_must_be_the_one_that_the_table_names(
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_no_session_is_resumed_so_every_connection_shows_its_certificate(ingress: RunningIngress) -> None:
     async with FakeCell("a").running() as cell:
         await ingress.route(pool(cell))
@@ -120,6 +134,7 @@ def _is_resumed(context: ssl.SSLContext, ingress: RunningIngress) -> bool:
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_every_ingress_of_another_region_takes_its_part(
     ingress: RunningIngress, away: RunningIngress, tmp_path: Path
 ) -> None:
@@ -148,6 +163,7 @@ def _spilled(ingress: RunningIngress) -> dict[str, int]:
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_node_that_was_revoked_gets_nothing_more_and_nothing_is_reloaded(
     ingress: RunningIngress, authority: FleetOfTests, tmp_path: Path
 ) -> None:
@@ -167,6 +183,7 @@ async def test_a_node_that_was_revoked_gets_nothing_more_and_nothing_is_reloaded
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_new_certificates_and_authorities_break_no_stream_and_need_no_reload(
     ingress: RunningIngress, authority: FleetOfTests, tmp_path: Path
 ) -> None:
@@ -178,7 +195,7 @@ async def test_new_certificates_and_authorities_break_no_stream_and_need_no_relo
         await ingress.sees(a="up")
         worker, streams = ingress.worker_pid, list[asyncio.Task[str]]()
         for turn in range(5):
-            if turn == 2:  # both count once everybody has heard of it, and then the next authority signs
+            if turn == 2:  # both are valid once all hosts know the new one, and then it signs
                 authority.authorities += FleetOfTests().authorities
                 for identity in (own, node):
                     identity.store_trust(bundle=authority.bundle, revoked=authority.revoked)
@@ -198,10 +215,11 @@ async def test_new_certificates_and_authorities_break_no_stream_and_need_no_relo
 async def _until_shown(ingress: RunningIngress, command: str, text: str, times: int) -> None:
     async with asyncio.timeout(60):
         while (await ingress.haproxy.admin.send(command)).count(text) != times:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.05)  # HAProxy announces nothing: it is asked again
+            await asyncio.sleep(0.05)  # HAProxy announces nothing, so it is polled
 
 
 @pytest.mark.asyncio
+@pytest.mark.processes
 async def test_a_table_waits_for_the_first_certificate(tmp_path: Path) -> None:
     running = RunningIngress(tmp_path / "home")
     kept = running.identity.combined_file.rename(tmp_path / "kept.pem")
@@ -211,3 +229,90 @@ async def test_a_table_waits_for_the_first_certificate(tmp_path: Path) -> None:
         kept.rename(running.identity.combined_file)
         await routed
         await ingress.sees(a="up")
+
+
+class Admin:
+    """A HAProxy that accepts settings, but refuses a file."""
+
+    def __init__(self) -> None:
+        self.set: list[str] = []
+        self.refuses = "nothing"
+
+    async def send(self, command: str) -> str:
+        words = command.split()
+        if words[0] == "set" and words[3] == self.refuses:
+            return "Can't load"
+        if words[0] == "commit":
+            self.set.append(words[3])
+        return "Transaction created, Success!"
+
+
+@pytest.fixture
+def admin() -> Any:
+    return Admin()
+
+
+def long_list(authority: FleetOfTests) -> None:
+    authority.revoked_serials += [f"{number:040x}" for number in range(1 << 120, (1 << 120) + 1000)]
+
+
+@pytest.mark.asyncio
+async def test_a_list_that_is_too_long_keeps_neither_authorities_nor_the_certificate(
+    authority: FleetOfTests, tmp_path: Path, admin: Admin
+) -> None:
+    long_list(authority)
+    files = LinkFiles(identity := authority.certify(tmp_path, INGRESS, "i-1"))
+    assert identity.revoked_file.stat().st_size > MAX_FILE_BYTES
+    socket = cast(CommandSocket, admin)
+    assert await files.load("life", socket)
+    assert admin.set == [AUTHORITIES, CERTIFICATE]
+    assert files.needs_reload(100.0)
+    assert not files.needs_reload(101.0), "it may have failed: that is tried again later"
+    assert files.needs_reload(100.0 + RELOAD_EVERY_S)
+    files.reloaded()
+    assert await files.load("next life", socket), "the new worker is shown all that commands hold"
+    assert not files.needs_reload(1000.0)
+    authority.revoke("ab12", identity)
+    assert not await files.load("next life", socket)
+    assert files.needs_reload(1000.0)
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_is_refused_or_missing_keeps_no_other_one_out(
+    authority: FleetOfTests, tmp_path: Path, admin: Admin
+) -> None:
+    files = LinkFiles(identity := authority.certify(tmp_path, INGRESS, "i-1"))
+    admin.refuses = AUTHORITIES
+    socket = cast(CommandSocket, admin)
+    with pytest.raises(CommandRefused, match="ca-file"):
+        await files.load("life", socket)
+    identity.revoked_file.unlink()
+    authority.authorities += FleetOfTests().authorities
+    identity.bundle_file.write_text(authority.bundle, encoding="ascii")
+    admin.refuses = "nothing"
+    with pytest.raises(CommandRefused, match="No such file"):
+        await files.load("life", socket)
+    assert admin.set == [REVOKED, CERTIFICATE, AUTHORITIES]
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_who_is_in_a_long_list_gets_nothing_more(
+    ingress: RunningIngress, authority: FleetOfTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "RELOAD_EVERY_S", 0.0)
+    own = authority.certify(ingress.settings.state_dir, INGRESS, ingress.settings.ingress_id)
+    node = authority.certify(tmp_path / "a", NODE, "n-a")
+    async with FakeCell("a", identity=node).running() as cell:
+        cell.node = "n-a"
+        serial = authority.renew(node, NODE, "n-a")
+        await ingress.route(pool(cell))
+        await ingress.sees(a="up")
+        reloads = ingress.ingress.serving.reloads_total
+        long_list(authority)
+        authority.revoke(serial, own)
+        await ingress.sees(a="down")
+        assert ingress.ingress.serving.reloads_total == reloads + 1
+        authority.renew(node, NODE, "n-a")
+        await ingress.sees(a="up")
+        await eventually(lambda: not ingress.reports[-1].observed.reason)

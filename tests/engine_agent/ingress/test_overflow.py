@@ -1,4 +1,4 @@
-"""What the cells of a region could not take is tried in another one that has room, once, and refused only then."""
+"""Overflow of a region's cells is tried once in another region with room, and only then refused."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from engine_agent.ingress.backends import REGION_RETRIES
-from engine_agent.ingress.overflow import REFUSALS_PER_S
+from engine_agent.ingress.config import OVERFLOW_REFUSALS_PER_S, REGION_RETRIES
 from engine_agent.ingress.settings import QUEUES
 from engine_agent.protocol.states import ServingClass
 from tests.engine_agent.fake_control_plane import eventually
@@ -24,11 +23,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 KIB = 1024
 SIZES = (100, 100 * KIB, 300 * KIB)
-"""Of bodies that the serving HAProxy holds, and the parsers of medium and of large ones."""
+"""Body sizes for the serving HAProxy, and for the parsers of medium and large bodies."""
 FARTHER = "eu-west-1"
 PATIENCE_S = 110
 WAITING_PER_CELL = 0
-"""One request waits: HAProxy refuses the next."""
+"""One request can wait: HAProxy refuses the next."""
 
 
 def body_of(size: int) -> bytes:
@@ -58,7 +57,7 @@ async def away(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 class Busy:
-    """A cell's places, taken until the block ends, and one request that waits for the first of them."""
+    """Takes all places of a cell until the block ends, with one request in the queue."""
 
     def __init__(self, ingress: RunningIngress, cell: FakeCell) -> None:
         self._ingress, self._cell = ingress, cell
@@ -81,7 +80,7 @@ class Busy:
 
 @contextlib.asynccontextmanager
 async def full(ingress: RunningIngress, cell: FakeCell) -> AsyncIterator[Busy]:
-    """The cell works on all that it takes, and its queue takes no more."""
+    """The cell is full, and so is its queue."""
     busy = Busy(ingress, cell)
     await busy.take(cell.max_connections, waiting=1)
     yield busy
@@ -134,7 +133,7 @@ async def test_where_no_region_has_room_the_refusal_says_so_and_nobody_waits_els
         await until_spill_is(True, home)
         async with full(home, near):
             busy = Busy(away, far)
-            await busy.take(1)  # and nobody waits there
+            await busy.take(1)  # and no request waits there
             answer = await home.post(body_of(size))
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
             assert waits(answer.headers)
@@ -311,7 +310,7 @@ async def test_a_fleet_without_room_is_offered_little(home: RunningIngress, away
             lasted_s = asyncio.get_running_loop().time() - began_s
             await eventually(lambda: sent_to(home, AWAY) > 0)
             tries = REGION_RETRIES + 1
-            assert sent_to(home, AWAY) <= tries * (REFUSALS_PER_S + 1) * (lasted_s + 1)
+            assert sent_to(home, AWAY) <= tries * (OVERFLOW_REFUSALS_PER_S + 1) * (lasted_s + 1)
             await busy.end()
 
 

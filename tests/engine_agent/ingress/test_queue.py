@@ -1,4 +1,4 @@
-"""When every cell of a pool is full, requests wait: the urgent first, not for ever, and not without number."""
+"""When all cells of a pool are full, requests wait: urgent ones first, and with limits on time and number."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.processes
 
 DEADLINE_S = 60.0
 PATIENCE_S = 110
-"""Below the time that a test may take."""
+"""Shorter than the time limit of a test."""
 
 
 @pytest_asyncio.fixture
 async def patient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
-    """Real-time requests wait for as long as any test may take, and three of them for each cell."""
+    """Real-time requests wait as long as a test can take, three per cell."""
     async with with_queue(tmp_path, ServingClass.REALTIME, wait_s=PATIENCE_S, waiting_per_cell=3) as running:
         yield running
 
@@ -58,7 +58,8 @@ async def test_a_full_pool_queues_then_refuses(patient: RunningIngress) -> None:
         await patient.sees(**{cell.name: "up"})
         served = [asyncio.create_task(ask(client)) for _ in range(2)]
         await eventually(lambda: cell.in_flight == 2, DEADLINE_S)
-        # One by one: HAProxy's threads count before they act, so of two that come at once each may take the last place.
+        # One by one: HAProxy's threads count before they act, so two simultaneous requests can each take the last
+        # place.
         for number in range(4):
             served.append(asyncio.create_task(ask(client)))
             await eventually(lambda number=number: queued(patient) == number + 1, DEADLINE_S)  # type: ignore[misc]
@@ -114,7 +115,7 @@ async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(patient:
             group.create_task(patient.post(b'{"model": "demo"}', **{"X-Switchyard-Class": "batch"})) for _ in range(8)
         ]
         await eventually(lambda: sum(task.done() for task in batch) + queued(patient) == len(batch) - cell.in_flight)
-        # HAProxy's threads count before they act, so each limit is one more where two of them ask at once.
+        # HAProxy's threads count before they act, so each limit is one more for two simultaneous requests.
         waiting, running = queued(patient), cell.in_flight
         assert running in {1, 2}
         assert waiting in {2, 3}, "half of 3, rounded down, and one more"

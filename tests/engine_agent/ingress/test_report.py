@@ -1,4 +1,4 @@
-"""What reports say of the use of keys."""
+"""Reports of the use of keys."""
 
 import pytest
 

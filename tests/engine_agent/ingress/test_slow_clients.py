@@ -1,4 +1,4 @@
-"""Clients that send or take nothing for long give their places back, and nobody else notices them."""
+"""Clients that stop sending or reading lose their places, without harm to others."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def sent(ingress: RunningIngress, text: bytes, count: int = 1) -> AsyncIterator[list[Connection]]:
-    """Connections on which this was sent."""
+    """Connections that have sent these bytes."""
     pairs = [await asyncio.open_connection("127.0.0.1", ingress.settings.port, limit=1024) for _ in range(count)]
     try:
         for _, writer in pairs:

@@ -1,5 +1,4 @@
-"""Whatever bytes a connection begins with: what reaches a cell is what the ingress judged, under the key that it
-judged."""
+"""Raw requests: a cell only receives requests that the ingress has checked, with the key that it has checked."""
 
 import asyncio
 import contextlib
@@ -23,11 +22,11 @@ KEY = keyed("0a0a0a0a", tenant="mine", pools=("mine",))
 OTHER = keyed("0b0b0b0b", tenant="theirs", pools=("theirs",))
 LAST = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 UNENDED_S = 0.5
-"""Some requests never end; their connection is given up after that long."""
+"""Limit for requests that never end."""
 
 
 class AnyCell(FakeCell):
-    """Answers bodies that are no JSON, too: the real cell's decision is asked afterwards."""
+    """Also answers bodies that are not JSON: the real cell's decision is evaluated afterwards."""
 
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         body = json.dumps({"cell": self.name}).encode()
@@ -35,7 +34,7 @@ class AnyCell(FakeCell):
 
 
 async def send(ingress: RunningIngress, raw: bytes) -> bytes:
-    """What the ingress says to these bytes on a connection of their own."""
+    """The answer to these bytes on a new connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
     said = b""
     with contextlib.suppress(OSError, TimeoutError):
@@ -124,7 +123,7 @@ async def test_haproxy_and_python_find_the_same_model_or_the_request_is_refused(
 
 
 def model_by_python(body: bytes) -> str | None:
-    """Top level only: members of members are the engine's business."""
+    """Top level only: deeper members are for the engine."""
     try:
         found = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Requests go to another region by the table's shares, or when no cell here can serve, and never come back."""
+"""Requests go to another region by the table's shares, or when no cell here can serve, and never return."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ async def away(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 async def until_spill_is(state: bool, ingress: RunningIngress) -> None:
-    """Wait until this ingress sees that another region's can (not) take requests."""
+    """Waits until this ingress sees that another region can (not) take requests."""
 
     def servers() -> set[bool]:
         running = ingress.ingress.serving.running

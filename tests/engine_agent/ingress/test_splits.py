@@ -1,4 +1,4 @@
-"""One name, several pools: shares as the table says, one pool for one key, and no error while any of them can serve."""
+"""One name, several pools: shares of the table, one pool per key, and no error while any pool can serve."""
 
 import contextlib
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.splits import split_fallbacks, split_models, split_ranges
+from engine_agent.ingress.routing_maps import split_fallbacks, split_models, split_ranges
 from engine_agent.protocol.ingress_messages import Split
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool

@@ -1,5 +1,5 @@
-"""A HAProxy that died once is back at once; one that keeps dying is started more and more slowly; one that is silent is
-killed, but only for what it was asked."""
+"""A HAProxy that exits once is restarted immediately, one that keeps exiting more and more slowly, and a silent one is
+killed, but only after unanswered commands."""
 
 from typing import cast
 
@@ -41,12 +41,11 @@ def test_one_that_dies_young_waits_longer_each_time_up_to_a_limit() -> None:
     assert not restarts.may_start(102.0)
 
 
-class Hanging(Exception):
-    """The test's HAProxy was killed."""
+class Hanging(Exception): ...
 
 
 class StandInProcess:
-    """A HAProxy that lives until it is killed."""
+    """A HAProxy that runs until it is killed."""
 
     pid = 4711
     admin = None
@@ -73,7 +72,7 @@ class Supervised:
     """A supervisor on virtual time, and whether its HAProxy answers."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, ask_every_s: float = 0.0, ask_idle_every_s: float = 0.0
+        self, monkeypatch: pytest.MonkeyPatch, read_every_s: float = 0.0, read_idle_every_s: float = 0.0
     ) -> None:
         self.now_s = 1000.0
         self.in_flight = self.requests_total = 0
@@ -84,7 +83,12 @@ class Supervised:
         monkeypatch.setattr(supervisor, "read_worker", self._read_worker)
         process = cast(HaproxyProcess, StandInProcess())
         self.haproxy = HaproxySupervisor(
-            "HAProxy", process, Times(), lambda desired: "", ask_every_s=ask_every_s, ask_idle_every_s=ask_idle_every_s
+            "HAProxy",
+            process,
+            Times(),
+            lambda desired: "",
+            read_every_s=read_every_s,
+            read_idle_every_s=read_idle_every_s,
         )
         self.haproxy.adopt()
 
@@ -96,7 +100,7 @@ class Supervised:
         cell = RunningServer(
             "pool.a", "c-1", "::1", 1, 1, 8, False, False, True, self.in_flight, 0, self.requests_total
         )  # fmt: skip
-        servers = () if self.desired else (cell,)  # nothing is desired that would have to be removed
+        servers = () if self.desired else (cell,)
         return RunningHaproxy("", 1, servers, (), {})
 
     async def asked_in(self, seconds: float) -> int:
@@ -135,7 +139,7 @@ async def test_one_that_does_not_answer_is_killed_after_its_patience(supervised:
 
 @pytest.mark.asyncio
 async def test_one_that_is_as_desired_is_asked_seldom_and_a_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seldom = Supervised(monkeypatch, ask_every_s=1.0)
+    seldom = Supervised(monkeypatch, read_every_s=1.0)
     await seldom.look_until(seldom.now_s + 10.0)
     assert seldom.questions == 10
     await seldom.look()
@@ -147,7 +151,7 @@ async def test_one_that_is_as_desired_is_asked_seldom_and_a_change_at_once(monke
 
 @pytest.mark.asyncio
 async def test_one_that_has_nothing_to_do_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = Supervised(monkeypatch, ask_idle_every_s=1.0)
+    idle = Supervised(monkeypatch, read_idle_every_s=1.0)
     await idle.look_until(idle.now_s + 2.0)
     assert await idle.asked_in(10.0) == 10
     idle.requests_total += 1
@@ -162,7 +166,7 @@ async def test_one_that_has_nothing_to_do_is_asked_seldom(monkeypatch: pytest.Mo
 
 @pytest.mark.asyncio
 async def test_after_a_reload_it_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = Supervised(monkeypatch, ask_idle_every_s=1.0)
+    idle = Supervised(monkeypatch, read_idle_every_s=1.0)
     await idle.look_until(idle.now_s + 4.0)
     asked = idle.questions
     await idle.haproxy.reload(EMPTY_DESIRED)
@@ -171,7 +175,7 @@ async def test_after_a_reload_it_is_asked_at_once(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("pauses", [{"ask_every_s": 1.0}, {"ask_idle_every_s": 1.0}])
+@pytest.mark.parametrize("pauses", [{"read_every_s": 1.0}, {"read_idle_every_s": 1.0}])
 async def test_one_that_is_asked_seldom_and_does_not_answer_is_killed_as_soon(
     monkeypatch: pytest.MonkeyPatch, pauses: dict[str, float]
 ) -> None:

@@ -1,5 +1,4 @@
-"""The table of paths against a running ingress: nothing is served that is not in it, nothing in it is refused, and
-every path asks the same of a key."""
+"""The table of paths against a running ingress: exactly its paths are served, and each requires the same of a key."""
 
 import asyncio
 import itertools
@@ -21,7 +20,7 @@ from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.test_async_requests import ControlPlane
 
-pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio(loop_scope="module")]
 
 MINE = b'{"model":"mine"}'
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD", "post", "FOO")
@@ -45,10 +44,13 @@ class Fleet:
     mine: FakeCell
     theirs: FakeCell
 
+    async def route(self, *keys: Keyed) -> None:
+        pools = [pool(cell, name=cell.name, models=(cell.name,)) for cell in (self.mine, self.theirs)]
+        await self.ingress.route(*pools, keys=tuple(key.entry for key in keys), keys_required=True)
+
     async def ask(
         self, method: str, path: str, body: bytes = MINE, key: Keyed | None = KEY, /, **headers: str
     ) -> Message:
-        """One request exactly as it is written here."""
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
         lines += [f"Authorization: Bearer {key.text}"] if key else []
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
@@ -62,7 +64,7 @@ class Fleet:
         return await read_message(stream)
 
     async def reached(self, method: str, path: str) -> str:
-        """Who answered it other than by a refusal; empty: nobody."""
+        """The part that answered it; empty if it was refused."""
         before = len(self.mine.requests), len(self.theirs.requests), len(self.web.heard)
         answer = await self.ask(method, path)
         assert len(self.theirs.requests) == before[1], (method, path)
@@ -73,30 +75,37 @@ class Fleet:
         return AnsweredBy.INGRESS if answer.status < 400 else ""
 
 
-@pytest_asyncio.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    ingress, web = RunningIngress(tmp_path / "home"), ControlPlane()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    ingress, web = RunningIngress(tmp_path_factory.mktemp("home")), ControlPlane()
     await web.start()
     ingress.use(replace(ingress.settings, control_plane=(f"http://127.0.0.1:{web.port}",)))
     try:
         async with ingress.running(), AnyCell("mine").running() as mine, AnyCell("theirs").running() as theirs:
-            pools = [pool(cell, name=cell.name, models=(cell.name,)) for cell in (mine, theirs)]
-            await ingress.route(*pools, keys=(KEY.entry, OTHER.entry), keys_required=True)
-            await ingress.sees(mine="up", theirs="up")
             yield Fleet(ingress, web, mine, theirs)
     finally:
         await web.stop()
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def fleet(shared_fleet: Fleet) -> Fleet:
+    """Shared by all tests; without the requests and the table of earlier ones."""
+    await shared_fleet.route(KEY, OTHER)
+    await shared_fleet.ingress.sees(mine="up", theirs="up")
+    for heard in (shared_fleet.mine.requests, shared_fleet.theirs.requests, shared_fleet.web.heard):
+        heard.clear()
+    return shared_fleet
+
+
 def example(path: str) -> str:
-    """A path of the table with something in the place of its variable part."""
+    """A path of the table with an example of its variable part."""
     return path.replace("{model}", "mine").replace("{id}", "ar_1")
 
 
 def expected(method: str, path: str) -> str:
     path = path.partition("?")[0]
     if path.startswith("/v1/models/"):
-        path = unquote(path)  # the name of a model may be written either way
+        path = unquote(path)  # the name of a model can be encoded or not
     for row in sorted(API_PATHS, key=lambda row: "{" in row.path):
         if path == example(row.path) or (row.answered_by is AnsweredBy.CONTROL_PLANE and is_of(row.path, path)):
             served = method in row.methods or (method == "HEAD" and "GET" in row.methods)
@@ -105,12 +114,12 @@ def expected(method: str, path: str) -> str:
 
 
 def is_of(template: str, path: str) -> bool:
-    """Whether a path is one of a row's, whatever its identifiers are: which there are, the control plane knows."""
+    """Whether a path matches a row with any identifiers: only the control plane knows which exist."""
     return re.fullmatch(re.sub(r"\{\w+\}", "[0-9A-Za-z_-]+", template), path) is not None
 
 
 def misspelt(path: str, dice: random.Random) -> str:
-    """The path as another reader might take it for the same one."""
+    """A variant of the path that another parser could treat as the same."""
     at = dice.randrange(1, len(path))
     last = path.rstrip("/").rfind("/")
     return dice.choice(
@@ -210,8 +219,7 @@ async def test_who_shows_no_key_or_a_wrong_one_gets_nothing_on_any_path_but_heal
 async def test_class_and_limits_hold_on_every_path(fleet: Fleet) -> None:
     slow = keyed("0d0d0d0d", tenant="slow", serving_class="batch", requests_per_min=1)
     for path in CELL_PATHS:
-        pools = [pool(cell, name=cell.name, models=(cell.name,)) for cell in (fleet.mine, fleet.theirs)]
-        await fleet.ingress.route(*pools, keys=(slow.entry,), keys_required=True)
+        await fleet.route(slow)
         statuses = [(await fleet.ask("POST", path, MINE, slow)).status for _ in range(2)]
         assert sorted(statuses) in ([200, 429], [429, 429]), "a minute has one request, whatever its path"
     assert {request.headers["x-switchyard-class"] for request in fleet.mine.requests} == {"batch"}

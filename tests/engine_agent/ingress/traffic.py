@@ -1,5 +1,5 @@
-"""Steady traffic for tests: requests at a fixed rate, whose every failure is remembered. Light, because the cells live
-in the same process."""
+"""Steady traffic for tests: requests at a fixed rate, with a record of every failure. Light, because the cells are in
+the same process."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r
 
 
 class SteadyTraffic:
-    """Requests without retries of the client's own. `served` counts answers by the server that gave them."""
+    """Requests without retries. `served` counts answers by server."""
 
     def __init__(self, url: str, per_s: float) -> None:
         self._port = urlsplit(url).port
@@ -26,7 +26,7 @@ class SteadyTraffic:
 
     @contextlib.asynccontextmanager
     async def flowing(self) -> AsyncIterator["SteadyTraffic"]:
-        """Send until the block ends, and wait for every answer."""
+        """Sends until the block ends, then waits for every answer."""
         stop = asyncio.Event()
         task = asyncio.create_task(self._flow(stop))
         try:
@@ -36,9 +36,9 @@ class SteadyTraffic:
             await task
 
     async def until_sent(self, count: int) -> None:
-        """Wait until this many more requests went out."""
+        """Waits until this many more requests were sent."""
         goal = self.sent + count
-        while self.sent < goal:  # noqa: ASYNC110 - the flow has a rhythm of its own
+        while self.sent < goal:  # noqa: ASYNC110 - the flow sets the pace
             await asyncio.sleep(self._interval_s)
 
     async def _flow(self, stop: asyncio.Event) -> None:

@@ -4,7 +4,7 @@ import pytest
 from django.utils import timezone
 from pytest_django import Settings
 
-from engine_agent.ingress.hops import hop_entries
+from engine_agent.ingress.routing_maps import hop_entries
 from fleet.regions.models import Region
 from traffic.routing.models import Ingress, RoutingTable
 from traffic.routing.selectors import hop_secrets, table_for_ingresses

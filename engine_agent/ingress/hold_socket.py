@@ -1,6 +1,5 @@
-"""The bell that HAProxy rings when a request has to wait for a first cell: a connection to a socket of the agent.
-
-A ring that nobody hears costs a second: who waits is seen by the next look at HAProxy, too."""
+"""The socket that `hold.lua` connects to when a request has to wait for a first cell. A missed connection costs a
+second: the next reading of HAProxy shows the request as well."""
 
 import asyncio
 import contextlib
@@ -9,22 +8,23 @@ import os
 import socket
 from collections.abc import Callable
 
-from engine_agent.ingress.hold import BELL_SOCKET
 from engine_agent.ingress.settings import IngressSettings
 
+HOLD_SOCKET = "held.sock"
+"""In the state directory."""
 TRY_AGAIN_S = 5.0
-"""After the socket could not be made; a full disk ends."""
+"""Retry of a socket that could not be created."""
 
 log = logging.getLogger(__name__)
 
 
-class HeldBell:
-    """Calls `hear` for each ring."""
+class HoldSocket:
+    """Calls `notify` for each connection."""
 
-    def __init__(self, settings: IngressSettings, hear: Callable[[], None]) -> None:
-        self._path = settings.state_dir / BELL_SOCKET
+    def __init__(self, settings: IngressSettings, notify: Callable[[], None]) -> None:
+        self._path = settings.state_dir / HOLD_SOCKET
         self._account = settings.worker_account
-        self._hear = hear
+        self._notify = notify
 
     async def listen(self) -> None:
         while True:
@@ -36,7 +36,7 @@ class HeldBell:
                 await asyncio.sleep(TRY_AGAIN_S)
 
     def _listener(self) -> socket.socket:
-        # One that an agent of before left would refuse this one its name.
+        # A socket file of a previous agent would make `bind` fail.
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
@@ -54,8 +54,8 @@ class HeldBell:
         return listener
 
     async def _answer(self, listener: socket.socket) -> None:
-        """Until cancelled, or an error. No server of asyncio: one that closes in the turn in which it accepted leaves
-        that connection open."""
+        """Accepts until cancelled or an error. An asyncio server would leak a connection that it accepted in the same
+        turn in which it closes."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
 
@@ -69,7 +69,7 @@ class HeldBell:
                 failed.set_exception(error)
                 return
             connection.close()
-            self._hear()
+            self._notify()
 
         loop.add_reader(listener, ring)
         try:
