@@ -15,7 +15,7 @@ from enum import StrEnum
 from time import process_time
 
 from bench import percentile
-from engine_agent.cell_proxy.prefill_choice import Alone, Candidate, choose_cell
+from engine_agent.cell_proxy.prefill import Alone, Candidate, choose_cell
 from engine_agent.engines.sim.batching import NO_HANDOVER, BatchingModel, Handover, ModelParameters
 from engine_agent.engines.sim.batching import Sequence as Generation
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters

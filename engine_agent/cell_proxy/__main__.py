@@ -21,7 +21,7 @@ EXIT_CANNOT_LISTEN = 3
 
 
 def parse_arguments(arguments: list[str]) -> ProxySettings:
-    """Settings from a command line; a wrong one ends the process with a sentence (argparse)."""
+    """Parses a command line. A wrong one exits the process with a message (argparse)."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent.cell_proxy", description="The proxy of one cell.")
     parser.add_argument("--node-id", required=True, help="node this proxy runs on; also marks the process")
     parser.add_argument("--cell", required=True)
@@ -56,7 +56,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
 
 
 def _traces(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> TraceSettings | None:
-    """Where spans go. A wrong setting costs the spans, never the cell."""
+    """Where spans are sent. A wrong setting disables spans; the cell still serves."""
     try:
         return trace_settings(environment)
     except TracingOff as error:
@@ -102,7 +102,6 @@ async def _serve(settings: ProxySettings) -> None:
 
 
 def main() -> int:
-    """Run one proxy; returns the exit status."""
     settings = parse_arguments(sys.argv[1:])
     try:
         uvloop.run(_serve(settings))

@@ -1,10 +1,9 @@
-"""Decides whether this cell takes one more request. Pure: the request's class, tenant and deadline come from headers
-that the ingress sets or lets pass; phase, health, class and requests in flight in, a refusal or None out. It never
-queues; the ingress does that, and the proxy is only the backstop behind it.
+"""Decides whether this cell takes one more request. Pure: class, tenant and deadline come from headers that the ingress
+sets or passes on. It never queues: the ingress does, and the proxy is only the backstop.
 
 Classes share the cell by trunk reservation (F. P. Kelly, "Loss networks", 1991): a class is admitted while the requests
-in flight of *all* classes are below its own limit. So the last slots are open to the urgent only, and what is less
-urgent is the first to yield when load rises, however much of it there is.
+in flight of *all* classes are below its own limit. So only urgent requests get the last slots, and less urgent classes
+yield first when load rises.
 """
 
 import math
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from engine_agent.cell_proxy import refusal as refusals
+from engine_agent.cell_proxy.prefix_index import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.cell_proxy.refusal import Refusal
-from engine_agent.cell_proxy.request_prefixes import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.cell_proxy.wire import Headers
 from engine_agent.protocol.messages import OTHER_TENANTS
 from engine_agent.protocol.request_limits import RequestLimits, limits_from_text
@@ -32,36 +31,34 @@ SERVER_HEADER = b"x-switchyard-server"
 LIMITS_HEADER = b"x-switchyard-limits"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _KEY = re.compile(rb"[0-9a-f]{4,16}")
-"""As `engine_agent.ingress.key_map` admits prefixes."""
+"""As in `engine_agent.ingress.key_map`."""
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
-"""Up to 115 days; a longer bound is none."""
+"""Up to 115 days. A longer limit counts as none."""
 _BYTES = re.compile(rb"[0-9]{1,9}")
 _UNIX_MS = re.compile(rb"\d{13}")
 OVERLOAD_FACTOR = 2.0
-"""Several ingresses share a cell and each holds about 1.25 x its share: twice the limit is only passed by a fault. What
-is above the concurrency waits in the engine, so this bounds its queue."""
+"""Several ingresses share a cell, and each admits about 1.25 times its share: only a fault exceeds twice the limit.
+Requests above the concurrency wait in the engine, so this limits its queue."""
 LESS_URGENT_FACTOR = 1.5
-"""The same for the less urgent while no more urgent request comes: the ingress's own limit binds first, and its queue
-keeps what waits. A real-time request always finds room above."""
+"""The same for less urgent classes while no more urgent request arrives: the ingress's own limit applies first, and its
+queue keeps the rest. A real-time request always finds room above."""
 RESERVED = {ServingClass.NEAR_REALTIME: 0.10, ServingClass.BATCH: 0.25}
-"""Share of the concurrency that is closed to a class while there is more urgent traffic."""
+"""Share of the concurrency that a class may not use while there is more urgent traffic."""
 URGENT_MEMORY_S = 60.0
-"""So long after the last more urgent request the reservation holds. The first one after a pause waits at the head of
-the ingress's queue until any of the cell's requests ends, and brings the reservation back."""
+"""How long the reservation lasts after the last more urgent request. The first one after a pause waits at the head of
+the ingress's queue until a request of the cell ends, and restores the reservation."""
 MIN_TTFT_SAMPLES = 20
-"""Fewer times to first token say nothing about whether a deadline can be met."""
+"""With fewer samples of time to first token, no deadline counts as unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetadata:
-    """What the headers of a request state: class, tenant, key, deadline. `tenant` is empty where none is named, `key`
-    where no key was shown; `time_left_s` None: no deadline, else seconds that are left.
+    """The headers of a request. Empty if absent: `tenant`, `key`, `server` (the start of a cell that the ingress chose)
+    and `adapter` (the name is this adapter's). `time_left_s`: seconds until its deadline, None without one.
 
-    `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
-    that name, as the ingress read it in the body; None: it did not say. `server`: the start of a cell that the ingress
-    chose; empty: it did not say. `adapter`: the adapter that this name is; empty: it is the model's. `prefixes`: how
-    the ingress names the beginnings of its text, None: it does not; `matched_bytes` of it the ingress took to be in
-    this cell's cache, None: it chose without.
+    `is_routed`: an ingress chose this deployment by the model's name, which the engine need not know. `routed_by`: the
+    name that the ingress read in the body, None if unknown. `prefixes`: hashes of the beginnings of its text, None if
+    unknown. `matched_bytes`: how much of it the ingress expects in this cell's cache, None if it chose without caches.
     """
 
     serving_class: ServingClass = ServingClass.REALTIME
@@ -77,7 +74,7 @@ class RequestMetadata:
 
 
 class BadHeader(ValueError):
-    """A header with a value that is not allowed. `refusal` is the response to it."""
+    """An invalid header; `refusal` is the response."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -85,9 +82,8 @@ class BadHeader(ValueError):
 
 
 def read_metadata(headers: Headers, now: float) -> RequestMetadata:
-    """The metadata of one request, at `now` in seconds since 1970. Of a header that is there twice the last counts.
-
-    What the request waited at its ingress is taken off its time, by the clocks of both machines.
+    """The metadata of one request, at `now` in seconds since 1970. Of a repeated header, the last counts. The wait at
+    the ingress is subtracted from its time, by the clocks of both machines.
 
     Raises:
         BadHeader: a class that does not exist, or a deadline that is no number.
@@ -138,7 +134,7 @@ def _limit_s(value: bytes) -> float:
 
 
 def read_limits(headers: Headers) -> RequestLimits:
-    """The limits of the request's deployment, as its ingress states what differs from the defaults.
+    """The limits of the request's deployment. The ingress sends those that differ from the defaults.
 
     Raises:
         BadHeader: there are no such limits.
@@ -155,28 +151,28 @@ def _bad_header(name: str, value: bytes, right: str) -> Refusal:
     return Refusal(400, "bad_header", f"the header {name} is {given!r}; it must be {right}")
 
 
-def limit_of(serving_class: ServingClass, *, max_concurrency: int, urgent_lately: bool) -> int:
+def limit_of(serving_class: ServingClass, *, max_concurrency: int, urgent_recently: bool) -> int:
     """Requests in flight, of all classes, at which this class is full."""
     if serving_class is ServingClass.REALTIME:
         return round(max_concurrency * OVERLOAD_FACTOR)
-    if not urgent_lately:
+    if not urgent_recently:
         return math.ceil(max_concurrency * LESS_URGENT_FACTOR)
     return max(1, max_concurrency - math.ceil(RESERVED[serving_class] * max_concurrency))
 
 
 def weight_of(sequences: int, limit: int) -> int:
-    """How many requests a request counts as that is so many sequences in the engine. It is half of its class's limit at
-    most, so that it is admitted next to others, and others are while it runs."""
+    """The weight of a request with so many sequences: at most half of its class's limit, so that it can run next to
+    others."""
     return max(1, min(sequences, limit // 2))
 
 
 def refuse(
     serving_class: ServingClass, *, phase: Phase, healthy: bool, reason: str, in_flight: int, limit: int
 ) -> Refusal | None:
-    """Why the cell does not take a request of this class now, or None when it does.
+    """Returns why the cell does not take a request of this class now, or None.
 
-    `reason` says why the engine is unhealthy. `in_flight` counts the sequences of admitted requests of all classes
-    without the new one, `limit` is the class's.
+    `reason`: why the engine is unhealthy. `in_flight`: sequences of admitted requests of all classes, without the new
+    one. `limit`: that of the class.
     """
     if phase is not Phase.SERVE:
         return refusals.draining(phase)
@@ -186,8 +182,8 @@ def refuse(
 
 
 def refuse_deadline(time_left_s: float, *, ttft_p50_s: float | None, samples: int) -> Refusal | None:
-    """Why a request with `time_left_s` left is not begun: it is too late already, or half of its kind waited longer
-    than that for their first token in the last 30 s. `samples`: how many those were."""
+    """Returns why a request is not begun: its deadline has passed, or half of the `samples` of its class in the last 30
+    s waited longer than `time_left_s` for their first token."""
     if time_left_s <= 0:
         return refusals.deadline_passed()
     if ttft_p50_s is not None and samples >= MIN_TTFT_SAMPLES and ttft_p50_s > time_left_s:

@@ -1,8 +1,8 @@
-"""Rewrites answers of engines on their way to the client, where they differ from what its dialect says. Pure.
+"""Rewrites answers of engines where they differ from the API of the path. Pure.
 
-From a stream whose client did not request a usage count it takes the usage event. Errors inside a stream get the form
-of its path. A stream of Responses ends with `response.incomplete` or `response.failed` where its response does, and a
-message has an id that begins with `msg_`. Whole events pass at once, and those that need no change pass as they are.
+Removes the usage event from a stream whose client did not request usage. Gives errors inside a stream the format of the
+path. Ends a stream of Responses with `response.incomplete` or `response.failed` if the response did, and gives messages
+an id that starts with `msg_`. Complete events pass immediately, and unchanged if nothing is wrong.
 """
 
 import re
@@ -11,36 +11,35 @@ from typing import Any, ClassVar, Final, Protocol
 import msgspec
 
 from engine_agent.cell_proxy.api_paths import CELL_PATHS
-from engine_agent.cell_proxy.engine_errors import EngineError, read_error
-from engine_agent.cell_proxy.error_bodies import error_in_form
+from engine_agent.cell_proxy.engine_errors import EngineError, error_in_form, read_error
 from engine_agent.cell_proxy.refusal import Refusal, error_event
 from engine_agent.protocol.api_surface import Counting, ErrorForm
 
 _END = b"\n\n"
 _FOREIGN_END = b"\r\n\r\n"
 _MAX_HELD_BYTES = 1024 * 1024
-"""No event of an engine is as long; what has no end by then passes as it is."""
+"""No event of an engine is as long. Data without an end by then passes unchanged."""
 _MESSAGE_ID = re.compile(rb'("id"\s*:\s*")chatcmpl-')
 _OUR_MESSAGE_ID = rb"\g<1>msg_cmpl-"
-"""Engines make a message of a chat, and give it the id of one. The replacement is as long, so no length changes."""
+"""Engines give a message the id of a chat. The replacement has the same length, so Content-Length stays valid."""
 _ID_WITHIN_BYTES = 512
 _RESPONSE_ENDS: Final = {"incomplete": "response.incomplete", "failed": "response.failed"}
-"""The event that ends a stream, by the status of its response; vLLM says `response.completed` of all."""
+"""The event that ends a stream, by the status of its response. vLLM always sends `response.completed`."""
 _END_TYPES: Final = frozenset({"response.completed", *_RESPONSE_ENDS.values()})
 
 
 class AnswerRewrite(Protocol):
-    """What one answer passes through."""
+    """The rewrite of one answer."""
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
-        """Take the next bytes of the answer; returns those that the client gets now."""
+        """Takes the next bytes of the answer. Returns those that the client gets now."""
 
     def failure(self, refusal: Refusal, *, at_boundary: bool) -> bytes:
-        """The event that ends a stream which broke. `at_boundary` False: it broke inside an event, which ends first."""
+        """The event that ends a broken stream. `at_boundary` False: it broke inside an event, which is ended first."""
 
 
 def answer_rewrite(path: bytes, *, streaming: bool, hides_usage: bool = False) -> AnswerRewrite:
-    """For an answer to a request for this path; `hides_usage`: its client did not request a usage count."""
+    """The rewrite for an answer of this path. `hides_usage`: the client did not request usage."""
     row = CELL_PATHS.get(path)
     if row is not None and row.errors is ErrorForm.ANTHROPIC:
         return MessageEvents(path) if streaming else WholeMessage()
@@ -52,8 +51,6 @@ def answer_rewrite(path: bytes, *, streaming: bool, hides_usage: bool = False) -
 
 
 class Unchanged:
-    """An answer that is as it should be."""
-
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         return piece
 
@@ -62,37 +59,35 @@ class Unchanged:
 
 
 class WholeMessage(Unchanged):
-    """A message of Anthropic's that is no stream. Its id stands at its beginning."""
+    """A message of Anthropic's API that is not streamed. Its id is at the beginning."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._buffer = b""
         self._is_passed = False
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         if self._is_passed:
             return piece
-        self._held += piece
-        text, found = _MESSAGE_ID.subn(_OUR_MESSAGE_ID, self._held, count=1)
+        self._buffer += piece
+        text, found = _MESSAGE_ID.subn(_OUR_MESSAGE_ID, self._buffer, count=1)
         if not (found or complete or len(text) > _ID_WITHIN_BYTES):
             return b""
-        self._is_passed, self._held = True, b""
+        self._is_passed, self._buffer = True, b""
         return text
 
 
 class ChoiceEvents:
-    """The events of a chat or a completion."""
-
     marks: ClassVar[tuple[bytes, ...]] = (b'data: {"error"',)
-    """An event without any of these needs no change. Text that a model writes has none: its quotes are escaped."""
+    """An event without any of these is not changed. Text that a model writes has none: its quotes are escaped."""
 
     def __init__(self, path: bytes) -> None:
         self._path = path
-        self._held = b""
+        self._buffer = b""
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
-        text = self._held + piece if self._held else piece
+        text = self._buffer + piece if self._buffer else piece
         cut = len(text) if complete else _end_of_whole_events(text)
-        self._held = text[cut:]
+        self._buffer = text[cut:]
         text = text[:cut]
         if not any(mark in text for mark in self.marks):
             return text
@@ -104,12 +99,12 @@ class ChoiceEvents:
         return error_event(refusal, at_boundary=at_boundary)
 
     def change(self, event: bytes, end: bytes) -> bytes:
-        """An event, with its end, as the client gets it; empty: not at all."""
+        """The event for the client, with its end; empty to drop it."""
         error = self.error_of(event) if event.startswith(b'data: {"error"') else None
         return event + end if error is None else b"data: " + error_in_form(self._path, error) + end
 
     def error_of(self, event: bytes) -> EngineError | None:
-        """What an error event says; None: it cannot be read."""
+        """The error in an error event; None if it cannot be parsed."""
         data = _data_of(event)
         if data is None:
             return None
@@ -120,7 +115,7 @@ class ChoiceEvents:
 
 
 class UsageHidden(ChoiceEvents):
-    """The same without the event that says what was used."""
+    """The same without the usage event."""
 
     marks = (*ChoiceEvents.marks, b'"usage"')
 
@@ -129,7 +124,7 @@ class UsageHidden(ChoiceEvents):
 
 
 class MessageEvents(ChoiceEvents):
-    """The events of a message of Anthropic's."""
+    """The events of a message of Anthropic's API."""
 
     marks = (b'"message_start"', b"event: error", b'data: {"error"')
 
@@ -145,7 +140,7 @@ class MessageEvents(ChoiceEvents):
 
 
 class ResponseEvents(ChoiceEvents):
-    """The events of a response. The client gets one last event, which says how the response ended."""
+    """The events of a response. The last one states how the response ended."""
 
     marks = (b'"response"', b'"error"')
 
@@ -195,13 +190,13 @@ class ResponseEvents(ChoiceEvents):
 
 
 def is_usage_event(event: bytes) -> bool:
-    """The event that carries the token counts and no choice. Text that a model writes cannot match: their quotes are
+    """Whether the event has token counts and no choice. Text that a model writes cannot match: its quotes are
     escaped."""
     return b'"choices":[]' in event.replace(b" ", b"") and b'"usage"' in event
 
 
 def _end_of_whole_events(text: bytes) -> int:
-    """Up to where events are complete. An engine that ends its events otherwise is passed on as it is."""
+    """The end of the last complete event. Streams with other line ends pass unchanged."""
     if text.endswith(_END) or _FOREIGN_END in text:
         return len(text)
     cut = text.rfind(_END) + len(_END) if _END in text else 0

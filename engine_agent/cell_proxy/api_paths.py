@@ -1,4 +1,4 @@
-"""The table of paths as the cell proxy looks things up in it: by the bytes of a request."""
+"""The table of API paths, by the bytes of a request."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -21,18 +21,18 @@ _PROMPT_MEMBERS: Final[Mapping[bytes, str]] = {
 
 
 def prompt_member_of(path: bytes) -> str:
-    """The member of a body that has what the model reads."""
+    """The member of a body that contains the prompt."""
     return _PROMPT_MEMBERS.get(path, "messages")
 
 
 def form_of(path: bytes) -> ErrorForm:
-    """Whose form of an error a client of this path reads."""
+    """The error format that clients of this path read."""
     row = CELL_PATHS.get(path)
     return ErrorForm.OPENAI if row is None else row.errors
 
 
 def counting_of(method: bytes, path: bytes) -> Counting:
-    """Where the answer to such a request says what was used. What is in no table is read like a completion."""
+    """Where the answer to such a request states its usage. Unknown paths count as completions."""
     if method != b"POST":
         return Counting.NOTHING
     row = CELL_PATHS.get(path)

@@ -1,5 +1,5 @@
-"""The state that all parts of one proxy share: phase, health, load, engine connections and the requests in flight. It
-holds and reports; the decisions are in `admission` and `health`, the I/O in its users."""
+"""The shared state of one proxy: phase, health, load, engine connections and the requests in flight. Decisions are in
+`admission` and `health`, and I/O is in its users."""
 
 import asyncio
 import math
@@ -14,17 +14,15 @@ from msgspec import structs
 from engine_agent.cell_proxy import admission
 from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.admission import RequestMetadata
-from engine_agent.cell_proxy.batch_queue import BatchQueue
-from engine_agent.cell_proxy.batch_window import STEER_EVERY_S
+from engine_agent.cell_proxy.batch_window import STEER_EVERY_S, BatchQueue
 from engine_agent.cell_proxy.cell_cache import CellCache
 from engine_agent.cell_proxy.handovers import Handovers
-from engine_agent.cell_proxy.health import HealthJudge
+from engine_agent.cell_proxy.health import EngineHealth, ProxyStatus
 from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.meter import Meter
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.cell_proxy.span_export import SpanExporter
-from engine_agent.cell_proxy.status import ProxyStatus
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.local_servers import StateWatch, state_name
@@ -34,23 +32,19 @@ from engine_agent.protocol.states import CellRole, Phase, ServingClass
 
 
 class InFlight(Protocol):
-    """A request that was admitted and has not ended."""
-
     def check(self, now: float) -> None:
-        """Give up when a bound has passed."""
+        """Gives up when a time limit has passed."""
 
     def cut(self, refusal: Refusal) -> None: ...
 
 
 class Cell:
-    """One cell as its proxy knows it."""
-
     def __init__(self, settings: ProxySettings, log: LineLog) -> None:
         limits = settings.limits
         self.settings = settings
         self.log = log
         self.phase = Phase.SERVE
-        self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
+        self.health = EngineHealth(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
         self.handovers = Handovers(
             settings.cell_role,
@@ -63,13 +57,12 @@ class Cell:
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self.sequences = 0
-        """What those in flight are in the engine: at `max_concurrency` it has no free slot."""
+        """Sequences in flight: at `max_concurrency` the engine has no free slot."""
         self.weight = 0
-        """As how many requests they count in admission (`admission.weight_of`)."""
+        """Their weight in admission (`admission.weight_of`)."""
         self._counted: dict[InFlight, tuple[int, int]] = {}
-        """Weight and sequences of each."""
         self.settlements: set[asyncio.Task[None]] = set()
-        """Of requests that have ended, and whose tokens are being asked for."""
+        """Requests that have ended, and whose tokens are being queried."""
         self.token_check: TokenCheck | None = None
         self.work: CellWork | None = None
         self.speculation: SpeculationLoad | None = None
@@ -80,21 +73,19 @@ class Cell:
         most = settings.max_concurrency - math.ceil(admission.RESERVED[ServingClass.BATCH] * settings.max_concurrency)
         self.batch = BatchQueue(
             max(1, most),
-            lambda: not self._urgent_lately(ServingClass.BATCH, monotonic()),
+            lambda: not self._urgent_recently(ServingClass.BATCH, monotonic()),
             reads_one=not settings.orders_classes,
         )
         self._steered_at = monotonic()
         self.watch = StateWatch(self._state_name)
-        self.judge.on_change = self.watch.changed
+        self.health.on_change = self.watch.changed
         self.idle = asyncio.Event()
-        """Set while nothing is in flight."""
         self.idle.set()
         self.cell_header = settings.cell.encode()
         self.server_name = cell_server_name(settings.cell, settings.generation)
         self.request_probe: Callable[[], None] = _no_prober
-        """Has the prober check /health without waiting for its turn."""
+        """Makes the prober check /health immediately."""
         self.check_health: Callable[[], Awaitable[bool]] = self._last_known_health
-        """Checks /health now; returns whether the engine is healthy."""
         self.pool = EnginePool(
             settings.engine_host,
             settings.engine_port,
@@ -105,7 +96,7 @@ class Cell:
         self.cache = CellCache(self.pool)
 
     def refusal(self, metadata: RequestMetadata) -> Refusal | None:
-        """Why one more request on these terms is not taken now."""
+        """Returns why a new request is not taken now, or None."""
         if metadata.server and metadata.server != self.server_name:
             return refusals.other_start(metadata.server, self.server_name)
         if metadata.adapter and metadata.adapter not in self.settings.adapters:
@@ -118,8 +109,8 @@ class Cell:
         refusal = admission.refuse(
             serving_class,
             phase=self.phase,
-            healthy=self.judge.ok,
-            reason=self.judge.reason,
+            healthy=self.health.ok,
+            reason=self.health.reason,
             in_flight=self.weight,
             limit=limit,
         )
@@ -136,11 +127,11 @@ class Cell:
         return admission.limit_of(
             serving_class,
             max_concurrency=self.settings.max_concurrency,
-            urgent_lately=self._urgent_lately(serving_class, now),
+            urgent_recently=self._urgent_recently(serving_class, now),
         )
 
     def weigh(self, request: InFlight, serving_class: ServingClass, sequences: int) -> Refusal | None:
-        """An admitted request is so many sequences, as its body shows; returns why there is no room for them."""
+        """Counts the sequences of an admitted request. Returns why there is no room for them, or None."""
         limit = self._limit_of(serving_class, monotonic())
         weight, others = admission.weight_of(sequences, limit), self.weight - 1
         if weight > 1 and others + weight > limit:
@@ -151,14 +142,13 @@ class Cell:
         self.batch.weigh(request, sequences)
         return None
 
-    def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
-        """Whether a request of a more urgent class came a short while ago."""
+    def _urgent_recently(self, serving_class: ServingClass, now: float) -> bool:
         classes = list(ServingClass)
         urgent = classes[: classes.index(serving_class)]
         return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
 
     def steer(self, now: float) -> None:
-        """Let the window of batch work follow what real-time requests felt."""
+        """Adapts the window of batch work to the latency of real-time requests."""
         if now - self._steered_at >= STEER_EVERY_S:
             self._steered_at = now
             self.batch.steer(self.meter.realtime.latency(now))
@@ -177,23 +167,21 @@ class Cell:
             cache=self.cache.load(),
         )
         load = structs.replace(load, speculation=self.speculation)
-        health, state = self.judge.health(now), self._state_name()
+        health, state = self.health.report(now), self._state_name()
         return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
 
     def _state_name(self) -> str:
-        """Empty unless all is well and quiet: what changes by itself is to be asked for often."""
-        steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight and not self.settlements
+        """Empty unless the cell is healthy and idle: otherwise the agent polls often."""
+        steady = self.health.ok and self.phase is Phase.SERVE and not self.in_flight and not self.settlements
         return state_name(steady, self.handovers.pairs.name) if steady else ""
 
     def pair(self, pairs: Pairs) -> None:
-        """Pair with these cells from now on; the change is logged."""
         self.handovers.pair(pairs)
         self.watch.changed()
         prefill, decode = len(pairs.prefill_cells), len(pairs.decode_nodes)
         self.log.event(event="pairs", cell=self.settings.cell, prefill_cells=prefill, decode_nodes=decode)
 
     def enter_phase(self, phase: Phase) -> None:
-        """Serve or drain as ordered; the change is logged."""
         if phase is not self.phase:
             self.phase = phase
             self.watch.changed()
@@ -201,11 +189,11 @@ class Cell:
 
     async def is_engine_well(self) -> bool:
         """Checks /health until it has answered or the engine counts as unhealthy, because a request saw the engine
-        fail. Only probes change what the engine counts as: no request can."""
+        fail. Only probes change the health: no request can."""
         for _ in range(self.settings.probes.slow_strikes):
-            if not await self.check_health() or not self.judge.is_late:
+            if not await self.check_health() or not self.health.is_late:
                 break
-        return self.judge.ok
+        return self.health.ok
 
     def enter(self, request: InFlight) -> None:
         if not self.in_flight:
@@ -229,15 +217,14 @@ class Cell:
             self.idle.set()
 
     def busy_s(self) -> float:
-        """Seconds for which anything was in flight."""
         return self._busy_s + (monotonic() - self._busy_since if self.in_flight else 0.0)
 
     def next_exchange(self) -> bytes:
-        """A name for one request to the engine, which nobody else can guess."""
+        """An unguessable name for one request to the engine."""
         return self._exchange_prefix + b"%d" % next(self._exchanges)
 
     def settle_later(self, settling: Coroutine[None, None, None]) -> None:
-        """Finish the count of a request that is over otherwise."""
+        """Queries the tokens of a request that has ended otherwise."""
         task = asyncio.get_running_loop().create_task(settling)
         self.settlements.add(task)
         task.add_done_callback(self._settled)
@@ -250,8 +237,7 @@ class Cell:
         self.request_probe()
 
     async def _last_known_health(self) -> bool:
-        return self.judge.ok
+        return self.health.ok
 
 
-def _no_prober() -> None:
-    """Before the prober runs there is none to request a probe of."""
+def _no_prober() -> None: ...

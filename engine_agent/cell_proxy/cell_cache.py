@@ -1,5 +1,5 @@
-"""A cell's prefix cache as its proxy knows it: the index, who keeps it, what ingresses read of it, and how well it
-predicts what the engine finds. It never delays a request."""
+"""A cell's prefix cache: its index, the reader of the engine's events, the answers to ingresses, and how well it
+predicts the engine's hits. It never delays a request."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,16 +8,14 @@ from urllib.parse import parse_qs
 import msgspec
 
 from engine_agent.cell_proxy.admission import RequestMetadata
-from engine_agent.cell_proxy.http_call import call
-from engine_agent.cell_proxy.prefix_index import PrefixIndex
-from engine_agent.cell_proxy.request_prefixes import RequestPrefixes
-from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.cell_proxy.prefix_index import PrefixIndex, RequestPrefixes
+from engine_agent.cell_proxy.upstream import EnginePool, call
 from engine_agent.cell_proxy.wire import LocalResponse
 from engine_agent.protocol.messages import CacheLoad
 from engine_agent.protocol.proxy_messages import CACHE_POLL_S, EVENTS_PATH, BadChanges, decode_blocks
 
 GATHER_S = 0.02
-"""After a change, before ingresses are told: a prompt's blocks come in several steps."""
+"""Delay between a change and the answer to ingresses: a prompt's blocks arrive in several steps."""
 
 
 class CellCache:
@@ -34,12 +32,10 @@ class CellCache:
             self.index.begin(exchange.decode("latin-1"), prefixes)
 
     def count(self, exchange: bytes, prompt_tokens: int) -> None:
-        """The engine said how long its prompt is."""
         self.index.count(exchange.decode("latin-1"), prompt_tokens)
         self._announce()
 
     def settle(self, exchange: bytes, metadata: RequestMetadata, prompt_tokens: int | None, cached_tokens: int) -> None:
-        """It is over, and used so many tokens."""
         name = exchange.decode("latin-1")
         if prompt_tokens:
             self.index.count(name, prompt_tokens)
@@ -59,8 +55,8 @@ class CellCache:
 
     # --- to ingresses ---
 
-    async def hold(self, query: str) -> None:
-        """Wait until there is something new to who asks, or a while."""
+    async def wait_for_change(self, query: str) -> None:
+        """Waits until there are changes for this reader, or `CACHE_POLL_S`."""
         if not self.index.is_current(*_known(query)):
             return
         try:
@@ -99,17 +95,17 @@ def _known(query: str) -> tuple[str, int]:
     return fields.get("life", [""])[0], int(after) if after.isdecimal() and after.isascii() else 0
 
 
-# Keeps a cell's prefix index: asks the engine what happened to its cache, for ever. An engine that does not tell, or
-# is away, has no index, and ingresses do without.
+# Polls the engine for changes of its cache. An engine that does not report them, or is away, has no index, and
+# ingresses do without.
 
 _ASK_LIMIT_S = CACHE_POLL_S + 4.0
 _ANSWER_BYTES = 32 * 1024 * 1024
-"""All blocks of the largest cache that is listed, some 9 bytes each, three times over."""
+"""All blocks of the largest listed cache, some 9 bytes each, three times over."""
 _PAUSE_S = 0.02
-"""Between two questions: a busy engine has news in each of its steps."""
+"""Between two requests: a busy engine has changes in each of its steps."""
 _RETRY_S = 1.0
 _SILENT_RETRY_S = 30.0
-"""Of an engine that has no such page."""
+"""For an engine without this page."""
 
 
 class CacheReader:
@@ -126,7 +122,7 @@ class CacheReader:
                 await asyncio.sleep(pause_s)
 
     async def read(self) -> float:
-        """Ask once; returns how long to wait before the next question, in seconds."""
+        """Requests the changes once. Returns the pause before the next request, in seconds."""
         life, number = self._index.known_upto
         target = b"%b?life=%b&after=%d" % (EVENTS_PATH.encode(), life.encode("latin-1"), number)
         try:

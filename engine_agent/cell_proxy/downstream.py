@@ -1,46 +1,52 @@
-"""One HTTP/1.1 connection of a client: hands its requests one by one to a responder, and keeps the time limits on slow
-clients and the back-pressure both ways. It knows nothing of engines; a responder writes the answer."""
+"""One HTTP/1.1 connection of a client: passes its requests one by one to a responder, and enforces time limits and
+back-pressure in both directions. A responder writes the answer; this module knows no engines.
+
+An exception in a request becomes its answer (`contained`). It never reaches the event loop, which would close the
+connection without a byte, nor another request, nor the loops of the proxy.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import wraps
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from engine_agent.cell_proxy import refusal as refusals
-from engine_agent.cell_proxy.contained import report
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.request_parser import IncomingRequest, RequestParser
 from engine_agent.cell_proxy.settings import Limits
 from engine_agent.cell_proxy.wire import RequestHead, refusal_response, response_bytes
 
 if TYPE_CHECKING:
-    from engine_agent.cell_proxy.peers import Peer
+    from engine_agent.cell_proxy.tls_connection import Peer
+
 
 _NEVER = float("inf")
 
 
 class Responder(Protocol):
     def feed(self, data: bytes, *, complete: bool) -> None:
-        """Take the next bytes of the body. Called at least once, with whatever came along with the head."""
+        """Takes the next bytes of the body. Called at least once, with the bytes that came along with the head."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """The request turned out to be bad: answer that, if no byte of an answer was sent, or give up."""
+        """The request is invalid. Answers it, or gives up if part of an answer was sent."""
 
     def client_gone(self) -> None:
-        """The client has left: stop all work for it at once."""
+        """The client disconnected: stop all work for it."""
 
     def download_paused(self) -> None:
-        """The client does not keep up with the answer."""
+        """The client reads the answer more slowly than it arrives."""
 
     def download_resumed(self) -> None: ...
 
     def crashed(self, error: Exception) -> None:
-        """Something here raised this: answer 500, if no byte of an answer was sent, or give up."""
+        """A method raised this. Answers 500, or gives up if part of an answer was sent."""
 
 
 class ReadStage(StrEnum):
-    """What is awaited from the client; each stage has its own time limit."""
+    """The part of a request that the client has to send next. Each stage has its own time limit."""
 
     IDLE = "idle"
     HEAD = "head"
@@ -50,8 +56,8 @@ class ReadStage(StrEnum):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection. `open_connections` is the listener's set of them, for limits and for time-outs; `admit` judges
-    who is at the other end of one over TLS, and says who that is, or None."""
+    """One connection. `open_connections`: all connections of the listener, for limits and time-outs. `admit`: for TLS,
+    returns the client's identity, or None to refuse it."""
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._open = open_connections
         self._admit = admit
         self.peer: Peer | None = None
-        """Who the client is, over TLS."""
+        """The client's identity, for TLS."""
         self._reader = RequestParser(limits)
         self._transport: asyncio.Transport | None = None
         self._current: IncomingRequest | None = None
@@ -84,12 +90,11 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def may_keep_alive(self) -> bool:
-        """Whether the connection can carry another request after this one."""
         current = self._current
         return current is not None and current.head.keep_alive and current.complete and not self._last_request
 
     def answered(self, *, keep_alive: bool) -> None:
-        """The answer is written: go on with the next request, or close."""
+        """The answer is complete: continue with the next request, or close."""
         current, self._current, self._responder = self._current, None, None
         if not keep_alive:
             self._close(input_left=current is not None and not current.complete)
@@ -97,30 +102,30 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def abort(self) -> None:
-        """Break the connection, so that the client sees that its answer is not whole."""
+        """Breaks the connection, so that the client sees that its answer is incomplete."""
         if self._transport is not None:
             self._transport.abort()
 
     # --- what the listener uses ---
 
     def close_when_idle(self) -> None:
-        """Serve what is being served, nothing further."""
+        """Closes after the current request."""
         self._last_request = True
         if self._current is None:
             self._close(input_left=False)
 
     @property
     def awaits_head(self) -> bool:
-        """A request has begun and its head is not complete."""
+        """A request has started, and its head is incomplete."""
         return self._stage is ReadStage.HEAD
 
     @property
     def write_stalled(self) -> bool:
-        """The client does not read what was written for it."""
+        """The client does not read its answer."""
         return self._write_deadline != _NEVER
 
     def check(self, now: float) -> None:
-        """Enforce the time limits; `now` of the monotonic clock."""
+        """Enforces the time limits; `now` is of the monotonic clock."""
         if now >= self._write_deadline:
             self.abort()
         elif now >= self._read_deadline:
@@ -197,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
         self._enter_stage()
 
     def _step(self) -> bool:
-        """Do the next thing there is to do; False when nothing is left for now."""
+        """Takes the next step; False if there is none for now."""
         if self._transport is None or self._stage is ReadStage.CLOSING:
             return False
         if self._responder is not None and self._current is not None:
@@ -217,13 +222,13 @@ class ClientConnection(asyncio.Protocol):
             self._responder = self._respond(request.head, self)
         except Exception as error:
             self._current = None
-            self._reader.queue.clear()  # an answer to a later one would be taken for this one's
+            self._reader.queue.clear()  # the client would take an answer to a later request for this one's
             self._crashed("respond", error)
         else:
             self._deliver(self._responder, request, first=True)
 
     def _crashed(self, place: str, error: Exception) -> None:
-        """Before a request had a responder: answer that, after those before it."""
+        """Fails a request that has no responder yet. It is answered after those before it."""
         report(place, error)
         self._reader.broken = refusals.proxy_failed()
 
@@ -236,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
             responder.feed(current.take(), complete=current.complete)
 
     def _govern_reading(self) -> None:
-        """Read on, unless requests are waiting in line."""
+        """Pauses reading while requests are queued."""
         if self._transport is None or self._transport.is_closing():
             return
         wanted = not self._reader.queue
@@ -271,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
                 return _NEVER
 
     def _close(self, *, input_left: bool) -> None:
-        """Close after what was written; with input left, read it away first, else the client may lose the answer."""
+        """Closes after the written bytes. If input is left, reads it first, or the client could lose the answer."""
         if self._transport is None or self._stage is ReadStage.CLOSING:
             return
         self._stage = ReadStage.CLOSING
@@ -283,3 +288,56 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._read_deadline = monotonic() + self._limits.write_stall_s
             self._transport.close()
+
+
+class Crashing(Protocol):
+    def crashed(self, error: Exception) -> None:
+        """Ends the request with an error answer. Called with the exception of one of its methods."""
+
+
+H = TypeVar("H", bound=Crashing)
+P = ParamSpec("P")
+
+
+def contained(method: Callable[Concatenate[H, P], None]) -> Callable[Concatenate[H, P], None]:
+    """Decorates each method that connections, the cell and the sweep call on a handler."""
+
+    @wraps(method)
+    def called(self: H, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            report(f"{type(self).__name__}.{method.__name__}", error)
+            self.crashed(error)
+
+    return called
+
+
+def contained_task(
+    method: Callable[Concatenate[H, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[H, P], Coroutine[Any, Any, None]]:
+    """Decorates each method that a handler runs as a task."""
+
+    @wraps(method)
+    async def called(self: H, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            await method(self, *args, **kwargs)
+        except Exception as error:
+            report(f"{type(self).__name__}.{method.__name__}", error)
+            self.crashed(error)
+
+    return called
+
+
+@contextmanager
+def reported(place: str) -> Iterator[None]:
+    """For work that must not fail the answer: an exception ends the work and is logged."""
+    try:
+        yield
+    except Exception as error:
+        report(place, error)
+
+
+def report(place: str, error: Exception) -> None:
+    """Passes it to the loop's exception handler, which logs it (`engine_agent.cell_proxy.log`)."""
+    asyncio.get_running_loop().call_exception_handler({"message": place, "exception": error})

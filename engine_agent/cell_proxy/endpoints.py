@@ -1,6 +1,5 @@
-"""What the proxy's two ports serve. Public: the paths of the table (`engine_agent.protocol.api_surface`) go to the
-engine and nothing else of it, `/healthz` is answered here. Administration, on loopback: status for the agent, metrics,
-and what it changes: the phase, and the cells that this one pairs with."""
+"""The two ports of a proxy. Public: the paths of `engine_agent.protocol.api_surface` go to the engine, and no others;
+`/healthz` is answered here. Administration, on loopback: status, metrics, phase and pairs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,12 +11,11 @@ from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.admission import SERVER_HEADER
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, form_of
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.contained import contained, contained_task
-from engine_agent.cell_proxy.downstream import ClientConnection, Responder
+from engine_agent.cell_proxy.downstream import ClientConnection, Responder, contained, contained_task
 from engine_agent.cell_proxy.exchange import Exchange
 from engine_agent.cell_proxy.exposition import exposition
+from engine_agent.cell_proxy.prefill import HANDOVER_HEADER
 from engine_agent.cell_proxy.prefill_exchange import PrefillExchange
-from engine_agent.cell_proxy.prefill_protocol import HANDOVER_HEADER
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
 from engine_agent.protocol.metrics import CONTENT_TYPE
@@ -25,14 +23,14 @@ from engine_agent.protocol.proxy_messages import PREFIXES_PATH, Pairs
 from engine_agent.protocol.states import Phase
 
 _ENGINE_METHODS = {path: frozenset(map(str.encode, row.methods)) for path, row in CELL_PATHS.items()}
-"""By the path exactly as it is written: of other spellings an engine might make one that it must not serve."""
+"""Exact spellings only: an engine could resolve another spelling to a path that it must not serve."""
 
 Handler = Callable[[RequestHead, bytes], LocalResponse]
 
 
 class LocalExchange:
-    """One request that the proxy answers by itself: it collects the whole body, then calls the handler. Implements
-    `Responder`; for small bodies and quick handlers only."""
+    """One request that the proxy answers itself: collects the whole body, then calls the handler. Implements
+    `Responder`. Only for small bodies and quick handlers."""
 
     def __init__(self, head: RequestHead, client: ClientConnection, handler: Handler) -> None:
         self._head = head
@@ -65,33 +63,33 @@ class LocalExchange:
         self._client.answered(keep_alive=keep_alive)
 
 
-class HeldAnswer(LocalExchange):
-    """An answer, once there is something new to it, if the question can wait: `hold` waits for as long as the question
-    says, and `answer` then gives it."""
+class LongPollAnswer(LocalExchange):
+    """A long poll: `wait` returns when the answer has changed or the time in the query is over, and `answer` then makes
+    it."""
 
     def __init__(
         self,
         head: RequestHead,
         client: ClientConnection,
-        hold: Callable[[str], Awaitable[object]],
+        wait: Callable[[str], Awaitable[object]],
         answer: Callable[[str], LocalResponse],
     ) -> None:
         query = head.target.partition(b"?")[2].decode("latin-1")
         super().__init__(head, client, lambda _head, _body: answer(query))
-        self._hold: Callable[[], Awaitable[object]] = lambda: hold(query)
-        self._holding: asyncio.Task[None] | None = None
+        self._wait: Callable[[], Awaitable[object]] = lambda: wait(query)
+        self._waiting: asyncio.Task[None] | None = None
 
     def feed(self, data: bytes, *, complete: bool) -> None:
         if complete:
-            self._holding = asyncio.get_running_loop().create_task(self._answer())
+            self._waiting = asyncio.get_running_loop().create_task(self._answer())
 
     def client_gone(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
 
     @contained_task
     async def _answer(self) -> None:
-        await self._hold()
+        await self._wait()
         super().feed(b"", complete=True)
 
 
@@ -99,13 +97,12 @@ class HeldAnswer(LocalExchange):
 
 
 def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
-    """The responder for one request on the public port."""
     if (client.peer is not None and client.peer.node) or any(name == HANDOVER_HEADER for name, _ in head.headers):
         return PrefillExchange(cell, head, client)
     if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
     if (head.method, head.path) == (b"GET", PREFIXES_PATH.encode()):
-        return HeldAnswer(head, client, cell.cache.hold, cell.cache.answer)
+        return LongPollAnswer(head, client, cell.cache.wait_for_change, cell.cache.answer)
     return LocalExchange(head, client, partial(_handle_public, cell))
 
 
@@ -120,12 +117,12 @@ def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
 
 
 def _health(cell: Cell, server: str) -> LocalResponse:
-    """What HAProxy asks about `server`: 200, or 503 for no, or 404 for nothing new, which it takes for a drain. Death
-    wins: nothing is left to finish on a dead engine."""
+    """HAProxy's health check of `server`: 200, 503 (down) or 404 (draining). A dead engine is down even while it
+    drains: it cannot finish any request."""
     if server and server != cell.server_name:
         return refusal_response(refusals.other_start(server, cell.server_name))
-    if not cell.judge.ok:
-        return refusal_response(refusals.engine_unhealthy(cell.judge.reason))
+    if not cell.health.ok:
+        return refusal_response(refusals.engine_unhealthy(cell.health.reason))
     if cell.phase is not Phase.SERVE:
         return LocalResponse(404, refusal_response(refusals.draining(cell.phase)).body)
     return LocalResponse(200, b'{"ok":true}')
@@ -139,9 +136,8 @@ class PhaseOrder(msgspec.Struct, frozen=True):
 
 
 def respond_admin(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
-    """The responder for one request on the administration port."""
     if (head.method, head.path) == (b"GET", b"/status"):
-        return HeldAnswer(head, client, cell.watch.wait_for_change, lambda _query: _status(cell))
+        return LongPollAnswer(head, client, cell.watch.wait_for_change, lambda _query: _status(cell))
     return LocalExchange(head, client, partial(_handle_admin, cell))
 
 

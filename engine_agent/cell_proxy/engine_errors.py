@@ -1,5 +1,5 @@
-"""Reads what an engine states of an error, whatever server it is: a sentence, a code and the member that is wrong, in
-the terms of a client that never heard of the engine. Pure.
+"""Error answers of engines, of any server, in the terms of the client's API: a sentence, a code and the wrong member.
+The status stays, unless it blames the wrong side. Pure.
 
 Sources: vLLM 0.32 (`vllm/entrypoints/serve/exception_handling/`), whose codes are numbers and whose validation errors
 are Python's; FastAPI (`{"detail": …}`); llama.cpp's server; text-generation-inference.
@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
+import msgspec
+
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, form_of, prompt_member_of
-from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED, Counting, ErrorForm
+from engine_agent.cell_proxy.wire import ResponseHead
+from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED, OPENAI_TYPES, Counting, ErrorForm, error_object
 
 MAX_MESSAGE_CHARS = 2000
 _MOST_PROBLEMS = 3
-"""Of a body that is wrong in many places, or fits none of the many forms that one member may have."""
+"""For a body with many errors, or a member that fits none of its many forms."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineError:
-    """One error. `kind` and `code`: the engine's own words for them; None: it has none, or only a number."""
+    """One error. `kind` and `code`: the engine's own; None if it has none, or only a number."""
 
     status: int
     message: str
@@ -31,7 +34,7 @@ class EngineError:
 
 
 def read_error(path: bytes, status: int, stated: Any) -> EngineError:
-    """An error that an engine stated as JSON, or as text, to a request for this path."""
+    """An engine's error to a request for this path, from JSON or text."""
     error = stated.get("error") if isinstance(stated, dict) else None
     given = error if isinstance(error, dict) else stated if isinstance(stated, dict) else {}
     read = EngineError(
@@ -60,7 +63,7 @@ def _message(message: Any, stated: Any, status: int) -> str:
 
 
 def _detail(stated: Any) -> str:
-    """One of FastAPI's, `{"loc": ["body", "prompt"], "msg": "Field required", …}`."""
+    """One detail of FastAPI, `{"loc": ["body", "prompt"], "msg": "Field required", …}`."""
     if not isinstance(stated, dict):
         return str(stated)
     place = ".".join(str(part) for part in stated.get("loc", ()) if part != "body")
@@ -92,7 +95,7 @@ _RENAMED: Final[Mapping[bytes, Mapping[str, str]]] = {
     b"/v1/messages": _MESSAGES,
     b"/v1/messages/count_tokens": _MESSAGES,
 }  # fmt: skip
-"""Members as vLLM names them, which makes a chat of the request, and as the client does."""
+"""vLLM's names of members, because it turns the request into a chat, and the client's."""
 _TOO_LONG = ("maximum context length", "exceeds the available context size", "maximum model length")
 _TOO_MANY_LOGPROBS = "Requested sample logprobs"
 _NO_PROMPT = (
@@ -102,21 +105,21 @@ _NO_PROMPT = (
 )
 _TEXT_ALONE = (" is not a multimodal model", "(s) may be provided in one prompt", "Unsupported chat content part type")
 _PYTHON = ("object is not", "object has no", "object of type", "must be Union[", "argument of type")
-"""Of an exception in the engine, which a value of the request caused."""
+"""Signs of an exception in the engine that a value of the request caused."""
 _NOT_SERVED = ("Not Found", "The model does not support ", "This server does not support ")
 _NO_SUCH_MODEL = ("The model `", "` does not exist")
 _REPORT = re.compile(r"[0-9]+ validation errors?[ :]")
 _FIRST_WORD = re.compile(r"`?([a-z][a-z0-9_]*)")
 _VERBS = ("must", "cannot", "contains", "is not", "are not")
 _MEMBER = re.compile(r"[a-z][a-z0-9_]*")
-"""Of a place, what a client wrote; the rest are names of types."""
+"""The parts of a place that a client wrote; the rest are names of types."""
 
 
 def _too_long(path: bytes, error: EngineError) -> EngineError | None:
     if error.status != HTTPStatus.BAD_REQUEST or not _has(error, _TOO_LONG):
         return None
     bare = _without_suffix(error)
-    # Clients of Anthropic's API know it by these words, for it has no codes.
+    # Clients of Anthropic's API recognize it by these words, because it has no codes.
     opening = "prompt is too long: " if form_of(path) is ErrorForm.ANTHROPIC else ""
     return replace(bare, message=opening + bare.message, code=CONTEXT_LENGTH_EXCEEDED, param=prompt_member_of(path))
 
@@ -130,7 +133,7 @@ def _no_such_model(_path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _not_served(path: bytes, error: EngineError) -> EngineError | None:
-    """Another model may serve it, so the engine has not failed."""
+    """Another model may serve it, so the engine did not fail."""
     row = CELL_PATHS.get(path)
     if row is None or error.status not in {404, 501} or not error.message.startswith(_NOT_SERVED):
         return None
@@ -140,7 +143,7 @@ def _not_served(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
-    """What a version of the model, or its options, would have to be another for."""
+    """Features that need another version of the model, or other options."""
     if "thinking_token_budget" in error.message and "reasoning" in error.message:
         param, message = "thinking", 'This model does not think: leave `thinking` out, or send {"type": "disabled"}'
     elif "--tool-call-parser" in error.message:
@@ -160,7 +163,7 @@ def _no_prompt(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _report(path: bytes, error: EngineError) -> EngineError | None:
-    """A body that does not fit: a sentence for each place, and the code of the first."""
+    """A body that does not fit the schema: a sentence per place, and the code of the first."""
     found = list(_problems(path, error.message)) if _REPORT.match(error.message) else []
     if not found:
         return None
@@ -171,17 +174,16 @@ def _report(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _aptness(problem: tuple[str, str, str]) -> tuple[bool, int]:
-    """Of a member that may have several forms, what is wrong with the one that came closest: it has the right type, or
-    the problem is deepest inside."""
+    """For a member with several forms: the error of the closest form, which has the right type, or the deepest
+    error."""
     kind, place, _ = problem
     return kind in {"too_long", "too_short"}, place.count(".") + place.count("[")
 
 
 def _problems(path: bytes, report: str) -> Iterator[tuple[str, str, str]]:
-    """For each line of a report pydantic's type of a problem, its place, and its text. FastAPI writes them in Python's
-    notation, `{'type': 'missing', 'loc': 'body.n', 'msg': 'Field required', …}`; of a part of the prompt they are text:
-    the place on one line, and `  Field required [type=missing, …]` on the next.
-    """
+    """For each line of a report: pydantic's type of the error, its place, and its text. FastAPI writes them in Python's
+    notation, `{'type': 'missing', 'loc': 'body.n', 'msg': 'Field required', …}`. For a part of the prompt they are
+    text: the place on one line, and `  Field required [type=missing, …]` on the next."""
     before = ""
     for line in report.split("\n"):
         if line.startswith("  {'type': "):
@@ -195,7 +197,7 @@ def _problems(path: bytes, report: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _quoted(line: str, name: str) -> str:
-    """The text under a name of a dictionary in Python's notation."""
+    """The value of a name in a dictionary in Python's notation."""
     at = line.find(f"'{name}': ") + len(name) + 4
     quote = line[at : at + 1]
     ends = [end for end in (line.find(f"{quote}, '", at + 1), line.find(f"{quote}}}", at + 1)) if end >= 0]
@@ -213,7 +215,7 @@ def _sentence(place: str, text: str) -> str:
 
 
 def _place(stated: str) -> str:
-    """`body.messages.0.content` as `messages[0].content`. A place without a name is in the text itself."""
+    """`body.messages.0.content` as `messages[0].content`. Empty for a place without a name, which is in the text."""
     names = _names(stated.removeprefix("body."))
     return "" if stated == "body" or names.startswith("[") else names.removeprefix(".")
 
@@ -228,7 +230,7 @@ def _member_of(place: str) -> str | None:
 
 
 def _first_word(text: str) -> str | None:
-    """The member that a sentence begins with, such as of "n must be at least 1"."""
+    """The member at the beginning of a sentence, such as "n must be at least 1"."""
     subject, _, rest = text.partition(" ")
     found = _FIRST_WORD.match(subject)
     return found[1] if found is not None and rest.startswith(_VERBS) else None
@@ -243,7 +245,7 @@ def _code_of(kind: str) -> str:
 
 
 def _without_suffix(error: EngineError) -> EngineError:
-    """Without what vLLM adds to the text of its own validation errors, ` (parameter=n, value=0)`."""
+    """Removes the suffix of vLLM's own validation errors, ` (parameter=n, value=0)`."""
     at = max(error.message.rfind(" (parameter="), error.message.rfind(" (value="))
     if at < 0 or not error.message.endswith(")"):
         return error
@@ -257,7 +259,7 @@ def _has(error: EngineError, texts: tuple[str, ...]) -> bool:
 
 
 def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
-    """What an engine would do if it was started in another way, which is not for the client to choose."""
+    """Features of an engine that its command line enables, which the client cannot choose."""
     if not _has_flag(error.message):
         return None
     bare = _without_suffix(error)
@@ -268,19 +270,19 @@ def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _sentences(text: str) -> list[str]:
-    """Split after full stops: a name such as `a.b` is no end."""
+    """Splits after full stops, but not in names such as `a.b`."""
     first, *others = text.split(". ")
     return [first + "." * bool(others), *(each + "." * (number < len(others)) for number, each in enumerate(others, 1))]
 
 
 def _has_flag(text: str) -> bool:
-    """Whether it names one of the command line that the engine was started with."""
+    """Whether it names an option of the engine's command line."""
     words = (word.strip("`'\"(),.") for word in text.split())
     return any(word.startswith("--") and len(word) > 4 for word in words)
 
 
 def _value(path: bytes, error: EngineError) -> EngineError | None:
-    """A value that is out of its range, or does not go with another."""
+    """A value out of its range, or in conflict with another."""
     if error.code is not None or not 400 <= error.status < 500:
         return None
     bare = _without_suffix(error)
@@ -311,3 +313,43 @@ _RULES: Final[tuple[Callable[[bytes, EngineError], EngineError | None], ...]] = 
     _switched_off,
     _value,
 )
+
+
+MAX_HELD_BYTES = 256 * 1024
+"""Maximum of an error answer that is parsed. FastAPI's repeats the request. Of a longer one only the status is kept."""
+
+
+class ErrorAnswer:
+    """One error answer of an engine to a request for `path`, kept until it is complete."""
+
+    def __init__(self, path: bytes) -> None:
+        self._path = path
+        self._buffer = b""
+
+    def add(self, piece: bytes) -> None:
+        if len(self._buffer) <= MAX_HELD_BYTES:
+            self._buffer += piece
+
+    def in_form(self, head: ResponseHead) -> tuple[ResponseHead, bytes]:
+        """Head and body for the client."""
+        error = read_error(self._path, head.status, _stated(self._buffer))
+        body = b"" if head.bodiless else error_in_form(self._path, error)
+        described = {b"content-type", b"content-encoding"}
+        headers = [pair for pair in head.headers if pair[0] not in described]
+        headers.append((b"content-type", b"application/json"))
+        reason = head.reason if error.status == head.status else HTTPStatus(error.status).phrase.encode()
+        return ResponseHead(error.status, reason, headers, len(body), chunked=False, is_stream=False), body
+
+
+def error_in_form(path: bytes, error: EngineError) -> bytes:
+    """The JSON body of an error in the format of its path."""
+    kind = error.kind if error.kind in OPENAI_TYPES else None
+    stated = error_object(form_of(path), error.status, error.message, code=error.code, param=error.param, kind=kind)
+    return msgspec.json.encode(stated)
+
+
+def _stated(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body) if len(body) <= MAX_HELD_BYTES else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body.decode("utf-8", "replace")

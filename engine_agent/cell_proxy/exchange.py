@@ -1,7 +1,7 @@
-"""One request on its way through the cell: admission, the engine, the response. It forwards headers only together
-with the first byte of a body, so that an engine that dies before it becomes an answer that the ingress may retry
-elsewhere; it never repeats a request of which the engine may have answered a byte. What the request itself causes, in
-the engine or here, ends in an answer that is final: it is no evidence against the cell, and no other cell gets it."""
+"""One request on its way through the cell: admission, the engine, the response. Headers are sent only together with the
+first byte of a body, so that an engine that dies before it becomes an answer that the ingress can retry elsewhere. A
+request is never repeated once the engine may have answered a byte. A failure that the request itself causes, in the
+engine or here, ends in a final answer: it is no evidence against the cell, and no other cell gets the request."""
 
 import asyncio
 from time import monotonic, time
@@ -11,18 +11,16 @@ from engine_agent.cell_proxy.admission import BadHeader, read_metadata
 from engine_agent.cell_proxy.answer_rewrite import AnswerRewrite, answer_rewrite
 from engine_agent.cell_proxy.api_paths import form_of
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.contained import contained, contained_task, reported
-from engine_agent.cell_proxy.downstream import ClientConnection
-from engine_agent.cell_proxy.engine_usage import prompt_is_read
-from engine_agent.cell_proxy.error_bodies import ErrorAnswer
+from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task, reported
+from engine_agent.cell_proxy.engine_counters import prompt_is_read
+from engine_agent.cell_proxy.engine_errors import ErrorAnswer
 from engine_agent.cell_proxy.handovers import Handover
-from engine_agent.cell_proxy.prepare import prepare
 from engine_agent.cell_proxy.prompt_limit import why_prompt_is_refused
 from engine_agent.cell_proxy.refusal import RETRY_HEADER, Refusal
 from engine_agent.cell_proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.cell_proxy.tokens import is_error_event
-from engine_agent.cell_proxy.upload import Upload
+from engine_agent.cell_proxy.rewrite import Upload, prepare
 from engine_agent.cell_proxy.upstream import EngineConnection, UpstreamFault
+from engine_agent.cell_proxy.usage_reader import is_error_event
 from engine_agent.cell_proxy.wire import (
     CONTINUE,
     LAST_CHUNK,
@@ -38,7 +36,7 @@ from engine_agent.protocol.states import ServingClass
 
 
 class Exchange:
-    """One request and its answer. Implements `Responder` for the client's side and `Receiver` for the engine's."""
+    """One request and its answer. Implements `Responder` for the client and `Receiver` for the engine."""
 
     def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
         self._cell = cell
@@ -53,14 +51,14 @@ class Exchange:
         self._handover: Handover | None = None
         self._task: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        """Of a batch request: waits until its prompt is read."""
+        """For a batch request: waits until its prompt is read."""
         self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._rewrite: AnswerRewrite | None = None
         self._hides_usage = False
         self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
-        self._verifying = self._download_held = False
+        self._verifying = self._download_paused = False
         self._engine_failure = ""
         self._last_byte_at = self._record.began_at
 
@@ -85,16 +83,16 @@ class Exchange:
 
     @contained
     def download_paused(self) -> None:
-        self._download_held = True
+        self._download_paused = True
         self._govern_engine()
 
     @contained
     def download_resumed(self) -> None:
-        self._download_held = False
+        self._download_paused = False
         self._govern_engine()
 
     def crashed(self, error: Exception) -> None:
-        """Something here raised this: the request ends, and nothing but the request."""
+        """Ends the request, and only the request, with an error."""
         is_answered = False
         with reported("Exchange.crashed"):
             is_answered = self._fail(refusals.proxy_failed(), RequestOutcome.PROXY_ERROR)
@@ -102,10 +100,11 @@ class Exchange:
             self._client.abort()
 
     def _govern_engine(self) -> None:
-        """Read on, unless the client is behind with the response or the engine's health is being verified."""
+        """Pauses reading while the client is behind with the response, or while the engine's health is being
+        verified."""
         if self._connection is None:
             return
-        if self._download_held or self._verifying:
+        if self._download_paused or self._verifying:
             self._connection.pause_reading()
         else:
             self._connection.resume_reading()
@@ -114,14 +113,14 @@ class Exchange:
 
     @contained
     def check(self, now: float) -> None:
-        """Give up an engine that is silent for too long, sooner while it is unhealthy."""
+        """Gives up an engine that is silent for too long, sooner while it is unhealthy."""
         silence_s = now - self._last_byte_at
-        if self._download_held or silence_s < self._limits.abandon_after_s:
+        if self._download_paused or silence_s < self._limits.abandon_after_s:
             return
         if silence_s >= self._limits.response_silence_s:
             self._fail(refusals.engine_silent(silence_s), RequestOutcome.ENGINE_ERROR)
-        elif self._cell.judge.bad_for_s(now) >= self._limits.abandon_after_s:
-            self._engine_failed(self._cell.judge.reason)
+        elif self._cell.health.bad_for_s(now) >= self._limits.abandon_after_s:
+            self._engine_failed(self._cell.health.reason)
 
     @contained
     def cut(self, refusal: Refusal) -> None:
@@ -130,7 +129,7 @@ class Exchange:
     # --- to the engine ---
 
     def _start(self) -> None:
-        """Admit the request, or not, before its body is there."""
+        """Admits or refuses the request before its body is complete."""
         self._started = True
         self._record.trace()
         try:
@@ -146,15 +145,15 @@ class Exchange:
             self._cell.batch.join(self)
         self._record.admit()
         if (time_left_s := self._record.metadata.time_left_s) is not None:
-            self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._too_late)
+            self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._deadline_passed)
         if self._head.expects_continue and not self._upload.complete:
             self._client.write(CONTINUE)
 
-    def _too_late(self) -> None:
+    def _deadline_passed(self) -> None:
         self._fail(refusals.deadline_passed(), RequestOutcome.TOO_LATE)
 
     def _send(self) -> None:
-        """The body is whole: on to the engine."""
+        """The body is complete: sends it to the engine."""
         prepared = prepare(self._head, self._upload, self._record.metadata, self._cell.settings)
         if isinstance(prepared, Refusal):
             self._fail(prepared, RequestOutcome.REFUSED)
@@ -193,7 +192,7 @@ class Exchange:
 
     @contained
     def begin(self) -> None:
-        """Go to the engine now, once a prefill cell has read the prompt, if one is to."""
+        """Sends the request to the engine, after a prefill cell has read the prompt if one is to."""
         self._handover = self._cell.handovers.begin(self._head, self._upload.whole(), self._record.metadata)
         if self._handover is None:
             self._take_connection()
@@ -242,8 +241,8 @@ class Exchange:
 
     @contained_task
     async def _await_prompt_read(self, exchange: bytes) -> None:
-        """An answer that is not a stream says nothing before its end, so the engine is asked; one that does not tell is
-        given the time that first tokens take here."""
+        """An answer that is no stream has no bytes until its end, so the engine is queried. If it cannot tell, the
+        prompt gets the usual time to first token."""
         if not await prompt_is_read(self._cell.pool, exchange):
             await asyncio.sleep(self._cell.meter.ttft.quantile(monotonic(), 0.5) or self._limits.unknown_reading_s)
         self._cell.batch.read(self)
@@ -271,7 +270,7 @@ class Exchange:
             response, body = self._error.in_form(response)
             self._response = response
         if not self._response_begun and (response.status >= 500 or (response.is_stream and is_error_event(body))):
-            self._hold_response(response, body, complete=complete)
+            self._delay_response(response, body, complete=complete)
         else:
             self._forward(response, body, complete=complete)
 
@@ -283,7 +282,7 @@ class Exchange:
         elif fault is UpstreamFault.MALFORMED:
             self._fail(refusals.engine_malformed(reason), RequestOutcome.ENGINE_ERROR)
         elif connection is not None and connection.used_before and self._response is None:
-            self._connect()  # an engine may close an idle connection at the very moment when we use it again
+            self._connect()  # an engine can close an idle connection just when it is used again
         elif self._response_begun:
             self._cell.request_probe()
             self._engine_failed(reason)
@@ -292,8 +291,8 @@ class Exchange:
 
     @contained_task
     async def _answer_for_drop(self, reason: str) -> None:
-        """The engine closed the connection without a byte of an answer. If it died, another cell may take the request;
-        if it is well, the request did that, and would do it to another."""
+        """The engine closed the connection without a byte. If it died, another cell may take the request. If it is
+        healthy, the request caused that, and would do so elsewhere."""
         is_well = await self._cell.is_engine_well()
         self._task = None
         if is_well:
@@ -303,8 +302,8 @@ class Exchange:
 
     # --- verification: a response that begins with an error may come from an engine that is failing ---
 
-    def _hold_response(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
-        """Hold the answer until it is known whether the engine itself is failing."""
+    def _delay_response(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
+        """Delays the answer until it is known whether the engine itself is failing."""
         self._verifying = True
         self._govern_engine()
         self._task = asyncio.get_running_loop().create_task(self._verify_engine(response, body, complete=complete))
@@ -315,7 +314,7 @@ class Exchange:
         self._task = None
         self._verifying = False
         if not healthy:
-            self._engine_failed(self._cell.judge.reason)
+            self._engine_failed(self._cell.health.reason)
             return
         self._forward(response, body, complete=complete)
         if self._engine_failure and not complete:
@@ -334,7 +333,7 @@ class Exchange:
             self._rewrite = answer_rewrite(self._head.path, streaming=streaming, hides_usage=self._hides_usage)
         shown = self._rewrite.filter(body, complete=complete)
         if not (shown or complete or self._response_begun):
-            return  # the beginning of an event: the answer begins with its end
+            return  # an incomplete event: the answer begins with its end
         opening = b"" if self._response_begun else self._open(response)
         if self._chunked:
             self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
@@ -344,7 +343,7 @@ class Exchange:
             self._finish(response)
 
     def _open(self, response: ResponseHead) -> bytes:
-        """Begin the answer: from here on the request can be repeated nowhere."""
+        """Begins the answer. From here on the request cannot be repeated."""
         self._response_begun = True
         if self._handover is not None:
             self._handover.answered()
@@ -379,8 +378,8 @@ class Exchange:
         self._fail(refusal, RequestOutcome.ENGINE_ERROR)
 
     def _fail(self, refusal: Refusal, outcome: RequestOutcome) -> bool:
-        """End with an error: as an answer, as an event of the stream, or by breaking off what cannot be whole. Returns
-        False where the request had ended before."""
+        """Ends with an error: as an answer, as an event of the stream, or by breaking the connection. Returns False if
+        the request had already ended."""
         if self._ended:
             return False
         response = self._response if self._response_begun else None
@@ -399,7 +398,7 @@ class Exchange:
         return True
 
     def _end(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
-        """Release the engine at once, and close the record."""
+        """Releases the engine, and closes the record."""
         if self._ended:
             return
         self._ended = True

@@ -1,10 +1,9 @@
-"""What the proxy measured, as Prometheus text (format 0.0.4). Only formatting; nothing is computed here."""
+"""The proxy's measurements as Prometheus text (format 0.0.4). Only formatting."""
 
 from collections.abc import Iterable, Mapping
 
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.histogram import SlidingHistogram
-from engine_agent.cell_proxy.meter import Meter
+from engine_agent.cell_proxy.meter import Meter, SlidingHistogram
 from engine_agent.protocol.messages import ClassLoad, UsageRow
 from engine_agent.protocol.metrics import family, sample, single
 from engine_agent.protocol.states import Phase
@@ -13,7 +12,8 @@ _PREFIX = "switchyard_proxy_"
 
 
 def exposition(cell: Cell) -> str:
-    """All metrics, each labelled with the cell. Classes are three, and tenants at most those that `UsageRows` keeps."""
+    """All metrics, labelled with the cell. There are three classes, and at most as many tenants as `UsageRows`
+    keeps."""
     meter, labels = cell.meter, {"cell": cell.settings.cell}
     lines: list[str] = []
     lines += _by_class("requests_total", "counter", "Admitted requests, by class of the final status.", labels, meter)
@@ -23,10 +23,10 @@ def exposition(cell: Cell) -> str:
     lines += _single("handed_back_total", "counter", text, labels, meter.handed_back_total)
     lines += _single("tokens_total", "counter", "Tokens generated for clients.", labels, meter.tokens_total)
     lines += _single("in_flight", "gauge", "Requests in flight.", labels, len(cell.in_flight))
-    lines += _single("engine_healthy", "gauge", "1 while the engine is healthy.", labels, int(cell.judge.ok))
+    lines += _single("engine_healthy", "gauge", "1 while the engine is healthy.", labels, int(cell.health.ok))
     serving = int(cell.phase is Phase.SERVE)
     lines += _single("serving", "gauge", "1 while new requests are taken, health aside.", labels, serving)
-    lines += _single("log_lines_dropped_total", "counter", "Log lines nobody read.", labels, cell.log.dropped)
+    lines += _single("log_lines_dropped_total", "counter", "Log lines without a reader.", labels, cell.log.dropped)
     if cell.spans is not None:
         dropped = cell.spans.dropped
         lines += _single("spans_dropped_total", "counter", "Spans that no collector took.", labels, dropped)
@@ -51,7 +51,7 @@ def exposition(cell: Cell) -> str:
 
 
 def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:
-    """Of a cell that does a part of its requests: what it handed over, and why not."""
+    """Handovers of a prefill or decode cell, and why a prompt was not handed over."""
     load = cell.handovers.load(0.0)
     if load is None:
         return
@@ -104,7 +104,7 @@ def _by_class(name: str, kind: str, text: str, labels: Mapping[str, str], meter:
 def _loads(
     label: str, labels: Mapping[str, str], loads: Mapping[str, ClassLoad | UsageRow], fields: Iterable[str]
 ) -> Iterable[str]:
-    """`class_…` or `tenant_…`: one family for each field, one sample for each class or tenant."""
+    """`class_…` or `tenant_…`: one family per field, one sample per class or tenant."""
     for field in fields:
         name = f"{label}_{field}"
         kind = "counter" if field.endswith("_total") else "gauge"

@@ -1,5 +1,5 @@
-"""Handovers of one decode cell: which prefill cells there are, what each has to do, and what became of the requests. It
-calls a prefill cell for a request, within limits; whatever fails, the request goes on without it."""
+"""Handovers of one decode cell: its prefill cells, their load, and the results. It has a prefill cell read a prompt,
+within limits. If that fails, the request continues without it."""
 
 import asyncio
 import ssl
@@ -18,26 +18,22 @@ from engine_agent.cell_proxy.admission import (
     SERVER_HEADER,
     RequestMetadata,
 )
-from engine_agent.cell_proxy.histogram import SlidingHistogram
-from engine_agent.cell_proxy.http_call import call
-from engine_agent.cell_proxy.meter import WINDOW_S, Meter, milliseconds
-from engine_agent.cell_proxy.prefill_choice import (
+from engine_agent.cell_proxy.meter import WINDOW_S, Meter, SlidingHistogram, milliseconds
+from engine_agent.cell_proxy.prefill import (
+    ANSWER_BYTES_MAX,
+    HANDOVER_HEADER,
+    QUEUE_HEADER,
+    TRACE_HEADERS,
     Alone,
+    BadParams,
     Candidate,
     PromptMemory,
     choose_cell,
     is_token_ids,
     prompt_to_hand_over,
-)
-from engine_agent.cell_proxy.prefill_protocol import (
-    ANSWER_BYTES_MAX,
-    HANDOVER_HEADER,
-    QUEUE_HEADER,
-    TRACE_HEADERS,
-    BadParams,
     read_answer,
 )
-from engine_agent.cell_proxy.upstream import EngineConnection, EnginePool
+from engine_agent.cell_proxy.upstream import EngineConnection, EnginePool, call
 from engine_agent.cell_proxy.wire import Headers, RequestHead
 from engine_agent.protocol.identity import BadName, IdentityFiles, IdentityKind, IdentityName, is_fleet_name, peer_name
 from engine_agent.protocol.ingress_messages import cell_server_name
@@ -45,17 +41,17 @@ from engine_agent.protocol.messages import HandoverLoad, PrefillCell
 from engine_agent.protocol.proxy_messages import NO_PAIRS, Pairs
 from engine_agent.protocol.states import CellRole
 
-# Connections of a decode cell's proxy to the proxy of a prefill cell: over TLS with both names checked, as an
-# ingress connects to cells. It sends nothing by itself.
+# Connections from a decode cell's proxy to the proxy of a prefill cell: over TLS with both names checked, as between
+# ingresses and cells.
 
 IDLE_S = 30.0
-"""Less than a proxy keeps a connection without a request."""
+"""Shorter than the time that a proxy keeps an idle connection."""
 CONNECT_LIMIT_S = 2.0
-"""With the handshake, within one region. Who takes longer is not asked to read."""
+"""Including the handshake, within one region. A slower cell is not used."""
 
 
 class PrefillLink(EnginePool):
-    """The connections to one start of a prefill cell. `identity`: what this proxy shows; None: a plain link."""
+    """The connections to one start of a prefill cell. `identity`: this proxy's certificate; None: plain."""
 
     def __init__(self, cell: PrefillCell, identity: IdentityFiles | None) -> None:
         super().__init__(cell.host, cell.port, connect_timeout_s=CONNECT_LIMIT_S, idle_s=IDLE_S, on_lost=lambda: None)
@@ -63,10 +59,10 @@ class PrefillLink(EnginePool):
         self._identity = identity
 
     async def connect(self) -> EngineConnection:
-        """See `EnginePool`.
+        """Opens a connection, as `EnginePool` does.
 
         Raises:
-            OSError: besides, whoever is there is not the leader of this cell (ssl.SSLError, ConnectionError).
+            OSError: also if the other end is not the leader of this cell (ssl.SSLError, ConnectionError).
         """
         if self._identity is None:
             return await super().connect()
@@ -89,7 +85,7 @@ class PrefillLink(EnginePool):
 
 
 def _fleet_of(context: ssl.SSLContext) -> str:
-    """The fleet whose authorities are believed: the organization in their names (`kernel.authority`).
+    """The trusted fleet: the organization in the names of the authorities (`kernel.authority`).
 
     Raises:
         ConnectionError: there is not one.
@@ -108,36 +104,34 @@ def _fleet_of(context: ssl.SSLContext) -> str:
 
 
 TRANSFERS_MAX = 64
-"""Handovers under way of one decode cell, or its concurrency if that is less."""
-RESTS_S = 5.0
-"""A prefill cell that failed gets nothing for so long."""
+"""Handovers in flight of one decode cell, or its concurrency if that is less."""
+PAUSE_AFTER_FAILURE_S = 5.0
+"""How long a prefill cell gets no prompts after a failure."""
 QUEUE_KNOWN_S = 1.0
-"""What a prefill cell said of its queue is believed for so long."""
+"""How long a prefill cell's reported queue is used."""
 _QUEUE_DIGITS_MAX = 6
 MEMORY_BYTES = 512 * 1024
-"""Of prompts: some 130,000 tokens of text, the KV cache of the default 70B model."""
+"""Of remembered prompts: some 130,000 tokens of text, the KV cache of the default 70B model."""
 
 
 @dataclass
 class _Known:
-    """What is known of one prefill cell."""
-
     link: PrefillLink
     outstanding: int = 0
-    told: int = 0
-    told_at: float = float("-inf")
-    rests_until: float = float("-inf")
+    reported: int = 0
+    reported_at: float = float("-inf")
+    paused_until: float = float("-inf")
     engine: str = ""
-    """What its engine called itself last."""
+    """The last id of its engine."""
 
     def candidate(self, now: float) -> Candidate:
-        told = self.told if now - self.told_at < QUEUE_KNOWN_S else 0
-        return Candidate(self.link.cell, max(self.outstanding, told), now < self.rests_until)
+        reported = self.reported if now - self.reported_at < QUEUE_KNOWN_S else 0
+        return Candidate(self.link.cell, max(self.outstanding, reported), now < self.paused_until)
 
 
 @dataclass
 class HandoverCounts:
-    """What became of requests since the proxy started."""
+    """Results of requests since the proxy started."""
 
     handed_over: int = 0
     in_flight: int = 0
@@ -146,13 +140,13 @@ class HandoverCounts:
     prefills: int = 0
     prefill_tokens: int = 0
     recomputed: int = 0
-    """As the decode engine counts: it could not have what a prefill engine had read, and read it itself."""
+    """Counted by the decode engine: prompts that it could not fetch from a prefill engine, and read itself."""
     prefill: SlidingHistogram = field(default_factory=lambda: SlidingHistogram(WINDOW_S))
     transfer: SlidingHistogram = field(default_factory=lambda: SlidingHistogram(WINDOW_S))
 
 
 class Handovers:
-    """Those of one cell of this `role` and layout. `limit_s`: how long a prefill cell may take for one prompt."""
+    """The handovers of one cell. `limit_s`: how long a prefill cell may take for one prompt."""
 
     def __init__(
         self, role: CellRole, kv_layout: str, meter: Meter, identity: Path | None, *, transfers_max: int, limit_s: float
@@ -169,7 +163,7 @@ class Handovers:
         self._memory = PromptMemory(MEMORY_BYTES)
 
     def pair(self, pairs: Pairs) -> None:
-        """Have these from now on; requests that are under way go on."""
+        """Uses these pairs from now on. Requests in flight continue."""
         self.pairs = pairs
         known, self._cells = self._cells, {}
         for cell in pairs.prefill_cells:
@@ -180,7 +174,6 @@ class Handovers:
             gone.link.close()
 
     def sweep(self, now: float) -> None:
-        """Close connections that were idle for too long."""
         for each in self._cells.values():
             each.link.sweep(now)
 
@@ -189,7 +182,7 @@ class Handovers:
             each.link.close()
 
     def begin(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> "Handover | None":
-        """A handover of this request; None: this cell does all of it."""
+        """A handover of this request; None if this cell does all of it."""
         if self.role is not CellRole.DECODE:
             return None
         chosen = self._choose(head, body, metadata)
@@ -218,13 +211,13 @@ class Handovers:
         cell = choose_cell((each.candidate(now) for each in self._cells.values()), self.kv_layout)
         return cell if isinstance(cell, Alone) else self._cells[cell.cell, cell.generation]
 
-    def is_anothers(self, engine: str, cell: _Known) -> bool:
-        """Whether another cell's engine calls itself so: a decode engine knows engines by this name alone, and would
-        read that one's memory."""
+    def is_id_of_another(self, engine: str, cell: _Known) -> bool:
+        """Whether another cell's engine has this id. A decode engine identifies engines by it alone, and would read the
+        other one's memory."""
         return any(each.engine == engine for each in self._cells.values() if each is not cell)
 
     def load(self, now: float) -> HandoverLoad | None:
-        """As it is reported; None: the cell does all of its requests."""
+        """The reported counts; None for a cell that does whole requests."""
         if self.role is CellRole.MIXED:
             return None
         counts = self.counts
@@ -246,7 +239,8 @@ class Handovers:
 
 
 class Handover:
-    """One request's. `cached_tokens`: those of its prompt that the prefill cell had; None: none read it."""
+    """The handover of one request. `cached_tokens`: prompt tokens in the prefill cell's cache; None if no cell read
+    it."""
 
     def __init__(
         self, handovers: Handovers, known: _Known, head: RequestHead, body: bytes, metadata: RequestMetadata
@@ -262,8 +256,8 @@ class Handover:
         handovers.counts.in_flight += 1
 
     async def read(self) -> bytes:
-        """Have the prompt read; returns the members, as they stand in JSON, that its request to the decode engine gets:
-        none where that has to read it."""
+        """Has the prompt read. Returns the members, as JSON text, for its request to the decode engine: empty if that
+        has to read the prompt."""
         known, counts = self._known, self._handovers.counts
         known.outstanding += 1
         began = monotonic()
@@ -272,7 +266,7 @@ class Handover:
         except _FellBack as error:
             counts.fallbacks[error.reason] += 1
             if error.is_cells_fault:
-                known.rests_until = monotonic() + RESTS_S
+                known.paused_until = monotonic() + PAUSE_AFTER_FAILURE_S
             return b""
         finally:
             known.outstanding -= 1
@@ -298,26 +292,26 @@ class Handover:
             raise _FellBack("slow") from error
         except OSError as error:
             raise _FellBack("unreachable") from error
-        told = response.headers.get(QUEUE_HEADER, b"")
-        if told.isdigit() and len(told) <= _QUEUE_DIGITS_MAX:
-            self._known.told, self._known.told_at = int(told), monotonic()
+        reported = response.headers.get(QUEUE_HEADER, b"")
+        if reported.isdigit() and len(reported) <= _QUEUE_DIGITS_MAX:
+            self._known.reported, self._known.reported_at = int(reported), monotonic()
         if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            is_busy = self._known.told >= cell.max_concurrency
+            is_busy = self._known.reported >= cell.max_concurrency
             raise _FellBack("busy" if is_busy else "refused", is_cells_fault=not is_busy)
-        if response.status != HTTPStatus.OK:  # it may be the prompt's fault; a cell that fails by itself answers 503
+        if response.status != HTTPStatus.OK:  # it can be the prompt's fault: a failing cell answers 503
             raise _FellBack("failed", is_cells_fault=False)
         try:
             elsewhere = read_answer(response.body, cell)
         except BadParams as error:
             raise _FellBack("bad_params") from error
-        if self._handovers.is_anothers(elsewhere.engine, self._known):
+        if self._handovers.is_id_of_another(elsewhere.engine, self._known):
             raise _FellBack("bad_params")
         self._known.engine = elsewhere.engine
         self.cached_tokens = elsewhere.cached_tokens
         return elsewhere.members
 
     def _headers(self, cell: PrefillCell) -> Headers:
-        """What the prefill proxy must know of the request; nothing of who sent it."""
+        """Headers for the prefill proxy. They do not identify the client."""
         metadata = self._metadata
         return [
             (HANDOVER_HEADER, quote(self._handovers.kv_layout).encode()),
@@ -329,7 +323,7 @@ class Handover:
         ]
 
     def answered(self) -> None:
-        """The first byte of the answer is here."""
+        """The first byte of the answer arrived."""
         if self._read_at is not None:
             now = monotonic()
             self._handovers.counts.transfer.record(now, now - self._read_at)
@@ -337,14 +331,13 @@ class Handover:
         self.close()
 
     def close(self) -> None:
-        """It is over, one way or another."""
         if not self._is_over:
             self._is_over = True
             self._handovers.counts.in_flight -= 1
 
 
 class _FellBack(Exception):
-    """A prefill cell did not read a prompt. `is_cells_fault`: the next one it would not read either."""
+    """A prefill cell did not read a prompt. `is_cells_fault`: it would not read the next one either."""
 
     def __init__(self, reason: str, *, is_cells_fault: bool = True) -> None:
         super().__init__(reason)

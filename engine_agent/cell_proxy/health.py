@@ -1,21 +1,24 @@
-"""Judges the engine's health from probes, and from tokens that pass: these are evidence for an engine, and nothing that
-a request does is evidence against it. Pure: every method takes `now` (seconds of any monotonic clock). It starts no
-probe; it decides when one is due.
+"""Evaluates the engine's health from probes and from tokens of requests. Tokens are evidence for an engine, and no
+request is evidence against it. Pure: every method takes `now` (seconds of any monotonic clock). It decides when a probe
+is due; `probes` runs it.
 
-Healthy means alive (the engine's own /health answers) and proven: its golden prompts were answered as its version
-must, once, and a real token came out since the last hard failure.
+Healthy means alive (the engine's /health answers) and proven: its golden prompts were answered as its version must,
+once, and a real token was generated since the last hard failure.
 """
 
 from collections.abc import Callable
 
+import msgspec
+
 from engine_agent.cell_proxy.settings import ProbeTimes
-from engine_agent.protocol.messages import Health
+from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.states import Phase
 
 LONG_AGO = float("-inf")
 
 
-class HealthJudge:
-    """The verdict on one engine. `ok` and `reason` are plain attributes, because every request reads them."""
+class EngineHealth:
+    """The health of one engine. `ok` and `reason` are plain attributes, because every request reads them."""
 
     def __init__(self, times: ProbeTimes, max_concurrency: int, *, has_golden: bool = False) -> None:
         self.times = times
@@ -35,10 +38,10 @@ class HealthJudge:
         self._token_probed_at = LONG_AGO
         self._bad_since: float | None = None
         self.on_change: Callable[[], None] = lambda: None
-        """Called when `ok` may be another."""
+        """Called when `ok` may have changed."""
 
     def answered(self, now: float, probe_ms: float | None = None) -> None:
-        """/health responded 200 after `probe_ms`; None: when it had something new to say, or nothing for long."""
+        """/health responded 200 after `probe_ms`; None if the response was held until something changed."""
         self._checked_at = now
         self._probe_ms = self._probe_ms if probe_ms is None else probe_ms
         self._slow_in_a_row = 0
@@ -46,7 +49,7 @@ class HealthJudge:
         self._settle(now)
 
     def failed(self, now: float, reason: str) -> None:
-        """A hard failure: connection refused or lost, or /health reported that the engine is not well."""
+        """A hard failure: connection refused or lost, or /health reported an unhealthy engine."""
         self._checked_at, self._probe_ms = now, None
         self._slow_in_a_row = 0
         self._dead_because = reason
@@ -55,7 +58,7 @@ class HealthJudge:
         self._settle(now)
 
     def timed_out(self, now: float) -> None:
-        """/health did not answer in time; only several in a row count."""
+        """/health did not answer in time. Only several time-outs in a row count."""
         self._checked_at = now
         self._slow_in_a_row += 1
         if self._slow_in_a_row >= self.times.slow_strikes:
@@ -66,24 +69,23 @@ class HealthJudge:
 
     @property
     def is_late(self) -> bool:
-        """/health did not answer last time, and the engine still counts as what it was."""
+        """/health did not answer last time, and the health is unchanged so far."""
         return self._slow_in_a_row > 0
 
     def token_seen(self, now: float) -> None:
-        """A real token came out of the engine, for a probe or for a client. Called for every piece of a stream."""
+        """The engine generated a real token, for a probe or a client. Called for every piece of a stream."""
         self._token_seen_at = now
         if self._unproven_because and not self._dead_because and not self._golden_pending:
             self._unproven_because = ""
             self._settle(now)
 
     def golden_passed(self, now: float) -> None:
-        """Every golden prompt was answered as it must be."""
         self._golden_pending = False
         self._wrong_in_a_row = 0
         self.token_seen(now)
 
     def golden_wrong(self, now: float, reason: str) -> None:
-        """A golden prompt was answered, and not as it must be."""
+        """A golden prompt got a wrong answer."""
         self._wrong_in_a_row += 1
         self._unproven_because = reason
         self._settle(now)
@@ -92,16 +94,14 @@ class HealthJudge:
         self._token_probed_at = now
 
     def token_failed(self, now: float, reason: str) -> None:
-        """A question of the probe got no token."""
+        """A probe got no token."""
         self._unproven_because = reason
         self._settle(now)
 
     def token_probe_due(self, now: float, in_flight: int) -> bool:
-        """True when a token probe is due.
-
-        At once while unproven (then every `token_retry_s`); later only where none was seen for `token_interval_s` and
-        the engine has a free slot, because behind a full batch a probe would wait, and tell nothing.
-        """
+        """Whether a token probe is due. While unproven: every `token_retry_s`. Later only if there was no token for
+        `token_interval_s` and the engine has a free slot, because behind a full batch a probe would wait and show
+        nothing."""
         if self._dead_because or self._golden_pending:
             return False
         if self._unproven_because:
@@ -110,17 +110,17 @@ class HealthJudge:
         return in_flight < self.max_concurrency and now - last >= self.times.token_interval_s
 
     def golden_due(self, now: float) -> bool:
-        """True when the golden prompts are due: once alive, until it has passed or is condemned."""
+        """Whether the golden prompts are due: once alive, until they passed or were wrong too often."""
         if self._dead_because or not self._golden_pending or self._is_wrong():
             return False
         return now - self._token_probed_at >= self.times.token_retry_s
 
     def bad_for_s(self, now: float) -> float:
-        """Seconds since the engine stopped being healthy; 0 while it is."""
+        """Seconds since the engine became unhealthy; 0 while it is healthy."""
         return 0.0 if self._bad_since is None else now - self._bad_since
 
-    def health(self, now: float) -> Health:
-        """The verdict as the protocol carries it."""
+    def report(self, now: float) -> Health:
+        """The health as the protocol reports it."""
         age_s = None if self._checked_at is None else round(now - self._checked_at, 3)
         return Health(
             ok=self.ok, reason=self.reason, probe_ms=self._probe_ms, checked_s_ago=age_s, wrong=self._is_wrong()
@@ -137,3 +137,16 @@ class HealthJudge:
             self._bad_since = None
         elif self._bad_since is None:
             self._bad_since = now
+
+
+class ProxyStatus(msgspec.Struct, frozen=True):
+    """The response to `GET /status`. `in_flight`: admitted requests that have not ended. `state`: for the next long
+    poll (`engine_agent.protocol.local_servers`). `pairs`: name of the cell's pairs
+    (`engine_agent.protocol.proxy_messages`)."""
+
+    health: Health
+    load: Load
+    phase: Phase
+    in_flight: int = 0
+    state: str = ""
+    pairs: str = ""

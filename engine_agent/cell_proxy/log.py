@@ -1,6 +1,5 @@
-"""Structured log lines on standard output: one JSON object a line, for requests and for changes of state, `at` in
-seconds since 1970. It never blocks the loop that carries tokens and never fails a request: lines that nobody reads are
-dropped and counted."""
+"""Structured log lines on standard output: one JSON object per line, for requests and changes of state, `at` in seconds
+since 1970. It never blocks the event loop and never fails a request: lines without a reader are dropped and counted."""
 
 import asyncio
 import os
@@ -13,17 +12,17 @@ import msgspec
 
 FLUSH_INTERVAL_S = 0.1
 MAX_WAITING_BYTES = 1024 * 1024
-"""A reader of a pipe that is this far behind is gone or stuck."""
+"""A reader that is this far behind is gone or stuck."""
 
 _CRASH_INTERVAL_S = 1.0
-"""Between two logged exceptions: a request that causes one can be sent again and again."""
+"""Between two logged exceptions: a request that causes one can be repeated."""
 _TRACE_CHARS = 2000
 
 _encoder = msgspec.json.Encoder()
 
 
 class LineLog:
-    """Lines to a file descriptor, written together ten times a second."""
+    """Lines to a file descriptor, written ten times a second."""
 
     def __init__(self, descriptor: int, *, requests: bool) -> None:
         self.requests = requests
@@ -41,7 +40,7 @@ class LineLog:
         self._add(fields)
 
     def crash(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an exception that nothing expected, one a second at most; the handler of the event loop for these."""
+        """Logs an unexpected exception, at most one per second. It is the exception handler of the event loop."""
         now = monotonic()
         if now - self._crash_logged_at < _CRASH_INTERVAL_S:
             self.crashes_unlogged += 1
@@ -52,12 +51,11 @@ class LineLog:
         self.event(event="crash", place=context.get("message", "")[:200], trace=trace, unlogged_before=unlogged)
 
     def request(self, **fields: Any) -> None:
-        """Log one finished request, unless the access log is off."""
+        """Logs one finished request, unless the access log is off."""
         if self.requests:
             self._add(fields)
 
     def flush(self) -> None:
-        """Write what waits, as far as the descriptor takes it."""
         self._flush_due = False
         if not self._waiting:
             return
@@ -65,7 +63,7 @@ class LineLog:
             written = os.write(self._descriptor, self._waiting)
         except BlockingIOError:
             return
-        except OSError:  # the reader is gone for good, for example with the agent that started us
+        except OSError:  # the reader exited, for example with the agent that started us
             self._waiting.clear()
             self.dropped += 1
             return

@@ -1,12 +1,13 @@
-"""Counts what passes through one cell, by class and tenant: requests, errors, tokens, time to first token, time between
-tokens. It measures requests of clients; of probes it knows only what they used."""
+"""Measures one cell by class and tenant: requests, errors, tokens, time to first token, time between tokens. Of probes
+it knows only their tokens.
+"""
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass
 
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
-from engine_agent.cell_proxy.histogram import SlidingHistogram
 from engine_agent.cell_proxy.usage_rows import UsageCounts, UsageRows
 from engine_agent.protocol.messages import (
     BatchLoad,
@@ -17,19 +18,83 @@ from engine_agent.protocol.messages import (
     Load,
     TokenCheck,
 )
+from engine_agent.protocol.metrics import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, midpoint_s, upper_edge_s
 from engine_agent.protocol.states import ServingClass
 
 WINDOW_S = 30
-"""`engine_agent.protocol.messages.Load`: percentiles and rates cover the last 30 s."""
+"""Percentiles and rates of `engine_agent.protocol.messages.Load` cover the last 30 s."""
 BYTES_PER_TOKEN = 4.0
-"""Of English text in a body, until this cell has seen for itself (OpenAI's rule of thumb)."""
+"""For English text in a body, until this cell has its own data (OpenAI's rule of thumb)."""
 LONG_BYTES = 2048
-"""Bodies from here on are nearly all prompt."""
+"""Longer bodies are nearly all prompt."""
+
+
+class SlidingHistogram:
+    """A histogram of durations, for all time and for a window of whole seconds. It never sorts samples, because
+    recording and querying run on the event loop. `now` is an argument."""
+
+    def __init__(self, window_s: int) -> None:
+        self.count = 0
+        self.sum_s = 0.0
+        self._window_s = window_s
+        self._all = [0] * BUCKETS
+        self._window = [0] * BUCKETS
+        self._window_count = 0
+        self._seconds: deque[tuple[int, dict[int, int]]] = deque()
+
+    def record(self, now: float, value_s: float) -> None:
+        index = bucket_of(value_s)
+        self.count += 1
+        self.sum_s += value_s
+        self._all[index] += 1
+        self._window[index] += 1
+        self._window_count += 1
+        second = int(now)
+        if not self._seconds or self._seconds[-1][0] != second:
+            self._expire(second)
+            self._seconds.append((second, {}))
+        slot = self._seconds[-1][1]
+        slot[index] = slot.get(index, 0) + 1
+
+    def quantile(self, now: float, q: float) -> float | None:
+        """The `q` quantile (0..1) over the window in seconds; None without samples."""
+        self._expire(int(now))
+        if not self._window_count:
+            return None
+        wanted = max(1, math.ceil(q * self._window_count))
+        seen = 0
+        for index, count in enumerate(self._window):
+            seen += count
+            if seen >= wanted:
+                return midpoint_s(index)
+        raise AssertionError("the window's buckets do not sum to its count")
+
+    def recent_count(self, now: float) -> int:
+        self._expire(int(now))
+        return self._window_count
+
+    def counts(self) -> dict[int, int]:
+        """Samples of all time by bucket, without the empty buckets."""
+        return {index: count for index, count in enumerate(self._all) if count}
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(upper edge in seconds, samples of all time at or below it), one per doubling, for Prometheus."""
+        pairs: list[tuple[float, int]] = []
+        seen = 0
+        for index, count in enumerate(self._all[:-1]):
+            seen += count
+            if index % BUCKETS_PER_DOUBLING == 0:
+                pairs.append((upper_edge_s(index), seen))
+        return pairs
+
+    def _expire(self, second: int) -> None:
+        while self._seconds and self._seconds[0][0] <= second - self._window_s:
+            for index, count in self._seconds.popleft()[1].items():
+                self._window[index] -= count
+                self._window_count -= count
 
 
 class SlidingSum:
-    """A sum over a window of whole seconds."""
-
     def __init__(self, window_s: int = WINDOW_S) -> None:
         self._window_s = window_s
         self._seconds: deque[list[int]] = deque()
@@ -53,7 +118,7 @@ class SlidingSum:
 
 
 class ClassMeter:
-    """What one serving class did since the proxy started."""
+    """Counts of one serving class since the proxy started."""
 
     def __init__(self) -> None:
         self.ttft = SlidingHistogram(WINDOW_S)
@@ -82,8 +147,8 @@ class ClassMeter:
         )
 
 
-class RealtimeMeter:
-    """What real-time requests felt since the last step of the window of batch work."""
+class RealtimeLatencyMeter:
+    """Latency of real-time requests since the last step of the batch window."""
 
     def __init__(self) -> None:
         self.ttft = SlidingHistogram(STEER_EVERY_S)
@@ -99,8 +164,8 @@ def _p95(histogram: SlidingHistogram, now: float, least: int) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. `prompt` None: the engine did not say. `cached` are part of it. `estimated`: no engine
-    said what was used."""
+    """Tokens of one request. `prompt` None: unknown. `cached` are part of it. `estimated`: no engine reported the
+    usage."""
 
     prompt: int | None
     completion: int
@@ -110,8 +175,8 @@ class Usage:
 
 @dataclass(slots=True)
 class ProbeMeter:
-    """What the proxy's own questions to the engine used, and prompts that were read for decode cells: none of it is a
-    client's. `unknown`: how many did not say what."""
+    """Tokens of the proxy's own probes, and of prompts read for decode cells. They belong to no client. `unknown`:
+    probes without reported usage."""
 
     begun: int = 0
     running: int = 0
@@ -121,17 +186,15 @@ class ProbeMeter:
 
 
 class Meter:
-    """Everything measured about one cell since its proxy started."""
-
     def __init__(self, started_at: float) -> None:
         self.itl = SlidingHistogram(WINDOW_S)
         self.ttft = SlidingHistogram(WINDOW_S)
         self.classes: dict[ServingClass, ClassMeter] = {}
-        self.realtime = RealtimeMeter()
+        self.realtime = RealtimeLatencyMeter()
         self.usage = UsageRows()
         self.probes = ProbeMeter()
-        self.untold_total = 0
-        """Requests of which no engine said what they used, or had counted by then."""
+        self.unreported_total = 0
+        """Requests without usage reported by an engine."""
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0
@@ -144,7 +207,7 @@ class Meter:
         return meter
 
     def admitted(self, metadata: RequestMetadata) -> UsageCounts:
-        """A request passed admission. Returns the row that it is counted in, which `ended` and `settled` want back."""
+        """A request passed admission. Returns its usage row, for `ended` and `settled`."""
         meter = self.of(metadata.serving_class)
         row = self.usage.of(metadata.tenant, metadata.key, metadata.serving_class, adapter=metadata.adapter)
         for each in (meter, row):
@@ -154,7 +217,6 @@ class Meter:
         return row
 
     def refused(self, metadata: RequestMetadata, code: str) -> None:
-        """A request did not pass admission."""
         self.of(metadata.serving_class).refusals[code] += 1
 
     def first_token(self, now: float, ttft_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
@@ -172,14 +234,15 @@ class Meter:
             self.realtime.itl.record(now, gap_s)
 
     def tokens(self, now: float, count: int) -> None:
-        """Tokens seen while they pass; negative when the end of an answer shows that fewer were tokens."""
+        """Tokens seen as they pass; negative if the end of an answer shows that there were fewer."""
         self._tokens.add(now, count)
 
     def ended(
         self, metadata: RequestMetadata, row: UsageCounts, *, status: int, failed: bool, cancelled: bool = False
     ) -> None:
-        """An admitted request ended. `failed`: by the engine's or our fault; `cancelled`: its client or its deadline
-        ended it. A failure of 503 is handed back: the ingress tries it elsewhere, and counts it if that fails too."""
+        """An admitted request ended. `failed`: the engine or the proxy failed it; `cancelled`: its client or its
+        deadline ended it. A failure with 503 is handed back: the ingress tries it elsewhere, and counts it if that
+        fails as well."""
         meter = self.of(metadata.serving_class)
         is_handed_back = failed and status == 503
         meter.answers[f"{status // 100}xx"] += 1
@@ -189,8 +252,8 @@ class Meter:
         row.cancelled += cancelled
 
     def settled(self, metadata: RequestMetadata, row: UsageCounts, usage: Usage, *, body_bytes: int) -> Usage:
-        """It is known what a request used that has ended; until then it is in flight. `body_bytes`: of its question.
-        Returns what was counted."""
+        """The usage of a request that has ended is known. Until then it counts as in flight. `body_bytes`: length of
+        its request body. Returns the counted usage."""
         prompt = self._prompt_tokens(usage, body_bytes)
         meter = self.of(metadata.serving_class)
         meter.in_flight -= 1
@@ -204,8 +267,8 @@ class Meter:
         return Usage(prompt, usage.completion, usage.cached, usage.estimated)
 
     def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:
-        """As the engine reports. Where it reports nothing: as many as bodies of that length had so far, for what was
-        read costs the same whether the answer is waited for or not."""
+        """As reported by the engine, else estimated from the bodies so far: reading a prompt costs the same whether or
+        not the client waits."""
         if usage.prompt is None:
             known = self._sized_bytes > 0
             return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
@@ -218,8 +281,7 @@ class Meter:
         return usage.prompt
 
     def tokens_of_long(self, text_bytes: int) -> int:
-        """Of a long prompt of this length, as an estimate: as many as in long bodies so far. What is around a prompt is
-        most of a short body, and says nothing of long ones."""
+        """Estimates the tokens of a long prompt from long bodies so far. In short bodies, most bytes are not prompt."""
         known = self._long_bytes > 0
         return round(text_bytes * self._long_tokens / self._long_bytes if known else text_bytes / BYTES_PER_TOKEN)
 
@@ -255,7 +317,7 @@ class Meter:
         handovers: HandoverLoad | None = None,
         cache: CacheLoad | None = None,
     ) -> Load:
-        """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
+        """The load as the protocol defines it. `queued`: requests beyond the cell's concurrency."""
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
         return Load(
             in_flight=in_flight,
@@ -281,5 +343,4 @@ class Meter:
 
 
 def milliseconds(value_s: float | None) -> float | None:
-    """As reports have durations; None: not known."""
     return None if value_s is None else round(value_s * 1000, 3)

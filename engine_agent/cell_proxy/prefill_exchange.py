@@ -1,5 +1,5 @@
-"""One prompt that a prefill cell reads for a decode cell: who may have it read, one token of it from the engine, and
-where it lies. It is no client's request: it counts for no tenant, and nothing of its answer but that place goes on."""
+"""One prompt that a prefill cell reads for a decode cell: checks the sender, has the engine generate one token, and
+returns the place of the prompt. It is no client's request and counts for no tenant."""
 
 import asyncio
 from http import HTTPStatus
@@ -12,23 +12,23 @@ from engine_agent.cell_proxy import admission
 from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.admission import BadHeader, RequestMetadata, read_metadata
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.contained import contained, contained_task
-from engine_agent.cell_proxy.downstream import ClientConnection
-from engine_agent.cell_proxy.http_call import call
-from engine_agent.cell_proxy.prefill_choice import PROMPT_MEMBERS, prompt_to_hand_over
-from engine_agent.cell_proxy.prefill_protocol import (
+from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task
+from engine_agent.cell_proxy.prefill import (
     ANSWER_BYTES_MAX,
     HANDOVER_HEADER,
+    PROMPT_MEMBERS,
     QUEUE_HEADER,
     TRACE_HEADERS,
     BadParams,
     EnginePrefill,
     PrefillAnswer,
     prefill_members,
+    prompt_to_hand_over,
     read_engine_answer,
 )
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.rewrite import PRIORITIES, BadBody, rewrite_body, with_members
+from engine_agent.cell_proxy.upstream import call
 from engine_agent.cell_proxy.wire import (
     ENGINE_PRIORITY_HEADER,
     Headers,
@@ -76,7 +76,7 @@ class PrefillExchange:
     # --- InFlight ---
 
     def check(self, now: float) -> None:
-        """The call has a limit of its own."""
+        """The call has its own limit."""
 
     def cut(self, refusal: Refusal) -> None:
         self.refuse(refusal)
@@ -118,19 +118,19 @@ class PrefillExchange:
         return None
 
     def _why_not_now(self, metadata: RequestMetadata) -> Refusal | None:
-        """There is no queue here: whoever asks can read the prompt itself."""
+        """There is no queue here: the decode cell can read the prompt itself."""
         cell = self._cell
         return admission.refuse(
             metadata.serving_class,
             phase=cell.phase,
-            healthy=cell.judge.ok,
-            reason=cell.judge.reason,
+            healthy=cell.health.ok,
+            reason=cell.health.reason,
             in_flight=len(cell.in_flight),
             limit=cell.settings.max_concurrency,
         )
 
     def _members(self, body: bytes, metadata: RequestMetadata) -> bytes:
-        """What to put at the end of the request.
+        """The members to append to the request.
 
         Raises:
             _Refused: it is no request that is handed over.

@@ -1,25 +1,27 @@
-"""Which beginnings of requests a cell's engine has in its cache. Pure.
+"""The index of request beginnings in the cache of a cell's engine. Pure.
 
-The engine says which blocks of tokens it has, and for which request it stored them. The ingress names the beginnings of
-a request's text by hashes, and the engine says how many tokens its prompt has. So a request that was computed shows
-which blocks each of its beginnings is made of, and nobody has to make tokens of text a second time. Where in the text a
-block ends is told by proportion; where two requests begin alike and their blocks part, the last block that both have
-counts, so what is listed too much by proportion is corrected by the second request of its kind.
+The engine reports which blocks of tokens it has, and for which request it stored them. The ingress names the beginnings
+of a request's text by hashes (`engine_agent/ingress/prompt_prefixes.lua`), and the engine reports how many tokens its
+prompt has. So a computed request shows which blocks each of its beginnings consists of, without a second tokenization.
+The end of a block in the text is estimated by proportion. If two requests begin alike and then differ, their last
+common block counts, so the second request of a kind corrects the estimate.
 
-A prefix is listed while the last of its blocks is there: an engine evicts the end of a prompt before its beginning. So
-of a text that is listed all shorter beginnings are, and readers may halve where they look. All of it is bounded:
-blocks, requests that are under way, prefixes known, and changes kept for ingresses.
+A prefix is listed while the last of its blocks is cached: an engine evicts the end of a prompt before its beginning. So
+all shorter beginnings of a listed text are listed, and readers may use binary search. Blocks, requests in flight, known
+prefixes and changes for ingresses are all bounded.
 """
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import getrandbits
 
-from engine_agent.cell_proxy.request_prefixes import RequestPrefixes
 from engine_agent.protocol.proxy_messages import (
     MAX_BLOCKS,
     MAX_PREFIXES,
+    MAX_REQUEST_PREFIXES,
+    PREFIX_DIGITS,
     BlockChanges,
     BlocksRemoved,
     BlocksStored,
@@ -28,12 +30,43 @@ from engine_agent.protocol.proxy_messages import (
     packed,
 )
 
+PREFIXES_HEADER = b"x-switchyard-cache-prefixes"
+"""`BYTES:END,END,…:HASHES`."""
+MATCHED_HEADER = b"x-switchyard-cache-matched"
+"""How many bytes of that text the ingress found in this cell's index."""
+_PREFIXES = re.compile(rb"([0-9]{1,9}):([0-9,]{1,800}):([0-9a-f]{12,960})")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPrefixes:
+    """Hashes of the beginnings of a request's text. `ends`: their lengths in bytes, ascending. `prefixes`: their
+    hashes, which include everything that separates the blocks of equal text: adapter, tenant, salt. `text_bytes`:
+    length of the whole."""
+
+    prefixes: tuple[int, ...]
+    ends: tuple[int, ...]
+    text_bytes: int
+
+
+def read_prefixes(value: bytes) -> RequestPrefixes | None:
+    """Parses the header; None if it is invalid."""
+    found = _PREFIXES.fullmatch(value)
+    if found is None or len(found[3]) % PREFIX_DIGITS:
+        return None
+    ends = tuple(int(end) for end in found[2].split(b",") if end)
+    hashes = tuple(int(found[3][at : at + PREFIX_DIGITS], 16) for at in range(0, len(found[3]), PREFIX_DIGITS))
+    text_bytes = int(found[1])
+    if len(ends) != len(hashes) or len(ends) > MAX_REQUEST_PREFIXES or list(ends) != sorted(set(ends)):
+        return None
+    return RequestPrefixes(hashes, ends, text_bytes) if ends[-1] <= text_bytes else None
+
+
 MAX_UNDER_WAY, MAX_ENDED = 4096, 64
-"""Requests whose blocks are not all known yet: more than a cell has at once. And of those that have ended, because what
-an engine says of its blocks may come after its answer."""
+"""Requests whose blocks are not all known yet: more than a cell can run. And requests that have ended, because an
+engine can report their blocks after the answer."""
 MAX_KEPT_CHANGES = 65_536
 MAX_CHAIN_BLOCKS = 131_072
-"""Of one prompt: 2 million tokens. A chain that is longer is no prompt's, or a circle."""
+"""Of one prompt: 2 million tokens. A longer chain is not a prompt, or is circular."""
 
 
 @dataclass(slots=True)
@@ -42,7 +75,7 @@ class _UnderWay:
     blocks: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     is_bound: bool = False
-    """All of its prompt was computed and is known."""
+    """Its whole prompt is computed and known."""
 
 
 class PrefixIndex:
@@ -53,12 +86,12 @@ class PrefixIndex:
         self._engine_upto = 0
         self.block_tokens = 0
         self.is_known = False
-        """The engine says what it has."""
+        """The engine reports its blocks."""
         self._parents: dict[int, int] = {}
         self._under_way: OrderedDict[str, _UnderWay] = OrderedDict()
         self._ended: OrderedDict[str, _UnderWay] = OrderedDict()
         self._last_blocks: OrderedDict[int, int] = OrderedDict()
-        """Prefix -> the last of its blocks, there or not."""
+        """Prefix -> the last of its blocks, cached or not."""
         self._prefixes_of: dict[int, set[int]] = {}
         self._listed: set[int] = set()
         self._changes: deque[tuple[int, bool]] = deque(maxlen=MAX_KEPT_CHANGES)
@@ -66,7 +99,7 @@ class PrefixIndex:
 
     @property
     def known_upto(self) -> tuple[str, int]:
-        """Which changes of the engine's are in it: what to ask for next."""
+        """The last applied change of the engine: what to request next."""
         return self._engine_life, self._engine_upto
 
     @property
@@ -99,7 +132,7 @@ class PrefixIndex:
         self._engine_life, self._engine_upto = changes.life, changes.upto
 
     def lose(self) -> None:
-        """The engine is another one, or does not say any more what it has."""
+        """The engine was restarted, or no longer reports its blocks."""
         self._clear()
         self._under_way.clear()
         self._ended.clear()
@@ -107,7 +140,7 @@ class PrefixIndex:
         self._engine_life, self._engine_upto = "", 0
 
     def _know(self, is_known: bool) -> None:
-        """Whoever reads the list begins anew when it begins to be one, and when it ends to be."""
+        """Readers of the list start again when it becomes known or unknown."""
         if self.is_known is not is_known:
             self.is_known, self._life = is_known, _new_life()
 
@@ -130,12 +163,12 @@ class PrefixIndex:
             self._clear()
 
     def _chain(self, last: int) -> list[int]:
-        """The blocks up to this one, as far as they are there."""
+        """The blocks up to this one; empty if its beginning is not known."""
         chain: list[int] = []
         while last and last in self._parents and len(chain) < MAX_CHAIN_BLOCKS:
             chain.append(last)
             last = self._parents[last]
-        if last:  # its beginning is not known, so nobody knows how far it reaches
+        if last:
             return []
         chain.reverse()
         return chain
@@ -154,16 +187,15 @@ class PrefixIndex:
     # --- from requests ---
 
     def begin(self, exchange: str, request: RequestPrefixes) -> None:
-        """A request goes to the engine under this name."""
         self._under_way[exchange] = _UnderWay(request)
-        for prefix in reversed(request.prefixes):  # its end is forgotten before its beginning
+        for prefix in reversed(request.prefixes):  # its end is evicted before its beginning
             if prefix in self._last_blocks:
                 self._last_blocks.move_to_end(prefix)
         while len(self._under_way) > MAX_UNDER_WAY:
             self._under_way.popitem(last=False)
 
     def count(self, exchange: str, prompt_tokens: int) -> None:
-        """The engine said how long its prompt is."""
+        """The engine reported the length of its prompt."""
         if (known := self._request(exchange)) is not None and known.prompt_tokens != prompt_tokens:
             known.prompt_tokens, known.is_bound = prompt_tokens, False
             self._bind(known)
@@ -179,13 +211,13 @@ class PrefixIndex:
         return self._under_way.get(exchange) or self._ended.get(exchange)
 
     def _bind(self, known: _UnderWay) -> None:
-        """Learn which blocks its prefixes are made of, as far as they are computed."""
+        """Determines the blocks of its prefixes, as far as they are computed."""
         request = known.request
         if known.is_bound or not (known.prompt_tokens and self.block_tokens and request.text_bytes):
             return
         known.is_bound = (len(known.blocks) + 1) * self.block_tokens > known.prompt_tokens
         places = {block: at for at, block in enumerate(known.blocks)}
-        # The longest first, so that it is the first to be forgotten. What is shorter than a block is there with it.
+        # The longest first, so that it is evicted first. Text shorter than a block is cached with that block.
         for prefix, end in zip(reversed(request.prefixes), reversed(request.ends), strict=True):
             count = max(1, end * known.prompt_tokens // request.text_bytes // self.block_tokens)
             if count <= len(known.blocks):
@@ -193,7 +225,7 @@ class PrefixIndex:
                 self._bind_to(prefix, last)
 
     def _shared(self, block: int, places: dict[int, int]) -> int:
-        """The last block of another request's beginning that is also one of these; 0: none is known."""
+        """The last block of another request's beginning that is also one of these; 0 if there is none."""
         steps = 0
         while block and block not in places and steps < MAX_CHAIN_BLOCKS:
             block, steps = self._parents.get(block, 0), steps + 1
@@ -240,11 +272,11 @@ class PrefixIndex:
         self._upto += 1
 
     def is_current(self, life: str, number: int) -> bool:
-        """Whether a reader that knows all up to `number` of `life` has nothing to learn."""
+        """Whether a reader with all changes up to `number` of `life` is up to date."""
         return life == self._life and number == self._upto
 
     def after(self, life: str, number: int) -> PrefixChanges:
-        """What such a reader has to learn."""
+        """The changes that such a reader lacks."""
         oldest = self._upto - len(self._changes)
         is_whole = life != self._life or not oldest <= number <= self._upto
         if is_whole:
@@ -255,7 +287,7 @@ class PrefixIndex:
         return PrefixChanges(self._life, self._upto, False, self.is_known, added, removed)
 
     def _since(self, start: int) -> Iterator[tuple[int, bool]]:
-        """From the end, so that a long list costs a reader who is nearly there little."""
+        """From the end, so that a reader who is nearly up to date does not pay for a long list."""
         return reversed([self._changes[-1 - at] for at in range(len(self._changes) - start)])
 
 

@@ -1,5 +1,4 @@
-"""Probes the engine, on time and on request, and reports the results to the health judge. It decides nothing: what a
-result means is in `health`."""
+"""Probes the engine, periodically and on request, and passes the results to `health`, which decides what they mean."""
 
 import asyncio
 import time
@@ -7,26 +6,25 @@ import time
 import msgspec
 
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.http_call import CallResponse, call
-from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.cell_proxy.upstream import CallResponse, EnginePool, call
 from engine_agent.cell_proxy.usage_reader import UsageReader
 from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
 
 GOLDEN_TOKENS = 32
-"""Longest answer to a golden prompt: what is expected must come early."""
+"""Longest answer to a golden prompt: the expected text has to come early."""
 NO_RESPONSE = "no answer in time"
 _MAX_REASON_CHARS = 200
 
 
 class _Reason(msgspec.Struct):
-    """What an unhealthy engine may say in the body of its /health."""
+    """The body of an unhealthy engine's /health."""
 
     reason: str
 
 
-class _Held(msgspec.Struct):
-    """What an engine says that can hold a question (`engine_agent.protocol.local_servers`)."""
+class _HealthReply(msgspec.Struct):
+    """The body of /health of an engine with long polls (`engine_agent.protocol.local_servers`)."""
 
     state: str = ""
     held_ms: float = 0.0
@@ -37,13 +35,13 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """What matters of an answer of /v1/completions."""
+    """The relevant members of an answer of /v1/completions."""
 
     choices: tuple[_Choice, ...]
 
 
 class Prober:
-    """The probes of one engine, on connections of their own."""
+    """The probes of one engine, on separate connections."""
 
     def __init__(self, cell: Cell) -> None:
         settings = cell.settings
@@ -53,7 +51,7 @@ class Prober:
         self._token_task: asyncio.Task[None] | None = None
         self._was_ok = False
         self._known_state = ""
-        self._held: asyncio.Timeout | None = None
+        self._long_poll: asyncio.Timeout | None = None
         self._pool = EnginePool(
             settings.engine_host,
             settings.engine_port,
@@ -84,92 +82,91 @@ class Prober:
             self._pool.close()
 
     def _ask_now(self) -> None:
-        """Without waiting for the next turn, or for the answer to a question that is held."""
+        """Probes without waiting for the next turn, or for the answer of a long poll."""
         self._wake.set()
-        if self._held is not None:
-            held, self._held = self._held, None
-            held.reschedule(0.0)
+        if self._long_poll is not None:
+            poll, self._long_poll = self._long_poll, None
+            poll.reschedule(0.0)
 
     async def _ask_when_changed(self) -> None:
-        """As `check_health`; an engine that is well, and can, answers when that changes."""
-        known = self._known_state if self._cell.judge.ok else ""
+        """As `check_health`, by a long poll if the engine is healthy and supports that."""
+        known = self._known_state if self._cell.health.ok else ""
         if not known:
             await self.check_health()
             return
         try:
-            async with asyncio.timeout(None) as self._held:
+            async with asyncio.timeout(None) as self._long_poll:
                 await self._check_health(known)
-        except TimeoutError:  # somebody needs to know now, and the next question is not held
+        except TimeoutError:  # the health is needed now, so the next request is no long poll
             self._known_state = ""
         finally:
-            self._held = None
+            self._long_poll = None
 
     async def check_health(self) -> bool:
-        """Request /health once, now; returns whether the engine counts as healthy afterwards."""
+        """Requests /health once. Returns whether the engine is healthy then."""
         return await self._check_health("")
 
     async def _check_health(self, known: str) -> bool:
-        judge, began = self._cell.judge, time.monotonic()
+        health, began = self._cell.health, time.monotonic()
         path = self._cell.settings.health_path
         target = path.encode() + long_poll_query(known).encode()
         self._known_state = ""
         try:
             response = await call(self._pool, b"GET", target, None, poll_timeout_s(known, self._times.health_timeout_s))
         except TimeoutError:
-            judge.timed_out(time.monotonic())
+            health.timed_out(time.monotonic())
         except OSError as error:
-            judge.failed(time.monotonic(), f"engine unreachable: {error}")
+            health.failed(time.monotonic(), f"engine unreachable: {error}")
         else:
             now = time.monotonic()
             if response.status == 200:
-                said = _held(response)
-                self._known_state = said.state
-                judge.answered(now, None if said.held_ms else round((now - began) * 1000, 3))
+                reply = _health_reply(response)
+                self._known_state = reply.state
+                health.answered(now, None if reply.held_ms else round((now - began) * 1000, 3))
             else:
-                judge.failed(now, f"engine {path} answers {response.status}{_reason_of(response)}")
+                health.failed(now, f"engine {path} answers {response.status}{_reason_of(response)}")
         self._log_change()
-        return judge.ok
+        return health.ok
 
     def _probe_tokens_if_due(self) -> None:
         if self._token_task is not None and not self._token_task.done():
             return
         now = time.monotonic()
-        if self._cell.judge.token_probe_due(now, self._cell.sequences):
-            self._cell.judge.token_probed(now)
+        if self._cell.health.token_probe_due(now, self._cell.sequences):
+            self._cell.health.token_probed(now)
             self._token_task = asyncio.get_running_loop().create_task(self._probe_token())
-        elif self._cell.judge.golden_due(now):
-            self._cell.judge.token_probed(now)
+        elif self._cell.health.golden_due(now):
+            self._cell.health.token_probed(now)
             self._token_task = asyncio.get_running_loop().create_task(self._probe_golden_prompts())
 
     async def _probe_token(self) -> None:
-        judge = self._cell.judge
+        health = self._cell.health
         result = await self._complete(self._token_request, self._times.token_timeout_s)
         if isinstance(result, CallResponse):
-            judge.token_seen(time.monotonic())
+            health.token_seen(time.monotonic())
         elif result != NO_RESPONSE or self._cell.sequences < self._cell.settings.max_concurrency:
-            judge.token_failed(time.monotonic(), f"token probe: {result}")
+            health.token_failed(time.monotonic(), f"token probe: {result}")
         self._log_change()
 
     async def _probe_golden_prompts(self) -> None:
-        """Send them in turn; the first that is not answered as it must be ends it."""
-        judge, settings = self._cell.judge, self._cell.settings
+        """Sends them in turn, up to the first wrong answer."""
+        health, settings = self._cell.health, self._cell.settings
         for golden in settings.golden:
             request = _completion_request(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS)
             result = await self._complete(request, self._times.golden_timeout_s)
             if not isinstance(result, CallResponse):
-                judge.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {result}")
+                health.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {result}")
                 break
             text = _completion_text(result)
             if golden.expect not in text:
                 actual = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
-                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {actual}")
+                health.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {actual}")
                 break
         else:
-            judge.golden_passed(time.monotonic())
+            health.golden_passed(time.monotonic())
         self._log_change()
 
     async def _complete(self, body: bytes, timeout_s: float) -> CallResponse | str:
-        """The engine's answer, or why there is none."""
         probes = self._cell.meter.probes
         probes.begun += 1
         probes.running += 1
@@ -186,29 +183,29 @@ class Prober:
         return response if response.status == 200 else f"the engine answers {response.status}{_reason_of(response)}"
 
     def _count(self, response: CallResponse | None) -> None:
-        """What a probe used, of which the engine's counters know, too."""
+        """Counts the tokens of a probe, which the engine's counters include."""
         probes, reader = self._cell.meter.probes, UsageReader(Counting.STREAM_OPTIONS, streaming=False)
         if response is not None:
             reader.add(response.body, complete=True)
-        if reader.told is not None:
-            probes.prompt_tokens += reader.told.prompt
-            probes.completion_tokens += reader.told.completion
+        if reader.reported is not None:
+            probes.prompt_tokens += reader.reported.prompt
+            probes.completion_tokens += reader.reported.completion
         elif response is None or response.status == 200:
             probes.unknown += 1
 
     def _log_change(self) -> None:
-        judge = self._cell.judge
-        if judge.ok is not self._was_ok:
-            self._was_ok = judge.ok
-            self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=judge.ok, reason=judge.reason)
+        health = self._cell.health
+        if health.ok is not self._was_ok:
+            self._was_ok = health.ok
+            self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=health.ok, reason=health.reason)
 
 
-def _held(response: CallResponse) -> _Held:
-    """Engines that know nothing of it say nothing, or something else."""
+def _health_reply(response: CallResponse) -> _HealthReply:
+    """Engines without long polls send nothing, or something else."""
     try:
-        return msgspec.json.decode(response.body, type=_Held) if response.body else _Held()
+        return msgspec.json.decode(response.body, type=_HealthReply) if response.body else _HealthReply()
     except msgspec.DecodeError:
-        return _Held()
+        return _HealthReply()
 
 
 def _completion_request(model: str, prompt: str, max_tokens: int) -> bytes:
@@ -216,7 +213,6 @@ def _completion_request(model: str, prompt: str, max_tokens: int) -> bytes:
 
 
 def _completion_text(response: CallResponse) -> str:
-    """The text of a completion; empty where there is none."""
     try:
         choices = msgspec.json.decode(response.body, type=_Completion).choices
     except msgspec.DecodeError:
@@ -225,7 +221,7 @@ def _completion_text(response: CallResponse) -> str:
 
 
 def _reason_of(response: CallResponse) -> str:
-    """The engine's own reason, where it gives one."""
+    """The engine's reason, if it states one."""
     try:
         reason = msgspec.json.decode(response.body, type=_Reason).reason
     except msgspec.DecodeError:

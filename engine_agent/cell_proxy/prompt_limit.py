@@ -1,8 +1,8 @@
-"""Keeps prompts that are longer than the engine takes away from it, where such a prompt would end it: Neuron's engines
-are compiled for a longest prompt that may be shorter than the context.
+"""Refuses prompts that are longer than the engine accepts, where such a prompt would kill it: Neuron's engines are
+compiled for a maximum prompt that can be shorter than the context.
 
-Tokens are the engine's own to count: each prompt is counted by the path of the engine that is there for it, on
-loopback. What cannot be counted, or means more tokens than its text has, is refused and never guessed.
+The engine counts the tokens, on a path that it has for that, on loopback. Prompts that cannot be counted are refused,
+never estimated.
 """
 
 from collections.abc import Iterator
@@ -12,25 +12,24 @@ from typing import Any
 import msgspec
 
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, prompt_member_of
-from engine_agent.cell_proxy.http_call import call
 from engine_agent.cell_proxy.refusal import Refusal, prompt_not_counted, prompt_too_long
-from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.cell_proxy.upstream import EnginePool, call
 from engine_agent.protocol.api_surface import Counting
 
 COMPLETIONS_PATH, MESSAGES_PATH = b"/v1/completions", b"/v1/messages"
 COUNT_LIMIT_S = 10.0
-"""For one count; a prompt of 1 MiB takes a tenth of that on a core of its own."""
+"""For one count. A prompt of 1 MiB takes a tenth of that on its own core."""
 _ANSWER_BYTES = 16 * 1024 * 1024
-"""The engine tells the tokens, too: one of a byte each, with ten digits, of the longest body that is parsed."""
+"""The answer contains the tokens: for the longest accepted body, one per byte, with ten digits each."""
 _MOST_PROMPTS = 64
 _CHAT_MEMBERS = (
     *("messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "chat_template_kwargs"),
 )
-"""What engines make a chat's prompt of, and count it by."""
+"""The members that make up a chat's prompt."""
 
 CountRequest = tuple[bytes, dict[str, Any]]
-"""Path of the engine, and the body for it."""
+"""Path of the engine and the body for it."""
 
 
 class _Error(msgspec.Struct):
@@ -38,7 +37,7 @@ class _Error(msgspec.Struct):
 
 
 class _Counted(msgspec.Struct):
-    """The answers of /tokenize and of /v1/messages/count_tokens, and their errors."""
+    """The answers of /tokenize and /v1/messages/count_tokens, and their errors."""
 
     count: int | None = None
     input_tokens: int | None = None
@@ -46,13 +45,12 @@ class _Counted(msgspec.Struct):
 
 
 class Uncountable(ValueError):
-    """A prompt whose tokens nobody can tell before the engine has it; the text says why."""
+    """A prompt whose tokens cannot be counted before the engine has it; the text says why."""
 
 
 async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: bytes, body: bytes) -> Refusal | None:
-    """Why a request may not go to an engine that takes `limit` tokens of prompt; None: it may.
-
-    `model` is the engine's own name.
+    """Returns why a request may not go to an engine that accepts `limit` tokens of prompt, or None. `model` is the
+    engine's name.
 
     Raises:
         OSError: the engine cannot be reached, or does not count in time.
@@ -71,7 +69,7 @@ async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: 
 
 
 def count_requests(path: bytes, body: bytes, model: str) -> Iterator[int | CountRequest]:
-    """For each prompt of a request its tokens, where they are given, or how to ask the engine for their number.
+    """For each prompt of a request: its number of tokens if given, else the request that counts them.
 
     Raises:
         Uncountable: there is no way to tell.
@@ -97,7 +95,7 @@ def _of_completion(request: dict[str, Any], model: str) -> Iterator[int | CountR
     several = isinstance(prompt, list) and not all(isinstance(each, int) for each in prompt)
     prompts: list[Any] = prompt if several and isinstance(prompt, list) else [prompt]
     if len(prompts) > _MOST_PROMPTS:
-        raise Uncountable(f"it has {len(prompts)} prompts, and {_MOST_PROMPTS} are counted at once")
+        raise Uncountable(f"it has {len(prompts)} prompts, and {_MOST_PROMPTS} are the most that are counted")
     special = {name: request[name] for name in ("add_special_tokens",) if request.get(name) is not None}
     for each in prompts:
         if isinstance(each, str):
@@ -116,7 +114,7 @@ def _of_chat(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_media(messages: Any) -> None:
-    """Images and sounds become as many tokens as their encoder makes of them."""
+    """Refuses media, whose tokens depend on their encoder."""
     for message in messages if isinstance(messages, list) else []:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else []:
@@ -131,11 +129,11 @@ async def _count(pool: EnginePool, question: CountRequest) -> int:
     path, asked = question
     answer = await call(pool, b"POST", path, msgspec.json.encode(asked), COUNT_LIMIT_S, max_bytes=_ANSWER_BYTES)
     try:
-        told = msgspec.json.decode(answer.body, type=_Counted)
+        reported = msgspec.json.decode(answer.body, type=_Counted)
     except msgspec.DecodeError:
-        told = _Counted()
-    tokens = told.count if told.count is not None else told.input_tokens
+        reported = _Counted()
+    tokens = reported.count if reported.count is not None else reported.input_tokens
     if answer.status != HTTPStatus.OK or tokens is None:
-        said = f": {told.error.message[:200]}" if told.error.message else ""
-        raise Uncountable(f"the engine does not, with status {answer.status}{said}")
+        reason = f": {reported.error.message[:200]}" if reported.error.message else ""
+        raise Uncountable(f"the engine does not, with status {answer.status}{reason}")
     return tokens

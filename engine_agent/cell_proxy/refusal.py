@@ -1,6 +1,5 @@
-"""Every answer that the proxy itself gives in place of the engine, in the form that the client of its path reads. Pure;
-a refusal states what was wrong and whether another cell may take the request, and never pretends that the engine
-answered."""
+"""All answers that the proxy gives instead of the engine, in the error format of the path. Pure. A refusal states what
+was wrong and whether another cell may take the request, and never pretends that the engine answered."""
 
 from dataclasses import dataclass
 
@@ -11,14 +10,14 @@ from engine_agent.protocol.request_bodies import BadRequest
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
 ERROR_HEADER = b"x-switchyard-error"
-"""The code of a 5xx, by which the ingress counts it."""
+"""The code of a 5xx, for the counts of the ingress."""
 RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """An error answer. `retry`: no byte of an answer was sent, so the ingress may try another cell. `is_final`: clients
-    that would send it again by its status should not. `param`: the member of the body that is wrong."""
+    that retry by status should not. `param`: the wrong member of the body."""
 
     status: int
     code: str
@@ -66,7 +65,7 @@ def engine_died(reason: str) -> Refusal:
 
 
 def engine_dropped(reason: str) -> Refusal:
-    message = f"the cell's engine is well, and closed the connection of this request without an answer: {reason}"
+    message = f"the cell's engine is healthy, and closed the connection of this request without an answer: {reason}"
     return Refusal(502, "engine_dropped_request", message, is_final=True)
 
 
@@ -88,12 +87,12 @@ def class_full(serving_class: str, in_flight: int, limit: int) -> Refusal:
 
 
 def batch_waits() -> Refusal:
-    message = "the cell has as much batch work as it can have beside its other requests, and some that waits"
+    message = "the cell has as much batch work as its other requests allow, and more in its queue"
     return Refusal(503, "cell_saturated", message, retry=True)
 
 
 def no_prefill_cell(role: str) -> Refusal:
-    return Refusal(403, "no_prefill_cell", f"this cell is {role}: only prefill cells read prompts for others")
+    return Refusal(403, "no_prefill_cell", f"this cell is {role}: only prefill cells read prompts for decode cells")
 
 
 def prefill_cell() -> Refusal:
@@ -102,16 +101,18 @@ def prefill_cell() -> Refusal:
 
 
 def may_not_hand_over(who: str) -> Refusal:
-    return Refusal(403, "not_a_pair", f"{who} may not have prompts read here: its cell is no decode cell of this one")
+    return Refusal(
+        403, "not_a_pair", f"{who} may not have prompts read here: its cell is not a decode cell of this one"
+    )
 
 
 def other_layout(given: str, own: str) -> Refusal:
-    message = f"the other cell hands over in layout {given[:80]!r}, this one in {own!r}: they are no pair"
+    message = f"the other cell hands over in layout {given[:80]!r}, this one in {own!r}: they cannot be paired"
     return Refusal(409, "other_kv_layout", message)
 
 
 def not_handed_over(paths: str) -> Refusal:
-    return Refusal(400, "not_handed_over", f"only one answer to one prompt is handed over, of {paths}")
+    return Refusal(400, "not_handed_over", f"only one answer to one prompt is handed over, on the paths {paths}")
 
 
 def prefill_failed(reason: str) -> Refusal:
@@ -123,7 +124,7 @@ def deadline_passed() -> Refusal:
 
 
 def deadline_unreachable(limit_s: float, ttft_p50_s: float) -> Refusal:
-    message = f"the deadline is {limit_s:g} s away and the first token takes {ttft_p50_s:.3g} s here at present"
+    message = f"the deadline is in {limit_s:g} s, and the first token currently takes {ttft_p50_s:.3g} s here"
     return Refusal(503, "deadline_unreachable", message, retry=True)
 
 
@@ -161,7 +162,7 @@ def bad_member(error: BadRequest) -> Refusal:
 
 
 def body_encoded() -> Refusal:
-    message = "a request body is taken as it is, not compressed: leave Content-Encoding out"
+    message = "compressed request bodies are not supported; omit Content-Encoding"
     return Refusal(415, "unsupported_encoding", message)
 
 
@@ -177,7 +178,7 @@ def prompt_not_counted(why: str, limit: int) -> Refusal:
 
 def needs_store(member: str) -> Refusal:
     message = (
-        f"`{member}` needs a response that is kept, and this request did not reach what keeps them: put `model`, "
-        "`store`, `background` and `previous_response_id` first in the body; `conversation` is not supported"
+        f"`{member}` needs a stored response, and this request bypassed the control plane, which stores them: put "
+        "`model`, `store`, `background` and `previous_response_id` first in the body; `conversation` is not supported"
     )
     return Refusal(400, "unsupported_parameter", message, param=member)

@@ -1,5 +1,5 @@
-"""Turns the bytes of a client into requests, within limits on head, body and everything that is neither. It holds no
-connection and sends nothing; what is wrong with the input becomes a refusal."""
+"""Parses the bytes of a client into requests, with limits on head, body and everything else. It has no connection and
+sends nothing; invalid input becomes a refusal."""
 
 from collections import deque
 from random import getrandbits
@@ -16,7 +16,7 @@ _MAX_REQUEST_ID_BYTES = 128
 
 
 class IncomingRequest:
-    """A request of which the head is complete. `delivered`: its responder has the whole body."""
+    """A request whose head is complete. `delivered`: its responder has the whole body."""
 
     __slots__ = ("complete", "delivered", "head", "pieces", "size_bytes", "too_large")
 
@@ -29,14 +29,14 @@ class IncomingRequest:
         self.too_large = too_large
 
     def take(self) -> bytes:
-        """The body that came since the last call."""
+        """The body that arrived since the last call."""
         data, self.pieces = b"".join(self.pieces), []
         self.delivered = self.complete
         return data
 
 
 class RequestParser:
-    """The requests of one connection in their order. `broken`: nothing after the queued ones can be understood."""
+    """The requests of one connection in order. `broken`: the input after the queued ones is invalid."""
 
     def __init__(self, limits: Limits) -> None:
         self.queue: deque[IncomingRequest] = deque()
@@ -68,13 +68,13 @@ class RequestParser:
         if self.broken is not None:
             return
         if self._body_bytes == body_bytes and self._is_within_message():
-            # Unfinished headers and trailers are the only input that the parser holds back.
+            # Incomplete headers and trailers are the only input that the parser keeps.
             self._withheld_bytes += len(data)
             if self._withheld_bytes > self._limits.max_head_bytes:
                 self.broken = self._head_too_large()
 
     def close(self) -> None:
-        """Forget everything (parser and callbacks refer to each other)."""
+        """Drops everything: parser and callbacks refer to each other."""
         self._parser = None
         self.queue.clear()
 
@@ -145,7 +145,7 @@ class RequestParser:
 
 
 def _request_id(given: bytes | None) -> bytes:
-    """The client's own id where it is short and printable, else a new one."""
+    """The client's id if it is short and printable, else a new one."""
     if given and len(given) <= _MAX_REQUEST_ID_BYTES and given.isascii() and given.decode().isprintable():
         return given
     return b"%032x" % getrandbits(128)

@@ -1,6 +1,6 @@
-"""The record of one request: times, tokens, outcome. It feeds the meter and the health judge while the response passes,
-and the access log once at the end; before that it has the engine say what was used, if the answer did not. It never
-touches the bytes."""
+"""The record of one request: times, tokens, outcome. It feeds the meter and the engine's health while the response
+passes, and the access log at the end. If the answer did not state its usage, it queries the engine first. It never
+changes bytes."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,10 +10,10 @@ from time import monotonic, time_ns
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.api_paths import counting_of
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.engine_usage import fetch_usage
+from engine_agent.cell_proxy.engine_counters import fetch_usage
 from engine_agent.cell_proxy.meter import Usage
-from engine_agent.cell_proxy.tokens import TokenCount
-from engine_agent.cell_proxy.upload import Upload
+from engine_agent.cell_proxy.rewrite import Upload
+from engine_agent.cell_proxy.usage_reader import TokenCount
 from engine_agent.cell_proxy.usage_rows import UsageCounts
 from engine_agent.cell_proxy.wire import COMPLETION_TOKENS_HEADER, Headers, RequestHead, ResponseHead
 from engine_agent.protocol.api_surface import Counting
@@ -31,14 +31,15 @@ class RequestOutcome(StrEnum):
 
 
 CLIENT_GONE_STATUS = 499
-"""What logs commonly show (nginx) for a client that left before its answer began; it is never sent."""
+"""The usual status in logs (nginx) for a client that disconnected before its answer. It is never sent."""
 NO_USAGE = Usage(0, 0)
 _MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a request ended: `status` that its client saw, or would have; `reason` is the code of a refusal."""
+    """How a request ended. `status`: the one that its client saw, or would have seen; `reason`: the code of a
+    refusal."""
 
     outcome: RequestOutcome
     status: int
@@ -47,17 +48,14 @@ class Ending:
 
 
 class RequestRecord:
-    """What is known about one request while it runs."""
-
     def __init__(self, cell: Cell, head: RequestHead, upload: Upload) -> None:
         self._cell = cell
         self._head = head
         self._upload = upload
         self._row: UsageCounts | None = None
-        """None until admitted."""
         self.metadata = RequestMetadata()
         self.cached_elsewhere: int | None = None
-        """Tokens of its prompt that the prefill cell which read it had; None: none read it."""
+        """Tokens of its prompt that were in the cache of the prefill cell that read it; None if none did."""
         self._counting = counting_of(head.method, head.path)
         self._tokens = TokenCount(self._counting, streaming=False)
         self._response: ResponseHead | None = None
@@ -69,14 +67,14 @@ class RequestRecord:
 
     @property
     def at_event_boundary(self) -> bool:
-        """Where another event may be put into the stream."""
+        """Whether another event can be inserted into the stream here."""
         return self._tokens.at_boundary
 
     def admit(self) -> None:
         self._row = self._cell.meter.admitted(self.metadata)
 
     def trace(self) -> None:
-        """Begin the span of the request, where it has one, and make the engine's work a part of it."""
+        """Starts the span of the request, if it is traced, with the engine's work as a part of it."""
         spans = self._cell.spans
         if spans is None:
             return
@@ -86,7 +84,7 @@ class RequestRecord:
             self._head.headers = with_context(self._head.headers, self._span)
 
     def add(self, response: ResponseHead, body: bytes, now: float, *, complete: bool) -> None:
-        """A piece of the answer passes; `complete` with the last."""
+        """A piece of the answer passes. `complete`: it is the last."""
         if self._response is None:
             self._response = response
             if (prompt := self._prompt_from_head()) is not None:
@@ -103,13 +101,16 @@ class RequestRecord:
             meter.next_tokens(now, now - self._last_token_at, self.metadata.serving_class)
         self._last_token_at = now
         meter.tokens(now, events)
-        self._cell.judge.token_seen(now)
+        self._cell.health.token_seen(now)
 
     def token_headers(self) -> Headers:
-        """What is known of the request's tokens when the head of its answer leaves."""
-        told = self._tokens.told
-        if told is not None:
-            return [(PROMPT_TOKENS_HEADER, b"%d" % told.prompt), (COMPLETION_TOKENS_HEADER, b"%d" % told.completion)]
+        """The known tokens of the request when the head of its answer is sent."""
+        reported = self._tokens.reported
+        if reported is not None:
+            return [
+                (PROMPT_TOKENS_HEADER, b"%d" % reported.prompt),
+                (COMPLETION_TOKENS_HEADER, b"%d" % reported.completion),
+            ]
         prompt = self._prompt_from_head()
         return [] if prompt is None else [(PROMPT_TOKENS_HEADER, b"%d" % prompt)]
 
@@ -117,13 +118,13 @@ class RequestRecord:
         now = monotonic()
         self._cell.meter.tokens(now, self._tokens.settle())
         failed = response.status >= 500 or self._tokens.errors > 0
-        if not failed and (self._tokens.tokens or self._tokens.told):
-            self._cell.judge.token_seen(now)
+        if not failed and (self._tokens.tokens or self._tokens.reported):
+            self._cell.health.token_seen(now)
         self.close(RequestOutcome.ENGINE_ERROR if failed else RequestOutcome.ANSWERED, response.status, is_whole=True)
 
     def close(self, outcome: RequestOutcome, status: int, reason: str = "", *, is_whole: bool = False) -> None:
-        """The request has ended, one way or another; `reason` is the code of a refusal, `is_whole`: its answer is.
-        Where the engine has not said what was used, it is asked first."""
+        """The request has ended. `reason`: the code of a refusal; `is_whole`: its answer is complete. If the engine has
+        not reported the usage, it is queried first."""
         ending = Ending(outcome, status, reason, monotonic() - self.began_at)
         if self._row is None:
             if outcome is RequestOutcome.REFUSED:
@@ -140,39 +141,43 @@ class RequestRecord:
         if self._is_to_be_asked_for(ending, is_whole=is_whole):
             self._cell.settle_later(self._ask_and_settle(self._row, ending))
         else:
-            told = self._tokens.told
+            reported = self._tokens.reported
             self._settle(
-                self._row, ending, NO_USAGE if told is None else Usage(told.prompt, told.completion, told.cached)
+                self._row,
+                ending,
+                NO_USAGE if reported is None else Usage(reported.prompt, reported.completion, reported.cached),
             )
 
     def _is_to_be_asked_for(self, ending: "Ending", *, is_whole: bool) -> bool:
-        """Whether the engine computed something that it did not speak of."""
-        if self._tokens.told is not None or self._counting is Counting.NOTHING or not self._head.exchange:
+        """Whether the engine may have computed tokens that it did not report."""
+        if self._tokens.reported is not None or self._counting is Counting.NOTHING or not self._head.exchange:
             return False
         return ending.status < 400 if is_whole else ending.outcome is not RequestOutcome.REFUSED
 
     async def _ask_and_settle(self, row: UsageCounts, ending: "Ending") -> None:
-        told = await fetch_usage(self._cell.pool, self._head.exchange)
-        self._cell.meter.untold_total += told is None
-        usage = self._estimate(ending) if told is None else Usage(told.prompt, told.completion, told.cached)
+        reported = await fetch_usage(self._cell.pool, self._head.exchange)
+        self._cell.meter.unreported_total += reported is None
+        usage = (
+            self._estimate(ending) if reported is None else Usage(reported.prompt, reported.completion, reported.cached)
+        )
         self._settle(row, ending, usage)
 
     def _estimate(self, ending: "Ending") -> Usage:
-        """Where no engine says: what came, and as much of a prompt as it had said, or as bodies of that length have. An
+        """Estimates unreported usage: the tokens that arrived, and the prompt if the engine stated its length. An
         engine that failed before it answered has used nothing that counts."""
         if ending.outcome is RequestOutcome.ENGINE_ERROR and self._response is None:
             return NO_USAGE
         return Usage(self._prompt_from_head(), self._tokens.tokens, estimated=True)
 
     def _prompt_from_head(self) -> int | None:
-        """The length of the prompt, where the engine said it ahead of the answer."""
+        """The length of the prompt, if the engine sent it in the head."""
         for name, value in self._response.headers if self._response is not None else ():
             if name == PROMPT_TOKENS_HEADER and len(value) <= _MAX_DIGITS and value.isdigit():
                 return int(value)
         return None
 
     def _settle(self, row: UsageCounts, ending: "Ending", usage: Usage) -> None:
-        if self.cached_elsewhere is not None:  # its engine counts all that was read elsewhere as cached
+        if self.cached_elsewhere is not None:  # its engine counts all tokens from the prefill cell as cached
             usage = replace(usage, cached=min(usage.cached, self.cached_elsewhere))
         counted = self._cell.meter.settled(self.metadata, row, usage, body_bytes=self._upload.size_bytes)
         if not usage.estimated:
@@ -180,7 +185,7 @@ class RequestRecord:
         self._write(ending, counted)
 
     def _write(self, ending: "Ending", usage: Usage) -> None:
-        """The line in the access log, and the span."""
+        """Writes the access log and the span."""
         if self._span is not None:
             self._export(self._span, ending, usage)
         self._cell.log.request(

@@ -1,8 +1,9 @@
 """Rewrites request bodies on their way to the engine. Pure.
 
-To the JSON object of a request it adds members: the priority of its class, the wish for a usage count, and the engine's
-own name of the model where the request came by another. They come last, where they override the same names before them.
-A body that the engine could understand in another way than the ingress or this proxy did is rejected (`request_of`).
+Adds members to the JSON object of a request: the priority of its class, the request for a usage count, and the engine's
+name of the model. They come last, where they override the same names. A body that an engine could read differently from
+the ingress or this proxy is refused (`request_of`). Bodies are sent as a whole, because an unread one could mean
+anything (`Upload`).
 """
 
 from collections.abc import Mapping
@@ -11,31 +12,37 @@ from typing import Any, Final
 
 import msgspec
 
+from engine_agent.cell_proxy import refusal as refusals
+from engine_agent.cell_proxy.admission import BadHeader, RequestMetadata, read_limits
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, RESPONSES_PATH
+from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.request_work import check_work
+from engine_agent.cell_proxy.settings import ProxySettings
+from engine_agent.cell_proxy.wire import ENGINE_PRIORITY_HEADER, Headers, RequestHead, request_head
 from engine_agent.protocol.api_surface import Counting
+from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import strict_loads
 
 PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
-"""vLLM serves the lower number first, and the earlier of equal ones."""
+"""vLLM serves lower numbers first, and earlier requests first among equals."""
 _BLANKS = b" \t\r\n"
 
 
 class BadBody(ValueError):
-    """A request body that does not mean one thing only; the text says why."""
+    """A request body with more than one meaning; the text says why."""
 
 
 class NeedsStore(ValueError):
-    """A request for what only the control plane keeps, and that came past it; the text is the member's name."""
+    """A request that needs stored responses of the control plane, and bypassed it. The text is the member's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyRewrite:
-    """`members` as they stand in JSON, without braces. `removes_usage`: the client did not request the usage that we
-    do. `sequences`: what the engine makes of the request."""
+    """`members`: JSON text without braces. `removes_usage`: the client did not request the usage that is requested.
+    `sequences`: those of the request in the engine."""
 
     members: bytes = b""
     removes_usage: bool = False
@@ -50,10 +57,9 @@ def rewrite_body(
     routed_by: str | None = None,
     limits: RequestLimits | None = None,
 ) -> BodyRewrite:
-    """What to add to a request. `priority` None: the engine knows none; `limits` None: another cell checked them.
-
-    `model` is the name that the engine knows; None: the one in the request. `routed_by` is the name that the ingress
-    read in the body and chose this cell by; None: it did not say.
+    """The members to add to a request. `priority` None: the engine has none; `limits` None: another cell has checked
+    them. `model`: the engine's name, None for the one in the request. `routed_by`: the name that the ingress read in
+    the body, None if unknown.
 
     Raises:
         BadBody: see `request_of`; or the body names another model than the ingress read in it.
@@ -85,7 +91,7 @@ def rewrite_body(
 
 
 def request_of(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body states.
+    """The JSON object in a body.
 
     Raises:
         BadBody: it is none, or readers could differ in what it states (`strict_loads`).
@@ -100,7 +106,7 @@ def request_of(body: bytes) -> dict[str, Any]:
 
 
 def _check_needs_no_store(request: dict[str, Any]) -> None:
-    """What the control plane sends on for a request that needs its store has none of these."""
+    """Requests that the control plane forwards have none of these members."""
     for name in ("previous_response_id", "conversation"):
         if request.get(name) is not None:
             raise NeedsStore(name)
@@ -110,7 +116,7 @@ def _check_needs_no_store(request: dict[str, Any]) -> None:
 
 
 def _usage_options(request: dict[str, Any]) -> dict[str, Any] | None:
-    """The client's stream options with usage, or None where it has that already, or for what no engine knows."""
+    """The client's stream options with usage; None if it requests usage already, or if they are invalid."""
     options = request.get("stream_options")
     if options is None:
         return {"include_usage": True}
@@ -128,7 +134,7 @@ def _priority(priority: int) -> bytes:
 
 
 def with_members(body: bytes, members: bytes) -> bytes:
-    """The JSON object with these members at its end; what is no object stays as it is."""
+    """The JSON object with these members at its end. Anything else is unchanged."""
     end = len(body.rstrip(_BLANKS))
     if not members or body[end - 1 : end] != b"}":
         return body
@@ -137,18 +143,109 @@ def with_members(body: bytes, members: bytes) -> bytes:
     return inside + separator + members + body[end - 1 :]
 
 
-# Members that an engine is given in place of the client's, where it reads those otherwise than the dialect of the
-# path says.
+# Members that replace the client's where the engine reads those differently from the API of the path.
 
 _WITH_TOOLS: Final = (CHAT_PATH, b"/v1/messages", b"/v1/messages/count_tokens")
 _NO_CHOICES: Final = (None, "auto", "none", {"type": "auto"}, {"type": "none"})
 
 
 def dialect_members(path: bytes, request: Mapping[str, Any]) -> list[bytes]:
-    """What overrides members, as it stands in JSON: no tools at all where the list of them is empty, which clients
-    send and vLLM refuses."""
+    """Overriding members as JSON text: no tools instead of an empty list, which clients send and vLLM refuses."""
     if path not in _WITH_TOOLS or request.get("tools") != []:
         return []
     if "tool_choice" not in request:
         return [b'"tools":null']
     return [b'"tools":null', b'"tool_choice":null'] if request["tool_choice"] in _NO_CHOICES else []
+
+
+class Upload:
+    """The body of one request. `repeat_limit_bytes`: a longer one is released once it is sent.
+
+    `members` are appended to the JSON object of the body. Set them before the first `opening`.
+    """
+
+    __slots__ = (
+        *("_head", "_pieces", "_repeat_limit_bytes"),
+        *("complete", "headers", "members", "size_bytes"),
+    )
+
+    def __init__(self, head: RequestHead, repeat_limit_bytes: int) -> None:
+        self._head = head
+        self._repeat_limit_bytes = repeat_limit_bytes
+        self._pieces: list[bytes] | None = []
+        self.members = b""
+        self.headers: Headers = []
+        """Headers that the engine gets in addition to the client's."""
+        self.size_bytes = 0
+        """Of the received body, so far."""
+        self.complete = False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it is kept after it was sent, to be sent again."""
+        return self.size_bytes <= self._repeat_limit_bytes
+
+    def add(self, data: bytes, *, complete: bool) -> None:
+        """Adds the next piece. None arrives after it was sent."""
+        self.complete = complete
+        if data and self._pieces is not None:
+            self.size_bytes += len(data)
+            self._pieces.append(data)
+
+    def add_members(self, members: bytes) -> None:
+        """Adds members as JSON text; empty adds none."""
+        self.members = b",".join(filter(None, (self.members, members)))
+
+    def whole(self) -> bytes:
+        """The body as received.
+
+        Raises:
+            ValueError: it was released.
+        """
+        if self._pieces is None:
+            raise ValueError("the body was already released")
+        self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
+
+    def opening(self, host: bytes) -> bytes:
+        """Head and body for an engine connection.
+
+        Raises:
+            ValueError: not `repeatable`, and sent before.
+        """
+        body = with_members(self.whole(), self.members)
+        if not self.repeatable:
+            self.forget()
+        has_body = self._head.content_length is not None or self._head.chunked
+        framing = b"content-length: %d\r\n" % len(body) if has_body else b""
+        return request_head(self._head, host=host, framing=framing, own=self.headers) + body
+
+    def forget(self) -> None:
+        """Frees the body; it cannot be sent again."""
+        self._pieces = None
+
+
+def prepare(
+    head: RequestHead, upload: Upload, metadata: RequestMetadata, settings: ProxySettings
+) -> BodyRewrite | Refusal:
+    """Adds the fleet's members and headers to `upload`, or returns a refusal."""
+    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in head.headers):
+        return refusals.body_encoded()
+    priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
+    model = (metadata.adapter or settings.model) if metadata.is_routed else None
+    try:
+        rewrite = rewrite_body(
+            head.path, upload.whole(), priority, model, metadata.routed_by, read_limits(head.headers)
+        )
+    except BadHeader as error:
+        return error.refusal
+    except BadRequest as error:
+        return refusals.bad_member(error)
+    except NeedsStore as member:
+        return refusals.needs_store(str(member))
+    except BadBody as error:
+        return refusals.bad_body(str(error))
+    if priority:
+        upload.headers.append((ENGINE_PRIORITY_HEADER, b"%d" % priority))
+    upload.members = rewrite.members
+    return rewrite

@@ -1,5 +1,5 @@
-"""Puts the parts of a proxy together: two listeners, the probes, the sweep of time limits, and the end. It lives
-until SIGTERM or SIGINT, whatever becomes of the process that started it."""
+"""One cell proxy: two listeners, the probes, the sweep of time limits, and the shutdown. It runs until SIGTERM or
+SIGINT, even if the process that started it exits."""
 
 import asyncio
 import gc
@@ -12,33 +12,30 @@ from time import monotonic
 from engine_agent.cell_proxy import endpoints, refusal
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.downstream import ClientConnection, Responder
-from engine_agent.cell_proxy.engine_work import WorkReader
+from engine_agent.cell_proxy.engine_counters import TokenChecker, WorkReader
 from engine_agent.cell_proxy.log import LineLog
-from engine_agent.cell_proxy.peers import HANDSHAKE_S, Peer, Peers
 from engine_agent.cell_proxy.probes import Prober
 from engine_agent.cell_proxy.settings import ProxySettings
-from engine_agent.cell_proxy.tls_connection import TlsConnection
-from engine_agent.cell_proxy.token_check import TokenChecker
+from engine_agent.cell_proxy.tls_connection import HANDSHAKE_S, Peer, Peers, TlsConnection
 from engine_agent.cell_proxy.wire import RequestHead
 from engine_agent.protocol.states import Phase
 from engine_agent.protocol.watchdog import LateWakeUp
 
 BACKLOG = 1024
 _FLUSH_S = 0.2
-"""For the last bytes to leave, at the end of the grace."""
+"""To flush the last bytes at the end of the grace period."""
 _LATE_GRACE_S = 2.0
-"""After this process itself stood still: what clients and the engine sent meanwhile is read first."""
+"""After this process was paused: what clients and the engine sent in the meantime is read first."""
 _LAST_TOKENS_S = 1.0
-"""For the engine to say what the requests used that were cut at the end."""
+"""For the engine to report the tokens of requests that were cut at shutdown."""
 _LAST_SPANS_S = 1.0
-"""For the last spans to reach their collector."""
 
 _Admit = Callable[[asyncio.BaseTransport], Peer | None]
 _Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
 
 
 class CannotListen(OSError):
-    """A port cannot be opened; the text names the option."""
+    """A port cannot be opened. The text names the option."""
 
 
 class ProxyServer:
@@ -62,7 +59,7 @@ class ProxyServer:
         self._handle_signals()
         asyncio.get_running_loop().set_exception_handler(self.cell.log.crash)
         await self._listen()
-        gc.freeze()  # what was imported lives for ever: no collection needs to visit it again
+        gc.freeze()  # imported objects are never freed, so no collection needs to visit them
         stop_requested = asyncio.create_task(self._wait_for_stop())
         spans = self.cell.spans
         loops = (
@@ -77,7 +74,7 @@ class ProxyServer:
             await asyncio.wait((stop_requested, *loops), return_when=asyncio.FIRST_COMPLETED)
             broken = [task for task in loops if task.done()]
             await self._drain()
-            for task in broken:  # a proxy that no longer probes must not go on: its agent starts another
+            for task in broken:  # a proxy that no longer probes must exit, so that its agent starts another
                 task.result()
         finally:
             for task in (stop_requested, *loops):
@@ -109,7 +106,7 @@ class ProxyServer:
         self._servers.append(server)
 
     def _over_tls(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """For who may speak to this cell, where there is a fleet."""
+        """Adds TLS and the check of the client, if the fleet uses TLS."""
         if self._peers is None:
             return factory
         try:
@@ -122,7 +119,7 @@ class ProxyServer:
         return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients, admit)
 
     async def _sweep(self) -> None:
-        """Enforce every time limit, for ever."""
+        """Enforces every time limit."""
         own = LateWakeUp(grace_s=_LATE_GRACE_S)
         while True:
             await asyncio.sleep(self.settings.limits.sweep_interval_s)
@@ -138,7 +135,7 @@ class ProxyServer:
             self.cell.steer(now)
 
     async def _drain(self) -> None:
-        """Refuse what is new, wait for what runs, cut what is left at the end of the grace."""
+        """Refuses new requests, waits for those in flight, and cuts the rest at the end of the grace period."""
         self.cell.enter_phase(Phase.STOP)
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self.settings.grace_s - _FLUSH_S)):

@@ -1,4 +1,4 @@
-"""The settings of one cell proxy from its command line, and the limits it keeps. Values only; nothing here acts."""
+"""The settings of one cell proxy from its command line, and its limits. Values only."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,13 @@ from engine_agent.protocol.tracing import TraceSettings
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound of the proxy, with its unit in the name and where it comes from beside it."""
+    """Every limit of the proxy, with its unit in the name and its source."""
 
     max_body_bytes: int = MAX_BODY_BYTES
     max_head_bytes: int = 64 * 1024
     """Longest request head (or trailer): four times the 16 KiB of HAProxy's default buffer."""
     max_client_connections: int = 4096
-    """Beyond this a new connection is cut at once: a fifth of a 20,000 file limit, two sockets a request."""
+    """Further connections are cut: a fifth of a 20,000 file limit, at two sockets per request."""
     head_timeout_s: float = 10.0
     """From the first byte of a request to the end of its head; HAProxy sends it in one piece."""
     body_timeout_s: float = 60.0
@@ -25,24 +25,25 @@ class Limits:
     idle_timeout_s: float = 75.0
     """Keep-alive without a request. Longer than any ingress keeps a connection, so that the ingress closes first."""
     write_stall_s: float = 60.0
-    """How long a client may refuse to read while its answer waits; then its engine slot is given back."""
+    """How long a client may stop reading its answer; then its engine slot is freed."""
     linger_s: float = 2.0
-    """How long the rest of a refused upload is read and dropped, so that the client still sees the refusal."""
+    """How long the rest of a refused upload is read and dropped, so that the client sees the refusal."""
     repeat_limit_bytes: int = 1024 * 1024
-    """Bodies up to here are kept until their answer begins, so that they can be repeated on a fresh connection; some
-    250,000 tokens of text. Longer ones always have a fresh connection."""
+    """Bodies up to here are kept until their answer begins, so that they can be repeated on a new connection; some
+    250,000 tokens of text. Longer ones always get a new connection."""
     connect_timeout_s: float = 1.0
-    """The engine is on the same machine: a connect that takes this long will not succeed."""
+    """The engine is on the same machine: a slower connect will not succeed."""
     engine_idle_s: float = 4.0
     """Idle engine connections are closed before the engine's server does (uvicorn, and so vLLM: 5 s)."""
     response_silence_s: float = 600.0
-    """Longest silence of the engine within one request; a long answer without streaming is silent all its time."""
+    """Longest silence of the engine within one request. A long answer without streaming is silent all the time."""
     abandon_after_s: float = 10.0
-    """An engine unhealthy, and a request silent, for both this long: the request is given up."""
+    """A request is given up when its engine was unhealthy, and it was silent, for this long."""
     unknown_reading_s: float = 0.25
-    """How long a batch prompt counts as being read where the engine does not tell and no first token was seen yet."""
+    """How long a batch prompt counts as being read if the engine does not report it and there was no first token yet.
+    """
     sweep_interval_s: float = 0.25
-    """How often the bounds above are checked."""
+    """How often these limits are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,22 @@ class ProbeTimes:
     """Between two checks of /health."""
     health_timeout_s: float = 1.0
     slow_strikes: int = 2
-    """So many time-outs in a row make an engine unhealthy; a refused connection or a 503 does at once."""
+    """This many time-outs in a row make an engine unhealthy. A refused connection or a 503 does so immediately."""
     token_interval_s: float = 10.0
-    """An engine that made no token for this long, and has a free slot, is probed for one."""
+    """An engine without a token for this long, and with a free slot, is probed for one."""
     token_retry_s: float = 1.0
     token_timeout_s: float = 10.0
     golden_timeout_s: float = 120.0
-    """For a whole answer, of 32 tokens at most: it decides about the start, which has a limit of its own, and an engine
-    that shares its cores with much else makes 1.7 tokens/s."""
+    """For a whole answer of at most 32 tokens. It decides about the start, which has its own limit, and an engine on
+    busy cores generates 1.7 tokens/s."""
     golden_strikes: int = 2
-    """So many wrong answers in a row to golden prompts condemn this start of the engine. Greedy answers repeat, so
-    the second only rules out that the first was disturbed."""
+    """This many wrong answers in a row to golden prompts fail this start of the engine. Greedy answers repeat, so the
+    second only excludes a disturbed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """One proxy, whole. `admin_host` is loopback whatever `host` is: no other host may drain a cell."""
+    """One proxy. `admin_host` is always loopback: no other host may drain a cell."""
 
     node_id: str
     cell: str
@@ -81,25 +82,25 @@ class ProxySettings:
     model: str
     max_concurrency: int
     health_path: str = "/health"
-    """What the engine answers with 200 while it is well."""
+    """The path that the engine answers with 200 while healthy."""
     adapters: frozenset[str] = frozenset()
-    """Names that the engine serves beside `model`."""
+    """Names that the engine serves in addition to `model`."""
     priorities: bool = False
-    """The engine schedules by priority: tell it that of each request's class."""
+    """The engine schedules by priority, so it gets that of each request's class."""
     orders_classes: bool = False
-    """The engine limits batch prompts in each step by itself: several may be before their first token."""
+    """The engine limits batch prompts in each step, so several may be before their first token."""
     cell_role: CellRole = CellRole.MIXED
     kv_layout: str = ""
-    """Fingerprint of what cells hand over; cells of another do not pair with this one."""
+    """Fingerprint of the KV cache that cells hand over. Only equal ones pair."""
     prefill_timeout_s: float = 15.0
-    """How long a prefill cell may take for one prompt, with its queue; then it is read by who asked."""
+    """How long a prefill cell may take for one prompt, including its queue; then the decode cell reads it."""
     max_prompt_tokens: int | None = None
-    """Of a longer prompt the engine would end; None: it refuses one by itself."""
+    """A longer prompt would kill the engine; None: it refuses one itself."""
     golden: tuple[GoldenPrompt, ...] = ()
     traces: TraceSettings | None = None
     access_log: bool = True
     identity: Path | None = None
-    """Home of the node's identity: the public port speaks TLS, with ingresses only. None: a plain link."""
+    """Home of the node's identity: the public port speaks TLS, with ingresses only. Without one it is plain HTTP."""
     grace_s: float = 5.0
     admin_host: str = "127.0.0.1"
     limits: Limits = field(default_factory=Limits)

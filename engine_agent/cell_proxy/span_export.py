@@ -1,5 +1,5 @@
-"""Sends finished spans to a collector, many at a time. It never holds up a request: what a collector does not take in
-time is dropped and counted."""
+"""Sends finished spans to a collector in batches. It never delays a request: spans that the collector does not take in
+time are dropped and counted."""
 
 import asyncio
 from collections import deque
@@ -8,12 +8,11 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.cell_proxy.http_call import call
-from engine_agent.cell_proxy.upstream import EnginePool
+from engine_agent.cell_proxy.upstream import EnginePool, call
 from engine_agent.protocol.tracing import TraceSettings, export_request
 
 MAX_WAITING = 2048
-"""Spans; the default of OpenTelemetry's batch processor, as the next two."""
+"""Spans. This and the next two are defaults of OpenTelemetry's batch processor."""
 MAX_AT_ONCE = 512
 INTERVAL_S = 5.0
 TIMEOUT_S = 5.0
@@ -22,7 +21,7 @@ IDLE_S = 30.0
 
 
 class SpanExporter:
-    """The way to one collector. `resource` identifies the process, beside the service's name."""
+    """One collector. `resource` identifies the process, next to the service's name."""
 
     def __init__(self, settings: TraceSettings, resource: Mapping[str, str]) -> None:
         self.settings = settings

@@ -1,24 +1,42 @@
-"""TLS of a listener's connections, over plain transports: towards the network a protocol, towards the HTTP behind it
-the transport. It judges nobody: the context checks certificates, and who may stay is for the protocol to say.
+"""TLS of the public port, and who may connect: ingresses of the fleet and, to a prefill cell, the proxies of its decode
+cells, until their certificates are revoked.
 
-The event loop's own TLS does more than we need for each read and write: buffers that are lent and taken back, a queue
-of what is to be encrypted, and an exception for each read, by which it learns that there is nothing more. Here the
-encrypted bytes that are left say so. Per request that is half of what TLS costs a cell proxy (docs/bench/links.md).
+TLS itself checks the chain and the revocation list; `Peers` checks the name, and cuts open connections of revoked
+certificates.
+
+The event loop's own TLS does more than needed for each read and write: it lends buffers, queues text to encrypt, and
+raises an exception per read to learn that nothing is left. `TlsConnection` sees that in the pending encrypted bytes.
+Per request that is half of the cost of TLS in a cell proxy (docs/bench/links.md).
 """
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
 from typing import Any, Final, cast
 
+from engine_agent.cell_proxy.downstream import ClientConnection
+from engine_agent.cell_proxy.log import LineLog
+from engine_agent.protocol.identity import (
+    REVOKED_SERIALS_FILE,
+    TLS_FOLDER,
+    BadName,
+    IdentityFiles,
+    IdentityKind,
+    name_of_peer,
+)
+
 LONGEST_RECORD_BYTES: Final = 16 * 1024
-"""Of plain text (RFC 8446, section 5.1): a read of that much takes in a whole record."""
+"""Of plain text (RFC 8446, section 5.1): a read of this size takes a whole record."""
 
 
 class TlsConnection(asyncio.Transport, asyncio.Protocol):
-    """One connection of a server. `made` makes the protocol behind it once the handshake is over, which has
-    `handshake_s` seconds."""
+    """One connection of a server: a protocol for the network, and the transport of the protocol that `protocol_factory`
+    makes after the handshake, which has `handshake_s` seconds. It evaluates no certificates: the context and the
+    protocol do."""
 
     def __init__(self, context: ssl.SSLContext, made: Callable[[], asyncio.Protocol], handshake_s: float) -> None:
         super().__init__()
@@ -27,7 +45,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._made = made
         self._handshake_s = handshake_s
         self._handshake_limit: asyncio.TimerHandle | None = None
-        self._behind: asyncio.Protocol | None = None
+        self._protocol: asyncio.Protocol | None = None
         self._paused = self._ended = False
 
     # --- asyncio.Protocol: from the network ---
@@ -38,29 +56,29 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._incoming.write(data)
-        if self._behind is None and not self._shaken():
+        if self._protocol is None and not self._finish_handshake():
             return
         self._read()
 
     def eof_received(self) -> None:
-        """Whether the other said before that it ends makes no difference: bodies say by themselves where they do."""
-        if self._behind is not None and not self._ended:
-            self._behind.eof_received()
+        """A missing close_notify does not matter: bodies state their own end."""
+        if self._protocol is not None and not self._ended:
+            self._protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         self._stop_clock()
-        behind, self._behind = self._behind, None
+        behind, self._protocol = self._protocol, None
         if behind is not None:
             behind.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        if self._behind is not None:
-            self._behind.pause_writing()
+        if self._protocol is not None:
+            self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        if self._behind is not None:
-            self._behind.resume_writing()
+        if self._protocol is not None:
+            self._protocol.resume_writing()
 
     # --- asyncio.Transport: for the protocol behind ---
 
@@ -68,7 +86,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         if self._ended or not data:
             return
         written = self._tls.write(data)
-        if written < len(data):  # a record at a time
+        if written < len(data):  # one record per write
             rest = memoryview(data)[written:]
             while rest:
                 rest = rest[self._tls.write(rest) :]
@@ -78,14 +96,14 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return True
 
     def write_eof(self) -> None:
-        """Say that nothing follows; what the other sends is still read."""
+        """Sends close_notify; input is still read."""
         if not self._ended:
-            self._say_end()
+            self._send_close_notify()
 
     def close(self) -> None:
         if not self._ended:
             self._ended = True
-            self._say_end()
+            self._send_close_notify()
             self._wire.close()
 
     def abort(self) -> None:
@@ -110,8 +128,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     # --- TLS ---
 
-    def _shaken(self) -> bool:
-        """Go on with the handshake; whether it is over."""
+    def _finish_handshake(self) -> bool:
+        """Continues the handshake; returns whether it is complete."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -119,38 +137,38 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             return False
         except ssl.SSLError:
             self._ended = True
-            self._flush()  # the alert says why
+            self._flush()  # sends the alert
             self._wire.close()
             return False
         self._stop_clock()
         self._flush()
-        self._behind = self._made()
-        self._behind.connection_made(self)
+        self._protocol = self._made()
+        self._protocol.connection_made(self)
         return True
 
     def _read(self) -> None:
-        """Hand on what came, a record at a time, unless nothing is wanted for now."""
-        while self._incoming.pending and self._behind is not None and not (self._paused or self._ended):
+        """Passes on the received records, unless reading is paused."""
+        while self._incoming.pending and self._protocol is not None and not (self._paused or self._ended):
             try:
                 data = self._tls.read(LONGEST_RECORD_BYTES)
-            except ssl.SSLWantReadError:  # a part of a record, or one that is TLS's own
+            except ssl.SSLWantReadError:  # an incomplete record, or one of TLS itself
                 break
             except ssl.SSLError:
                 self.abort()
                 return
             if not data:
-                self._behind.eof_received()
+                self._protocol.eof_received()
                 self.close()
                 return
-            self._behind.data_received(data)
+            self._protocol.data_received(data)
         self._flush()
 
     def _flush(self) -> None:
         if self._outgoing.pending:
             self._wire.write(self._outgoing.read())
 
-    def _say_end(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # the other has not said so yet
+    def _send_close_notify(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # the other end has not sent close_notify yet
             self._tls.unwrap()
         self._flush()
 
@@ -158,3 +176,85 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         if self._handshake_limit is not None:
             self._handshake_limit.cancel()
             self._handshake_limit = None
+
+
+HANDSHAKE_S = 5.0
+"""A connection with a longer handshake is cut: until then it counts in no limit."""
+LOOK_EVERY_S = 1.0
+LOG_EVERY_S = 1.0
+"""Refusals in between are not logged: a peer with a certificate of the fleet can retry in a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The other end of a connection: the serial number of its certificate and, if it is the proxy of another cell, the
+    `node` of that cell's leader."""
+
+    serial: int
+    node: str = ""
+
+
+class Peers:
+    """Admits connections by the identity in `home`, whose files may change. `decode_nodes` may hand requests over."""
+
+    def __init__(
+        self,
+        home: Path,
+        log: LineLog,
+        decode_nodes: Callable[[], Collection[str]] = tuple,
+        now_s: Callable[[], float] = monotonic,
+    ) -> None:
+        self._decode_nodes = decode_nodes
+        self._identity = IdentityFiles(home)
+        self._revoked_file = home / TLS_FOLDER / REVOKED_SERIALS_FILE
+        self._log = log
+        self._now_s = now_s
+        self._logged_at_s = float("-inf")
+
+    def context(self) -> ssl.SSLContext:
+        """Raises:
+        OSError: there is no identity, or a file of it is none of its kind.
+        """
+        return self._identity.server_context()
+
+    def admit(self, transport: asyncio.BaseTransport) -> Peer | None:
+        """The peer after its handshake; None to refuse it."""
+        shown = transport.get_extra_info("ssl_object").getpeercert()
+        try:
+            name = name_of_peer(shown)
+        except BadName as error:
+            self._note_refusal(str(error))
+            return None
+        serial = int(shown["serialNumber"], 16)
+        if name.kind is IdentityKind.INGRESS:
+            return Peer(serial)
+        if name.kind is IdentityKind.NODE and name.id in self._decode_nodes():
+            return Peer(serial, name.id)
+        self._note_refusal(f"{name} is no ingress, and no decode cell of this one")
+        return None
+
+    def _note_refusal(self, reason: str) -> None:
+        if self._now_s() - self._logged_at_s >= LOG_EVERY_S:
+            self._logged_at_s = self._now_s()
+            self._log.event(event="connection_refused", reason=reason)
+
+    async def cut_revoked(self, connections: Iterable[ClientConnection]) -> None:
+        """Cuts open connections of revoked certificates, until cancelled."""
+        seen = None
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            stamp = self._identity.stamp()
+            if stamp == seen:
+                continue
+            seen, revoked = stamp, self._revoked()
+            for connection in tuple(connections):
+                if connection.peer is not None and connection.peer.serial in revoked:
+                    self._log.event(event="connection_cut", reason="its certificate was revoked")
+                    connection.abort()
+
+    def _revoked(self) -> set[int]:
+        try:
+            return {int(line, 16) for line in self._revoked_file.read_text(encoding="ascii").split()}
+        except (OSError, ValueError) as error:
+            self._log.event(event="revocations_unreadable", reason=str(error))
+            return set()

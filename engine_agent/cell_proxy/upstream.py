@@ -1,38 +1,40 @@
-"""Connections to the engine: one request at a time each, kept alive and used again. It carries bytes and reports what
-happened; it never repeats a request and never judges the engine."""
+"""Connections to the engine, kept alive and reused, with one request at a time each; and `call`, one request of the
+proxy itself with limits on time and length. Carries bytes and reports what happened. It never repeats a client's
+request and never evaluates the engine.
+"""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from engine_agent.cell_proxy.wire import Headers, ResponseHead, length_of
+from engine_agent.cell_proxy.rewrite import Upload
+from engine_agent.cell_proxy.wire import Headers, RequestHead, ResponseHead, length_of
 
 
 class UpstreamFault(StrEnum):
-    """How a connection to the engine failed in the middle of a request."""
+    """How a connection to the engine failed during a request."""
 
     CLOSED = "closed"
     MALFORMED = "malformed"
 
 
 class Receiver(Protocol):
-    """Who waits for the answer on a connection."""
+    """The recipient of the answer on a connection."""
 
     def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
-        """The bytes of one read: `head` with the first of them, `complete` with the last."""
+        """The bytes of one read. `head` comes with the first, `complete` with the last."""
 
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
-        """The connection is gone before the answer was complete."""
+        """The connection ended before the answer was complete."""
 
 
 class EngineConnection(asyncio.Protocol):
-    """One keep-alive connection to the engine."""
-
     def __init__(self, pool: "EnginePool") -> None:
         self.receiver: Receiver | None = None
         self.used_before = False
@@ -70,7 +72,7 @@ class EngineConnection(asyncio.Protocol):
             cast(asyncio.Transport, self._transport).resume_reading()
 
     def release(self) -> None:
-        """The answer is complete: the connection may serve another request, unless either side wants it closed."""
+        """The answer is complete: keeps the connection for another request, unless either side wants to close it."""
         self.receiver = None
         if self._keep_alive and self.usable:
             self.used_before = True
@@ -81,7 +83,7 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Cut the connection at once, whereupon the engine stops what it generates for it."""
+        """Cuts the connection; the engine then stops generating for it."""
         self.receiver = None
         if self._transport is not None:
             self._transport.abort()
@@ -154,7 +156,7 @@ class EngineConnection(asyncio.Protocol):
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        if self._head is None:  # an interim answer (1xx): the real one follows
+        if self._head is None:  # an interim answer (1xx): the final one follows
             self._headers, self._reason = [], b""
             return
         self._complete = True
@@ -162,8 +164,7 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EnginePool:
-    """The connections to one engine. `on_lost` is called for every idle one that the engine closed: it may have
-    died."""
+    """The connections to one engine. `on_lost` is called for each idle one that the engine closed: it may have died."""
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class EnginePool:
         self._idle: deque[EngineConnection] = deque()
 
     def take(self) -> EngineConnection | None:
-        """An idle connection, the one used last, or None when there is none."""
+        """The idle connection that was used last; None if there is none."""
         oldest_s = monotonic() - self._idle_s
         while self._idle:
             connection = self._idle.pop()
@@ -192,7 +193,7 @@ class EnginePool:
         return None
 
     async def connect(self) -> EngineConnection:
-        """Open a new connection.
+        """Opens a new connection.
 
         Raises:
             OSError: refused, or not connected within the limit (TimeoutError).
@@ -203,21 +204,107 @@ class EnginePool:
         return connection
 
     def put(self, connection: EngineConnection) -> None:
-        """Keep a connection whose answer is complete."""
         connection.idle_since = monotonic()
         self._idle.append(connection)
 
     def lost(self, connection: EngineConnection) -> None:
-        """A connection has closed; an idle one that closed by itself is news."""
+        """A connection has closed. `on_lost` is called if it was idle."""
         if connection in self._idle:
             self._idle.remove(connection)
             self._on_lost()
 
     def sweep(self, now: float) -> None:
-        """Close the connections that were idle for too long."""
         while self._idle and self._idle[0].idle_since <= now - self._idle_s:
             self._idle.popleft().abort()
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().abort()
+
+
+_MAX_ANSWER_BYTES = 64 * 1024
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class CallResponse:
+    status: int
+    body: bytes
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+
+
+class CallFailed(ConnectionError):
+    """The engine cannot be reached, or its answer is invalid; the text says which."""
+
+
+class _Collector:
+    """Implements `Receiver`: collects one answer."""
+
+    def __init__(self, future: "asyncio.Future[CallResponse]", max_bytes: int) -> None:
+        self._future = future
+        self._max_bytes = max_bytes
+        self._status = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._body = bytearray()
+
+    def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
+        if head is not None:
+            self._status, self._headers = head.status, dict(head.headers)
+        self._body += body
+        if self._future.done():
+            return
+        if complete:
+            self._future.set_result(CallResponse(self._status, bytes(self._body), self._headers))
+        elif len(self._body) > self._max_bytes:
+            self._future.set_exception(CallFailed(f"an answer of more than {self._max_bytes} bytes"))
+
+    def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
+        if not self._future.done():
+            self._future.set_exception(CallFailed(f"connection {fault}: {reason}"))
+
+
+async def call(
+    pool: EnginePool,
+    method: bytes,
+    target: bytes,
+    body: bytes | None,
+    timeout_s: float,
+    *,
+    max_bytes: int = _MAX_ANSWER_BYTES,
+    own: Headers | None = None,
+    request_id: bytes = b"probe",
+) -> CallResponse:
+    """Sends one request of the proxy and waits for its whole answer, of at most `max_bytes`. `own`: its headers.
+
+    Raises:
+        TimeoutError: no whole answer within `timeout_s`.
+        OSError: refused or broken (`CallFailed`).
+    """
+    headers = [*([] if body is None else [_JSON]), *(own or ())]
+    length = None if body is None else len(body)
+    head = RequestHead(method, target, [], True, True, length, False, False, request_id)
+    async with asyncio.timeout(timeout_s):
+        while (connection := pool.take()) is not None:
+            try:
+                return await _send(connection, pool, head, headers, body, max_bytes)
+            except CallFailed:
+                continue  # the engine had closed it while idle; a new one shows what is wrong
+        return await _send(await pool.connect(), pool, head, headers, body, max_bytes)
+
+
+async def _send(
+    connection: EngineConnection, pool: EnginePool, head: RequestHead, own: Headers, body: bytes | None, max_bytes: int
+) -> CallResponse:
+    upload = Upload(head, repeat_limit_bytes=0)
+    upload.headers = own
+    upload.add(body or b"", complete=True)
+    future: asyncio.Future[CallResponse] = asyncio.get_running_loop().create_future()
+    connection.receiver = _Collector(future, max_bytes)
+    connection.write(upload.opening(pool.host_header))
+    try:
+        response = await future
+    except BaseException:
+        connection.abort()
+        raise
+    connection.release()
+    return response

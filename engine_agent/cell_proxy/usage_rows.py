@@ -1,5 +1,5 @@
-"""Usage by tenant, key, serving class and adapter: what each used of this cell. The number of rows is bounded, whatever
-arrives; a row is forgotten only when another needs the place, and never while it has requests in flight."""
+"""Usage of this cell by tenant, key, serving class and adapter. The number of rows is bounded. A row is only dropped
+when another needs its place, and never while it has requests in flight."""
 
 from dataclasses import dataclass
 from time import time
@@ -8,7 +8,7 @@ from engine_agent.protocol.messages import MAX_TENANTS_REPORTED, OTHER_TENANTS, 
 from engine_agent.protocol.states import ServingClass
 
 FORGET_AFTER_S = 60.0
-"""A row in which nothing was counted for this long has been reported many times over."""
+"""A row without changes for this long has been reported many times."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class UsageCounts:
 
 
 class UsageRows:
-    """At most `limit` rows by name, in the order of their last use; all others share one for each class."""
+    """At most `limit` rows by name, ordered by last use. All others share one row per class."""
 
     def __init__(self, limit: int = MAX_TENANTS_REPORTED) -> None:
         self._limit = limit
@@ -58,8 +58,7 @@ class UsageRows:
     def of(
         self, tenant: str, key: str, serving_class: ServingClass, now: float | None = None, adapter: str = ""
     ) -> UsageCounts:
-        """The row that a new request of this tenant, key, class and adapter is counted in; `now` in seconds since
-        1970."""
+        """The row for a new request of this tenant, key, class and adapter; `now` in seconds since 1970."""
         at = time() if now is None else now
         name = (tenant, key, serving_class, adapter)
         counts = self._rows.pop(name, None)
@@ -74,7 +73,7 @@ class UsageRows:
         return tuple(counts.row() for counts in self._rows.values())
 
     def by_tenant(self) -> dict[str, UsageRow]:
-        """The sums of each tenant that has a name, for metrics."""
+        """The sums per named tenant, for metrics."""
         sums: dict[str, UsageRow] = {}
         for counts in self._rows.values():
             if counts.tenant:
@@ -87,7 +86,7 @@ class UsageRows:
             return True
         for name, counts in self._rows.items():
             if now - counts.used_at < FORGET_AFTER_S:
-                return False  # the others were used later still
+                return False  # all further rows were used later
             if not counts.in_flight and counts.tenant != OTHER_TENANTS:
                 del self._rows[name]
                 return True

@@ -1,5 +1,5 @@
 """HTTP/1.1 heads and body framing as bytes, for both sides of the proxy. Pure. Hop-by-hop headers end here (RFC 9110
-7.6.1) and every body is framed anew, so that the two sides can never disagree about where a message ends."""
+7.6.1), and every body is framed anew, so that both sides agree where a message ends."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from engine_agent.protocol.api_surface import ErrorForm
 from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case, in the order they came."""
+"""Names in lower case, in order of arrival."""
 
 _HOP_BY_HOP = frozenset(
     {
@@ -43,13 +43,14 @@ _FOR_THE_CELL = {
     b"x-switchyard-server",
     b"x-switchyard-tenant",
 }
-"""Headers from the ingress to the cell, which the engine need not know."""
+"""Headers from the ingress to the cell. The engine does not get them."""
 ENGINE_PRIORITY_HEADER = b"x-vllm-priority"
-"""Before what the body says of its priority (vLLM, `GenerateBaseServing._get_priority`), also where no body may."""
+"""It overrides the priority in the body (vLLM, `GenerateBaseServing._get_priority`), even on paths whose bodies have
+none."""
 _FOR_THE_ENGINE = {ENGINE_PRIORITY_HEADER, b"x-data-parallel-rank", b"endpoint-load-metrics-format"}
-"""Headers by which vLLM can be steered, which is for the fleet alone."""
+"""Headers that control vLLM; only the fleet may use them."""
 _OF_BROWSERS = {b"origin", b"access-control-request-method", b"access-control-request-headers"}
-"""Which pages may read an answer is for the ingress to say (`engine_agent.ingress.cors`)."""
+"""The ingress decides which pages may read an answer (`engine_agent/ingress/haproxy.cfg.j2`)."""
 _REQUEST_OWN = (
     _HOP_BY_HOP
     | _FOR_THE_CELL
@@ -58,13 +59,13 @@ _REQUEST_OWN = (
     | {b"content-encoding", b"content-length", b"expect", b"host", b"x-request-id"}
 )
 COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
-"""On an answer that was whole before its head left: what was generated, for the ingress. The length of the prompt is in
-`PROMPT_TOKENS_HEADER`, of streams, too, where the engine says it."""
+"""On an answer that was complete before its head was sent: the completion tokens, for the ingress.
+`PROMPT_TOKENS_HEADER` has the length of the prompt, also of streams if the engine reports it."""
 _PASSED_TO_CLIENTS = frozenset(
     {b"allow", b"cache-control", b"content-encoding", b"content-language", b"content-type", b"date", b"retry-after"}
 )
-"""Headers of an engine's answer that clients get. All others stay here: the name and version of the engine's program,
-what browsers may read, and what looks like a header of the fleet."""
+"""Headers of an engine's answer that clients get. All others are dropped: the name and version of the engine, CORS
+headers, and names that look like the fleet's."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -72,8 +73,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 @dataclass(slots=True)
 class RequestHead:
-    """A request as its client sent it. `content_length` None: chunked, or no body at all. `exchange`: what the engine
-    is to note it under; empty: nothing."""
+    """A request as its client sent it. `content_length` None: chunked, or no body. `exchange`: the name under which the
+    engine records its usage; empty: none."""
 
     method: bytes
     target: bytes
@@ -93,8 +94,6 @@ class RequestHead:
 
 @dataclass(slots=True)
 class ResponseHead:
-    """The head of the engine's answer."""
-
     status: int
     reason: bytes
     headers: Headers
@@ -108,14 +107,11 @@ class ResponseHead:
 
     @property
     def until_close(self) -> bool:
-        """The body ends with the connection."""
         return self.content_length is None and not self.chunked and not self.bodiless
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
-    """A complete answer of the proxy itself."""
-
     status: int
     body: bytes
     content_type: bytes = b"application/json"
@@ -123,14 +119,14 @@ class LocalResponse:
 
 
 def length_of(named: Mapping[bytes, bytes]) -> int | None:
-    """Content-Length, which the parser has already checked to be a single number."""
+    """Content-Length. The parser has checked that it is a single number."""
     value = named.get(b"content-length")
     return None if value is None else int(value)
 
 
 def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """The head that the engine gets. `framing` is one header line, or empty for a request without a body; `own` are the
-    proxy's headers."""
+    """The head that the engine gets. `framing`: one header line, or empty for a request without a body. `own`: headers
+    of the proxy."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
     lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers)]
     if head.exchange:
@@ -141,7 +137,7 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
 
 
 def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> bytes:
-    """The head that the client gets for an answer of the engine; `own` are the proxy's headers, framing among them."""
+    """The head that the client gets for an engine's answer. `own`: headers of the proxy, including the framing."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
     lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] in _PASSED_TO_CLIENTS]
     lines += [b"%b: %b\r\n" % pair for pair in own]
@@ -150,7 +146,6 @@ def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> byte
 
 
 def response_bytes(reply: LocalResponse, own: Iterable[tuple[bytes, bytes]] = (), *, keep_alive: bool) -> bytes:
-    """An answer of the proxy itself, head and body."""
     reason = HTTPStatus(reply.status).phrase.encode()
     lines = [b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n" % (reply.status, reason, reply.content_type)]
     lines += [b"%b: %b\r\n" % pair for pair in (*reply.headers, *own)]
@@ -161,7 +156,7 @@ def response_bytes(reply: LocalResponse, own: Iterable[tuple[bytes, bytes]] = ()
 
 
 def refusal_response(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> LocalResponse:
-    """A refusal as an answer; one that another cell may take says so."""
+    """A refusal as an answer, with the header that lets the ingress try another cell, if it may."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if refusal.retry:
         headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
@@ -173,12 +168,12 @@ def refusal_response(refusal: Refusal, form: ErrorForm = ErrorForm.OPENAI) -> Lo
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body; nothing for no bytes, since an empty chunk would end the body."""
+    """One chunk of a chunked body. Empty for no bytes, because an empty chunk would end the body."""
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """Of a request's headers those that the engine gets."""
+    """The headers of a request that the engine gets."""
     dropped = _REQUEST_OWN | _named_by_connection(headers)
     return [pair for pair in headers if pair[0] not in dropped]
 

@@ -9,7 +9,7 @@ from time import monotonic
 
 import msgspec
 
-from engine_agent.cell_proxy.status import ProxyStatus
+from engine_agent.cell_proxy.health import ProxyStatus
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
 from engine_agent.protocol.messages import Health, Load, StepTimes

@@ -1,4 +1,4 @@
-"""A small real engine for tests: an HTTP server on a socket that does with each request what the test wrote."""
+"""A small real engine for tests: an HTTP server that handles each request with the test's script."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,8 +25,6 @@ ONE_TOKEN = json_answer(b'{"choices":[{"text":"x"}],"usage":{"prompt_tokens":1,"
 
 
 class Turn:
-    """One request to the engine and the means to answer it."""
-
     def __init__(self, message: Message, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         self.message = message
         self.gone = gone
@@ -44,11 +42,10 @@ class Turn:
         await self.send(b"0\r\n\r\n")
 
     def end(self) -> None:
-        """Close the connection in order."""
         self._writer.close()
 
     def die(self) -> None:
-        """Reset the connection, as the kernel does for a process that was killed."""
+        """Resets the connection, as the kernel does for a killed process."""
         self._writer.transport.abort()
 
 
@@ -68,17 +65,17 @@ class Engine:
         self.token = ONE_TOKEN
         self.token_probes = 0
         self.ledger: dict[str, bytes] = {}
-        """What is answered to questions at a path below /switchyard/ and at /metrics; else 404."""
+        """Answers of paths below /switchyard/ and of /metrics; others get 404."""
         self.counts: Callable[[Message], bytes] = lambda _: json_answer(b"{}", b"404 Not Found")
-        """What is answered to a count of tokens."""
+        """The answer to a count of tokens."""
         self.asked_for_usage: list[str] = []
-        """Exchanges that the proxy asked about."""
+        """Exchanges that the proxy queried."""
         self.read_bodies = asyncio.Event()
         """Cleared: heads are read, bodies stay in the socket."""
         self.read_bodies.set()
         self.requests: list[Message] = []
         self.exports: list[Message] = []
-        """What came to /v1/traces, where this stands in for a collector."""
+        """Requests to /v1/traces: the engine can replace a collector."""
         self.connections = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -90,7 +87,7 @@ class Engine:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
-        """Close the port and every connection at once."""
+        """Closes the port and every connection."""
         if self._server is not None:
             await stop_listening(self._server)
         for writer in tuple(self._writers):

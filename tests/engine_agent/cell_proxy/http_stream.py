@@ -1,5 +1,4 @@
-"""HTTP/1.1 by hand for tests: reads messages from a stream exactly as they are framed. No client library in between, so
-that a test sees every byte."""
+"""Raw HTTP/1.1 for tests: reads messages exactly as framed, without a client library."""
 
 import asyncio
 import json
@@ -9,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Message:
-    """A request or an answer: first line, headers by lower-case name, body with its framing taken off."""
+    """A request or an answer: first line, headers by lower-case name, body without framing."""
 
     first_line: str
     headers: dict[str, str]
@@ -17,7 +16,7 @@ class Message:
     pieces: list[bytes]
     """The chunks as they were framed; the whole body where it was not chunked."""
     whole: bool = True
-    """False: the connection closed before the body ended."""
+    """Whether the body was complete before the connection closed."""
 
     @property
     def status(self) -> int:
@@ -39,7 +38,7 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
 
 
 async def read_message(reader: asyncio.StreamReader) -> Message:
-    """One whole message, or what came of it."""
+    """One message, complete or as far as it arrived."""
     return await read_body(reader, *await read_head(reader))
 
 
@@ -74,7 +73,7 @@ def request(path: str, body: bytes | None = None, method: str | None = None, **h
 
 
 async def ask(port: int, raw: bytes) -> Message:
-    """Send bytes on a connection of their own and read one answer."""
+    """Sends bytes on a new connection and reads one answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(raw)

@@ -1,4 +1,4 @@
-"""The public port of a proxy inside the test's own loop: no probes run, the clock of its limits is turned by hand."""
+"""The public port of a proxy in the test's event loop: no probes run, and the test sets the clock."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ LIMITS = Limits()
 
 
 class LocalProxy:
-    """A proxy's public port, and what is behind it; `at` turns the clock forward."""
+    """A proxy's public port and its parts; `at` sets the clock."""
 
     def __init__(self, engine: Engine, cell: Cell, clients: set[ClientConnection], port: int) -> None:
         self.engine = engine
@@ -56,8 +56,8 @@ async def proxy_of(
         )
         null = os.open(os.devnull, os.O_WRONLY)
         cell = Cell(settings, LineLog(null, requests=False))
-        cell.judge.answered(monotonic(), 1.0)
-        cell.judge.token_seen(monotonic())
+        cell.health.answered(monotonic(), 1.0)
+        cell.health.token_seen(monotonic())
         clients: set[ClientConnection] = set()
         make: Callable[[], ClientConnection] = partial(
             ClientConnection, partial(endpoints.respond_public, cell), LIMITS, clients

@@ -1,4 +1,4 @@
-"""A prefill cell and a decode cell of the simulator with their real proxies, which meet over TLS."""
+"""A prefill cell and a decode cell of the simulator with their real proxies, connected over TLS."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ class Half:
 
 @dataclass
 class Pair:
-    """Both, and the ingress that asks."""
+    """Both cells, and the ingress that sends requests."""
 
     fleet: FleetOfTests
     folder: Path
@@ -54,7 +54,7 @@ class Pair:
     async def connect(
         self, kind: IdentityKind, subject: str, half: Half, node: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of who has this name to the proxy of a cell."""
+        """A connection to the proxy of a cell, with a certificate of this name."""
         identity = self.identities.get(subject) or self.fleet.certify(self.folder / subject, kind, subject)
         self.identities[subject] = identity
         name = self.fleet.name(IdentityKind.NODE, node).dns
@@ -62,7 +62,7 @@ class Pair:
         return await asyncio.open_connection("127.0.0.1", half.proxy.port, ssl=context, server_hostname=name)
 
     async def send(self, body: dict[str, Any], path: str = COMPLETIONS, **headers: str) -> Message:
-        """A request of an application, by its ingress, to the decode cell."""
+        """A client's request, through its ingress, to the decode cell."""
         reader, writer = await self.connect(IdentityKind.INGRESS, "i-1", self.decode, DECODE_NODE)
         try:
             writer.write(request(path, msgspec.json.encode({"model": MODEL, **body}), **headers))
@@ -71,12 +71,12 @@ class Pair:
             writer.transport.abort()
 
     async def pair(self, **changes: Any) -> None:
-        """Tell both proxies of each other, as their agents do."""
+        """Pairs the proxies, as their agents do."""
         cell = msgspec.structs.replace(self.prefill_cell, **changes)
         decode = Pairs("d-1", prefill_cells=(cell,), prefill_from_tokens=FROM_TOKENS)
         for half, pairs in ((self.decode, decode), (self.prefill, Pairs("p-1", decode_nodes=(DECODE_NODE,)))):
-            told = await half.proxy.admin("/pairs", msgspec.json.encode(pairs))
-            assert (told.status, told.json()["pairs"]) == (200, pairs.name)
+            reported = await half.proxy.admin("/pairs", msgspec.json.encode(pairs))
+            assert (reported.status, reported.json()["pairs"]) == (200, pairs.name)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The proxy as its real process, for tests."""
+"""A real proxy process for tests."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], what: str) -> None:
-    """Poll until `condition` holds; fails with `what` at the deadline."""
+    """Polls until `condition` holds. Fails with `what` at the deadline."""
     deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while True:
         result = condition()
@@ -62,7 +62,7 @@ class ProxyProcess:
         return row
 
     async def health_check(self, server: str = "c-test-g3") -> tuple[int, str]:
-        """What HAProxy is told: the status, and the code of the error if there is one."""
+        """The result of the health check: the status, and the code of an error."""
         answer = await self.ask(request("/healthz", x_switchyard_server=server))
         return answer.status, answer.json().get("error", {}).get("message", "")
 
@@ -87,7 +87,7 @@ class ProxyProcess:
 async def running_proxy(
     engine: Engine, *options: str, max_concurrency: int = 4, wait: bool = True
 ) -> AsyncIterator[ProxyProcess]:
-    """A proxy in front of `engine`, healthy unless `wait` is False. Ends it, by force if need be."""
+    """A proxy in front of `engine`, healthy unless `wait` is False. Killed at the end if necessary."""
     ports = [free_port(), free_port()]
     named = {
         "--node-id": "n-0a1b2c3d",

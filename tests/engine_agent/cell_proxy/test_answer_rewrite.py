@@ -1,5 +1,5 @@
-"""Answers on their way to the client: the usage event is taken out of a stream, errors get the form of the path, and a
-stream of Responses ends as its response did."""
+"""Answers to the client: the usage event is removed from a stream, errors get the format of the path, and a stream of
+Responses ends as its response did."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The command line: what it makes of good words, and what it says about bad ones."""
+"""The command line: valid options become settings, and invalid ones get a message."""
 
 import socket
 import subprocess

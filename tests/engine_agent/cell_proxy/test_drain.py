@@ -1,4 +1,4 @@
-"""A real proxy that drains: nothing new comes in, everything that runs ends well, and the process ends in time."""
+"""A real proxy that drains: it takes no new requests, those in flight finish, and the process exits in time."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 class HeldStream:
-    """A script that sends one event and the rest when told."""
+    """A script that sends one event and the rest on command."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()

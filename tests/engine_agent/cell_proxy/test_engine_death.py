@@ -1,4 +1,4 @@
-"""What a client sees of an engine that fails, at every moment of a request, through the real proxy."""
+"""Answers to clients when an engine fails at any moment of a request, through the real proxy."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Errors of engines in the form of the client's dialect. `vllm_errors.jsonl`: what vLLM 0.32 answered to odd requests,
-one of each kind, as path, status and body."""
+"""Errors of engines in the format of the client's API. `vllm_errors.jsonl`: answers of vLLM 0.32 to odd requests, one
+of each kind, with path, status and body."""
 
 import json
 import re
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine_agent.cell_proxy.engine_errors import EngineError, read_error
-from engine_agent.cell_proxy.error_bodies import MAX_HELD_BYTES, ErrorAnswer, error_in_form
+from engine_agent.cell_proxy.engine_errors import MAX_HELD_BYTES, EngineError, ErrorAnswer, error_in_form, read_error
 from engine_agent.cell_proxy.wire import ResponseHead
 from engine_agent.protocol.api_surface import ANTHROPIC_TYPES, OPENAI_TYPES
 

@@ -1,4 +1,5 @@
-"""A decode cell that has prompts read: when it does, who may ask, what is counted, and that all failures fall back."""
+"""Handovers of a decode cell: when it hands over, which senders may, the counts, and the fallback after every
+failure."""
 
 import asyncio
 import contextlib
@@ -8,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.cell_proxy.prefill_protocol import HANDOVER_HEADER
+from engine_agent.cell_proxy.prefill import HANDOVER_HEADER
 from engine_agent.protocol.identity import IdentityKind
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request
 from tests.engine_agent.cell_proxy.pair import COMPLETIONS, DECODE_NODE, LAYOUT, PREFILL_NODE, Half, Pair, running_pair
@@ -40,9 +41,9 @@ async def test_a_long_prompt_is_read_by_the_prefill_cell_and_counted_once(tmp_pa
         together = await answered(pair, LONG, x_switchyard_tenant="acme")
         alone = await answered(pair, {**LONG, "n": 2})
         assert together["choices"][0]["text"] == alone["choices"][0]["text"], "as without the other cell"
-        told = await pair.decode.handovers()
-        assert (told.handovers_total, told.in_flight) == (1, 0)
-        assert (told.alone, told.transfer_p50_ms is not None) == ({"short": 1, "unsupported": 1}, True)
+        reported = await pair.decode.handovers()
+        assert (reported.handovers_total, reported.in_flight) == (1, 0)
+        assert (reported.alone, reported.transfer_p50_ms is not None) == ({"short": 1, "unsupported": 1}, True)
         prompt = together["usage"]["prompt_tokens"]
         used = await pair.decode.proxy.usage()
         assert (used.prompt_tokens_total, used.completion_tokens_total, used.cached_tokens_total) == (prompt, 8, 0)
@@ -115,9 +116,9 @@ async def test_a_dead_prefill_cell_costs_a_reading(tmp_path: Path, killed: str) 
         victim.kill()
         for _each in range(3):
             await answered(pair, LONG)
-        told = await pair.decode.handovers()
-        assert (told.handovers_total, sum(told.fallbacks.values())) == (0, 1)
-        assert told.alone in ({"no_cell": 2}, {"cached": 2}), "it is left alone for a while"
+        reported = await pair.decode.handovers()
+        assert (reported.handovers_total, sum(reported.fallbacks.values())) == (0, 1)
+        assert reported.alone in ({"no_cell": 2}, {"cached": 2}), "it is left alone for a while"
 
 
 async def test_a_prefill_engine_that_dies_after_its_answer_costs_a_reading(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The real proxy's view of its engine, as the agent and HAProxy read it, and the life of its process."""
+"""The real proxy's health report, as the agent and HAProxy read it, and the life of its process."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the real proxy refuses, and how it holds back those who send or read at different speeds."""
+"""Refusals of the real proxy, and back-pressure between fast and slow sides."""
 
 import asyncio
 import socket

@@ -1,10 +1,16 @@
 """The meter over time; the clock is an argument."""
 
+import math
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.admission import RequestMetadata
-from engine_agent.cell_proxy.meter import Meter, Usage
-from engine_agent.protocol.messages import Load, UsageRow
+from engine_agent.cell_proxy.meter import Meter, SlidingHistogram, Usage
+from engine_agent.cell_proxy.usage_rows import FORGET_AFTER_S, UsageCounts, UsageRows
+from engine_agent.protocol.messages import OTHER_TENANTS, Load, UsageRow
+from engine_agent.protocol.metrics import bucket_of, upper_edge_s
 from engine_agent.protocol.states import ServingClass
 
 NOBODY = RequestMetadata()
@@ -107,3 +113,123 @@ def test_a_prompt_that_nobody_counted_is_as_long_as_others_of_its_size() -> None
     meter.settled(NOBODY, meter.admitted(NOBODY), Usage(50, 5), body_bytes=100)
     meter.settled(NOBODY, meter.admitted(NOBODY), Usage(None, 5), body_bytes=200)
     assert meter.classes[ServingClass.REALTIME].prompt_tokens_total == 100 + 50 + 100
+
+
+durations_s = st.floats(min_value=1e-4, max_value=800.0)
+
+
+@given(st.lists(durations_s, min_size=1, max_size=200), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_a_quantile_is_right_to_five_percent(values: list[float], q: float) -> None:
+    histogram = SlidingHistogram(window_s=30)
+    for value in values:
+        histogram.record(0.0, value)
+    true = sorted(values)[max(1, math.ceil(q * len(values))) - 1]
+    assert histogram.quantile(0.0, q) == pytest.approx(true, rel=0.05)
+
+
+@given(durations_s)
+def test_a_value_lies_below_the_edge_of_its_bucket_and_above_the_one_before(value: float) -> None:
+    index = bucket_of(value)
+    assert value <= upper_edge_s(index) * (1 + 1e-6)
+    assert index == 0 or value > upper_edge_s(index - 1) * (1 - 1e-6)
+
+
+def test_the_window_forgets_and_the_total_does_not() -> None:
+    histogram = SlidingHistogram(window_s=30)
+    histogram.record(100.0, 1.0)
+    histogram.record(120.0, 0.01)
+    assert histogram.quantile(120.0, 1.0) == pytest.approx(1.0, rel=0.05)
+    assert histogram.quantile(130.0, 1.0) == pytest.approx(0.01, rel=0.05)
+    assert histogram.quantile(150.0, 1.0) is None
+    assert histogram.count == 2
+    assert histogram.sum_s == pytest.approx(1.01)
+
+
+def test_cumulative_counts_end_at_the_count_and_only_grow() -> None:
+    histogram = SlidingHistogram(window_s=30)
+    for value in (1e-5, 2e-4, 0.5, 0.5, 3.0):
+        histogram.record(0.0, value)
+    counts = [count for _, count in histogram.cumulative()]
+    assert counts == sorted(counts)
+    assert counts[-1] == histogram.count
+    below = dict(histogram.cumulative())
+    assert below[1e-4] == 1
+    assert below[2e-4] == 2
+
+
+def test_what_is_longer_than_the_last_edge_is_counted_all_the_same() -> None:
+    histogram = SlidingHistogram(window_s=30)
+    histogram.record(0.0, 10_000.0)
+    assert histogram.cumulative()[-1][1] == 0
+    assert histogram.count == 1
+
+
+REALTIME = ServingClass.REALTIME
+
+
+def use_of(rows: UsageRows, tenant: str, now: float, key: str = "", of: ServingClass = REALTIME) -> UsageCounts:
+    counts = rows.of(tenant, key, of, now)
+    counts.requests += 1
+    return counts
+
+
+def requests_of(rows: UsageRows) -> dict[str, int]:
+    return {tenant: row.requests_total for tenant, row in rows.by_tenant().items()}
+
+
+def test_who_shows_no_key_has_a_row_without_a_name() -> None:
+    rows = UsageRows()
+    use_of(rows, "", 10.0)
+    (row,) = rows.rows()
+    assert (row.tenant, row.key, row.serving_class, row.requests_total) == ("", "", "realtime", 1)
+    assert rows.by_tenant() == {}
+
+
+def test_a_tenant_keeps_its_row() -> None:
+    rows = UsageRows()
+    use_of(rows, "acme", 10.0)
+    use_of(rows, "acme", 99.0)
+    (row,) = rows.rows()
+    assert (row.requests_total, row.since) == (2, 10.0)
+
+
+def test_keys_and_classes_of_a_tenant_have_rows_of_their_own_that_add_up() -> None:
+    rows = UsageRows()
+    use_of(rows, "acme", 30.0, "0a").cached_tokens = 5
+    use_of(rows, "acme", 20.0, "0b")
+    use_of(rows, "acme", 10.0, "0b", ServingClass.BATCH).cached_tokens = 2
+    assert [(row.key, row.serving_class) for row in rows.rows()] == [
+        ("0a", "realtime"),
+        ("0b", "realtime"),
+        ("0b", "batch"),
+    ]
+    acme = rows.by_tenant()["acme"]
+    assert (acme.requests_total, acme.cached_tokens_total, acme.since) == (3, 7, 10.0)
+
+
+def test_beyond_the_bound_tenants_share_a_row_of_each_class() -> None:
+    rows = UsageRows(limit=2)
+    for name in ("a", "b", "c", "d", "c"):
+        use_of(rows, name, 10.0)
+    use_of(rows, "e", 10.0, of=ServingClass.BATCH)
+    assert requests_of(rows) == {"a": 1, "b": 1, OTHER_TENANTS: 4}
+    shared = [(row.serving_class, row.requests_total) for row in rows.rows() if row.tenant == OTHER_TENANTS]
+    assert shared == [("realtime", 3), ("batch", 1)]
+
+
+def test_the_one_that_was_silent_longest_makes_place_and_begins_anew_when_it_returns() -> None:
+    rows = UsageRows(limit=2)
+    use_of(rows, "a", 10.0)
+    use_of(rows, "b", 20.0)
+    use_of(rows, "c", 11.0 + FORGET_AFTER_S)
+    assert set(rows.by_tenant()) == {"b", "c"}
+    use_of(rows, "a", 200.0)
+    assert rows.by_tenant()["a"].since == 200.0
+    assert set(rows.by_tenant()) == {"c", "a"}
+
+
+def test_a_row_with_requests_in_flight_is_never_forgotten() -> None:
+    rows = UsageRows(limit=1)
+    use_of(rows, "a", 10.0).in_flight = 1
+    use_of(rows, "b", 500.0)
+    assert set(rows.by_tenant()) == {"a", OTHER_TENANTS}

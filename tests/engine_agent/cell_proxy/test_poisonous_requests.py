@@ -1,5 +1,5 @@
-"""A request can harm only itself: whatever it makes of the engine's connection or of the proxy, it gets an answer that
-is final, and the cell stays as healthy as its probes say."""
+"""A request can harm only itself: even if it breaks the engine's connection or the proxy's code, it gets a final
+answer, and probes alone decide the cell's health."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from engine_agent.cell_proxy.exchange import Exchange
 from engine_agent.cell_proxy.meter import Meter
 from engine_agent.cell_proxy.request_parser import RequestParser
 from engine_agent.cell_proxy.request_record import RequestRecord
-from engine_agent.cell_proxy.upload import Upload
+from engine_agent.cell_proxy.rewrite import Upload
 from engine_agent.cell_proxy.upstream import EnginePool
 from tests.engine_agent.cell_proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk, json_answer, running_engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request
@@ -67,7 +67,7 @@ async def test_a_body_that_no_parser_can_take_gets_400_in_its_dialect(name: str)
         assert_is_final(anthropic, 400, "invalid_json")
         assert anthropic.json()["type"] == "error"
         assert proxy.engine.requests == []
-        assert proxy.cell.judge.ok
+        assert proxy.cell.health.ok
         assert not proxy.cell.in_flight
         assert (await ask(proxy)).status == 200
 
@@ -97,8 +97,8 @@ async def test_an_engine_whose_health_does_not_answer_is_not_taken_for_well() ->
         turn.die()
 
     async def unanswered() -> bool:
-        proxy.cell.judge.timed_out(monotonic())
-        return proxy.cell.judge.ok
+        proxy.cell.health.timed_out(monotonic())
+        return proxy.cell.health.ok
 
     async with proxy_of(script) as proxy:
         proxy.cell.check_health = unanswered
@@ -136,7 +136,7 @@ async def test_an_exception_in_any_stage_is_that_requests_answer(stage: str, mon
             injected.setattr(owner, name, failing)
             assert_is_final(await ask(proxy), 500, "internal_error")
         assert not proxy.cell.in_flight
-        assert proxy.cell.judge.ok
+        assert proxy.cell.health.ok
         assert (await ask(proxy)).status == 200
 
 
@@ -184,7 +184,7 @@ async def test_the_sweep_outlives_a_request_that_raises(monkeypatch: pytest.Monk
     async with proxy_of(script) as proxy:
         reader, writer = await proxy.send(request("/v1/completions", b"{}"))
         await has_it.wait()
-        monkeypatch.setattr(type(proxy.cell.judge), "bad_for_s", fail)
+        monkeypatch.setattr(type(proxy.cell.health), "bad_for_s", fail)
         proxy.at(proxy.cell.settings.limits.abandon_after_s + 1)
         assert_is_final(await read_message(reader), 500, "internal_error")
         writer.close()

@@ -1,4 +1,4 @@
-"""What a decode proxy makes of what prefill cells say, over a plain link in the test's own loop."""
+"""A decode proxy and the answers of prefill cells, over a plain link in the test's loop."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +14,7 @@ from engine_agent.protocol.messages import PrefillCell
 from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import CellRole
 from tests.engine_agent.cell_proxy.engine import Engine, Script, Turn, json_answer, running_engine
-from tests.engine_agent.cell_proxy.test_prefill_protocol import PARAMS
+from tests.engine_agent.cell_proxy.test_prefill import PARAMS
 
 pytestmark = pytest.mark.asyncio
 HEAD = RequestHead(b"POST", b"/v1/completions", [], True, True, 0, False, False, b"r-1")
@@ -22,7 +22,7 @@ BODY = msgspec.json.encode({"model": "m", "prompt": "a long prompt of many words
 
 
 def answers(in_flight: int, **params: object) -> Script:
-    """A prefill proxy that answers so."""
+    """A prefill proxy with this answer."""
 
     async def script(turn: Turn) -> None:
         said = {**PARAMS, "remote_host": "127.0.0.1", **params}
@@ -47,7 +47,7 @@ async def paired(*scripts: Script) -> AsyncIterator[tuple[Handovers, list[Engine
 
 
 async def read(handovers: Handovers, tenant: str) -> bytes | None:
-    """What becomes of one request; None: it is not handed over."""
+    """The handover of one request; None if there is none."""
     handover = handovers.begin(HEAD, BODY, RequestMetadata(tenant=tenant))
     if handover is None:
         return None

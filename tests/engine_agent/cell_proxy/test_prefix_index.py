@@ -1,10 +1,9 @@
-"""Which beginnings of texts a cell has, from the events of its engine and the requests that it computed."""
+"""The index of cached beginnings, from the events of an engine and its computed requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.cell_proxy.prefix_index import PrefixIndex
-from engine_agent.cell_proxy.request_prefixes import RequestPrefixes, read_prefixes
+from engine_agent.cell_proxy.prefix_index import PrefixIndex, RequestPrefixes, read_prefixes
 from engine_agent.engines.usage_ledger import CacheLog
 from engine_agent.protocol.proxy_messages import (
     PREFIX_BYTES,
@@ -91,7 +90,7 @@ def test_a_prompt_that_is_half_read_lists_half() -> None:
 
 
 def test_two_requests_that_part_correct_what_proportion_said() -> None:
-    """The first half of the text is short in tokens: its beginning was taken to reach two blocks, and reaches one."""
+    """The first half of the text has few tokens: its beginning was estimated at two blocks, and has one."""
     cell = Cell()
     cell.index.begin("a", RequestPrefixes((11, 12), (20, 40), 40))
     cell.index.count("a", 16)

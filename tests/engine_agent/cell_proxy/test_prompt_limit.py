@@ -1,4 +1,4 @@
-"""A prompt that would end its engine does not reach it: it is counted by the engine, or refused."""
+"""A prompt that would kill its engine does not reach it: the engine counts it, or it is refused."""
 
 import json
 from typing import Any
@@ -61,7 +61,7 @@ UNCOUNTABLE = [
     (CHAT, chat("one", documents=[{"text": "one " * 99}]), "documents become text"),
     (MESSAGES, chat([{"type": "tool_result", "content": [{"type": "image"}]}]), "a part of type image"),
     (COMPLETIONS, {"model": "tiny", "prompt": None, "prompt_embeds": "x"}, "prompt_embeds has no tokens"),
-    (COMPLETIONS, {"model": "tiny", "prompt": ["one"] * 65}, "it has 65 prompts, and 64 are counted at once"),
+    (COMPLETIONS, {"model": "tiny", "prompt": ["one"] * 65}, "it has 65 prompts, and 64 are the most that are counted"),
     (COMPLETIONS, {"model": "tiny"}, "a prompt is neither text nor tokens"),
 ]
 

@@ -1,5 +1,5 @@
-"""What of an engine a cell proxy lets through: the table's paths, without what steers the engine past the fleet; and
-errors in the form that the path's clients read, whoever gave them."""
+"""The paths and headers that a cell proxy passes to an engine, without those that would bypass the fleet; and errors in
+the format of the path."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pytest
 from engine_agent.protocol.api_surface import CELL_PATHS
 from tests.engine_agent.cell_proxy.engine import STREAM_HEAD, Script, Turn, chunk
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request
+from tests.engine_agent.cell_proxy.http_stream import ask as ask_port
 from tests.engine_agent.cell_proxy.local_proxy import LocalProxy, proxy_of
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
@@ -167,7 +168,7 @@ async def test_an_error_that_comes_in_pieces_is_put_together() -> None:
 async def test_an_engine_that_dies_within_an_error_gave_no_answer() -> None:
     async def script(turn: Turn) -> None:
         await turn.send(b"HTTP/1.1 400 Bad\r\nContent-Length: 100\r\n\r\n{")
-        proxy.cell.judge.failed(monotonic(), "it is gone")
+        proxy.cell.health.failed(monotonic(), "it is gone")
         turn.die()
 
     async with proxy_of(script) as proxy:
@@ -185,3 +186,72 @@ async def test_a_stream_that_breaks_ends_with_an_event_of_the_form() -> None:
         answer = await ask(proxy, MESSAGES)
         event, _, data = answer.body.decode().rstrip().rpartition("\n\n")[2].partition("\ndata: ")
         assert (event, json.loads(data)["type"]) == ("event: error", "error")
+
+
+PATH = "/v1/completions"
+
+
+def routed(model: str, **more: str) -> bytes:
+    """A request from an ingress that found this model's name in the body."""
+    body = json.dumps({"model": model, "prompt": "x" * int(more.pop("letters", "1"))}).encode()
+    headers = {"x_switchyard_deployment": "chat", "x_switchyard_model": model.replace("/", "%2F"), **more}
+    return request(PATH, body, **headers)
+
+
+@pytest.mark.parametrize("letters", ["1", str(2 * 1024 * 1024)])
+@pytest.mark.asyncio
+async def test_the_engine_is_asked_for_the_adapter_and_for_its_own_model_by_other_names(letters: str) -> None:
+    async with proxy_of() as proxy:
+        for model, adapter, wanted in (("acme/tuned", "acme%2Ftuned", "acme/tuned"), ("alias", "", "tiny")):
+            more = {"x_switchyard_adapter": adapter} if adapter else {}
+            answer = await ask_port(proxy.port, routed(model, letters=letters, **more))
+            assert answer.status == 200
+            at_engine = proxy.engine.requests[-1]
+            assert json.loads(at_engine.body)["model"] == wanted
+            assert "x-switchyard-adapter" not in at_engine.headers
+
+
+@pytest.mark.asyncio
+async def test_a_cell_without_the_adapter_refuses_and_another_may_be_tried() -> None:
+    async with proxy_of() as proxy:
+        refused = await ask_port(proxy.port, routed("acme/other", x_switchyard_adapter="acme%2Fother"))
+        assert (refused.status, refused.headers["x-switchyard-retry"]) == (503, "1")
+        assert refused.json()["error"]["code"] == "adapter_not_here"
+        assert not proxy.engine.requests
+
+
+@pytest.mark.asyncio
+async def test_what_an_adapter_used_is_counted_apart() -> None:
+    async with proxy_of() as proxy:
+        for adapter in ({"x_switchyard_adapter": "acme%2Ftuned"}, {}):
+            model = "acme/tuned" if adapter else "alias"
+            await ask_port(proxy.port, routed(model, x_switchyard_key="0a1b2c3d", **adapter))
+        rows = proxy.cell.meter.usage.rows()
+        assert [(row.key, row.adapter, row.requests_total) for row in rows] == [
+            ("0a1b2c3d", "acme/tuned", 1),
+            ("0a1b2c3d", "", 1),
+        ]
+
+
+@pytest.mark.parametrize("server", ["c-1-g2", "c-1-g10", "c-2-g1", "c-1", "x" * 5000])
+@pytest.mark.asyncio
+async def test_a_request_for_another_start_is_refused_and_may_be_tried_elsewhere(server: str) -> None:
+    async with proxy_of() as proxy:
+        refused = await ask_port(proxy.port, request("/v1/completions", b"{}", x_switchyard_server=server))
+        assert (refused.status, refused.headers["x-switchyard-retry"]) == (503, "1")
+        error = refused.json()["error"]
+        assert error["code"] == "other_generation"
+        assert error["message"] == f"the request is for {server[:80]}, this is c-1-g1"
+        health = await ask_port(proxy.port, request("/healthz", x_switchyard_server=server))
+        assert (health.status, health.json()["error"]["code"]) == (503, "other_generation")
+        assert not proxy.engine.requests
+
+
+@pytest.mark.asyncio
+async def test_a_request_for_this_start_is_served_and_the_engine_is_not_told() -> None:
+    async with proxy_of() as proxy:
+        served = await ask_port(proxy.port, request("/v1/completions", b"{}", x_switchyard_server="c-1-g1"))
+        assert served.status == 200
+        (at_engine,) = proxy.engine.requests
+        assert "x-switchyard-server" not in at_engine.headers
+        assert (await ask_port(proxy.port, request("/healthz", x_switchyard_server="c-1-g1"))).status == 200

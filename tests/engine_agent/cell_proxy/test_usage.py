@@ -1,4 +1,4 @@
-"""Every stream is counted by the engine itself, and only clients that asked see the count."""
+"""The engine counts every stream, and only clients that requested usage get it."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ ASKED = {**json.loads(LONG), "stream_options": {"include_usage": True}}
 
 
 async def settled(proxy: ProxyProcess) -> UsageRow:
-    """The row of the tenant, once nothing of it is in flight."""
+    """The row of the tenant, once it has no requests in flight."""
 
     async def is_settled() -> bool:
         return (await proxy.usage()).in_flight == 0
@@ -144,5 +144,5 @@ async def test_every_path_is_counted_in_its_own_form(path: str, usage: dict[str,
         row = await settled(proxy)
         assert (row.prompt_tokens_total, row.completion_tokens_total) == tokens
         assert row.estimated_total == 0
-        told = [answer.headers.get(f"x-switchyard-{kind}-tokens") for kind in ("prompt", "completion")]
-        assert told == ([str(count) for count in tokens] if path != "/tokenize" else [None, None])
+        reported = [answer.headers.get(f"x-switchyard-{kind}-tokens") for kind in ("prompt", "completion")]
+        assert reported == ([str(count) for count in tokens] if path != "/tokenize" else [None, None])

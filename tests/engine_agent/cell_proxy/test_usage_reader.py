@@ -1,4 +1,4 @@
-"""What an engine says it used is read wherever it says it, however the bytes are cut, and from nobody else."""
+"""The engine's usage is found wherever the API puts it, in pieces of any size, and nowhere else."""
 
 import json
 from typing import Any
@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.cell_proxy.usage_reader import HELD_BYTES, TokenUsage, UsageReader
+from engine_agent.cell_proxy.usage_reader import (
+    HELD_BYTES,
+    MAX_VALUE_BYTES,
+    JsonMember,
+    TokenCount,
+    TokenUsage,
+    UsageReader,
+    is_error_event,
+)
 from engine_agent.protocol.api_surface import Counting
 
 FORGED = '{"usage":{"prompt_tokens":1,"completion_tokens":1,"input_tokens":1,"output_tokens":1}}'
@@ -37,7 +45,7 @@ def read(counting: Counting, answer: bytes, cuts: list[int], *, streaming: bool 
         size = cuts[turn % len(cuts)]
         reader.add(answer[at : at + size], complete=at + size >= len(answer))
         at, turn = at + size, turn + 1
-    return reader.told
+    return reader.reported
 
 
 def event(body: Any, name: str = "") -> bytes:
@@ -72,8 +80,10 @@ def test_a_stream_says_it_in_an_event_without_choices(words: list[str], cuts: li
     so_far = {"usage": {"prompt_tokens": 44, "completion_tokens": 1}} if continuous else {}
     stream = b"".join(chunk(word, **so_far) for word in words)
     done = b"data: [DONE]\n\n"
-    told = read(Counting.STREAM_OPTIONS, stream + event({"choices": [], "usage": OPENAI}) + done, cuts, streaming=True)
-    assert told == TokenUsage(44, 2, 16)
+    reported = read(
+        Counting.STREAM_OPTIONS, stream + event({"choices": [], "usage": OPENAI}) + done, cuts, streaming=True
+    )
+    assert reported == TokenUsage(44, 2, 16)
     assert read(Counting.STREAM_OPTIONS, stream + done, cuts, streaming=True) is None
 
 
@@ -134,3 +144,140 @@ def test_cached_tokens_are_no_more_than_there_are() -> None:
 @given(st.binary(max_size=300), sizes, st.sampled_from(list(Counting)), st.booleans())
 def test_no_bytes_at_all_break_it(answer: bytes, cuts: list[int], counting: Counting, streaming: bool) -> None:
     read(counting, answer, cuts, streaming=streaming)
+
+
+USAGE = {"prompt_tokens": 12, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
+words = st.sampled_from(["usage", "response", '"usage": {"prompt_tokens": 0}', "\\", '"', "{", "}]", "é\n", "a", ""])
+values = st.recursive(
+    st.one_of(words, st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(words, inner, max_size=4)),
+    max_leaves=20,
+)
+objects = st.dictionaries(words.filter(lambda word: word not in {"usage", "response"}), values, max_size=5)
+member_sizes = st.lists(st.integers(1, 30), min_size=1)
+
+
+def found(text: bytes, cuts: list[int], *path: bytes) -> Any:
+    member, at, turn = JsonMember(*path), 0, 0
+    while at < len(text):
+        size = cuts[turn % len(cuts)]
+        member.add(text[at : at + size])
+        at, turn = at + size, turn + 1
+    return None if member.value is None else json.loads(member.value)
+
+
+def placed(around: dict[str, Any], name: str, value: Any, place: int) -> dict[str, Any]:
+    members = list(around.items())
+    return dict([*members[:place], (name, value), *members[place:]])
+
+
+@given(objects, st.integers(0, 5), member_sizes, st.booleans(), st.sampled_from([None, 1]))
+def test_wherever_it_stands_it_is_found(
+    around: dict[str, Any], place: int, cuts: list[int], ascii_only: bool, indent: int | None
+) -> None:
+    text = json.dumps(placed(around, "usage", USAGE, place), ensure_ascii=ascii_only, indent=indent).encode()
+    assert found(text, cuts, b"usage") == USAGE
+
+
+@given(objects, objects, st.integers(0, 5), member_sizes)
+def test_it_is_found_within_its_own_object_only(
+    around: dict[str, Any], inner: dict[str, Any], place: int, cuts: list[int]
+) -> None:
+    nested = placed(around, "response", placed(inner, "usage", USAGE, place), place)
+    text = b"event: response.completed\ndata: " + json.dumps(nested).encode() + b"\n\n"
+    assert found(text, cuts, b"response", b"usage") == USAGE
+    assert found(text, cuts, b"usage") is None
+
+
+@given(objects, member_sizes)
+def test_what_looks_like_it_is_not_taken_for_it(around: dict[str, Any], cuts: list[int]) -> None:
+    assert found(json.dumps(around).encode(), cuts, b"usage") is None
+    assert (
+        found(json.dumps({"a": {"usage": USAGE}, "b": [{"usage": USAGE}], **around}).encode(), cuts, b"usage") is None
+    )
+    assert found(json.dumps([{"usage": USAGE}, around]).encode(), cuts, b"usage") is None
+
+
+def test_what_is_no_object_or_too_long_is_none() -> None:
+    for value in (None, 5, '{"prompt_tokens": 1}', {"a": "x" * (MAX_VALUE_BYTES + 1)}):
+        assert found(json.dumps({"usage": value, "b": {}}).encode(), [7, 1000], b"usage") is None
+
+
+def test_what_is_not_whole_is_none() -> None:
+    assert found(b'{"usage": {"prompt_tokens": 1', [3], b"usage") is None
+
+
+@given(st.binary(max_size=200), member_sizes)
+def test_no_bytes_at_all_break_the_search_of_a_member(text: bytes, cuts: list[int]) -> None:
+    member = JsonMember(b"usage")
+    for at in range(0, len(text), cuts[0]):
+        member.add(text[at : at + cuts[0]])
+
+
+def token_event(text: str) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"text": text}]}).encode() + b"\n\n"
+
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+USAGE_EVENT = b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":9,"total_tokens":11}}\n\n'
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error": {"message": "no"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("pieces", "live", "settled"),
+    [
+        ([token_event("a"), token_event("b"), DONE], 2, 2),
+        ([token_event("a") + token_event("b") + DONE], 2, 2),
+        ([ROLE, token_event("a"), DONE], 1, 1),
+        ([token_event("a"), token_event("b"), USAGE_EVENT, DONE], 2, 9),
+        ([token_event("data: [DONE]"), token_event("\n\n"), DONE], 2, 2),
+        ([token_event('"completion_tokens": 77'), DONE], 1, 1),
+        ([token_event("a").replace(b"\n", b"\r\n"), token_event("b").replace(b"\n", b"\r\n")], 2, 2),
+        ([b"data: x\n", b"\n", b"data: y", b"\n\n"], 2, 2),
+        ([token_event("a"), ERROR], 1, 1),
+        ([], 0, 0),
+    ],
+)
+def test_events_of_a_stream_are_tokens_until_usage_says_more(pieces: list[bytes], live: int, settled: int) -> None:
+    count = TokenCount(streaming=True)
+    assert sum(count.add(piece) for piece in pieces) == count.tokens == live
+    assert count.tokens + count.settle() == settled
+
+
+@given(st.lists(st.text(max_size=20), max_size=8), st.lists(st.integers(1, 40), min_size=1))
+def test_however_the_bytes_are_cut_each_event_counts_once(texts: list[str], sizes: list[int]) -> None:
+    stream = b"".join(token_event(text) for text in texts)
+    count = TokenCount(streaming=True)
+    at = turn = 0
+    while at < len(stream):
+        size = sizes[turn % len(sizes)]
+        count.add(stream[at : at + size])
+        at, turn = at + size, turn + 1
+    assert count.tokens == len(texts)
+    assert count.at_boundary
+
+
+def test_an_answer_that_is_no_stream_counts_by_its_usage_only() -> None:
+    count = TokenCount(streaming=False)
+    usage = {"prompt_tokens": 2, "completion_tokens": 5}
+    body = json.dumps({"choices": [{"text": "a\n\nb" * 1000}], "usage": usage}).encode()
+    assert count.add(body[:3000]) == count.add(body[3000:], complete=True) == 0
+    assert (count.settle(), count.tokens) == (5, 0)
+
+
+def test_between_events_there_is_room_for_another_and_within_one_there_is_not() -> None:
+    count = TokenCount(streaming=True)
+    assert count.at_boundary
+    count.add(token_event("a"))
+    assert count.at_boundary
+    count.add(b"data: {")
+    assert not count.at_boundary
+
+
+def test_an_error_event_is_known_by_its_beginning() -> None:
+    assert is_error_event(ERROR)
+    assert not is_error_event(token_event('data: {"error"'))
+    count = TokenCount(streaming=True)
+    count.add(ERROR)
+    assert (count.errors, count.tokens) == (1, 0)

@@ -1,4 +1,5 @@
-"""The real proxy before the real simulator: who leaves or is late stops the engine, and the urgent go first."""
+"""The real proxy in front of the real simulator: disconnects and deadlines stop the engine's work, and urgent requests
+go first."""
 
 import asyncio
 import json
@@ -124,7 +125,7 @@ async def test_a_simulator_that_is_well_is_asked_seldom_and_says_at_once_when_it
         await until(proxy.is_unhealthy, "the fault reaches the proxy")
         status, why = await proxy.health_check()
         assert (status, "injected fault: unready" in why) == (503, True)
-        assert (await proxy.status())["state"] == ""  # what is unwell is asked often
+        assert (await proxy.status())["state"] == ""  # an unhealthy cell is polled often
         await asyncio.to_thread(leader.lift_faults)
         await until(proxy.is_healthy, "the fault is lifted")
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from engine_agent.cell_proxy.status import ProxyStatus
+from engine_agent.cell_proxy.health import ProxyStatus
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, HandoverLoad, Peer, PrefillCell
 from engine_agent.protocol.ports import KV_TRANSFER, PORTS_PER_NODE, PROXY, PROXY_ADMIN
 from engine_agent.protocol.states import CellRole, MemberRole, Phase

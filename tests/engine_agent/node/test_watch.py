@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.cell_proxy.status import ProxyStatus
+from engine_agent.cell_proxy.health import ProxyStatus
 from engine_agent.node.http import HttpClient
 from engine_agent.node.watch import (
     EngineAnswer,

@@ -17,7 +17,7 @@ from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.attacks.attacks import CHAT, COMPLETIONS, MESSAGES, Attack, bodies, members
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.proxy_process import running_proxy
-from tests.engine_agent.cell_proxy.test_response_items import KNOWN
+from tests.engine_agent.cell_proxy.test_request_work import KNOWN
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import CACHE, RunningCell, plan_of, running_cell
 from tests.engine_agent.fuzzing import harm_of, shown
