@@ -7,20 +7,20 @@ spools what it receives (Django: to a temporary file), within one budget of byte
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
+from weakref import WeakValueDictionary
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connections
 
-from controlplane.body_shares import BodyShares, FairPlaces, OverShare
 from controlplane.observability.middleware import count_request
-from controlplane.paths import INGRESS_PATHS
 from controlplane.refused_requests import RequestRefused, refuse
 from kernel import clock
 from kernel.addresses import client_network, is_loopback
@@ -30,6 +30,139 @@ from traffic.files.services.files import file_settings
 from traffic.responses.api import TENANT, application_with_key
 from traffic.responses.services import store_settings
 from traffic.tenants.planner import ApplicationRefused
+
+AGENT_ONLY_PATHS = ("/agents/", "/join")
+INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
+"""Of applications: ingresses forward them over the connection that agents use."""
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+REFUSED = b"agents connect to the port for agents (SWITCHYARD_AGENT_PORT), over TLS\n"
+UNKNOWN = b"this port is for agents\n"
+
+
+class PathsOf:
+    """An ASGI application that serves these paths of another one alone, or all but these."""
+
+    def __init__(self, inner: Any, prefixes: tuple[str, ...], *, are_served: bool) -> None:
+        self._inner = inner
+        self._prefixes = prefixes
+        self._are_served = are_served
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        # Decoded already. The router of WebSockets takes off all slashes before it looks.
+        path = "/" + scope.get("path", "").lstrip("/")
+        if path.startswith(self._prefixes) == self._are_served or scope["type"] not in ("http", "websocket"):
+            await self._inner(scope, receive, send)
+            return
+        body = UNKNOWN if self._are_served else REFUSED
+        kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
+        if scope["type"] == "websocket":
+            await receive()  # websocket.connect
+        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+        await send({"type": f"{kind}.start", "status": 404, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
+
+
+class OverShare(Exception):
+    """No room now. `is_of_all`: the room of all callers is used up, not only the caller's share."""
+
+    def __init__(self, message: str, *, is_of_all: bool) -> None:
+        super().__init__(message)
+        self.is_of_all = is_of_all
+
+
+@dataclass(slots=True)
+class BodyShares:
+    """Counts the arriving bodies of one process, and the bytes of bodies until their requests end."""
+
+    most_bytes: int
+    most_bytes_of_one: int
+    most_bodies: int = 256
+    most_bodies_of_one: int = 32
+    _bodies: Counter[str] = field(default_factory=Counter)
+    _bytes: Counter[str] = field(default_factory=Counter)
+
+    def begin(self, owner: str, *, has_share: bool) -> None:
+        """Count one more arriving body, until `whole`.
+
+        Raises:
+            OverShare
+        """
+        if has_share and self._bodies[owner] >= self.most_bodies_of_one:
+            raise OverShare(f"{self.most_bodies_of_one} of your requests are still arriving", is_of_all=False)
+        if self._bodies.total() >= self.most_bodies:
+            raise OverShare(f"{self.most_bodies} requests are still arriving; try again shortly", is_of_all=True)
+        self._bodies[owner] += 1
+
+    def add(self, owner: str, size: int, *, has_share: bool) -> None:
+        """Count the bytes of a piece that arrived, until `forget`.
+
+        Raises:
+            OverShare
+        """
+        if has_share and self._bytes[owner] + size > self.most_bytes_of_one:
+            message = f"your requests under way have {self.most_bytes_of_one} bytes together; try again when one ended"
+            raise OverShare(message, is_of_all=False)
+        if self._bytes.total() + size > self.most_bytes:
+            message = f"all requests under way have {self.most_bytes} bytes together; try again shortly"
+            raise OverShare(message, is_of_all=True)
+        self._bytes[owner] += size
+
+    def whole(self, owner: str) -> None:
+        _less(self._bodies, owner, 1)
+
+    def forget(self, owner: str, size: int) -> None:
+        _less(self._bytes, owner, size)
+
+    @property
+    def is_unused(self) -> bool:
+        return not self._bodies and not self._bytes
+
+
+def _less(counted: Counter[str], owner: str, by: int) -> None:
+    counted[owner] -= by
+    if counted[owner] <= 0:
+        del counted[owner]
+
+
+class FairPlaces:
+    """A number of places, and a maximum for each owner. A request without a place waits its turn; an owner with many
+    requests waits for its own places and delays no other owner."""
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._all = asyncio.Semaphore(most)
+        self._owners: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def taken(self, owner: str, *, has_share: bool, within_s: float) -> AsyncIterator[None]:
+        """
+        Raises:
+            OverShare: none became free in time.
+        """
+        own = self._owners.setdefault(owner, asyncio.Semaphore(self._most_of_one if has_share else self._most))
+        until = asyncio.get_running_loop().time() + within_s
+        await _acquired(own, until, f"{self._most_of_one} of your files are being stored", is_of_all=False)
+        try:
+            message = f"{self._most} files are being stored; try again shortly"
+            await _acquired(self._all, until, message, is_of_all=True)
+            try:
+                yield
+            finally:
+                self._all.release()
+        finally:
+            own.release()
+
+
+async def _acquired(places: asyncio.Semaphore, until: float, message: str, *, is_of_all: bool) -> None:
+    try:
+        async with asyncio.timeout_at(until):
+            await places.acquire()
+    except TimeoutError:
+        raise OverShare(message, is_of_all=is_of_all) from None
+
 
 OTHER_BYTES = 4 * 1024 * 1024
 """Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""

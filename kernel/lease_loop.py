@@ -54,7 +54,7 @@ class LeaseLoop(ABC, Generic[L]):
         self._now = now
         self.running: dict[L, asyncio.Task[None]] = {}
         self._renewed_at_s = 0.0
-        self._open_at_s = monotonic()
+        self._open_at_s = float("-inf")
 
     @abstractmethod
     def is_open(self, now: datetime) -> bool:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.engine_environment import Weights
-from controlplane.embedded.preflight import HOST
+from controlplane.embedded.preflight import HOST, Weights
 from controlplane.embedded.processes import OneshotResult, Program, require_oneshot, run_oneshot
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service

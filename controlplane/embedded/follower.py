@@ -12,7 +12,7 @@ import psutil
 
 from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.processes import HOME_MARK
 from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 
 OWN_LOG = "up.log"

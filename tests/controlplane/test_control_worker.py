@@ -23,7 +23,7 @@ from django.db import connection, transaction
 from controlplane.celery import app
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.valkey import binary
+from controlplane.embedded.servers import binary
 from fleet.reconcile.services import LEASE
 from kernel import clock
 from kernel.control_loops import control_loops

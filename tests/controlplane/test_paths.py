@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.paths import AGENT_ONLY_PATHS, PathsOf
+from controlplane.request_bodies import AGENT_ONLY_PATHS, PathsOf
 
 
 async def answered(application: PathsOf, kind: str, path: str) -> list[Any]:

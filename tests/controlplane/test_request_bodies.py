@@ -14,8 +14,7 @@ from django.core.asgi import get_asgi_application
 from django.db import connections
 
 from controlplane import request_bodies
-from controlplane.body_shares import FairPlaces, OverShare
-from controlplane.request_bodies import OTHER_BYTES, RequestBodies
+from controlplane.request_bodies import OTHER_BYTES, FairPlaces, OverShare, RequestBodies
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet.rows import NOW
 from traffic.batches.models import StoredFile

@@ -11,8 +11,7 @@ import psycopg
 
 from controlplane.embedded.postgres import OWNER, binaries
 from controlplane.embedded.privileges import server_account
-from controlplane.embedded.process_environment import server_environment
-from controlplane.embedded.processes import Program, guarded
+from controlplane.embedded.processes import Program, guarded, server_environment
 from tests.controlplane.embedded.processes import eventually
 
 _COMMAND_LIMIT_S = 120.0

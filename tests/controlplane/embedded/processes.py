@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controlplane.embedded.console import Console
-from controlplane.embedded.process_environment import HOME_MARK
-from controlplane.embedded.processes import Program
+from controlplane.embedded.processes import HOME_MARK, Program
 from controlplane.embedded.state_directory import StateDirectory
 
 ROOT = Path(__file__).resolve().parents[3]

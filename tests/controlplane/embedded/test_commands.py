@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.process_environment import HOME_MARK
 from controlplane.embedded.process_ownership import processes_of
+from controlplane.embedded.processes import HOME_MARK
 from tests.controlplane.embedded.processes import ROOT, eventually
 
 pytestmark = pytest.mark.processes

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.process_environment import HOME_MARK, control_plane_environment, server_environment
+from controlplane.embedded.processes import HOME_MARK, control_plane_environment, server_environment
 from controlplane.embedded.state_directory import Secrets
 
 SECRETS = Secrets(secret_key="key", operator_password="word")

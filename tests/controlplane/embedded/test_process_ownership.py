@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded.process_environment import HOME_MARK
 from controlplane.embedded.process_ownership import belongs, end_all, in_sessions, processes_of
+from controlplane.embedded.processes import HOME_MARK
 from tests.controlplane.embedded.processes import eventually
 
 Start = Callable[..., psutil.Process]
