@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.cell_proxy import rewrite
 from engine_agent.cell_proxy.rewrite import PRIORITIES
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step, TokenGiven, TooLong
 from engine_agent.engines.sim.prefix_cache import block_hashes
@@ -260,8 +259,8 @@ parameters_of_models = st.builds(
     step_jitter=st.floats(0, 0.9),
     seed=st.integers(0, 9),
 )
-PRIORITIES = tuple(rewrite.PRIORITIES.values())
-lengths = st.tuples(st.integers(1, 150), st.integers(0, 50), st.sampled_from(PRIORITIES))
+EACH_PRIORITY = tuple(PRIORITIES.values())
+lengths = st.tuples(st.integers(1, 150), st.integers(0, 50), st.sampled_from(EACH_PRIORITY))
 arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), max_size=25)
 """(before which step, (prompt tokens, output tokens, priority))"""
 cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size=8)
@@ -341,7 +340,7 @@ def test_requests_of_one_priority_are_admitted_in_the_order_they_came(
     run = run_to_the_end(parameters, arriving, leaving={})
 
     came = list(run.submitted)
-    for priority in PRIORITIES:
+    for priority in EACH_PRIORITY:
         expected = [name for name in came if run.submitted[name].priority == priority]
         first = dict.fromkeys(name for name in run.admitted if run.submitted[name].priority == priority)
         assert list(first) == expected
@@ -366,7 +365,7 @@ def test_batch_prompts_have_their_share_of_a_step_and_batch_requests_rest_beside
     run = run_to_the_end(parameters, arriving, leaving={})
 
     def batch_of(names: Iterable[str]) -> list[str]:
-        return [name for name in names if run.submitted[name].priority == rewrite.PRIORITIES[ServingClass.BATCH]]
+        return [name for name in names if run.submitted[name].priority == PRIORITIES[ServingClass.BATCH]]
 
     for step in run.steps if parameters.batch_prompt_tokens else ():
         batch = batch_of(step.prefilled)
