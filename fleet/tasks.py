@@ -6,7 +6,7 @@ from fleet.agents.services.authority import authority_advance, certificates_trim
 from fleet.agents.services.enrolment import join_tokens_trim
 from fleet.clouds.services.upkeep import CloudUpkeep, cloud_metrics_send
 from fleet.faults.services.incidents import step_windows_cut
-from fleet.faults.services.watch import speculation_drift_judge, token_drift_judge
+from fleet.faults.services.watch import speculation_drift_check, token_drift_check
 from fleet.load.services import history_trim, load_sample
 from fleet.machines.services.provisioning import Provisioning
 from fleet.nodes.services.reports import node_logs_trim
@@ -102,12 +102,12 @@ def sample_load() -> None:
 
 @shared_task(name="fleet.judge_token_drift")
 def judge_token_drift() -> None:
-    token_drift_judge(now=clock.now())
+    token_drift_check(now=clock.now())
 
 
 @shared_task(name="fleet.judge_speculation_drift")
 def judge_speculation_drift() -> None:
-    speculation_drift_judge(now=clock.now())
+    speculation_drift_check(now=clock.now())
 
 
 @shared_task(name="fleet.trim_history")

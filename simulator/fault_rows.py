@@ -58,7 +58,7 @@ def _why_not_replaced(
     faults: FaultsView, decision: RequestReplacement | ReplaceNode, nodes: Mapping[str, NodeView], cell: str
 ) -> str:
     if decision.cell != cell:
-        return f"node {decision.node} is in another cell meanwhile"
+        return f"node {decision.node} has moved to another cell"
     if any(one.node == decision.node for one in faults.replacements):
         return "" if isinstance(decision, ReplaceNode) else f"node {decision.node} is replaced already"
     if decision.rule is Rule.NOTICE:

@@ -1,7 +1,4 @@
-"""Incidents over HTTP: open faults with their evidence, how the closed ones ended; dismiss one. Services decide.
-
-Rules about faults over HTTP: read their modes, set one. Decides nothing; services do.
-"""
+"""Incidents and the modes of fault rules over HTTP. Parses and renders; services decide."""
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -36,12 +33,12 @@ class ReplacementSerializer(serializers.ModelSerializer[Replacement]):
 
 class IncidentSerializer(serializers.ModelSerializer[Incident]):
     tone = serializers.ChoiceField(choices=choices(Tone))
-    evidence = serializers.DictField(help_text="What was seen; its keys depend on the kind.")
-    cohort = serializers.CharField(help_text="What is alike in the machines that it was compared with.")
-    shadow = serializers.BooleanField(help_text="Its rule is in shadow mode: it only reports what it would have done.")
-    seen_at = serializers.DateTimeField(allow_null=True, help_text="When the fault was last there.")
-    closed_by = serializers.CharField(help_text="Empty while it is open.")
-    replacements = ReplacementSerializer(many=True, help_text="The work that heals it.")
+    evidence = serializers.DictField(help_text="The observations; the keys depend on the kind.")
+    cohort = serializers.CharField(help_text="The group of similar machines that it was compared with.")
+    shadow = serializers.BooleanField(help_text="Its rule is in shadow mode, which reports and changes nothing.")
+    seen_at = serializers.DateTimeField(allow_null=True, help_text="When the fault was last seen.")
+    closed_by = serializers.CharField(help_text="Empty while the incident is open.")
+    replacements = ReplacementSerializer(many=True, help_text="Node replacements opened for it.")
 
     class Meta:
         model = Incident
@@ -95,8 +92,8 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     @extend_schema(operation_id="incidents_dismiss", request=WhySerializer, responses={200: IncidentSerializer})
     @action(detail=True, methods=["post"])
     def dismiss(self, request: Request, id: str) -> Response:
-        """Declare that there is nothing to heal. The incident closes and its evidence is settled; while the same goes
-        on without new evidence, it stays quiet for an hour, and nothing is replaced for it. 409 if it is closed."""
+        """Closes an incident that needs no repair, and settles its evidence. The same fault opens no incident and
+        replaces nothing for an hour, unless there is new evidence. 409 if the incident is closed."""
         incident = self.get_object()
         payload = WhySerializer(data=request.data)
         payload.is_valid(raise_exception=True)
@@ -111,9 +108,9 @@ RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SET
 class FaultRuleSerializer(serializers.ModelSerializer[FaultRule]):
     rule = serializers.ChoiceField(choices=RULES)
     mode = serializers.ChoiceField(
-        choices=choices(RuleMode), help_text="`shadow`: report what it would do, do nothing."
+        choices=choices(RuleMode), help_text="`shadow`: reports what it would do, changes nothing."
     )
-    actor = serializers.CharField(help_text="Who set it; empty for the default.")
+    actor = serializers.CharField(help_text="The user who set it; empty for the default.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -134,7 +131,7 @@ class FaultRuleFilter(filters.FilterSet):
 
 
 class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
-    """Which rules may replace machines without an operator. The list has those whose mode was set; others are on."""
+    """Which rules may replace machines without an operator. Lists rules whose mode was set; all others are on."""
 
     serializer_class = FaultRuleSerializer
     filterset_class = FaultRuleFilter
@@ -159,7 +156,7 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
 
     @extend_schema(operation_id="fault_rules_set", request=SetModeSerializer, responses={200: FaultRuleSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Set a rule's mode: `off`, `shadow` or `on`."""
+        """Sets a rule's mode to `off`, `shadow` or `on`."""
         chosen = self.get_object()
         payload = SetModeSerializer(data=request.data)
         payload.is_valid(raise_exception=True)

@@ -1,7 +1,5 @@
-"""Incidents: open faults with their evidence.
-
-Faults: what agents saw of their hardware, how it is healed, and which rules are in force.
-"""
+"""Tables of faults: incidents, hardware signals, replacements, repairs, rule modes and observations of ranks and
+ingresses."""
 
 from django.db import models
 
@@ -12,10 +10,10 @@ from kernel.tones import Tone
 
 
 class Incident(models.Model):
-    """A fault that an operator or a planner must heal. At most one is open per (kind, subject).
+    """A fault that an operator or a planner must fix. At most one is open per (kind, subject).
 
-    `shadow`: its rule only reports what it would have done. `cohort` names what is alike in the machines that it was
-    compared with. `seen_at`: when the fault was last there. `muted_until`: an operator dismissed it until then.
+    `shadow`: its rule only reports what it would have done. `cohort`: the group of similar machines that it was
+    compared with. `seen_at`: when the fault was last seen. `muted_until`: an operator dismissed it until then.
     """
 
     kind = models.CharField(max_length=64)
@@ -56,9 +54,9 @@ class Incident(models.Model):
 
 
 class Signal(models.Model):
-    """A signature that a node's agent saw, once or `count` times, until it is settled: healed or dismissed.
+    """A fault signature that a node's agent saw `count` times. It is settled when the fault was fixed or dismissed.
 
-    At most one of a signature is unsettled on a node. `instance_type` stays readable when the node is retired.
+    A node has at most one unsettled signal of a signature. `instance_type` stays readable after the node is retired.
     """
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="signals")
@@ -85,9 +83,10 @@ class Signal(models.Model):
 
 
 class Replacement(models.Model):
-    """The work that heals a node's fault: another node takes its place. At most one is open for a node.
+    """The replacement of a faulty node by another one. At most one is open per node.
 
-    `begun_at`: the node went out of use; before that its cell is drained. `cell`: the one that it was in, if any.
+    `begun_at`: when the node was taken out of use; until then its cell is being drained. `cell`: the node's cell at
+    that time, if any.
     """
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="replacements")
@@ -114,7 +113,7 @@ class Replacement(models.Model):
 
 
 class Repair(models.Model):
-    """One time that something was done to a node because it did not work. Too many in a week need an operator."""
+    """One repair of a node. Too many repairs in a week need an operator."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="repairs")
     what = models.CharField(max_length=32)
@@ -129,7 +128,7 @@ class Repair(models.Model):
 
 
 class FaultRule(models.Model):
-    """The mode of a rule that was set; a rule without a row is in force."""
+    """The mode that was set for a rule. A rule without a row is on."""
 
     rule = models.CharField(max_length=32, primary_key=True, choices=choices(Rule))
     mode = models.CharField(max_length=8, choices=choices(RuleMode))
@@ -144,9 +143,9 @@ class FaultRule(models.Model):
 
 
 class CellSighting(models.Model):
-    """Which cells an ingress cannot reach: a second witness beside their agents.
+    """Cells that an ingress cannot reach, which makes it a second witness besides the cells' agents.
 
-    `down` maps the id of a cell that cannot be reached to its generation. The latest statement counts.
+    `down` maps the ID of an unreachable cell to its generation. Only the latest report counts.
     """
 
     witness = models.CharField(max_length=64, primary_key=True)
@@ -158,9 +157,9 @@ class CellSighting(models.Model):
 
 
 class StepRecord(models.Model):
-    """What a node's rank computed in the last windows (`fleet.faults.planning.views.StepWindow`), oldest first.
+    """A rank's measurements in recent windows (`fleet.faults.planning.views.StepWindow`), oldest first.
 
-    `index` is the window that runs, and `totals` what the rank had counted when it began.
+    `index` is the current window, and `totals` are the rank's counters at its start.
     """
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="step_record")

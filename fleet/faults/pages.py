@@ -1,7 +1,4 @@
-"""Open and closed incidents, and the health of the whole fleet in numbers.
-
-The list of incidents and the page of one.
-"""
+"""The list of incidents, the page of one incident, and the fleet's health in numbers. Reads only."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +24,7 @@ INCIDENTS_SHOWN = 100
 RELATED_SHOWN = 20
 RELATED_WITHIN = timedelta(hours=1)
 WAITS = "waits"
-"""The key of an incident's evidence under which its planner says why nothing is replaced for it yet."""
+"""Key in an incident's evidence: why nothing is replaced for it yet."""
 
 BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
 
@@ -41,9 +38,8 @@ class IncidentList:
 
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
-    """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
-    incident. `approvals`: those that are pending. `control`: how far behind the control loops are; `hosts`: of the
-    control plane."""
+    """The fleet in numbers. `problems`: open incidents outside shadow mode, and broken cells without an incident.
+    `approvals`: pending ones. `control`: delays of the control loops; `hosts`: those of the control plane."""
 
     incidents: int
     cells: int
@@ -61,7 +57,7 @@ class FleetHealth:
 
 
 def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHOWN) -> IncidentList:
-    """Incidents, youngest first; open ones unless `state` says otherwise (`all` for both)."""
+    """Incidents, newest first. Shows open ones unless `state` is `closed` or `all`."""
     incidents = Incident.objects.all() if state == "all" else Incident.objects.filter(state=state or IncidentState.OPEN)
     if text:
         incidents = incidents.filter(
@@ -73,7 +69,7 @@ def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHO
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTable:
-    """Evidence that comes as a list of like things."""
+    """A list in the evidence whose items have the same keys."""
 
     name: str
     columns: tuple[str, ...]
@@ -88,7 +84,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the API, and its effect."""
+    """An API command and its effect."""
 
     title: str
     effect: str
@@ -97,7 +93,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class IncidentPage:
-    """One incident. `waits`: why nothing is replaced for it yet, empty if nothing blocks it."""
+    """One incident. `waits`: why nothing is replaced for it yet, or ""."""
 
     incident: Incident
     replacements: tuple[Replacement, ...]
@@ -109,19 +105,18 @@ class IncidentPage:
 
 
 def incident_find(incident_id: str) -> Incident | None:
-    """The incident of this number, if it is one."""
+    """Returns the incident with this number, or None."""
     known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18
     return Incident.objects.filter(pk=int(incident_id)).first() if known else None
 
 
 def incident_page(incident: Incident) -> IncidentPage:
-    """An incident with its replacements and the commands that apply to it."""
     work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
     return IncidentPage(incident, work, tuple(_commands(incident)))
 
 
 def evidence_of(incident: Incident) -> Evidence:
-    """Its evidence, lists of like things as tables."""
+    """Returns the evidence, with lists of similar items as tables."""
     facts, tables = {}, []
     for name, value in incident.evidence.items():
         if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
@@ -134,7 +129,7 @@ def evidence_of(incident: Incident) -> Evidence:
 
 
 def related_to(incident: Incident) -> IncidentList:
-    """Others about the same node, cell or cohort at about the same time."""
+    """Incidents about the same node, cell or cohort within an hour."""
     same = Q(pk__in=[])
     for name in ("node", "cell", "cohort"):
         if value := getattr(incident, name):
@@ -147,7 +142,7 @@ def related_to(incident: Incident) -> IncidentList:
 def _commands(incident: Incident) -> list[Command]:
     if incident.state != IncidentState.OPEN:
         return []
-    muted = "Closes it. The same rule stays muted for this subject for an hour."
+    muted = "Closes it. The rule stays muted for this subject for an hour."
     commands = [Command("Dismiss", muted, f"/api/v1/incidents/{incident.pk}/dismiss")]
     if incident.node:
         node = f"/api/v1/nodes/{incident.node}"
@@ -162,7 +157,6 @@ def _commands(incident: Incident) -> list[Command]:
 
 
 def fleet_health() -> FleetHealth:
-    """The whole fleet in five queries."""
     explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
     broken = Q(state__in=BAD_CELL_STATES)
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
@@ -187,11 +181,11 @@ def fleet_health() -> FleetHealth:
 EVENTS_OF_ONE_INCIDENT = 30
 
 
-def _list(request: PageRequest) -> IncidentList:
+def _incident_rows(request: PageRequest) -> IncidentList:
     return incident_list(state=request.text("state"), text=request.text("q"))
 
 
-def _filter(request: PageRequest) -> Filter:
+def _incident_filter(request: PageRequest) -> Filter:
     options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
     state = choose_labelled(request, "state", options)
     return Filter(text_label="Find by kind, subject or text", text_name="q", text=request.text("q"), choices=(state,))
@@ -200,8 +194,8 @@ def _filter(request: PageRequest) -> Filter:
 INCIDENTS = Page(
     section="incidents",
     title="Incidents",
-    fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", _list),),
-    narrow=_filter,
+    fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", _incident_rows),),
+    narrow=_incident_filter,
 )
 
 
@@ -212,19 +206,19 @@ def _incident(request: PageRequest) -> Incident:
     return incident
 
 
-def _page(request: PageRequest) -> IncidentPage:
+def _incident_page(request: PageRequest) -> IncidentPage:
     return incident_page(request.once(_incident))
 
 
-def _evidence(request: PageRequest) -> Evidence:
+def _incident_evidence(request: PageRequest) -> Evidence:
     return evidence_of(request.once(_incident))
 
 
-def _related(request: PageRequest) -> IncidentList:
+def _incident_related(request: PageRequest) -> IncidentList:
     return related_to(request.once(_incident))
 
 
-def _events(request: PageRequest) -> EventList:
+def _events_of_incident(request: PageRequest) -> EventList:
     return incident_events(request.once(_incident), EVENTS_OF_ONE_INCIDENT)
 
 
@@ -234,10 +228,10 @@ INCIDENT = Page(
     section="incidents",
     title="",
     fragments=(
-        Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _page),
-        Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _evidence),
-        Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _page),
-        Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _related),
-        Fragment("incident-events", "Events around it", ("events",), "dashboard/events/list.html", _events),
+        Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _incident_page),
+        Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _incident_evidence),
+        Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _incident_page),
+        Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _incident_related),
+        Fragment("incident-events", "Events around it", ("events",), "dashboard/events/list.html", _events_of_incident),
     ),
 )

@@ -1,7 +1,4 @@
-"""Loads what is known of faults as planners take it, in a constant number of queries.
-
-What the engines of cells guessed and accepted in the last hour, as their leaders report it.
-"""
+"""Reads faults into the planners' plain data, in a constant number of queries. Never writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,17 +36,16 @@ def faults_view(
     written: WrittenTables,
     settings: FaultSettings | None = None,
 ) -> FaultsView:
-    """Everything about faults that a pass of the reconciler needs. `windows`: node -> what it computed lately.
+    """Everything about faults that one pass of the reconciler needs. `windows`: node -> its recent step windows.
 
-    Time only takes signals, repairs and muted incidents away: where there were none, there are none until one is
-    `written`.
+    Signals, repairs and muted incidents only expire with time, so an empty result stays valid until a row is `written`.
     """
     chosen = settings or FaultSettings()
-    lately, repaired = (
+    recent, repaired = (
         now - timedelta(seconds=seconds) for seconds in (chosen.common_cause_window_s, chosen.repairs_window_s)
     )
     return FaultsView(
-        signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(lately))),
+        signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(recent))),
         incidents=written.get("incidents", ["fleet_incident"], lambda: tuple(_incidents())),
         replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
         repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
@@ -69,7 +65,7 @@ def rule_modes() -> dict[Rule, RuleMode]:
 
 
 def step_windows(cell: str, generation: int, stored: Iterable[Mapping[str, Any]]) -> tuple[StepWindow, ...]:
-    """What a rank computed in its last windows, as `StepRecord` has them, oldest first."""
+    """A rank's recent windows as stored in `StepRecord`, oldest first."""
     return tuple(
         StepWindow(window["index"], cell, generation, _buckets(window["steps"]), _buckets(window["compute_ms"]))
         for window in stored
@@ -125,8 +121,8 @@ def _replacements() -> Iterable[ReplacementView]:
 
 
 def _repairs(since: datetime) -> dict[str, int]:
-    """Node -> its repairs since then, and since an operator last closed an incident for that reason."""
-    looked_at = (
+    """Node -> its repairs since then, and since an operator last closed an incident about its repairs."""
+    inspected_at = (
         Incident.objects.filter(
             kind=IncidentKind.REPEATED_REPAIRS, node=OuterRef("node_id"), state=IncidentState.CLOSED.value
         )
@@ -135,12 +131,12 @@ def _repairs(since: datetime) -> dict[str, int]:
         .annotate(last=Max("closed_at"))
         .values("last")
     )
-    counted = Repair.objects.filter(at__gte=since).annotate(looked_at=Coalesce(Subquery(looked_at), since))
-    return Counter(counted.filter(at__gte=F("looked_at")).order_by().values_list("node_id", flat=True))
+    counted = Repair.objects.filter(at__gte=since).annotate(inspected_at=Coalesce(Subquery(inspected_at), since))
+    return Counter(counted.filter(at__gte=F("inspected_at")).order_by().values_list("node_id", flat=True))
 
 
 def _down(since: datetime) -> dict[str, str]:
-    """Cell -> who cannot reach its present generation, according to fresh sightings only."""
+    """Cell -> an ingress that cannot reach its current generation, from recent sightings only."""
     witnesses: dict[tuple[str, int], str] = {}
     for row in CellSighting.objects.filter(seen_at__gte=since).order_by("witness"):
         witnesses |= dict.fromkeys(row.down.items(), row.witness)
@@ -151,14 +147,14 @@ def _down(since: datetime) -> dict[str, str]:
 
 
 FRESH_FOR = timedelta(seconds=15)
-"""What was reported before says nothing about now."""
-MOST = 2**53
-"""No count that is meant is as large."""
+"""Older reports are ignored."""
+MAX_COUNT = 2**53
+"""Larger counts are treated as this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellGuesses:
-    """What a cell's engine guessed in the last `covered_s`."""
+    """Speculation counters of a cell's engine over the last `covered_s`."""
 
     cell: Cell
     covered_s: float
@@ -168,27 +164,29 @@ class CellGuesses:
 
 
 def cell_guesses(now: datetime) -> list[CellGuesses]:
-    """Of every cell whose leader lately said so of it, in two queries."""
+    """Every cell whose leader reported speculation counters recently. Two queries."""
     reports = NodeReport.objects.filter(
         load__has_key="speculation", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
     ).exclude(load__speculation=None)
     rows = reports.values_list("node__member__cell_id", "cell", "load__speculation")
-    said = {cell: load for cell, reported, load in rows if cell == reported and isinstance(load, dict)}
-    if not said:
+    speculation = {cell: load for cell, reported, load in rows if cell == reported and isinstance(load, dict)}
+    if not speculation:
         return []
-    cells = Cell.objects.filter(pk__in=said).exclude(state=CellState.STOPPED.value).select_related("model_version")
-    return [_of(cell, said[cell.pk]) for cell in cells.order_by("pk")]
+    cells = (
+        Cell.objects.filter(pk__in=speculation).exclude(state=CellState.STOPPED.value).select_related("model_version")
+    )
+    return [_cell_guesses(cell, speculation[cell.pk]) for cell in cells.order_by("pk")]
 
 
-def _of(cell: Cell, load: Mapping[str, Any]) -> CellGuesses:
+def _cell_guesses(cell: Cell, load: Mapping[str, Any]) -> CellGuesses:
     drafts, guessed, accepted = (
-        max(0, min(int(load.get(name, 0)), MOST)) for name in ("drafts", "guessed_tokens", "accepted_tokens")
+        max(0, min(int(load.get(name, 0)), MAX_COUNT)) for name in ("drafts", "guessed_tokens", "accepted_tokens")
     )
     return CellGuesses(cell, float(load.get("covered_s", 0.0)), drafts, guessed, accepted)
 
 
 def guessing_calibrated(now: datetime) -> Iterator[Guessing]:
-    """Those whose version is calibrated, with what the newest calibration expects."""
+    """Cells whose version is calibrated, with the expectations of the newest calibration."""
     found = cell_guesses(now)
     chains = chains_expected({each.cell.model_version_id for each in found}) if found else {}
     for each in found:

@@ -43,7 +43,7 @@ from fleet.agents.services.enrolment import (
     credentials_replaced,
     credentials_revoked,
 )
-from fleet.faults.services.watch import LOOK_EVERY_S, ControlHostWatch, ControlLoopWatch
+from fleet.faults.services.watch import CHECK_EVERY_S, ControlHostWatch, ControlLoopWatch
 from fleet.nodes.services.reports import listener_renew
 from fleet.releases.services.releases import agent_refused
 from kernel import clock
@@ -381,6 +381,6 @@ class AgentHub:
 
     async def _watch_loop(self) -> None:
         """Watch the control loops and the other control hosts: one that has stopped cannot report it itself."""
-        await asyncio.sleep(LOOK_EVERY_S)
-        await self.in_database(Lane.ORDERS, lambda: self._loop_watch.look(clock.now()))
-        await self.in_database(Lane.ORDERS, lambda: self._host_watch.look(clock.now()))
+        await asyncio.sleep(CHECK_EVERY_S)
+        await self.in_database(Lane.ORDERS, lambda: self._loop_watch.check(clock.now()))
+        await self.in_database(Lane.ORDERS, lambda: self._host_watch.check(clock.now()))

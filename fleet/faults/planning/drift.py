@@ -1,26 +1,26 @@
-"""Decides which deployments guess worse than their version was calibrated to, and which cells count tokens differently
-from their engines. Pure. Both compare what engines accepted or counted since one moment.
+"""Decides when an incident about drift opens and closes: deployments whose speculation is accepted less often than
+calibrated, and cells whose token counts differ from their engine's. Corrects nothing.
 
-How much a draft should bring depends on how many tokens it has, which changes with the load; a calibration says it for
-each number. Of several tasks the one that is guessed worst counts: nobody knows the mix.
+The acceptance of a draft depends on its length, which changes with the load, so a calibration has one value per length.
+The mix of tasks is unknown, so the task with the worst acceptance counts.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-OF_SPECULATION = "speculation-drift"
+SPECULATION_DRIFT = "speculation-drift"
 SHARE_LEAST = 0.9
-"""Of the calibration; issue 18 asks for an incident below it."""
+"""Share of the calibrated acceptance below which an incident opens."""
 SHARE_AGAIN = 0.95
 COVERED_LEAST_S = 3500.0
-"""An hour, less what lies between two looks."""
+"""One hour minus the time between two checks."""
 DRAFTS_LEAST = 1000
-"""With half of 4 guesses right, the mean of so many drafts is off by 5 % in one of a hundred hours."""
+"""With half of 4 guesses right, the mean of 1000 drafts is off by 5 % once in a hundred hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """What the engine of one cell guessed in the last `covered_s`."""
+    """Speculation counters of one cell's engine over the last `covered_s`."""
 
     deployment: str
     version: str
@@ -29,12 +29,12 @@ class Guessing:
     guessed: int
     accepted: int
     chains: Mapping[str, tuple[float, ...]]
-    """Of its version's calibration: task -> tokens of a step by how many are guessed, from none on."""
+    """From the version's calibration: task -> tokens per step by number of guessed tokens, starting at none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Of a deployment: `accepted` tokens of a draft of `guessed`, and how many were `expected`."""
+    """A deployment's `accepted` and `expected` tokens per draft of `guessed` tokens."""
 
     deployment: str
     version: str
@@ -50,7 +50,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationDriftPlan:
-    """`opened`: with the sentence of the incident; `closed`: deployments with why theirs is over."""
+    """`opened`: drifts with the incident's summary; `closed`: deployments with the reason."""
 
     opened: tuple[tuple[Drift, str], ...] = ()
     closed: tuple[tuple[str, str], ...] = ()
@@ -59,26 +59,26 @@ class SpeculationDriftPlan:
 def plan_speculation_drift(
     cells: Iterable[Guessing], known: Collection[str], open_about: Collection[str]
 ) -> SpeculationDriftPlan:
-    """What to open and close. `known`: deployments that there are; `open_about`: those with an open incident. One that
-    guessed too little to be judged keeps its incident."""
+    """`known`: existing deployments; `open_about`: those with an open incident. A deployment with too few drafts keeps
+    its incident."""
     judged = {each.deployment: each for each in _drifts(cells)}
     opened = tuple(
-        (each, _sentence(each))
+        (each, _speculation_sentence(each))
         for name, each in sorted(judged.items())
         if each.share < SHARE_LEAST and name not in open_about
     )
     closed = []
     for name in sorted(open_about):
         if name not in known:
-            closed.append((name, "the deployment is no more"))
+            closed.append((name, "the deployment was deleted"))
         elif name in judged and judged[name].share >= SHARE_AGAIN:
             closed.append((name, f"{judged[name].share:.0%} of what {judged[name].version} was calibrated to"))
     return SpeculationDriftPlan(opened, tuple(closed))
 
 
 def _drifts(cells: Iterable[Guessing]) -> Iterable[Drift]:
-    """Of each deployment, over its cells of one version that were watched for an hour; during a rollout of the version
-    that guessed most."""
+    """One per deployment, over its cells of one version with an hour of data. During a rollout, the version with the
+    most drafts."""
     together: dict[tuple[str, str], list[Guessing]] = {}
     for each in cells:
         if each.covered_s >= COVERED_LEAST_S and each.chains:
@@ -98,35 +98,32 @@ def _drifts(cells: Iterable[Guessing]) -> Iterable[Drift]:
 
 
 def accepted_expected(chain: Sequence[float], guessed: float) -> float:
-    """Tokens of a draft that a calibration expects to be right, by how many it has; between whole numbers of them along
-    a straight line."""
+    """Accepted tokens that a calibration expects of a draft of `guessed` tokens, interpolated linearly."""
     low = min(int(guessed), len(chain) - 1)
     high = min(low + 1, len(chain) - 1)
     return chain[low] + (chain[high] - chain[low]) * (guessed - low) - 1
 
 
-def _sentence(each: Drift) -> str:
+def _speculation_sentence(each: Drift) -> str:
     return (
         f"{each.deployment} accepts {each.accepted:.2f} of {each.guessed:.1f} guessed tokens in the last hour, "
         f"{each.share:.0%} of the {each.expected:.2f} that {each.version} was calibrated to"
     )
 
 
-# Decides which cells count tokens otherwise than their engines do, from what both counted since the same moment.
-# A bill is made of what cell proxies count; their engines' own counters are the only other witness. What is in
-# flight is in neither count (`engine_agent.protocol.messages.TokenCheck`), so any difference is one. Nothing is
-# corrected here.
+# Bills are made from the counts of cell proxies; the engines' counters are the only check. Requests in flight are in
+# neither count (`engine_agent.protocol.messages.TokenCheck`).
 
-OF_TOKENS = "token-drift"
+TOKENS_DRIFT = "token-drift"
 DRIFT_ALLOWED = 0.001
-"""Of the engine's count; issue 16 sets it."""
+"""Share of the engine's count."""
 TOKENS_ALLOWED = 200
-"""A difference of less is none, however few tokens there were: a probe that was cut by a restart has some 40."""
+"""Smaller differences are ignored. A probe that was cut off by a restart has about 40 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedCell:
-    """What both counted of one cell, `since` seconds since 1970: prompts and completions."""
+    """Prompt and completion tokens of one cell, counted by its engine and its proxy `since` (seconds since 1970)."""
 
     cell: str
     since: float
@@ -135,7 +132,7 @@ class CheckedCell:
 
     @property
     def drift(self) -> int:
-        """By how many tokens the counts differ, both ways added."""
+        """Sum of the absolute differences of prompts and completions."""
         return sum(abs(ours - theirs) for ours, theirs in zip(self.counted, self.engine, strict=True))
 
     @property
@@ -145,7 +142,7 @@ class CheckedCell:
 
 @dataclass(frozen=True, slots=True)
 class DriftPlan:
-    """`opened`: cells with the sentence of their incident; `closed`: cells with why theirs is over."""
+    """`opened`: cells with the incident's summary; `closed`: cells with the reason."""
 
     opened: tuple[tuple[CheckedCell, str], ...] = ()
     closed: tuple[tuple[str, str], ...] = ()
@@ -154,8 +151,8 @@ class DriftPlan:
 def plan_token_drift(
     checked: Iterable[CheckedCell], known_cells: Collection[str], open_about: Collection[str]
 ) -> DriftPlan:
-    """What to open and close. `known_cells`: those that there are; `open_about`: those with an open incident. A cell
-    that says nothing now keeps its incident."""
+    """`known_cells`: existing cells; `open_about`: those with an open incident. A cell without a current report keeps
+    its incident."""
     by_cell = {each.cell: each for each in checked}
     opened = [
         (each, _token_sentence(each))
@@ -165,9 +162,9 @@ def plan_token_drift(
     closed = []
     for name in sorted(open_about):
         if name not in known_cells:
-            closed.append((name, "the cell is no more"))
+            closed.append((name, "the cell was stopped"))
         elif name in by_cell and not by_cell[name].has_drift:
-            closed.append((name, "cell and engine count the same again"))
+            closed.append((name, "cell and engine agree again"))
     return DriftPlan(tuple(opened), tuple(closed))
 
 

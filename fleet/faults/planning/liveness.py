@@ -1,11 +1,7 @@
-"""Decides how much may be replaced at once: one node of a cell, few of a pool, and none while too many are unhealthy,
-because then it is more likely our view of them that is broken. It suspects no node itself.
-
-Decides which nodes are alive, from what their agents and their provider say.
-
-Silence alone never condemns a node: a second witness must agree. When every agent is silent, the control plane is cut
-off: no action is taken at all.
-"""
+"""Decides which nodes are alive, from the reports of their agents, their provider and other witnesses, and how much may
+be replaced at once. It never condemns a node for silence alone: a second witness must agree. It takes no action while
+every agent is silent, because then the control plane is cut off. The guards allow one node of a cell, few nodes of a
+pool, and none while so many are unhealthy that a false alarm is more likely."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -33,7 +29,7 @@ CONDEMNED = frozenset({NodeState.FAULTY, NodeState.LOST})
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """A pool or zone of which so much is unhealthy that nothing of it is replaced."""
+    """A pool or zone with so many unhealthy nodes that none of its nodes is replaced."""
 
     scope: str
     region: str
@@ -47,9 +43,8 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementBudget:
-    """What bounds one more replacement: how many of the node's pool are open, how many machines the pool has, and
-    which other node of the same cell is being replaced. Those of machines that their provider takes away are no choice
-    of ours, and do not count."""
+    """Open replacements in the node's pool, the pool's size, and `peer`, another node of the same cell that is being
+    replaced. Replacements because of provider notices do not count."""
 
     pool: tuple[str, str]
     open: int
@@ -59,7 +54,7 @@ class ReplacementBudget:
 
 
 def over_budget(underway: ReplacementBudget, settings: FaultSettings) -> str:
-    """Why one more replacement would be too many; empty: it would not."""
+    """Why one more replacement would be too many, or ""."""
     if underway.peer:
         return f"{underway.peer} of its cell {underway.cell} is being replaced"
     limit = max(1, int(settings.replaced_share * underway.pool_size))
@@ -69,7 +64,7 @@ def over_budget(underway: ReplacementBudget, settings: FaultSettings) -> str:
 
 
 class Guards:
-    """The guards of one pass. `take` notes what the pass itself decides, so that two decisions share one budget."""
+    """Guards of one pass. `take` records the pass's own decisions, so that they share one budget."""
 
     def __init__(self, fleet: FleetView, settings: FleetSettings, now: datetime) -> None:
         self._fleet = fleet
@@ -86,7 +81,7 @@ class Guards:
 
     @cached_property
     def freezes(self) -> tuple[Freeze, ...]:
-        """Every pool and zone in which nothing is replaced, in a stable order."""
+        """Pools and zones in which no node is replaced, in a stable order."""
         counted = (node for node in self._fleet.nodes.values() if node.state in COUNTED)
         if sum(self._is_unhealthy(node) for node in counted) <= self._settings.frozen_above_nodes:
             return ()
@@ -99,18 +94,18 @@ class Guards:
         return tuple(freeze for freeze in freezes if freeze is not None)
 
     def frozen(self, node: NodeView) -> str:
-        """Why nothing is replaced where this node is; empty if nothing is frozen there."""
+        """Why no node in this node's pool or zone is replaced, or ""."""
         mine = _scopes(node)
         return next((freeze.reason for freeze in self.freezes if (freeze.region, freeze.scope) in mine), "")
 
     def refusal(self, node: NodeView) -> str:
-        """Why this node may not be replaced now; empty: it may."""
+        """Why this node may not be replaced now, or ""."""
         if reason := self.frozen(node):
             return f"frozen: {reason}"
-        return self.crowded(node)
+        return self.budget_refusal(node)
 
-    def crowded(self, node: NodeView) -> str:
-        """Whether too much else is being replaced already; empty: it is not."""
+    def budget_refusal(self, node: NodeView) -> str:
+        """Why other replacements exclude this one now, or ""."""
         cell, pool = self._cells.get(node.id, ""), _pool(node)
         busy = self._busy.get(cell, "")
         if busy == node.id:
@@ -118,7 +113,7 @@ class Guards:
         return over_budget(ReplacementBudget(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
 
     def take(self, node: NodeView) -> None:
-        """Count a replacement that this pass decides."""
+        """Counts a replacement decided in this pass."""
         self._taken[_pool(node)] += 1
         if cell := self._cells.get(node.id):
             self._busy[cell] = node.id
@@ -147,8 +142,8 @@ class Guards:
         return node.state is not NodeState.READY or node.id in self._with_hard_signal
 
     def _is_handled(self, node: NodeView) -> bool:
-        """Condemned and in no cell: what it needed was done, or waits for an operator. Or its provider takes it away,
-        which says nothing of our view."""
+        """Condemned nodes outside cells are done or wait for an operator. Nodes that their provider ends say nothing
+        about our view of the fleet."""
         if node.state not in CONDEMNED:
             return False
         if self._notices.leaving(node.id) is not None:
@@ -165,7 +160,7 @@ def _pool_name(region: str, instance_type: str) -> str:
 
 
 def _scopes(node: NodeView) -> tuple[tuple[str, str], ...]:
-    """The pool and the zone (what fails together) of a node."""
+    """The node's pool and its zone (its failure domain)."""
     pool = (node.region, f"pool {_pool_name(*_pool(node))}")
     zone = failure_domain(node.topology)
     return (pool, (node.region, f"zone {zone} in {node.region}")) if zone else (pool,)
@@ -176,7 +171,7 @@ BROKEN = frozenset({CellState.FAILED, CellState.LOST})
 
 
 def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
-    """Nodes to look up at the provider before `plan_liveness`; not those for which it has something to do."""
+    """Nodes to query at the provider before `plan_liveness`, except those with an action in progress."""
     return tuple(
         node.id
         for node in fleet.nodes.values()
@@ -189,7 +184,7 @@ def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
 def status_in_force(
     status: ProviderStatus, described_at: datetime, report: ReportView, settings: FleetSettings, now: datetime
 ) -> ProviderStatus:
-    """What a provider said, as far as it counts: it was asked after the silence had begun, and not long ago."""
+    """A provider's status if it was queried recently and after the silence began, otherwise `UNKNOWN`."""
     silent_since = report.last_seen_at if report.connected else report.connection_changed_at
     is_about_it = silent_since is None or described_at >= silent_since
     is_recent = (now - described_at).total_seconds() <= settings.described_for_s
@@ -197,42 +192,44 @@ def status_in_force(
 
 
 def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Changes of node states. Empty while agents cannot connect or all of them are silent."""
+    """Changes of node states. While agents cannot connect or all are silent, only agents are restarted."""
     watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
     guards = Guards(fleet, settings, now)
     if _is_cut_off(watched, fleet, settings, now):
         cases = (_Case(node, fleet, settings, now, guards) for node in watched)
         return tuple(restart for case in cases if (restart := _restart_agent(case)))
-    cases = (_Case(node, fleet, settings, now, guards) for node in watched if not _is_well(node, fleet, settings, now))
-    return tuple(decision for case in cases if (decision := _judge(case)) is not None)
+    cases = (
+        _Case(node, fleet, settings, now, guards) for node in watched if not _is_reporting(node, fleet, settings, now)
+    )
+    return tuple(decision for case in cases if (decision := _decide(case)) is not None)
 
 
 def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
-    """Whether agents could connect and none does: then the control plane is cut off."""
+    """Whether agents could connect and none does, so that the control plane is cut off."""
     watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
     return fleet.listening_since is not None and _is_cut_off(watched, fleet, settings, now)
 
 
-def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
-    """Silent nodes that a witness condemns and that stay as they are: node, verdict, and why it is not carried out."""
+def losses_held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
+    """Silent nodes that a witness condemns but that are kept: node, verdict, and why it is not carried out."""
     guards = Guards(fleet, settings, now)
     cases = [
         _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
     ]
     verdicts = ((case, _loss_verdict(case)) for case in cases)
-    return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_not(case)))
+    return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_held_back(case)))
 
 
-def unreachable(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, float], ...]:
-    """Nodes that stay suspect, because nothing says that their machine is dead, and their seconds of silence: agents
-    that cannot reach the control plane, or have no credential that it takes."""
+def unreachable_nodes(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, float], ...]:
+    """Suspect nodes without a second witness and their seconds of silence: their agents cannot reach the control plane
+    or have no valid credential."""
     suspects = (node for node in fleet.nodes.values() if node.state is NodeState.SUSPECT)
     silences = ((node, fleet.silence_s(node, now)) for node in suspects)
     return tuple((node, silence_s) for node, silence_s in silences if silence_s > settings.unreachable_after_s)
 
 
-def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
-    """Reported just now, and nothing to take back: nearly all nodes, in nearly every pass."""
+def _is_reporting(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """True for nearly all nodes in nearly every pass."""
     is_connected = node.state is NodeState.READY and node.report.connected
     return is_connected and fleet.silence_s(node, now) <= settings.doubt_after_s
 
@@ -251,7 +248,7 @@ class _Case:
 
     @property
     def impaired(self) -> str:
-        """What its provider's checks of the machine found, unless it finds that of a whole zone; "" if they pass."""
+        """The failed provider check of this machine. "" if the checks pass or the whole zone is impaired."""
         notices = Notices(self.fleet, self.settings, self.now)
         mine = notices.by_node.get(self.node.id, ())
         if not mine or notices.zone_of(self.node.id) in notices.troubled_zones:
@@ -271,7 +268,7 @@ def _is_cut_off(watched: list[NodeView], fleet: FleetView, settings: FleetSettin
     return len(joined) > 1 and any(node.provider is not ProviderStatus.GONE for node in joined)
 
 
-def _judge(case: _Case) -> Decision | None:
+def _decide(case: _Case) -> Decision | None:
     node = case.node
     if node.ordered is ProviderAction.LAUNCH:
         return None
@@ -281,7 +278,7 @@ def _judge(case: _Case) -> Decision | None:
             return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
         if restart := _restart_agent(case):
             return restart
-    return _judge_joining(case) if node.state is NodeState.JOINING else _judge_joined(case)
+    return _decide_joining(case) if node.state is NodeState.JOINING else _decide_joined(case)
 
 
 def _may_still_boot(case: _Case) -> bool:
@@ -297,7 +294,7 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
     return RestartAgent(case.node.id, "its agent process is dead, the machine runs")
 
 
-def _judge_joining(case: _Case) -> Decision | None:
+def _decide_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
         return None if _awaits_its_place(case) else case.move(NodeState.READY, "its agent joined")
     if case.fleet.listening_for_s(case.node.state_since, case.now) > case.limits.join_timeout_s:
@@ -306,33 +303,37 @@ def _judge_joining(case: _Case) -> Decision | None:
 
 
 def _awaits_its_place(case: _Case) -> bool:
-    """Whether it waits for its network nodes, because cells of its type must be near: no longer than it takes to ask
-    for all that join with it."""
-    a_batch_s, since = case.limits.places_s, case.node.report.connection_changed_at
+    """Whether it waits for its network nodes, because cells of its type must be near each other. Limited to the time of
+    querying all nodes that join with it."""
+    batch_s, since = case.limits.places_s, case.node.report.connection_changed_at
     kind = (case.node.region, case.node.instance_type)
-    if not a_batch_s or since is None or len(case.node.topology) >= _within(case.fleet, case.node.instance_type):
+    if (
+        not batch_s
+        or since is None
+        or len(case.node.topology) >= _network_nodes_needed(case.fleet, case.node.instance_type)
+    ):
         return False
     joining = sum(
         node.state is NodeState.JOINING and (node.region, node.instance_type) == kind
         for node in case.fleet.nodes.values()
     )
-    return case.fleet.listening_for_s(since, case.now) <= a_batch_s * (1 + ceil(joining / TOPOLOGY_PAGE))
+    return case.fleet.listening_for_s(since, case.now) <= batch_s * (1 + ceil(joining / TOPOLOGY_PAGE))
 
 
-def _within(fleet: FleetView, instance_type: str) -> int:
-    """How many network nodes must be known of machines of a type; 1, the zone, always is."""
+def _network_nodes_needed(fleet: FleetView, instance_type: str) -> int:
+    """Number of network nodes that must be known for machines of a type. The zone, 1, always is."""
     specs = [spec for spec in fleet.deployments.values() if instance_type in spec.instance_types]
     return max((spec.within_on(instance_type) for spec in specs), default=1)
 
 
-def _judge_joined(case: _Case) -> Decision | None:
+def _decide_joined(case: _Case) -> Decision | None:
     silence_s = case.fleet.silence_s(case.node, case.now)
     if silence_s <= case.settings.suspect_after_s:
         if case.node.state is NodeState.SUSPECT and case.node.report.connected:
             return case.move(NodeState.READY, "its reports came back")
         return None
     verdict = _loss_verdict(case)
-    if verdict and not _why_not(case):
+    if verdict and not _why_held_back(case):
         case.guards.take(case.node)
         return case.move(NodeState.LOST, verdict)
     if case.node.state is NodeState.READY:
@@ -341,7 +342,7 @@ def _judge_joined(case: _Case) -> Decision | None:
 
 
 def _loss_verdict(case: _Case) -> str:
-    """Why a silent node counts as dead, or is given up; empty while only its silence speaks for it."""
+    """Why a silent node counts as dead or is given up, or "" without a second witness."""
     silence_s = case.fleet.silence_s(case.node, case.now)
     witness = ""
     if silence_s > case.settings.suspect_after_s and case.node.provider is ProviderStatus.SILENT:
@@ -354,9 +355,8 @@ def _loss_verdict(case: _Case) -> str:
 
 
 def _failed_with_it(case: _Case) -> str:
-    """Another member of its cell said that the cell failed, and this one has said nothing since. Where its provider
-    hears nothing of its machine either, no more is waited for than makes it suspect: nothing serves that waiting could
-    protect."""
+    """Another member reported that the cell failed, and this node has been silent since. If its provider does not hear
+    the machine either, `suspect_after_s` is enough: the cell no longer serves, so waiting protects nothing."""
     cell, seen_at = case.fleet.cell_of(case.node.id), case.node.report.last_seen_at
     if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
         return ""
@@ -367,8 +367,8 @@ def _failed_with_it(case: _Case) -> str:
 
 
 def _serves_nothing(case: _Case) -> str:
-    """Nothing runs on it that its end would take away, its provider hears nothing of its machine either, and most other
-    nodes of its region are heard: whether it is dead or cut off, another may take its place."""
+    """No running cell uses the node, its provider does not hear the machine, and most other nodes of its region report.
+    Dead or cut off, it can be replaced."""
     cell = case.fleet.cell_of(case.node.id)
     if case.node.provider is not ProviderStatus.SILENT or (cell is not None and cell.state not in BROKEN):
         return ""
@@ -379,13 +379,13 @@ def _serves_nothing(case: _Case) -> str:
     ]
     if 2 * sum(region) <= len(region):
         return ""
-    return f"it serves nothing, while {sum(region)} of {len(region)} others of {case.node.region} are heard"
+    return f"it serves nothing, while {sum(region)} of {len(region)} other nodes of {case.node.region} report"
 
 
 def _is_witness(node: NodeView, case: _Case) -> bool:
-    """Whether it is heard, and whoever was cut off together with it would be heard, too: a region's cut, or our own
-    restart, that ended for this one a moment ago may end for others a moment later. Both must be long over, or the
-    silent one was itself heard after them: then it fell silent of something else."""
+    """Whether the node reports, and any node cut off with it would report by now. After a regional outage or a restart
+    of the control plane, other nodes may come back later. So either that is long over, or the silent node itself
+    reported after it."""
     if not node.report.connected or case.fleet.unheard_s(node, case.now) > case.settings.doubt_after_s:
         return False
     listening_since, came_back_at = case.fleet.listening_since, node.report.connection_changed_at
@@ -398,8 +398,8 @@ def _is_witness(node: NodeView, case: _Case) -> bool:
     return heard_at is not None and (heard_at - cut_until).total_seconds() >= case.settings.heard_after_cut_s
 
 
-def _why_not(case: _Case) -> str:
-    """Why a condemned node is left as it is. A machine that its provider says is gone is a fact and no verdict."""
+def _why_held_back(case: _Case) -> str:
+    """Why a condemned node is kept, or "". A machine that its provider calls gone needs no permission."""
     if case.node.provider is ProviderStatus.GONE:
         return ""
     mode = case.fleet.faults.mode(Rule.SILENCE)
@@ -407,9 +407,9 @@ def _why_not(case: _Case) -> str:
 
 
 def _second_witness(case: _Case) -> str:
-    """What else shows that this node is dead: its provider, its leader or, if it leads, a follower, or an ingress that
-    sends requests to its cell. An ingress sees the leader only, so of a follower it says something once the leader is
-    silent, too."""
+    """Evidence that the node is dead: from its provider, from its leader (of a leader: from a follower), or from an
+    ingress of its cell. An ingress only sees the leader, so it is evidence about a follower only once the leader is
+    silent."""
     if case.node.provider is ProviderStatus.GONE:
         return "its provider says the machine is gone"
     if impaired := case.impaired:
@@ -430,5 +430,5 @@ def _second_witness(case: _Case) -> str:
         if other is None or not other.report.connected or not other.report.is_about(cell):
             continue
         if other.report.state is EngineState.FAILED:
-            return f"its {'follower' if leads else 'leader'} {other.id} says: {other.report.reason}"
+            return f"its {'follower' if leads else 'leader'} {other.id} reports: {other.report.reason}"
     return ""

@@ -1,10 +1,7 @@
-"""Decides what follows from what providers announce of machines: nothing new on them, and others in their place.
-
-A machine that ends is replaced as soon as another one fits, through the disruption ledger like every repair; that is
-overspent only when the end is so near that waiting would lose what still runs. It lets a machine back in only where
-all that it was cordoned for was called off, and forces nothing for a mere recommendation. Cells all of whose machines
-end are left to `reconcile.scaling`.
-"""
+"""Decides what follows from provider notices: cordons machines that end and replaces them as soon as others fit,
+through the disruption ledger like every repair. It overspends the ledger only when the end is so near that waiting
+would lose running requests. It uncordons only nodes whose notices were all withdrawn, and forces nothing for a
+recommendation. Cells whose machines all end are left to `reconcile.planning.planner`."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,14 +27,14 @@ from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState
 
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
-CALLED_OFF = "what its provider announced is called off"
+CALLED_OFF = "its provider withdrew the notice"
 NEVER_JOINED_OR_SPARE = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 
 
 @dataclass
 class _Pass:
-    """Working memory of one plan. `waiting`: cells of which a machine will be replaced once they are drained;
-    `fitting`: for which spares were looked for, and whether there are some."""
+    """Working memory of one plan. `waiting`: cells that are drained before a machine is replaced; `fitting`: cell ->
+    whether spares fit."""
 
     fleet: FleetView
     settings: FleetSettings
@@ -51,7 +48,7 @@ class _Pass:
 
     @cached_property
     def placement(self) -> Placement:
-        """What this pass gives to one cell it does not give to another."""
+        """Shared by the pass, so that no machine is placed twice."""
         return Placement(self.fleet)
 
     @cached_property
@@ -59,13 +56,13 @@ class _Pass:
         return Guards(self.fleet, self.settings, self.now)
 
     def left_s(self, notice: NoticeView) -> float:
-        """Seconds until the machine ends; infinite: nobody said when."""
+        """Seconds until the machine ends; infinite if the provider gave no time."""
         end = self.notices.end_of(notice.node)
         return (end - self.now).total_seconds() if end else float("inf")
 
 
 def plan_notices(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Nodes to cordon, to replace and to give back because of what was announced, the most urgent first."""
+    """Nodes to cordon, replace and return because of notices, the most urgent first."""
     work = _Pass(fleet, settings, now)
     called_off = _called_off(work)
     if (
@@ -76,9 +73,9 @@ def plan_notices(fleet: FleetView, settings: FleetSettings, now: datetime) -> tu
         return ()
     leaving = [notice for node in work.notices.by_node if (notice := work.notices.leaving(node))]
     for notice in sorted(leaving, key=lambda notice: (work.left_s(notice), notice.node)):
-        _act_on(work, notice, fleet.nodes[notice.node])
+        _act_on_notice(work, notice, fleet.nodes[notice.node])
     for node in called_off:
-        _let_back(work, node)
+        _uncordon(work, node)
     return tuple(work.decisions)
 
 
@@ -93,35 +90,35 @@ def _called_off(work: _Pass) -> list[NodeView]:
     ]
 
 
-def _let_back(work: _Pass, node: NodeView) -> None:
-    """Unless it is to be replaced for another reason, or its replacement has begun."""
+def _uncordon(work: _Pass, node: NodeView) -> None:
+    """Uncordons the node unless it is replaced for another reason or its replacement has begun."""
     mine = [one for one in work.fleet.faults.replacements if one.node == node.id]
     if all(one.rule is Rule.NOTICE and not one.begun for one in mine):
         work.decisions += [CloseReplacement(one.id, CALLED_OFF) for one in mine]
         work.decisions.append(UncordonNode(node.id, CALLED_OFF))
 
 
-def _act_on(work: _Pass, notice: NoticeView, node: NodeView) -> None:
+def _act_on_notice(work: _Pass, notice: NoticeView, node: NodeView) -> None:
     if node.state in CONDEMNED or node.state is NodeState.RETIRED:
         return
     if not node.cordoned:
-        work.decisions.append(CordonNode(node.id, _reason(notice), for_notice=True))
+        work.decisions.append(CordonNode(node.id, _notice_reason(notice), for_notice=True))
     cell = work.fleet.cell_of(node.id)
     if cell is None:
-        _give_back(work, notice, node)
+        _retire_spare(work, notice, node)
     elif cell.id in work.waiting:
-        _hurry(work, notice, cell)
+        _force_drain(work, notice, cell)
     elif cell.id not in work.notices.going and not cell.is_leaving:
-        _replace(work, notice, node, cell)
+        _replace_member(work, notice, node, cell)
 
 
-def _give_back(work: _Pass, notice: NoticeView, node: NodeView) -> None:
-    """A spare goes once others are there in its place, or when its time is over."""
+def _retire_spare(work: _Pass, notice: NoticeView, node: NodeView) -> None:
+    """Retires a spare once others have taken its place, or shortly before its end."""
     if not node.cordoned or node.state not in NEVER_JOINED_OR_SPARE:
         return
     is_over = work.left_s(notice) <= work.settings.notices.last_s
     if is_over or (node.report.state is EngineState.IDLE and _has_substitute(work, node)):
-        work.decisions.append(RetireNode(node.id, node.state, _reason(notice)))
+        work.decisions.append(RetireNode(node.id, node.state, _notice_reason(notice)))
 
 
 def _has_substitute(work: _Pass, node: NodeView) -> bool:
@@ -129,36 +126,38 @@ def _has_substitute(work: _Pass, node: NodeView) -> bool:
     return work.placement.spares.count((node.region, node.instance_type)) >= warm
 
 
-def _hurry(work: _Pass, notice: NoticeView, cell: CellView) -> None:
-    """The replacement waits for leave, and the machine does not wait."""
-    if cell.state is CellState.READY and work.notices.must_drain(cell) and cell.id not in _drained(work):
-        reason = f"{_reason(notice)}; no leave of the ledger is waited for any longer"
+def _force_drain(work: _Pass, notice: NoticeView, cell: CellView) -> None:
+    """Forces the drain, because the machine ends before the ledger may allow it."""
+    if cell.state is CellState.READY and work.notices.must_drain(cell) and cell.id not in _cells_draining(work):
+        reason = f"{_notice_reason(notice)}; the ledger is overspent because the end is near"
         work.decisions.append(
             DrainCell(cell.id, cell.generation, DisruptionCause.REPAIR, f"{notice.node}: {reason}", forced=True)
         )
 
 
-def _drained(work: _Pass) -> set[str]:
+def _cells_draining(work: _Pass) -> set[str]:
     return {decision.cell for decision in work.decisions if isinstance(decision, DrainCell)}
 
 
-def _replace(work: _Pass, notice: NoticeView, node: NodeView, cell: CellView) -> None:
-    """A cell that serves is drained first; of one that does not, the node is taken at once, all that leave together."""
-    if cell.state in BROKEN or _is_vain(work, notice, cell):
+def _replace_member(work: _Pass, notice: NoticeView, node: NodeView, cell: CellView) -> None:
+    """Drains a serving cell first. From any other cell, takes all leaving nodes immediately and together."""
+    if cell.state in BROKEN or _starts_too_late(work, notice, cell):
         if cell.state in BROKEN and not _is_soon(work, notice, cell) and not _fits(work, cell):
             return
-        work.decisions.append(ReplaceNode(node.id, node.state, node.state_since, cell.id, Rule.NOTICE, _reason(notice)))
+        work.decisions.append(
+            ReplaceNode(node.id, node.state, node.state_since, cell.id, Rule.NOTICE, _notice_reason(notice))
+        )
         return
     if cell.state not in {CellState.READY, CellState.DRAINING} or _may_be_succeeded(work, cell):
         return
     if _is_soon(work, notice, cell) or (not _why_later(work, node) and _fits(work, cell)):
         work.waiting.add(cell.id)
-        work.decisions.append(RequestReplacement(node.id, cell.id, Rule.NOTICE, _reason(notice)))
+        work.decisions.append(RequestReplacement(node.id, cell.id, Rule.NOTICE, _notice_reason(notice)))
 
 
 def _may_be_succeeded(work: _Pass, cell: CellView) -> bool:
-    """Whether the ledger would refuse in any case, and there is time: spares for another whole cell may come. While not
-    even a repair has one, a drain would only begin what nothing can end yet."""
+    """Whether the ledger would refuse anyway and there is time for spares for a whole successor. Without spares for a
+    repair, draining now would only lose capacity."""
     notices = work.notices
     stands = cell.state is CellState.READY and notices.stands_alone(cell)
     if not stands or notices.end_of_cell(cell) is None:
@@ -167,34 +166,34 @@ def _may_be_succeeded(work: _Pass, cell: CellView) -> bool:
 
 
 def _is_soon(work: _Pass, notice: NoticeView, cell: CellView) -> bool:
-    """Whether another machine would come too late to wait for it: the cell drains now, while there is time."""
+    """Whether another machine would come too late, so that the cell must drain now."""
     boot_s = work.fleet.regions[cell.region].limits.boot_s
     return work.left_s(notice) <= work.notices.drain_s(cell) + boot_s
 
 
-def _is_vain(work: _Pass, notice: NoticeView, cell: CellView) -> bool:
-    """Whether a cell that starts would hardly serve before it has to drain."""
+def _starts_too_late(work: _Pass, notice: NoticeView, cell: CellView) -> bool:
+    """Whether a starting cell would have to drain soon after it is ready."""
     ready_s = work.fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s
     is_late = work.left_s(notice) <= ready_s + work.notices.drain_s(cell)
     return cell.state is CellState.STARTING and is_late
 
 
 def _why_later(work: _Pass, node: NodeView) -> str:
-    """Why a cell is not touched for this before it must be; empty: it may be."""
+    """Why the cell is left alone until it must drain, or ""."""
     if work.notices.zone_of(node.id) in work.notices.troubled_zones:
         return "its zone is in trouble"
     return work.guards.frozen(node)
 
 
 def _fits(work: _Pass, cell: CellView) -> bool:
-    """Whether idle spares fit in the place of all that leave the cell."""
+    """Whether idle spares can replace all leaving members of the cell."""
     if cell.id not in work.fitting:
         order = order_ahead(cell, work.fleet, work.notices)
         work.fitting[cell.id] = order is not None and isinstance(work.placement.place([order])[cell.id], Placed)
     return work.fitting[cell.id]
 
 
-def _reason(notice: NoticeView) -> str:
+def _notice_reason(notice: NoticeView) -> str:
     until = f", ends at {notice.ends_at:%Y-%m-%d %H:%M:%S} UTC" if notice.ends_at else ""
-    said = f": {notice.text}" if notice.text else ""
-    return f"notice of its provider, {notice.kind}{until}{said}"
+    text = f": {notice.text}" if notice.text else ""
+    return f"provider notice, {notice.kind}{until}{text}"

@@ -1,8 +1,6 @@
-"""Decides what follows from faults: incidents with their evidence, and the replacement of single faulty nodes.
-
-It never blames a machine for what many have in common, replaces nothing where too much is unhealthy, and does nothing
-at all while no agent reports.
-"""
+"""Decides what follows from faults: incidents with their evidence, and replacements of single faulty nodes. It never
+blames a machine for a shared fault, replaces nothing where too many nodes are unhealthy, and does nothing while no
+agent reports."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from typing import Any
 
 from fleet.cells.planner import drain_ended
 from fleet.faults.planning.announced import Notices
-from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, held_back, unreachable
+from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, losses_held_back, unreachable_nodes
 from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_slow, find_suspicions
 from fleet.faults.planning.views import NEEDS_OPERATOR, IncidentKind, IncidentView, ReplacementView, Rule, RuleMode
 from fleet.reconcile.planning.decisions import (
@@ -33,7 +31,7 @@ from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeStat
 from kernel.ages import age_text
 
 HALTED_WITH_S = 10.0
-"""A rollout that moved on in the moment when its halt was decided is halted as well; one resumed later is not."""
+"""A rollout that advanced within this time of the incident is halted as well. One that was resumed later is not."""
 MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
 KINDS = frozenset(IncidentKind)
 SIGNALLED = frozenset({IncidentKind.HARDWARE, IncidentKind.SOFT, IncidentKind.UNATTRIBUTED})
@@ -41,14 +39,14 @@ SIGNALLED = frozenset({IncidentKind.HARDWARE, IncidentKind.SOFT, IncidentKind.UN
 
 @dataclass
 class _Pass:
-    """Working memory of one plan. `there`: the incidents whose fault is there now."""
+    """Working memory of one plan. `seen`: the incidents whose fault is present now."""
 
     fleet: FleetView
     settings: FleetSettings
     now: datetime
     guards: Guards
     decisions: list[Decision] = field(default_factory=list)
-    there: set[tuple[str, str]] = field(default_factory=set)
+    seen: set[tuple[str, str]] = field(default_factory=set)
     handled: set[str] = field(default_factory=set)
 
     def incident(self, kind: str, subject: str) -> IncidentView | None:
@@ -64,7 +62,7 @@ class _Pass:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """With what this pass has charged."""
+        """Includes what this pass has charged."""
         return Ledger(self.fleet, self.settings.ledger, self.now)
 
     def cell_of(self, node: str) -> CellView | None:
@@ -72,7 +70,7 @@ class _Pass:
 
 
 def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Incidents to open, note and close, and what is done about single nodes."""
+    """Incidents to open, update and close, and actions on single nodes."""
     work = _Pass(fleet, settings, now, Guards(fleet, settings, now))
     if are_all_silent(fleet, settings, now):
         _report_incident(work, IncidentKind.ALL_SILENT, "fleet", "No agent reports: the control plane is cut off", {})
@@ -87,16 +85,16 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
         evidence = {"unhealthy": list(freeze.unhealthy), "nodes": freeze.size}
         summary = f"Nothing is replaced: {freeze.reason}"
         _report_incident(work, IncidentKind.FROZEN, freeze.scope, summary, evidence, region=freeze.region)
-    for node, verdict, why_not in held_back(fleet, settings, now):
+    for node, verdict, why_not in losses_held_back(fleet, settings, now):
         _report_held_back(work, node, verdict, why_not)
-    for node, silence_s in unreachable(fleet, settings, now):
+    for node, silence_s in unreachable_nodes(fleet, settings, now):
         _report_unreachable(work, node, silence_s)
     _report_notices(work)
     for suspicion in find_suspicions(fleet, slow, settings.faults):
-        _act_on(work, suspicion, causes)
+        _act_on_suspicion(work, suspicion, causes)
     for replacement in fleet.faults.replacements:
         _continue_replacement(work, replacement)
-    _close(work)
+    _close_unseen_incidents(work)
     return tuple(work.decisions)
 
 
@@ -106,8 +104,8 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
 def _report_incident(
     work: _Pass, kind: IncidentKind, subject: str, summary: str, evidence: Mapping[str, Any], **where: Any
 ) -> None:
-    """Open the incident, or note now and then that its fault is still there."""
-    work.there.add((kind, subject))
+    """Opens the incident, or periodically records that its fault is still present."""
+    work.seen.add((kind, subject))
     known = work.incident(kind, subject)
     if known is not None and known.shadow and not where.get("shadow"):
         work.decisions.append(CloseIncident(known.id, known.seen_at, "its rule is in force now"))
@@ -119,7 +117,7 @@ def _report_incident(
 
 
 def _is_muted(work: _Pass, kind: IncidentKind, subject: str) -> bool:
-    """Dismissed lately. Signatures are settled when they are dismissed: one that is seen again is new evidence."""
+    """Whether it was dismissed recently. Dismissing settles signatures, so one that is seen again is new evidence."""
     return (kind, subject) in work.fleet.faults.muted and kind not in SIGNALLED
 
 
@@ -132,48 +130,54 @@ def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -
         f"Would have declared node {node.id} lost: {verdict}" if shadow else f"Node {node.id} {verdict}; {why_not}"
     )
     _report_incident(
-        work, IncidentKind.WITNESSED, node.id, summary, {"held_back": why_not}, **_where(work, node), shadow=shadow
+        work,
+        IncidentKind.WITNESSED,
+        node.id,
+        summary,
+        {"held_back": why_not},
+        **_node_columns(work, node),
+        shadow=shadow,
     )
 
 
 def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
     summary = (
-        f"Node {node.id}: no report for {age_text(silence_s)}, and nothing says that its machine is dead. Its agent "
-        "cannot reach the control plane, or has lost its credential: replace the node, or look at its agent.log"
+        f"Node {node.id}: no report for {age_text(silence_s)}, and no evidence that its machine is dead. Its agent "
+        "cannot reach the control plane, or has lost its credential: replace the node, or read its agent.log"
     )
     evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
-    _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_where(work, node))
+    _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_node_columns(work, node))
 
 
 def _report_notices(work: _Pass) -> None:
-    """What a provider says of machines that do not end: they are impaired, alone or a zone of them."""
+    """Reports impaired machines and zones, and in shadow mode what notices would have caused."""
     notices = work.notices
     for (region, zone), nodes in notices.troubled_zones.items():
-        summary = f"Zone {zone} in {region}: its provider calls {len(nodes)} machines impaired; nothing moves for it"
+        summary = f"Zone {zone} in {region}: {len(nodes)} machines are impaired; none is replaced for it"
         _report_incident(
             work, IncidentKind.CLOUD_NOTICE, f"zone {zone}", summary, {"nodes": list(nodes)}, region=region
         )
     is_shadow = work.fleet.faults.mode(Rule.NOTICE) is RuleMode.SHADOW
-    patient_s = work.settings.notices.impaired_after_s
-    for name, mine in (notices.heard if is_shadow else notices.by_node).items():
+    after_s = work.settings.notices.impaired_after_s
+    for name, mine in (notices.in_any_mode if is_shadow else notices.by_node).items():
         node = work.fleet.nodes[name]
         for notice in mine:
-            told = {"kind": str(notice.kind), "at": notice.at.isoformat(), "text": notice.text}
-            if notice.kind is NoticeKind.IMPAIRED and (work.now - notice.at).total_seconds() >= patient_s:
+            evidence = {"kind": str(notice.kind), "at": notice.at.isoformat(), "text": notice.text}
+            if notice.kind is NoticeKind.IMPAIRED and (work.now - notice.at).total_seconds() >= after_s:
                 summary = (
-                    f"Node {name}: its provider says since {notice.at:%H:%M} UTC that it is impaired: {notice.text}"
+                    f"Node {name}: its provider reports since {notice.at:%H:%M} UTC that it is impaired: {notice.text}"
                 )
             elif is_shadow and notice.kind is not NoticeKind.IMPAIRED:
                 summary = f"Would have replaced node {name}: {notice.kind}, {notice.text}"
             else:
                 continue
             _report_incident(
-                work, IncidentKind.CLOUD_NOTICE, name, summary, told, **_where(work, node), shadow=is_shadow
+                work, IncidentKind.CLOUD_NOTICE, name, summary, evidence, **_node_columns(work, node), shadow=is_shadow
             )
 
 
 def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:
-    """A common cause stops rollouts and touches no hardware."""
+    """A common cause halts rollouts and touches no hardware."""
     evidence = {
         "affected": list(cause.affected),
         "cohort": cause.cohort,
@@ -192,11 +196,11 @@ def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:
             )
 
 
-def _close(work: _Pass) -> None:
-    """What has not been there for long enough is over; a fault that comes and goes stays one incident."""
+def _close_unseen_incidents(work: _Pass) -> None:
+    """Closes incidents that were not seen for a while. A fault that comes and goes stays one incident."""
     close_after_s = work.settings.faults.close_after_s
     for known in work.fleet.faults.incidents:
-        if known.kind not in KINDS or (known.kind, known.subject) in work.there:
+        if known.kind not in KINDS or (known.kind, known.subject) in work.seen:
             continue
         node = work.fleet.nodes.get(known.node)
         is_held = known.kind in NEEDS_OPERATOR and node is not None and node.state is NodeState.FAULTY
@@ -210,17 +214,17 @@ def _close(work: _Pass) -> None:
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def _act_on(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
-    """Open the incident, and cordon or replace the node if its rule, the common causes and the guards allow it."""
+def _act_on_suspicion(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
+    """Opens the incident. Cordons or replaces the node if its rule, the common causes and the guards allow it."""
     mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
     if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
         return
     node = suspicion.node
     is_shadow = mode is RuleMode.SHADOW
     barred = "" if is_shadow else _why_untouched(work, suspicion, causes)
-    crowded = "" if is_shadow or barred else _why_later(work, suspicion)
-    waits = {"waits": barred or crowded} if barred or crowded else {}
-    where = _where(work, node) if node else _where_cell(suspicion.cell)
+    refusal = "" if is_shadow or barred else _why_later(work, suspicion)
+    waits = {"waits": barred or refusal} if barred or refusal else {}
+    where = _node_columns(work, node) if node else _cell_columns(suspicion.cell)
     summary = _summary(suspicion, is_shadow)
     evidence = {**suspicion.evidence, **waits}
     _report_incident(
@@ -230,14 +234,14 @@ def _act_on(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) ->
         return
     if not node.cordoned and node.id not in work.handled:
         work.decisions.append(CordonNode(node.id, suspicion.reason))
-    if not crowded and not _is_replaced(work, node):
+    if not refusal and not _is_replaced(work, node):
         work.guards.take(node)
         work.decisions.append(_first_step(node, suspicion.cell, suspicion.rule, suspicion))
     work.handled.add(node.id)
 
 
 def _why_untouched(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> str:
-    """Why nothing is done to the machine at all; empty if something may be."""
+    """Why the machine is not touched at all, or ""."""
     if suspicion.node is None or suspicion.rule is None:
         return ""
     for cause in causes:
@@ -253,11 +257,11 @@ def _why_later(work: _Pass, suspicion: Suspicion) -> str:
         return ""
     if _is_replaced(work, node):
         return _why_not_drained(work, suspicion.cell)
-    return work.guards.crowded(node)
+    return work.guards.budget_refusal(node)
 
 
 def _why_not_drained(work: _Pass, cell: CellView | None) -> str:
-    """Why a cell that serves may not be drained for a replacement now; empty: it may, or need not."""
+    """Why a serving cell may not be drained for a replacement now, or ""."""
     if cell is None or cell.state is not CellState.READY:
         return ""
     refused = work.ledger.refusal(cell, DisruptionCause.REPAIR)
@@ -269,8 +273,8 @@ def _is_replaced(work: _Pass, node: NodeView) -> bool:
 
 
 def _first_step(node: NodeView, cell: CellView | None, rule: Rule, suspicion: Suspicion) -> Decision:
-    """A cell that serves is drained first, unless it must not serve any longer."""
-    if cell is not None and cell.state is CellState.READY and not suspicion.at_once:
+    """Drains a serving cell first, unless it must stop serving now."""
+    if cell is not None and cell.state is CellState.READY and not suspicion.is_urgent:
         return RequestReplacement(node.id, cell.id, rule, suspicion.reason)
     return _out_of_use(node, cell, rule, suspicion.reason)
 
@@ -280,7 +284,7 @@ def _out_of_use(node: NodeView, cell: CellView | None, rule: Rule, reason: str) 
 
 
 def _continue_replacement(work: _Pass, replacement: ReplacementView) -> None:
-    """Carry a replacement on: drain the cell, take the node out of use, and see when its cell serves again."""
+    """Next step of a replacement: drain the cell, take the node out of use, or close it when the cell serves again."""
     node, cell = work.fleet.nodes.get(replacement.node), work.cell_of(replacement.node)
     if replacement.begun:
         if done := _why_over(work, replacement, cell):
@@ -303,7 +307,7 @@ def _serves_no_more(work: _Pass, cell: CellView) -> bool:
 
 
 def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | None) -> str:
-    """Why a begun replacement is over; empty while it is not."""
+    """Why a begun replacement is complete, or ""."""
     if still_in is not None:
         return ""
     cell = work.fleet.cells.get(replacement.cell)
@@ -319,10 +323,10 @@ def _summary(suspicion: Suspicion, is_shadow: bool) -> str:
     return f"{noun} {suspicion.subject}: {suspicion.reason}"
 
 
-def _where(work: _Pass, node: NodeView) -> dict[str, Any]:
+def _node_columns(work: _Pass, node: NodeView) -> dict[str, Any]:
     cell = work.cell_of(node.id)
-    return {**_where_cell(cell), "region": node.region, "node": node.id}
+    return {**_cell_columns(cell), "region": node.region, "node": node.id}
 
 
-def _where_cell(cell: CellView | None) -> dict[str, Any]:
+def _cell_columns(cell: CellView | None) -> dict[str, Any]:
     return {"region": cell.region, "deployment": cell.deployment, "cell": cell.id} if cell else {}

@@ -1,14 +1,10 @@
-"""Decides which nodes compute too slowly, by what each rank itself computed, without waiting for its cell mates.
+"""Decides which nodes and cells are suspected, of what and with which evidence: hard signatures, repeated repairs, slow
+nodes, and faults with a common cause. It never blames a single machine for a fault that more than a third of a cohort
+shares: then a version, a driver or a switch is at fault. `planner` decides what follows.
 
-A cell runs in lock-step, so its slow node slows all: only a rank's own computing time tells them apart. A node is
-compared with its cohort, the same rank's role in cells of the same version on the same machines, batch size by batch
-size. Without a cohort no node is slow.
-
-Decides whether faults of several machines have one cause: more than a third of what is alike has the same one.
-
-Then what they share is at fault (a version, a driver, a switch, our own eyes), and no single machine is blamed.
-
-Decides which nodes are suspected, of what, and with which evidence. What follows is decided in `planner`.
+A cell runs in lock-step, so one slow node slows all of its members. Only a rank's own computing time, without waiting,
+tells them apart. It is compared per batch size with its cohort: the same role in cells of the same version on the same
+machines. A node without a cohort is never slow.
 """
 
 from collections import Counter, defaultdict
@@ -32,7 +28,7 @@ MAD_TO_SIGMA = 1.4826
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cohort:
-    """What is alike in nodes that may be compared."""
+    """Nodes that may be compared with each other."""
 
     version: str
     instance_type: str
@@ -46,7 +42,7 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One node in one window. `score`: how fast it was, the cohort's median being 1; `z`: how far out that is."""
+    """One node in one window. `score`: its speed relative to the cohort's median; `z`: its robust z-score."""
 
     index: int
     score: float
@@ -55,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class SlowNode:
-    """A node that is slower than its cohort, and the windows that say so."""
+    """A node slower than its cohort, and the windows that show it."""
 
     node: str
     cohort: Cohort
@@ -76,11 +72,11 @@ Windows = dict[str, tuple[StepWindow, ...]]
 """Node -> its windows, oldest first."""
 
 _compared: dict[Cohort, tuple[Windows, FaultSettings, tuple[SlowNode, ...]]] = {}
-"""What was compared last, and what was found: windows end every 30 s, and passes ask every second."""
+"""Results per cohort, because windows end every 30 s and passes run every second."""
 
 
 def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
-    """Every node that is slow in enough of the last windows, in the order of their ids."""
+    """Nodes that are slow in enough of the recent windows, sorted by ID."""
     cohorts = _cohorts(fleet)
     for gone in [cohort for cohort in _compared if cohort not in cohorts]:
         _compared.pop(gone, None)
@@ -89,7 +85,7 @@ def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]
 
 
 def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[SlowNode, ...]:
-    """Compared anew only if anything differs from the last time."""
+    """Compares again only if the windows or settings changed."""
     last = _compared.get(cohort)
     if last is None or last[:2] != (nodes, settings):
         by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
@@ -98,10 +94,8 @@ def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[
 
 
 def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
-    """Node -> its step time in units of the cohort's median at the same batch sizes, weighted by its own steps.
-
-    A batch size counts where a node and at least `slow_peers` others ran it `slow_steps` times.
-    """
+    """Node -> its step time relative to the cohort's median at the same batch sizes, weighted by its own steps. A batch
+    size counts if the node and at least `slow_peers` others ran it `slow_steps` times."""
     means: dict[int, dict[str, float]] = defaultdict(dict)
     for node, window in windows.items():
         for bucket, steps in window.steps.items():
@@ -154,7 +148,7 @@ def _slow_in(
 
 
 def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
-    """Windows of the present generation, by cohort."""
+    """Windows of the current generation, by cohort."""
     cohorts: dict[Cohort, Windows] = defaultdict(dict)
     if not fleet.faults.windows:
         return cohorts
@@ -170,13 +164,13 @@ def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
     return cohorts
 
 
-OUTSIDE = frozenset({NodeState.JOINING, NodeState.RETIRED})
+NOT_IN_SERVICE = frozenset({NodeState.JOINING, NodeState.RETIRED})
 
 
 @dataclass(frozen=True, slots=True)
 class CommonCause:
-    """`cohort`: what is alike, and with the fault the subject of its incident; `affected`: nodes, or cells where whole
-    cells fail; `deployments` whose rollouts must halt; `place`: network nodes that all affected nodes share."""
+    """A fault that much of a cohort shares; fault and cohort are the subject of its incident. `affected`: nodes, or
+    whole cells; `deployments`: those whose rollouts must halt; `place`: network nodes that all affected nodes share."""
 
     fault: str
     cohort: str
@@ -197,7 +191,7 @@ class CommonCause:
 def find_common_causes(
     fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings, now: datetime
 ) -> tuple[CommonCause, ...]:
-    """Every common cause that can be seen now, in a stable order."""
+    """All current common causes, in a stable order."""
     causes = [
         *_causes_in_signals(fleet, settings, now),
         *_causes_in_slow_nodes(fleet, slow, settings),
@@ -207,20 +201,20 @@ def find_common_causes(
 
 
 def is_common(affected: int, size: int, settings: FaultSettings) -> bool:
-    """Whether so many of a cohort of this size are no coincidence."""
+    """Whether so many of a cohort of this size are unlikely by chance."""
     return affected >= settings.common_cause_nodes and affected > settings.common_cause_share * size
 
 
 def _causes_in_signals(fleet: FleetView, settings: FaultSettings, now: datetime) -> Iterable[CommonCause]:
-    """Settled signals count as well: a cause that condemns one machine after the other must be seen, too."""
+    """Settled signals count as well, so that a cause that condemns machines one after the other is seen."""
     since = now - timedelta(seconds=settings.common_cause_window_s)
     affected: dict[tuple[str, str], set[str]] = defaultdict(set)
     for signal in fleet.faults.signals:
         if signal.last_at >= since:
             affected[signal.signature, signal.instance_type].add(signal.node)
-    sizes = Counter(node.instance_type for node in fleet.nodes.values() if node.state not in OUTSIDE)
+    sizes = Counter(node.instance_type for node in fleet.nodes.values() if node.state not in NOT_IN_SERVICE)
     for (signature, kind), nodes in affected.items():
-        retired = sum(node not in fleet.nodes or fleet.nodes[node].state in OUTSIDE for node in nodes)
+        retired = sum(node not in fleet.nodes or fleet.nodes[node].state in NOT_IN_SERVICE for node in nodes)
         if is_common(len(nodes), sizes[kind] + retired, settings):
             yield _cause_in_nodes(fleet, signature, f"nodes of {kind}", nodes, sizes[kind] + retired)
 
@@ -244,7 +238,7 @@ def _cause_in_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[s
 
 
 def _causes_in_cells(fleet: FleetView, settings: FaultSettings) -> Iterable[CommonCause]:
-    """Cells that failed by themselves; those that lost a node say nothing of what they share."""
+    """Counts failed cells only. Cells that lost a node may share nothing else."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)
     for cell in fleet.cells.values():
@@ -267,8 +261,8 @@ ACCUSABLE = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.FAULTY})
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A reason to have an incident about a node or cell. `rule` None: nothing follows from it. `at_once`: its cell must
-    not serve any longer; else the cell is drained first. `faults`, `cohort`: the common cause it may be part of."""
+    """A reason for an incident about a node or cell. Nothing is replaced if `rule` is None. `is_urgent`: the cell must
+    stop serving now; otherwise it is drained first. `faults`, `cohort`: the common cause that it may be part of."""
 
     kind: IncidentKind
     subject: str
@@ -276,15 +270,19 @@ class Suspicion:
     node: NodeView | None = None
     cell: CellView | None = None
     rule: Rule | None = None
-    at_once: bool = False
+    is_urgent: bool = False
     faults: frozenset[str] = frozenset()
     cohort: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> tuple[Suspicion, ...]:
-    """Every suspicion, the most urgent first."""
-    cells = {member.node: cell for cell in fleet.cells.values() for member in cell.members} if _any(fleet, slow) else {}
+    """All suspicions, the most urgent first."""
+    cells = (
+        {member.node: cell for cell in fleet.cells.values() for member in cell.members}
+        if _has_evidence(fleet, slow)
+        else {}
+    )
     suspicions = [
         *_by_signals(fleet, cells),
         *_by_repairs(fleet, cells, settings),
@@ -293,13 +291,13 @@ def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultS
     return tuple(suspicions)
 
 
-def _any(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
+def _has_evidence(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
     return bool(fleet.faults.signals or fleet.faults.repairs or tuple(slow))
 
 
 def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
-    """Hard ones accuse their node. What every rank sees of one broken rank accuses the node only where it is alone; or
-    it is explained by a mate that is suspected, and else it is the cell's."""
+    """A hard signature accuses its node. A signature that every rank of a cell reports accuses the node only in a cell
+    of one. Otherwise a suspected member explains it, or it is held against the cell."""
     by_node: dict[str, list[SignalView]] = defaultdict(list)
     for signal in fleet.faults.signals:
         node = fleet.nodes.get(signal.node)
@@ -342,7 +340,7 @@ def _node_suspicion(
         node=node,
         cell=cell,
         rule=rule,
-        at_once=True,
+        is_urgent=True,
         faults=frozenset(signal.signature for signal in signals),
         cohort=f"nodes of {node.instance_type}",
         evidence={"signals": [_as_evidence(signal) for signal in signals]},
@@ -371,7 +369,7 @@ def _by_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
             yield Suspicion(
                 kind=IncidentKind.REPEATED_REPAIRS,
                 subject=name,
-                reason=f"repaired {repairs} times in {days:.0f} days; a person must look at it before it serves again",
+                reason=f"repaired {repairs} times in {days:.0f} days; an operator must inspect it",
                 node=node,
                 cell=cells.get(name),
                 rule=Rule.REPEATED_REPAIRS,

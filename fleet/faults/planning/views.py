@@ -1,8 +1,5 @@
-"""The rules by which faults are judged, and whether each is in force. Declared once; decides nothing.
-
-Faults as planners see them: what agents saw, what is being healed, and what providers announced. Frozen plain data,
-a part of `fleet.reconcile.planning.snapshot.FleetView`. Decides nothing.
-"""
+"""Fault rules, their modes, and faults as planners see them: frozen plain data, a part of
+`fleet.reconcile.planning.snapshot.FleetView`. Decides nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +10,7 @@ from fleet.reconcile.planning.states import NoticeKind
 
 
 class Rule(StrEnum):
-    """What may lead to a replacement. `operator`: requested by an operator, and no setting stops that; the others are
+    """Reasons for a replacement. `operator` is an operator's request and cannot be switched off; the others are
     automatic."""
 
     HARD_SIGNATURE = "hard_signature"
@@ -25,7 +22,7 @@ class Rule(StrEnum):
 
 
 class RuleMode(StrEnum):
-    """Shadow: record what the rule would have done, and touch nothing. A new rule begins so."""
+    """`shadow` records what the rule would have done and changes nothing. New rules start in it."""
 
     OFF = "off"
     SHADOW = "shadow"
@@ -52,17 +49,16 @@ class IncidentKind(StrEnum):
 
 
 NO_USABLE_CELL = "no-usable-cell"
-"""Kind of the incident of a deployment that no cell of a region can serve (`traffic.region_shares.planning.load`);
-its subject is
+"""Incident of a deployment that no cell of a region can serve (`traffic.region_shares.planning.load`). Its subject is
 `DEPLOYMENT@REGION`."""
 NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})
-"""While such an incident is open its node stays as it is, out of every cell: an operator must inspect the machine."""
+"""While such an incident is open, its node stays out of every cell: an operator must inspect the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignalView:
-    """What an agent saw in its hardware, once or many times. `settled`: acted upon or dismissed; it then counts only
-    towards a common cause."""
+    """A hardware fault that an agent saw once or more. `settled`: it was acted on or dismissed, and counts only towards
+    a common cause."""
 
     node: str
     signature: str
@@ -77,7 +73,7 @@ class SignalView:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """An open incident. `seen_at`: when its fault was last there."""
+    """An open incident. `seen_at`: when its fault was last seen."""
 
     id: int
     kind: str
@@ -92,8 +88,8 @@ class IncidentView:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementView:
-    """The work that heals a node's fault. `begun`: the node is out of use; before that its cell still serves, and must
-    be drained first."""
+    """A replacement of a faulty node. `begun`: the node is out of use. Before that, its cell still serves and must be
+    drained."""
 
     id: int
     node: str
@@ -107,10 +103,8 @@ class ReplacementView:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """What one rank computed in one window of `FaultSettings.step_window_s`; `index` counts them since 1970.
-
-    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums.
-    """
+    """Measurements of one rank in one window of `FaultSettings.step_window_s`. `index` counts windows since 1970.
+    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums."""
 
     index: int
     cell: str
@@ -121,7 +115,7 @@ class StepWindow:
 
 @dataclass(frozen=True, slots=True)
 class NoticeView:
-    """What a node's provider announced at `at`. `ends_at`: when it will end the machine; None: it did not say."""
+    """A provider's notice about a node, issued at `at`. `ends_at`: when the machine ends, if known."""
 
     node: str
     kind: NoticeKind
@@ -132,8 +126,8 @@ class NoticeView:
 
 @dataclass(frozen=True, slots=True)
 class FaultsView:
-    """`repairs` counts a node's in `FaultSettings.repairs_window_s`; `down` maps a cell to an ingress that cannot reach
-    it; `windows` holds a node's last ones, oldest first; `muted`: (kind, subject) that an operator dismissed lately."""
+    """`repairs`: node -> number in `FaultSettings.repairs_window_s`; `down`: cell -> an ingress that cannot reach it;
+    `windows`: node -> its recent ones, oldest first; `muted`: (kind, subject) that an operator dismissed recently."""
 
     signals: tuple[SignalView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
@@ -145,9 +139,9 @@ class FaultsView:
     muted: frozenset[tuple[str, str]] = frozenset()
 
     def mode(self, rule: Rule) -> RuleMode:
-        """In force unless it was set otherwise."""
+        """On, unless another mode was set."""
         return self.modes.get(rule, RuleMode.ON)
 
     def is_held(self, node: str, kinds: frozenset[str]) -> bool:
-        """Whether an open incident of these kinds speaks of this node."""
+        """Whether an open incident of these kinds is about this node."""
         return any(incident.node == node and incident.kind in kinds for incident in self.incidents)

@@ -1,14 +1,7 @@
-"""Keeps evidence of faults until it is settled: what agents see of their hardware, which cells ingresses cannot reach,
-what was repaired, and how fast ranks compute. What follows from it is the planners' business.
-
-Opens, notes and closes incidents. Always inside the transaction of the change that they belong to.
-
-Applies decisions about faulty nodes, each as one compare-and-set with its event. Launches and ends no machine: the
-reconciler sees a faulty node, gives its cell another and then has the machine ended.
-
-A replacement begins under a lock that is held until the commit, and counts again: two reconcilers that race cannot
-condemn two nodes of a cell, or more of a pool than may be.
-"""
+"""Stores evidence of faults, opens and closes incidents, and applies decisions about faulty nodes. Each change is one
+compare-and-set with its event in one transaction. It never launches or terminates machines: the reconciler does that
+for faulty nodes. A replacement counts the others under a lock held until the commit, so two racing reconcilers cannot
+exceed the limits."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -57,10 +50,8 @@ SIGNATURES = frozenset(FaultSignature)
 def hardware_fault_record(
     *, node: Node, cell: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime
 ) -> None:
-    """Keep a hardware fault that a node's agent saw. Other evidence (an engine that ended) is not kept here.
-
-    A fault that passes by itself counts as a repair: its engine was, or will be, loaded anew.
-    """
+    """Stores a hardware fault that a node's agent saw. Other evidence, such as an engine exit, is ignored. A soft fault
+    counts as a repair, because its engine is reloaded."""
     if signature not in SIGNATURES or node.state == NodeState.RETIRED:
         return
     with transaction.atomic():
@@ -87,12 +78,12 @@ def hardware_fault_record(
 
 
 def hardware_faults_settle(*, now: datetime, **which: Any) -> int:
-    """Count what `which` selects (by node, signature, …) as healed or dismissed. Returns how many."""
+    """Settles the signals selected by `which` (node, signature, …). Returns their number."""
     return Signal.objects.filter(settled_at__isnull=True, **which).update(settled_at=now)
 
 
 def cell_sightings_store(*, witness: str, down: dict[str, int], now: datetime) -> None:
-    """Which cells an ingress (the `witness`) cannot reach, by generation. Its latest statement counts, while fresh."""
+    """Stores the cells, by generation, that an ingress (the `witness`) cannot reach. Replaces its previous report."""
     if down:
         CellSighting.objects.update_or_create(witness=witness, defaults={"seen_at": now, "down": down})
     else:
@@ -100,17 +91,14 @@ def cell_sightings_store(*, witness: str, down: dict[str, int], now: datetime) -
 
 
 def repair_record(*, node: str, what: str, reason: str, now: datetime) -> None:
-    """Count a repair, so that a node that needs too many is handed to an operator. Call it in the transaction of the
-    repair itself. `what`: one of `replacement`, `agent_restart`, `reload`."""
+    """Counts a repair, so that a node with too many goes to an operator. Call it in the repair's transaction. `what`:
+    `replacement`, `agent_restart` or `reload`."""
     Repair.objects.create(node_id=node, what=what, reason=reason, at=now)
 
 
 def step_windows_cut(*, now: datetime, settings: FaultSettings | None = None) -> int:
-    """Cut what ranks computed since their engines started into windows, to compare like with like: close the window of
-    every rank that is in a new one. A window that was not cut in time is left out, never guessed.
-
-    Returns how many ranks reported.
-    """
+    """Closes the window of every rank that has entered a new one, so that ranks are compared over the same time. A
+    window that was closed too late is dropped. Returns the number of ranks that reported."""
     chosen = settings or FaultSettings()
     holder = this_holder()
     if lease_take(name=STEP_WINDOWS_LEASE, holder=holder, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) is None:
@@ -132,7 +120,7 @@ def _cut_windows(index: int, settings: FaultSettings) -> int:
         if record is None or (record.cell, record.generation) != (cell, generation):
             changed.append(StepRecord(node_id=node, cell=cell, generation=generation, index=index, totals=totals))
         elif record.index < index:
-            if record.index == index - 1 and (window := _between(record.totals, totals)):
+            if record.index == index - 1 and (window := _increase(record.totals, totals)):
                 record.windows = [*record.windows, {"index": record.index, **window}][-settings.step_windows :]
             record.index, record.totals = index, totals
             changed.append(record)
@@ -141,8 +129,8 @@ def _cut_windows(index: int, settings: FaultSettings) -> int:
     return seen
 
 
-def _between(before: Sums, after: Sums) -> Sums:
-    """What was added; empty if nothing was, or if the engine counts anew."""
+def _increase(before: Sums, after: Sums) -> Sums:
+    """Returns the increase, or {} if there is none or the engine's counters were reset."""
     grown = {bucket: total - before["steps"].get(bucket, 0) for bucket, total in after["steps"].items()}
     steps = {bucket: more for bucket, more in grown.items() if more != 0}
     if not steps or any(more < 0 for more in steps.values()):
@@ -157,7 +145,7 @@ SWITCHYARD = "switchyard"
 def incident_open(
     *, kind: str, subject: str, summary: str, evidence: Mapping[str, Any], now: datetime, **columns: Any
 ) -> Incident:
-    """Open an incident, or return the one open for (kind, subject). `columns`: region, deployment, cell, node, …"""
+    """Opens an incident, or returns the open one for (kind, subject). `columns`: region, deployment, cell, node, …"""
     with transaction.atomic():
         incident, created = Incident.objects.get_or_create(
             kind=kind,
@@ -166,13 +154,12 @@ def incident_open(
             defaults={"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns},
         )
         if created:
-            _announce(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
+            _record_incident_event(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
             webhooks_notify(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
     return incident
 
 
 def incident_open_decided(decision: OpenIncident, *, now: datetime) -> None:
-    """Open what the planner of faults found."""
     incident_open(
         kind=decision.kind,
         subject=decision.subject,
@@ -189,7 +176,7 @@ def incident_open_decided(decision: OpenIncident, *, now: datetime) -> None:
 
 
 def incident_note(decision: NoteIncident, *, now: datetime) -> None:
-    """Its fault is still there.
+    """Records that its fault is still present.
 
     Raises:
         StaleDecision: it is closed.
@@ -202,7 +189,7 @@ def incident_note(decision: NoteIncident, *, now: datetime) -> None:
 
 
 def incident_close(decision: CloseIncident, *, now: datetime) -> None:
-    """Its fault is gone.
+    """Closes an incident whose fault is gone.
 
     Raises:
         StaleDecision: it is closed, or its fault was seen again meanwhile.
@@ -213,12 +200,12 @@ def incident_close(decision: CloseIncident, *, now: datetime) -> None:
         unseen = incident is not None and (incident.seen_at or incident.opened_at) == decision.seen_at
         compare_and_set_or_stale(rows if unseen else rows.none(), what=f"incident {decision.incident}", seen_at=now)
         if incident is not None:
-            _close(incident, decision.reason, SWITCHYARD, now)
+            _close_incident(incident, decision.reason, SWITCHYARD, now)
 
 
 def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Close an incident in which an operator sees nothing to heal: its evidence is settled, and while the same goes on
-    without new evidence it stays quiet for an hour.
+    """Closes an incident that needs no repair, settles its evidence, and mutes it for an hour unless there is new
+    evidence.
 
     Raises:
         Conflict: it is closed already.
@@ -233,21 +220,20 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
         elif incident.cell:
             members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
             hardware_faults_settle(node_id__in=list(members), now=now)
-        _close(incident, f"dismissed by {actor}" + (f": {why}" if why else ""), actor, now)
+        _close_incident(incident, f"dismissed by {actor}" + (f": {why}" if why else ""), actor, now)
         wake_ups.send("fleet.reconcile")
 
 
 def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:
-    """Close every open incident that `which` selects (by cell, node, kind, …). Returns how many."""
+    """Closes the open incidents selected by `which` (cell, node, kind, …). Returns their number."""
     with transaction.atomic():
         incidents = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))
         for incident in incidents:
-            _close(incident, resolution, SWITCHYARD, now)
+            _close_incident(incident, resolution, SWITCHYARD, now)
     return len(incidents)
 
 
 def incident_body(incident: Incident) -> dict[str, Any]:
-    """The body of webhook messages about an incident."""
     return {
         "id": incident.pk,
         "kind": incident.kind,
@@ -266,15 +252,15 @@ def incident_body(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _close(incident: Incident, resolution: str, actor: str, now: datetime) -> None:
+def _close_incident(incident: Incident, resolution: str, actor: str, now: datetime) -> None:
     incident.state, incident.closed_at, incident.resolution = IncidentState.CLOSED.value, now, resolution
     incident.closed_by = actor
     incident.save(update_fields=["state", "closed_at", "resolution", "closed_by", "muted_until"])
-    _announce(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
+    _record_incident_event(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
     webhooks_notify(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
 
 
-def _announce(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
+def _record_incident_event(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
     event_record(
         kind=kind,
         message=message,
@@ -291,11 +277,11 @@ def _announce(incident: Incident, kind: str, message: str, tone: Tone, now: date
 
 
 LOCK = 0x53_57_52_50
-"""Key of PostgreSQL's advisory lock: "SWRP", the replacements of the whole fleet."""
+"""Key of PostgreSQL's advisory lock for replacements: "SWRP"."""
 
 
 def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
-    """Keep a suspected node out of new placements.
+    """Excludes a suspected node from new placements.
 
     Raises:
         StaleDecision: it is cordoned or retired already.
@@ -310,11 +296,8 @@ def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
 
 
 def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
-    """Let a node be chosen again.
-
-    Raises:
-        StaleDecision: somebody else cordoned it, or it is out of use already.
-    """
+    """Raises:
+    StaleDecision: it was cordoned for another reason, or is out of use already."""
     with transaction.atomic():
         rows = Node.objects.filter(id=decision.node, cordoned=True, cordoned_for_notice=True)
         rows = rows.exclude(state__in=[NodeState.RETIRED.value, *(state.value for state in CONDEMNED)])
@@ -324,16 +307,15 @@ def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
 
 
 def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:
-    """Take a node out of use: it is faulty and cordoned from now on, its cell is lost and gets another one.
+    """Takes a node out of use: marks it faulty and cordoned. Its cell is lost and gets another node.
 
     Raises:
-        StaleDecision: the node has left the state that was seen since then, even if it came back to it, or is in
-            another cell, or too many other nodes are being replaced.
+        StaleDecision: the node changed its state or its cell since the decision, or too many others are being replaced.
     """
     if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
         raise ValueError(f"a node cannot go from {decision.seen} to faulty")
     with transaction.atomic():
-        _guard(decision, settings or FaultSettings())
+        _check_replacement_budget(decision, settings or FaultSettings())
         rows = Node.objects.filter(id=decision.node, state=decision.seen.value, state_since=decision.since)
         compare_and_set_or_stale(
             rows,
@@ -344,7 +326,7 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
             state_since=now,
         )
         if cell_of(decision.node) != decision.cell:
-            raise StaleDecision(f"node {decision.node} is in another cell meanwhile")
+            raise StaleDecision(f"node {decision.node} has moved to another cell")
         node = Node.objects.get(id=decision.node)
         node_event(node, f"node.{NodeState.FAULTY}", f"{node.id} is faulty: {decision.reason}", now=now)
         desired_changed([node.id])
@@ -354,33 +336,31 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
 
 
 def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: datetime) -> None:
-    """Call in the transaction that takes a node out of use. One that was scheduled begins now."""
+    """Starts a replacement, scheduled or not. Call it in the transaction that takes the node out of use."""
     if Replacement.objects.filter(node_id=node, closed_at__isnull=True).update(begun_at=now, cell=cell):
         return
-    _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
+    _create_replacement(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
 
 
 def replacement_schedule(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
-    """From now on the node's cell is drained for its replacement.
+    """Schedules a replacement: the node's cell is drained first.
 
     Raises:
         StaleDecision: the node is in another cell or already being replaced, or too many other nodes are.
     """
     with transaction.atomic():
-        _guard(decision, settings or FaultSettings())
+        _check_replacement_budget(decision, settings or FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
         if cell_of(node.id) != decision.cell or is_replaced(node.id):
             raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
-        _open(node.id, decision.cell, decision.rule, decision.reason, now, SWITCHYARD)
-        said = f"{node.id} is to be replaced: {decision.reason}"
-        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING)
+        _create_replacement(node.id, decision.cell, decision.rule, decision.reason, now, SWITCHYARD)
+        message = f"{node.id} is to be replaced: {decision.reason}"
+        node_event(node, "node.replacement", message, now=now, tone=Tone.MOVING)
 
 
 def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
-    """The work is done.
-
-    Raises:
-        StaleDecision: it was closed already.
+    """Raises:
+    StaleDecision: it was closed already.
     """
     with transaction.atomic():
         rows = Replacement.objects.filter(pk=decision.replacement, closed_at__isnull=True)
@@ -392,13 +372,12 @@ def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
 
 
 def is_replaced(node: str) -> bool:
-    """Whether a replacement of this node is open."""
     return Replacement.objects.filter(node_id=node, closed_at__isnull=True).exists()
 
 
-def _guard(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) -> None:
-    """Until the commit no other worker begins a replacement. One that was scheduled was counted then. A machine that
-    its provider takes away goes with or without leave."""
+def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) -> None:
+    """Holds a lock until the commit, so that no other worker begins a replacement. Skips a scheduled replacement, which
+    was counted before, and a machine that its provider ends."""
     node_id, cell = decision.node, decision.cell
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
@@ -415,11 +394,13 @@ def _guard(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) 
         cell=cell,
         peer=other or "",
     )
-    if crowded := over_budget(underway, settings):
-        raise StaleDecision(f"node {node_id} stays: {crowded}")
+    if refusal := over_budget(underway, settings):
+        raise StaleDecision(f"node {node_id} stays: {refusal}")
 
 
-def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any) -> Replacement:
+def _create_replacement(
+    node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any
+) -> Replacement:
     incident = Incident.objects.filter(node=node, state=IncidentState.OPEN.value, shadow=False).first()
     return Replacement.objects.create(
         node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns
@@ -427,5 +408,5 @@ def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: s
 
 
 def replacement_request(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
-    """Record an operator's request, inside its transaction."""
-    return _open(node.id, cell, Rule.OPERATOR, reason, now, actor)
+    """Records an operator's request. Call it in the request's transaction."""
+    return _create_replacement(node.id, cell, Rule.OPERATOR, reason, now, actor)

@@ -1,14 +1,9 @@
-"""Opens incidents while a host of the control plane is silent or a control loop makes no pass. Every web process
-checks; an incident is opened once.
-
-Sets whether a rule about faults is on, in shadow (it only reports what it would do), or off.
-
-Opens and closes incidents about drift: cells that count tokens differently from their engine, and deployments whose
-speculation is accepted less often than calibrated.
-"""
+"""Periodic checks that open and close incidents outside the reconciler: silent hosts of the control plane, stale
+control loops, and drift of token counts and speculation. Also sets the mode of a fault rule. Every web process checks;
+an incident opens only once."""
 
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -18,9 +13,15 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.faults.models import FaultRule, Incident
-from fleet.faults.planning.drift import OF_SPECULATION, OF_TOKENS, CheckedCell, plan_speculation_drift, plan_token_drift
+from fleet.faults.planning.drift import (
+    SPECULATION_DRIFT,
+    TOKENS_DRIFT,
+    CheckedCell,
+    plan_speculation_drift,
+    plan_token_drift,
+)
 from fleet.faults.planning.views import Rule, RuleMode
-from fleet.faults.selectors import guessing_calibrated
+from fleet.faults.selectors import FRESH_FOR, MAX_COUNT, guessing_calibrated
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.states import CellState, IncidentState
@@ -36,13 +37,12 @@ CONTROL_HOST = "control-host"
 
 
 class ControlHostWatch:
-    """The checks of one process. A host must be silent in two checks in a row, because hosts restart."""
+    """The check of one process. A host must be silent in two checks in a row, because hosts restart."""
 
     def __init__(self) -> None:
         self._suspected: frozenset[str] = frozenset()
 
-    def look(self, now: datetime) -> None:
-        """To be called every few seconds."""
+    def check(self, now: datetime) -> None:
         found = control_hosts()
         problems, known = found.problems, {host.name for host in found.hosts}
         incidents = Incident.objects.filter(kind=CONTROL_HOST, state=IncidentState.OPEN.value)
@@ -51,52 +51,50 @@ class ControlHostWatch:
             incident_open(kind=CONTROL_HOST, subject=subject, summary=problems[subject], evidence={}, now=now)
         for subject in sorted(opened - problems.keys()):
             resolution = (
-                "it is heard again" if subject in known else "it no longer counts as a host of the control plane"
+                "it reports again" if subject in known else "it no longer counts as a host of the control plane"
             )
             incidents_close(kind=CONTROL_HOST, subject=subject, resolution=resolution, now=now)
         self._suspected = frozenset(problems)
 
 
-# Opens an incident when a control loop makes no pass, and closes it when it does. For processes that are not the
-# controller: who does not run cannot say so.
-
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 LOOP_STALE = "control-loop-stale"
 
 
 class ControlLoopWatch:
-    """The look of one process. One that has just begun, or was stopped itself, gives the controller as long to pass as
-    it has anyway: whatever stopped it may have stopped both."""
+    """Opens an incident when a control loop makes no pass. Runs outside the controller, which cannot report its own
+    absence. After its own start or pause the process waits `STALE_AFTER_S`, because the same event may have stopped the
+    controller."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._now_s = now_s
-        self._own = LateWakeUp(grace_s=STALE_AFTER_S, longest_pause_s=3 * LOOK_EVERY_S)
+        self._own = LateWakeUp(grace_s=STALE_AFTER_S, longest_pause_s=3 * CHECK_EVERY_S)
 
-    def look(self, now: datetime) -> None:
-        """To be called every `LOOK_EVERY_S`. Several processes may look: an incident is open once."""
-        may_judge = self._own.may_judge(self._now_s())
+    def check(self, now: datetime) -> None:
+        """Call it every `CHECK_EVERY_S`."""
+        is_awake = self._own.may_judge(self._now_s())
         standing = control_standing()
         incidents = Incident.objects.filter(kind=LOOP_STALE, state=IncidentState.OPEN.value)
         opened = set(incidents.values_list("subject", flat=True))
         for loop in standing.stale:
-            if may_judge and loop.loop not in opened:
-                _open(loop, now)
+            if is_awake and loop.loop not in opened:
+                _open_stale_loop(loop, now)
         for subject in opened & {loop.loop for loop in standing.loops if loop.age_s <= LATE_AFTER_S}:
             incidents_close(kind=LOOP_STALE, subject=subject, resolution="it makes passes again", now=now)
 
 
-def _open(loop: LoopAge, now: datetime) -> None:
+def _open_stale_loop(loop: LoopAge, now: datetime) -> None:
     incident_open(
         kind=LOOP_STALE,
         subject=loop.loop,
-        summary=f"{loop.loop} has made no whole pass for {age_text(loop.age_s)}: nothing that it decides is decided",
+        summary=f"{loop.loop} has completed no pass for {age_text(loop.age_s)}",
         evidence={"last_pass_s": round(loop.age_s, 1), "last_pass_took_s": round(loop.took_s, 3)},
         now=now,
     )
 
 
 def fault_rule_set(*, rule: Rule, mode: RuleMode, actor: str, now: datetime, why: str = "") -> None:
-    """Set a rule's mode. Setting what is set already changes nothing."""
+    """Sets a rule's mode. Does nothing if it is set already."""
     with transaction.atomic():
         known = FaultRule.objects.select_for_update().filter(rule=rule).first()
         before = RuleMode(known.mode) if known else RuleMode.ON
@@ -115,52 +113,48 @@ def fault_rule_set(*, rule: Rule, mode: RuleMode, actor: str, now: datetime, why
         wake_ups.send("fleet.reconcile")
 
 
-FRESH_FOR = timedelta(seconds=15)
-"""What was reported before says nothing about now."""
-MOST = 2**53
-"""No total that is meant is as large."""
-
-
-def token_drift_judge(*, now: datetime) -> None:
-    """One look at what leaders report."""
+def token_drift_check(*, now: datetime) -> None:
+    """Opens and closes incidents about cells that count other tokens than their engine."""
     open_about = set(
-        Incident.objects.filter(kind=OF_TOKENS, state=IncidentState.OPEN.value).values_list("subject", flat=True)
+        Incident.objects.filter(kind=TOKENS_DRIFT, state=IncidentState.OPEN.value).values_list("subject", flat=True)
     )
-    there = Cell.objects.exclude(state=CellState.STOPPED.value)
-    known = set(there.filter(pk__in=open_about).values_list("pk", flat=True))
-    plan = plan_token_drift(_checked(now), known, open_about)
+    live_cells = Cell.objects.exclude(state=CellState.STOPPED.value)
+    known = set(live_cells.filter(pk__in=open_about).values_list("pk", flat=True))
+    plan = plan_token_drift(_reported_token_checks(now), known, open_about)
     with transaction.atomic():
         for each, summary in plan.opened:
             cell = Cell.objects.filter(pk=each.cell).first()
             if cell is not None:
                 incident_open(
-                    kind=OF_TOKENS,
+                    kind=TOKENS_DRIFT,
                     subject=each.cell,
                     summary=summary,
-                    evidence=_evidence(each),
+                    evidence=_token_evidence(each),
                     now=now,
                     region=cell.region_id,
                     deployment=cell.deployment_id,
                     cell=cell.pk,
                 )
         for subject, why in plan.closed:
-            incidents_close(kind=OF_TOKENS, subject=subject, resolution=why, now=now)
+            incidents_close(kind=TOKENS_DRIFT, subject=subject, resolution=why, now=now)
 
 
-def _checked(now: datetime) -> list[CheckedCell]:
-    """What leaders say of their own cells."""
+def _reported_token_checks(now: datetime) -> list[CheckedCell]:
+    """Token counts that leaders report about their own cells."""
     reports = NodeReport.objects.filter(
         load__has_key="token_check", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
     ).exclude(load__token_check=None)
-    said = reports.values_list("node__member__cell_id", "cell", "load__token_check")
+    reported_checks = reports.values_list("node__member__cell_id", "cell", "load__token_check")
     return [
-        _checked_cell(cell, check) for cell, reported, check in said if cell == reported and isinstance(check, dict)
+        _checked_cell(cell, check)
+        for cell, reported, check in reported_checks
+        if cell == reported and isinstance(check, dict)
     ]
 
 
 def _checked_cell(cell: str, check: dict[str, Any]) -> CheckedCell:
     prompt, completion, our_prompt, our_completion = (
-        max(0, min(int(check.get(name, 0)), MOST))
+        max(0, min(int(check.get(name, 0)), MAX_COUNT))
         for name in (
             *("engine_prompt_total", "engine_completion_total"),
             *("counted_prompt_total", "counted_completion_total"),
@@ -170,7 +164,7 @@ def _checked_cell(cell: str, check: dict[str, Any]) -> CheckedCell:
     return CheckedCell(cell, since, (prompt, completion), (our_prompt, our_completion))
 
 
-def _evidence(each: CheckedCell) -> dict[str, Any]:
+def _token_evidence(each: CheckedCell) -> dict[str, Any]:
     return {
         "since": each.since,
         "engine_prompt_tokens": each.engine[0],
@@ -180,13 +174,12 @@ def _evidence(each: CheckedCell) -> dict[str, Any]:
     }
 
 
-# Opens an incident about a deployment that guesses worse than its version was calibrated to, and closes it.
-
-
-def speculation_drift_judge(*, now: datetime) -> None:
-    """One look at what leaders report."""
+def speculation_drift_check(*, now: datetime) -> None:
+    """Opens and closes incidents about deployments whose speculation is accepted less often than calibrated."""
     open_about = set(
-        Incident.objects.filter(kind=OF_SPECULATION, state=IncidentState.OPEN.value).values_list("subject", flat=True)
+        Incident.objects.filter(kind=SPECULATION_DRIFT, state=IncidentState.OPEN.value).values_list(
+            "subject", flat=True
+        )
     )
     known = set(Deployment.objects.filter(pk__in=open_about).values_list("pk", flat=True))
     plan = plan_speculation_drift(guessing_calibrated(now), known, open_about)
@@ -200,7 +193,7 @@ def speculation_drift_judge(*, now: datetime) -> None:
                 "expected_tokens": round(each.expected, 3),
             }
             incident_open(
-                kind=OF_SPECULATION,
+                kind=SPECULATION_DRIFT,
                 subject=each.deployment,
                 summary=summary,
                 evidence=evidence,
@@ -208,4 +201,4 @@ def speculation_drift_judge(*, now: datetime) -> None:
                 deployment=each.deployment,
             )
         for subject, why in plan.closed:
-            incidents_close(kind=OF_SPECULATION, subject=subject, resolution=why, now=now)
+            incidents_close(kind=SPECULATION_DRIFT, subject=subject, resolution=why, now=now)

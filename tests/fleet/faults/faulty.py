@@ -1,7 +1,4 @@
-"""Faults for planner tests, said in a few words, beside the small fleets of `fleets`.
-
-Small fleets of which something was announced, and what is planned for them.
-"""
+"""Faults and notices in small fleets for planner tests, on top of `fleets`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +46,7 @@ def with_faults(view: FleetView, *signals: SignalView, **parts: Any) -> FleetVie
 
 
 def windows(cell: str, step_ms: Sequence[float], generation: int = 3, bucket: int = 3) -> tuple[StepWindow, ...]:
-    """The last windows of a rank: 100 steps each, at one batch size."""
+    """Recent windows of a rank: 100 steps each, at one batch size."""
     return tuple(
         StepWindow(WINDOW + place, cell, generation, {bucket: 100}, {bucket: 100 * ms})
         for place, ms in enumerate(step_ms)
@@ -68,7 +65,7 @@ def notice(
 
 
 def told(*parts: NodeView | CellView | NoticeView, faults: dict[str, Any] | None = None, **changes: Any) -> FleetView:
-    """Two cells of two nodes of `llama` by default, `c1` on n and o; what its provider announced is among the parts."""
+    """Plans for two cells of two nodes of `llama` by default, `c1` on n and o. Notices are among the parts."""
     notices = tuple(part for part in parts if isinstance(part, NoticeView))
     others = [part for part in parts if not isinstance(part, NoticeView)]
     second = cell("c2", "p", "q", state_since=ago(300))

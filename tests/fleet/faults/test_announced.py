@@ -1,4 +1,4 @@
-"""What providers announce, merged; and random notices over random fleets: nothing is lost, nothing goes in vain."""
+"""Merges of notices, and random notices in random fleets: no serving cell is cut off, and all cells come back."""
 
 from datetime import timedelta
 from itertools import permutations
@@ -60,7 +60,7 @@ def test_a_cell_goes_when_all_its_machines_are_to_run_another_image_and_nothing_
 
 
 class Announcing(World):
-    """Machines end when it was announced. It watches that nothing which serves is cut off, or taken down too early."""
+    """Machines end as announced. Checks that no serving cell is cut off or drained too early."""
 
     forced = 0
 
@@ -115,7 +115,7 @@ def test_whatever_is_announced_nothing_that_serves_is_cut_off_and_all_cells_come
     notices: list[tuple[int, int, tuple[NoticeKind, float | None]]],
     repeated: bool,
 ) -> None:
-    """I1 is asserted by the world at every drain that is not forced, and no cordoned node ever leaves that state."""
+    """The world asserts I1 at every drain that is not forced, and that no cordoned node is ever uncordoned."""
     world = Announcing(fleet(wanted=wanted, nodes_per_cell=nodes_per_cell, warm=warm))
     for tick in range(110):
         for _, index, (kind, lead_s) in (notice for notice in notices if notice[0] == tick):

@@ -1,4 +1,4 @@
-"""What agents see of their hardware, kept once for as long as it is unsettled, and how a pass sees it."""
+"""Signals of agents are stored once until they are settled, and a pass reads them."""
 
 from datetime import timedelta
 

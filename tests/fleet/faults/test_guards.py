@@ -1,4 +1,4 @@
-"""How much may be replaced at once, and when nothing is."""
+"""Limits of simultaneous replacements, and freezes."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_above_a_fifth_unhealthy_nothing_is_replaced() -> None:
 
 
 def silent_zone(silent: int, size: int) -> FleetView:
-    """A zone of which a part is silent, each with its ingress as a second witness, in a fleet of two zones."""
+    """Two zones; part of one is silent, with an ingress per cell as a second witness."""
     parts: list[Any] = []
     for number in range(size):
         state: dict[str, Any] = {"state": NodeState.SUSPECT} if number < silent else {}

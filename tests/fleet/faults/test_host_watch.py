@@ -1,4 +1,4 @@
-"""A control host that is silent is an incident until it is heard again."""
+"""A silent control host has an incident until it reports again."""
 
 from datetime import timedelta
 
@@ -24,35 +24,34 @@ def silence(name: str) -> None:
 
 @pytest.fixture
 def watch() -> ControlHostWatch:
-    """Of one web process, while both hosts are well."""
     control_host_seen("control-1")
     control_host_seen("control-2")
     watch = ControlHostWatch()
-    watch.look(NOW)
-    watch.look(NOW)
+    watch.check(NOW)
+    watch.check(NOW)
     assert opened() == []
     return watch
 
 
 def test_silence_that_lasts_longer_than_a_look_is_one_incident_until_the_host_is_heard(watch: ControlHostWatch) -> None:
     silence("control-2")
-    watch.look(NOW)
+    watch.check(NOW)
     assert opened() == []
-    watch.look(NOW)
-    watch.look(NOW)
+    watch.check(NOW)
+    watch.check(NOW)
     assert opened() == ["control-2"]
     assert Incident.objects.count() == 1
     control_host_seen("control-2")
-    watch.look(NOW)
+    watch.check(NOW)
     assert opened() == []
-    assert Incident.objects.get().resolution == "it is heard again"
+    assert Incident.objects.get().resolution == "it reports again"
 
 
 def test_a_host_that_left_in_order_is_not_missed(watch: ControlHostWatch) -> None:
     silence("control-2")
-    watch.look(NOW)
-    watch.look(NOW)
+    watch.check(NOW)
+    watch.check(NOW)
     control_host_left("control-2")
-    watch.look(NOW)
+    watch.check(NOW)
     assert opened() == []
     assert Incident.objects.get().resolution == "it no longer counts as a host of the control plane"

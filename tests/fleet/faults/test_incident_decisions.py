@@ -1,4 +1,4 @@
-"""Incidents on real rows: one of a fault, noted, closed with its reason, dismissed by a person."""
+"""Incident decisions on real rows: opened once, updated, closed with a reason, dismissed by an operator."""
 
 from datetime import timedelta
 from typing import Any

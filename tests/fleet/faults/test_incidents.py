@@ -1,9 +1,4 @@
-"""Incidents: at most one open for a thing, and every change of one is in the timeline.
-
-Incidents over HTTP.
-
-Rules about faults over HTTP.
-"""
+"""Incidents and fault rules: services, events and the REST API."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is alive: silence needs a second witness, and a control plane that is cut off condemns no node."""
+"""Silence needs a second witness, and a control plane that is cut off condemns no node."""
 
 from dataclasses import replace
 from typing import Any
@@ -102,7 +102,7 @@ def test_silence_of_a_leader_and_a_follower_that_lost_it_make_a_loss() -> None:
 
 
 def failed_with(leader: NodeView, *others: NodeView, **changes: Any) -> FleetView:
-    """A fleet whose cell `c1` failed 12 s ago, as its follower said before it ended its engine."""
+    """A fleet whose cell `c1` failed 12 s ago, as its follower reported before it stopped its engine."""
     said = {"failed_by": "f", "reason": "rank 1 on f: leader at 10.1.0.2:21010 does not answer"} | changes
     broken = cell(
         "c1", "l", "f", state=CellState.FAILED, state_since=ago(8 if leader.state is NodeState.READY else 12), **said
@@ -123,7 +123,7 @@ def failed_with(leader: NodeView, *others: NodeView, **changes: Any) -> FleetVie
 def test_a_failed_cell_remembers_who_said_so_and_its_silent_member_is_lost(
     silence_s: float, provider: ProviderStatus, expected: list[object]
 ) -> None:
-    """At once where its machine is silent, too: nothing serves that waiting could protect."""
+    """Immediately if its machine is silent as well, because waiting would protect nothing."""
     state = NodeState.READY if silence_s < SETTINGS.suspect_after_s else NodeState.SUSPECT
     assert moves(failed_with(silent("l", silence_s, state=state, provider=provider))) == expected
 
@@ -202,7 +202,7 @@ def test_who_came_back_a_moment_ago_is_no_witness_against_who_is_still_away(
 def test_who_came_back_a_moment_ago_is_a_witness_against_who_was_heard_since(
     back_s: float, listening_s: float, heard_s: float, expected: list[object]
 ) -> None:
-    """A machine that loses its power 10 s after a control host has, and 12 s before."""
+    """A machine loses its power 10 s after a control host, or 12 s before."""
     state = NodeState.SUSPECT if heard_s > SETTINGS.suspect_after_s else NodeState.READY
     leader = silent("l", heard_s, state=state, provider=ProviderStatus.SILENT)
     broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(8), failed_by="f", reason="lost rank 0")
@@ -224,7 +224,7 @@ def test_nothing_is_given_up_until_we_have_listened_for_long_enough() -> None:
 def test_a_region_that_comes_back_within_a_minute_loses_nobody(
     returns_s: list[float], now_s: float, cut_s: float
 ) -> None:
-    """Spares and members of broken cells, in any order, at any moment after the first is back."""
+    """Spares and members of broken cells, in any order, at any time after the first one is back."""
     after_s = [each - min(returns_s) for each in returns_s]
     nodes = [
         back(f"n{number}", now_s - each)
@@ -239,7 +239,7 @@ def test_a_region_that_comes_back_within_a_minute_loses_nobody(
 
 @given(st.lists(st.tuples(st.floats(0, 59), st.floats(0, 9)), min_size=3, max_size=8), st.floats(20, 59.9))
 def test_a_cut_that_ends_in_fits_and_starts_loses_nobody(spoke: list[tuple[float, float]], now_s: float) -> None:
-    """Each but the first, which stays, is back for a moment once, and for good some time later."""
+    """All but the first, which stays, reconnect briefly once and for good some time later."""
     nodes = [back("n0", now_s)]
     for number, (returns_s, spoke_s) in enumerate(spoke, 1):
         heard_s = now_s - min(spoke_s, now_s)

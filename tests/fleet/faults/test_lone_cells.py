@@ -1,4 +1,4 @@
-"""A cell that stands alone, of which a node is announced to leave: another one comes first where that can be."""
+"""A notice about a node of a cell that serves alone: a successor starts first where possible."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
 def lone(*parts: NodeView | CellView | NoticeView, **changes: Any) -> FleetView:
-    """One cell of two nodes, c1 on n and o, of which n ends; nothing else serves."""
+    """One cell of two nodes, c1 on n and o. Node n ends, and no other cell serves."""
     notices = tuple(part for part in parts if isinstance(part, NoticeView))
     others = [part for part in parts if not isinstance(part, NoticeView)]
     return replace(fleet(*of_c1(), *others, **changes), notices=notices)
@@ -73,7 +73,7 @@ def test_its_successor_keeps_its_place_once_the_spares_are_taken() -> None:
 def test_a_lone_cell_drains_when_its_successor_serves_or_when_it_can_wait_no_longer(
     left_s: float, state: CellState, for_s: float, drains: bool
 ) -> None:
-    """The ledger counts a cell after 60 s. A drain must begin 100 s before the end, the shortest one 40 s before it."""
+    """The ledger counts a cell after 60 s. A drain must begin 100 s before the end, the shortest one 40 s before."""
     view = lone(notice("n", lead_s=left_s), *succeeding(state, for_s))
     is_leave_given = state is CellState.READY and for_s >= 60.0
     assert drains_of(view) == ([("c1", not is_leave_given)] if drains else [])

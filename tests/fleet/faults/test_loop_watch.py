@@ -1,10 +1,10 @@
-"""Somebody who is not the controller says that it makes no passes, and does not say so of its own sleep."""
+"""A process outside the controller reports stale loops, unless it was paused itself."""
 
 import pytest
 from django.db import connection
 
 from fleet.faults.models import Incident
-from fleet.faults.services.watch import LOOK_EVERY_S, LOOP_STALE, ControlLoopWatch
+from fleet.faults.services.watch import CHECK_EVERY_S, LOOP_STALE, ControlLoopWatch
 from kernel.control_standing import STALE_AFTER_S
 from kernel.loop_passes import loop_passed
 from kernel.models import LoopPass
@@ -15,17 +15,17 @@ LOOP = "fleet.reconcile"
 
 
 class Web:
-    """A process that looks, and its time."""
+    """A web process with its own clock."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.watch = ControlLoopWatch(lambda: self.now_s)
 
-    def look(self, *, for_s: float) -> None:
+    def check(self, *, for_s: float) -> None:
         end_s = self.now_s + for_s
         while self.now_s < end_s:
-            self.now_s += LOOK_EVERY_S
-            self.watch.look(NOW)
+            self.now_s += CHECK_EVERY_S
+            self.watch.check(NOW)
 
 
 @pytest.fixture
@@ -45,39 +45,39 @@ def opened() -> list[str]:
 
 
 def test_a_loop_without_passes_is_an_incident_and_one_that_passes_again_is_none(web: Web) -> None:
-    web.look(for_s=60.0)
+    web.check(for_s=60.0)
     assert opened() == []
     age(31.0)
-    web.look(for_s=LOOK_EVERY_S)
+    web.check(for_s=CHECK_EVERY_S)
     assert opened() == [LOOP]
-    web.look(for_s=60.0)
+    web.check(for_s=60.0)
     assert Incident.objects.count() == 1
     loop_passed(LOOP)
-    web.look(for_s=LOOK_EVERY_S)
+    web.check(for_s=CHECK_EVERY_S)
     assert opened() == []
     assert Incident.objects.get().resolution == "it makes passes again"
 
 
 def test_a_fleet_that_is_brought_up_after_a_day_opens_none(web: Web) -> None:
     age(86_400.0)
-    web.look(for_s=STALE_AFTER_S - LOOK_EVERY_S)
+    web.check(for_s=STALE_AFTER_S - CHECK_EVERY_S)
     assert opened() == []
     loop_passed(LOOP)
-    web.look(for_s=60.0)
+    web.check(for_s=60.0)
     assert opened() == []
 
 
 def test_a_host_that_was_stopped_with_both_on_it_opens_none(web: Web) -> None:
-    web.look(for_s=60.0)
+    web.check(for_s=60.0)
     web.now_s += 3600.0
     age(3600.0)
-    web.look(for_s=LOOK_EVERY_S)
+    web.check(for_s=CHECK_EVERY_S)
     loop_passed(LOOP)
-    web.look(for_s=60.0)
+    web.check(for_s=60.0)
     assert not Incident.objects.exists()
 
 
 def test_a_database_that_knows_of_no_loop_says_nothing(web: Web) -> None:
     LoopPass.objects.all().delete()
-    web.look(for_s=120.0)
+    web.check(for_s=120.0)
     assert opened() == []

@@ -1,4 +1,4 @@
-"""What follows from each notice: exact decisions over small fleets."""
+"""Exact decisions for each notice in small fleets."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,13 +35,13 @@ def test_a_node_with_a_notice_is_cordoned_first(kind: NoticeKind) -> None:
     lead_s = None if kind is NoticeKind.REBALANCE else 1000.0
     (cordoned,) = planned(told(*of_c1(cordoned=""), notice("n", kind, lead_s)))
     assert isinstance(cordoned, CordonNode)
-    assert cordoned.reason.startswith(f"notice of its provider, {kind}")
+    assert cordoned.reason.startswith(f"provider notice, {kind}")
 
 
 def test_of_a_spot_warning_the_cell_drains_at_once_spare_or_none() -> None:
     (asked,) = planned(told(*of_c1(), notice("n")))
     assert asked == RequestReplacement(
-        "n", "c1", Rule.NOTICE, "notice of its provider, interruption, ends at 2026-11-21 12:02:00 UTC: said so"
+        "n", "c1", Rule.NOTICE, "provider notice, interruption, ends at 2026-11-21 12:02:00 UTC: said so"
     )
 
 
@@ -69,8 +69,8 @@ def waiting(name: str = "n") -> dict[str, tuple[ReplacementView, ...]]:
     return {"replacements": (replacement(name, "c1", begun=False, rule=Rule.NOTICE),)}
 
 
-def test_the_ledger_is_asked_until_waiting_would_cost_requests() -> None:
-    """c2 has been ready for 10 s only, so c1 may not go; it must be drained for 60 s, and 40 s are for the rest."""
+def test_the_ledger_decides_until_waiting_would_cost_requests() -> None:
+    """c2 has been ready for only 10 s, so c1 may not drain. Its drain takes 60 s, with 40 s of margin."""
     parts = (*of_c1(), node("s"))
     young = {"p": member("p", of="c2"), "q": member("q", of="c2")}
     for lead_s, forced in ((101.0, False), (99.0, True)):
@@ -230,7 +230,7 @@ def test_while_no_agent_is_heard_nothing_is_done(cut_off: dict[str, Any]) -> Non
 
 
 def test_what_is_announced_freezes_no_pool() -> None:
-    """Their machines are faulty now, and their cells wait for others: it says nothing of our view of the pool."""
+    """The machines are faulty and their cells wait for others. Notices say nothing about our view of the pool."""
     gone = [member(name, state=NodeState.FAULTY, of="c1") for name in "abcd"]
     view = told(*gone, cell("c1", "a", "b", "c", "d", state=CellState.LOST), *[notice(name) for name in "abcd"])
     assert not [one for one in plan_faults(view, SETTINGS, NOW) if isinstance(one, OpenIncident)]

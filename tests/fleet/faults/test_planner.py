@@ -1,7 +1,4 @@
-"""What follows from faults: the exact decisions, in order.
-
-Incidents stay one as long as their fault comes and goes, and close by themselves.
-"""
+"""Exact decisions about faults, in order. An incident stays open while its fault comes and goes."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +26,6 @@ from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
 def pair(**changes: Any) -> FleetView:
-    """A ready cell of two nodes, another one, and a spare."""
     other = (member("o", of="c2"), member("p", of="c2"), cell("c2", "o", "p"))
     return fleet(member("l"), member("f"), node("s"), cell("c1", "l", "f", **changes), *other, wanted=2)
 

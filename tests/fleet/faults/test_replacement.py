@@ -1,4 +1,4 @@
-"""Decisions about faulty nodes on real rows: whole or not at all, and never on a node that came back."""
+"""Decisions about faulty nodes on real rows: all or nothing, and never on a node that has come back."""
 
 from datetime import timedelta
 

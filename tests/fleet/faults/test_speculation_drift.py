@@ -1,4 +1,4 @@
-"""What leaders report of guesses becomes an incident of their deployment, and ends one."""
+"""Reported speculation counters open and close incidents of their deployment."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ import pytest
 from engine_agent.protocol.messages import Load, SpeculationLoad
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
-from fleet.faults.planning.drift import OF_SPECULATION
+from fleet.faults.planning.drift import SPECULATION_DRIFT
 from fleet.faults.selectors import FRESH_FOR
-from fleet.faults.services.watch import speculation_drift_judge
+from fleet.faults.services.watch import speculation_drift_check
 from fleet.nodes.models import NodeReport
 from models_registry.speculation.services import calibration_store
 from tests.fleet import rows
@@ -36,14 +36,14 @@ def says(node: str, guesses: SpeculationLoad | None, **more: Any) -> None:
 
 
 def opened() -> list[str]:
-    speculation_drift_judge(now=NOW)
-    return list(Incident.objects.filter(kind=OF_SPECULATION, state="open").values_list("subject", flat=True))
+    speculation_drift_check(now=NOW)
+    return list(Incident.objects.filter(kind=SPECULATION_DRIFT, state="open").values_list("subject", flat=True))
 
 
 def test_a_deployment_that_guesses_worse_has_an_incident_until_it_is_well_again() -> None:
     says("n-a", BAD)
     assert opened() == opened() == ["sim-70b"]
-    incident = Incident.objects.get(kind=OF_SPECULATION)
+    incident = Incident.objects.get(kind=SPECULATION_DRIFT)
     assert (incident.deployment, incident.evidence["version"]) == ("sim-70b", "toy@1")
     says("n-a", None)
     assert opened() == ["sim-70b"], "it says nothing now"

@@ -1,4 +1,4 @@
-"""Which deployments guess worse than they were calibrated to."""
+"""Drift of a deployment's speculation from its calibration."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def sentences(*cells: Guessing, open_about: tuple[str, ...] = ()) -> list[str]:
 
 
 def test_below_the_share_one_is_opened_once_and_says_what_was_accepted() -> None:
-    """Chat is guessed worst: 0.6 of 4 tokens, 1200 of 2000 drafts."""
+    """Chat has the worst acceptance: 0.6 of 4 tokens, 1200 of 2000 drafts."""
     told = "d accepts 0.50 of 4.0 guessed tokens in the last hour, 83% of the 0.60 that toy@1 was calibrated to"
     assert sentences(cell(1000)) == [told]
     assert sentences(cell(1000), open_about=("d",)) == []
@@ -56,7 +56,7 @@ def test_it_is_closed_when_it_is_well_again_or_gone_and_not_in_between() -> None
     (closed,) = plan_speculation_drift([cell(1200)], {"d"}, {"d"}).closed
     assert closed == ("d", "100% of what toy@1 was calibrated to")
     assert plan_speculation_drift([cell(1110)], {"d"}, {"d"}).closed == ()
-    assert plan_speculation_drift([], set(), {"d"}).closed == (("d", "the deployment is no more"),)
+    assert plan_speculation_drift([], set(), {"d"}).closed == (("d", "the deployment was deleted"),)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**7), st.booleans())

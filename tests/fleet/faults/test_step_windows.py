@@ -1,4 +1,4 @@
-"""Sums that only grow become windows that can be compared."""
+"""Growing counters are cut into comparable windows."""
 
 from datetime import timedelta
 from typing import Any

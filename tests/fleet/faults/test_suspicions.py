@@ -1,7 +1,5 @@
-"""Faults of many machines have one cause: rollouts halt, and no hardware is touched.
-
-Which node is slow: by its own computing time, against a cohort, and never its cell mates.
-"""
+"""Common causes halt rollouts and touch no hardware. A slow node is found by its own computing time, and its cell mates
+are not blamed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -110,7 +108,7 @@ STEADY = (20.0, 20.2, 19.9, 20.1, 20.0)
 
 
 def slow_cells(count: int, slow: Mapping[str, tuple[float, ...]], **changes: Any) -> FleetView:
-    """Cells of a leader and a follower each, all steady but the ranks in `slow`."""
+    """Cells of a leader and a follower. All ranks are steady except those in `slow`."""
     parts: list[Any] = [node(f"s{number}") for number in range(4)]
     known = {}
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Which differences between a cell's count and its engine's are incidents."""
+"""Which differences between token counts open incidents."""
 
 import pytest
 from hypothesis import given
@@ -39,8 +39,8 @@ def test_an_incident_is_opened_once_and_says_both_counts() -> None:
 
 def test_it_is_closed_when_the_counts_agree_or_the_cell_is_gone_and_not_while_it_is_silent() -> None:
     good = cell((5000, 1000), (5000, 1000))
-    assert plan_token_drift([good], {"c1"}, {"c1"}).closed == (("c1", "cell and engine count the same again"),)
-    assert plan_token_drift([], set(), {"c1"}).closed == (("c1", "the cell is no more"),)
+    assert plan_token_drift([good], {"c1"}, {"c1"}).closed == (("c1", "cell and engine agree again"),)
+    assert plan_token_drift([], set(), {"c1"}).closed == (("c1", "the cell was stopped"),)
     assert plan_token_drift([], {"c1"}, {"c1"}) == DriftPlan()
 
 
