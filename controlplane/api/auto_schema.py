@@ -102,8 +102,7 @@ def _plural(words: str) -> str:
 
 
 def listing_of(view: Any) -> JsonObject:
-    """What programs that show tables need to know of a list: its names, the field that names a row, and the columns as
-    the view set states them."""
+    """Returns how clients show a list as a table: its names, the field that names a row, and the view set's columns."""
     found = view.lookup_field
     key = (getattr(view, "lookup_url_kwarg", None) or "id") if found == "pk" or "__" in found else found
     names = [_plural(view.basename), view.basename, *view.aliases]

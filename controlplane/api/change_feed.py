@@ -19,7 +19,7 @@ TICK_S = 0.25
 RETRY_S = 2.0
 """After the database did not answer."""
 IDLE_S = 10.0
-"""How long it goes on after the last watcher, who often comes again at once."""
+"""Polling continues for this long after the last watcher, because a watcher usually reconnects."""
 BEGIN_LIMIT_S = 3.0
 MOST_WATCHERS = 5000
 """A watcher costs about 20 kB; more of them come one behind the other, as if they had no patience."""
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class CannotWait(Exception):
-    """This one is answered at once instead."""
+    """The watcher cannot wait and gets an immediate response."""
 
 
 def kinds_changed(since: str | None) -> tuple[str, list[str]]:
@@ -73,13 +73,13 @@ class ChangeFeed:
 
     @contextlib.asynccontextmanager
     async def watcher(self) -> AsyncIterator[Watcher]:
-        """A place from which no later change is missed.
+        """Returns a position from which no later change is skipped.
 
         Raises:
             CannotWait: this process has enough of them, or the database does not answer.
         """
         if self._watchers >= MOST_WATCHERS:
-            raise CannotWait(f"{self._watchers} watchers wait in this process; another is answered at once")
+            raise CannotWait(f"{self._watchers} watchers already wait in this process")
         self._watchers += 1
         try:
             await self._begin()
@@ -96,7 +96,7 @@ class ChangeFeed:
             async with asyncio.timeout(BEGIN_LIMIT_S):
                 await self._begun.wait()
         except TimeoutError:
-            raise CannotWait("the database does not answer; a watcher is answered at once") from None
+            raise CannotWait("the database does not respond") from None
 
     def last_change(self, kind: str) -> int:
         """The tick that last saw a change of this kind; 0 if none did."""

@@ -1,4 +1,4 @@
-"""Events over HTTP: what happened, newest first. Read only: events are written beside the change that they speak of."""
+"""Events over HTTP, newest first. Read-only: an event is written in the transaction of its change."""
 
 from django import forms
 from django.db.models import QuerySet

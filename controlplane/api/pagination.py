@@ -92,7 +92,7 @@ class CursorPages(BasePagination):
 
     def get_schema_operation_parameters(self, view: APIView) -> list[dict[str, Any]]:
         size = {"type": "integer", "minimum": 1, "maximum": self.max_page_size, "default": self.page_size}
-        where = "Where to go on; take the links `next` and `previous` instead of making one."
+        where = "Position of the page. Use the links `next` and `previous` instead of building one."
         return [
             _parameter(self.cursor_query_param, where, {"type": "string"}),
             _parameter(self.page_size_query_param, "Results per page.", size),

@@ -66,7 +66,7 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
         "cell sim-70b-us-east-1-1 is starting; drain needs a cell that is ready",
     ),
     HTTPStatus.GONE: (
-        "What changed since that revision is no longer known; read the list again.",
+        "Changes since that revision are no longer stored; read the list again.",
         "what changed since r700-702-700 is no longer known; begin again with r0",
     ),
     HTTPStatus.PRECONDITION_FAILED: (
@@ -120,7 +120,7 @@ class Schema(SpectacularAPIView):
 
 class Documentation(SpectacularSwaggerSplitView):
     """Swagger UI from this host, reading the document of this host. It needs no exception from the policy of all pages:
-    its template has no inline script or style of its own."""
+    its template has no inline script or style."""
 
     template_name = "api/docs.html"
 
@@ -183,7 +183,7 @@ def _describe_changes(operation: JsonObject, schemas: JsonObject) -> None:
     gone = {"type": "array", "items": {"type": "string"}}
     schemas[page]["properties"] |= {
         "gone": {**gone, "description": "With a revision in `since`: what is no longer in the list."},
-        "revision": {"type": "string", "description": "With a revision in `since`: where to go on from."},
+        "revision": {"type": "string", "description": "With `since`: the revision for the next request."},
     }
 
 

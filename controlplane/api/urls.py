@@ -35,7 +35,7 @@ class ResourceRouter(DefaultRouter):
 
 
 class NothingHere(APIView):
-    """Answers paths that the API does not have, to anybody: what there is can be read in the public schema."""
+    """Answers unknown paths of the API with 404, without authentication: the schema is public."""
 
     permission_classes = [AllowAny]
 

@@ -1,9 +1,9 @@
 """Lets watchers wait. In front of Django, because there a waiting request would keep a thread and a connection.
 
-A request with a revision in `since` goes through Django as any other. If the response is that nothing has changed, it
-is held back: the watcher costs a coroutine until this process hears of a change of that kind; then Django is called
-again, permissions and all. One connection of the process looks for changes, for all watchers together, and only while
-there are any. Nothing is decided here: what changed, and who may see it, the view decides.
+A request with a revision in `since` goes through Django. If nothing has changed, the response is held back: the watcher
+costs a coroutine until the process sees a change of that kind, and then Django is called again, with permissions.
+One connection per process polls for changes, for all watchers, and only while there are watchers. The view decides what
+changed and who may see it.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 PREFIX = "/api/v1/"
 _HEADER = UNCHANGED.lower().encode()
 AT_ONCE = 8
-"""Watchers of one process that ask Django at once: a change that all wait for must not starve other requests."""
+"""Watchers of one process that may call Django concurrently, so that one change does not starve other requests."""
 
 OF_ONE_USER = 200
 """Watches of one user that wait in this process; a browser and a command line have a handful, an operator's program
@@ -109,7 +109,7 @@ class WatchMiddleware:
         return answer
 
     async def _wait_as(self, user: str, change: Coroutine[Any, Any, None], client: "_Client", left_s: float) -> bool:
-        """As `_wait` does, unless this user has as many that wait as one may: then this one is answered at once."""
+        """Waits like `_wait`, unless this user already has the maximum of waiting requests."""
         if self._waiting[user] >= OF_ONE_USER:
             change.close()
             return False

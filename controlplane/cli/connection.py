@@ -1,6 +1,6 @@
-"""Speaks to the server: JSON over HTTP, with limits on time and on how often something is tried again.
+"""Speaks to the server: JSON over HTTP, with limits on time and retries.
 
-What may have been done is never sent twice without a key that makes repeating harmless.
+A request that may have been carried out is repeated only with an idempotency key.
 """
 
 import random
@@ -85,7 +85,7 @@ class Connection:
         return self._answer("PATCH", path, body=body)
 
     def delete(self, path: str) -> Any:
-        """Whatever its revision is: the user has just been asked."""
+        """Sends the change whatever the revision is, because the user has just confirmed it."""
         return self._answer("DELETE", path, headers={"If-Match": "*"})
 
     def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:

@@ -173,10 +173,7 @@ def _version(row: Row) -> Spec:
 
 
 def _deployment(row: Row) -> Spec:
-    plain = (
-        "model_version", "instance_types", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling",
-        "markets", "team", "priority", "preemptible", "preempts",
-    )  # fmt: skip
+    plain = [field for field in row if field not in {"name", "regions", "created_at"}]
     plans_roles = row["scaling"].get("roles") == "planned"
     regions = [{"region": place["region"], "cells": _cells(place, plans_roles)} for place in row["regions"]]
     by_type = {place["region"]: place["by_type"] for place in row["regions"] if place["by_type"]}

@@ -41,5 +41,5 @@ BY_STATUS = {
 
 
 def exit_code_of(status: int) -> ExitCode:
-    """What an HTTP status that is no success comes to."""
+    """Returns the exit code for an HTTP error status."""
     return BY_STATUS.get(status, ExitCode.SERVER_FAULT if status >= 500 else ExitCode.NOT_ACCEPTED)

@@ -1,5 +1,5 @@
-"""Assembles the command and runs it: options that all commands share may stand anywhere, failures become one sentence
-and an exit code. Nothing heavy is imported here, so that help and completion are there at once."""
+"""Assembles and runs the command line: shared options may be anywhere, and failures become one sentence and an exit
+code. It imports nothing heavy, so that help and completion are fast."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ from controlplane.cli.session import Session, session_of
 
 app = typer.Typer(
     name="switchyard",
-    help="Operate a Switchyard: look at the fleet, change it, roll out, drain, evacuate.",
+    help="Operate a Switchyard fleet: inspect, change, roll out, drain, evacuate.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help is there in half of the time
     pretty_exceptions_enable=False,
@@ -59,17 +59,17 @@ SHARED_FLAGS = {"--no-color"}
 def shared(
     context: typer.Context,
     server: Annotated[
-        str, typer.Option(help="Its address; else SWITCHYARD_SERVER, a profile, or this machine's.")
+        str, typer.Option(help="Server address. Default: SWITCHYARD_SERVER, a profile, or this machine's.")
     ] = "",
-    token: Annotated[str, typer.Option(help="An API token; else SWITCHYARD_TOKEN, or the profile's.")] = "",
-    profile: Annotated[str, typer.Option(help="One that `login` stored; else SWITCHYARD_PROFILE.")] = "",
-    output: Annotated[Format, typer.Option("-o", "--output", help="table for people, the others for programs.")] = (
-        Format.TABLE
-    ),
-    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds that an answer may take.")] = 60.0,
+    token: Annotated[str, typer.Option(help="API token. Default: SWITCHYARD_TOKEN, or the profile's.")] = "",
+    profile: Annotated[str, typer.Option(help="Profile stored by `login`. Default: SWITCHYARD_PROFILE.")] = "",
+    output: Annotated[
+        Format, typer.Option("-o", "--output", help="Output format: table for people, the others for programs.")
+    ] = (Format.TABLE),
+    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Timeout of a response in seconds.")] = 60.0,
     no_color: Annotated[bool, typer.Option("--no-color", help="Never colour; NO_COLOR does the same.")] = False,
 ) -> None:
-    """Operate a Switchyard: look at the fleet, change it, roll out, drain, evacuate."""
+    """Operate a Switchyard fleet: inspect, change, roll out, drain, evacuate."""
     given = context.obj if isinstance(context.obj, Session) else Session()
     given.options, given.form = ConnectionOptions(server, token, profile), output
     given.colour, given.timeout_s = not no_color, timeout
@@ -166,7 +166,7 @@ def shared_first(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str], run: Session | None = None) -> int:
-    """Run the command; answers its exit status (docs/cli.md). `run` brings an environment of its own."""
+    """Run the command and return its exit status (docs/cli.md). `run`: an environment for tests."""
     run = run or Session()
     try:
         app(shared_first(arguments), prog_name="switchyard", obj=run)

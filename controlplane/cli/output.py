@@ -59,7 +59,7 @@ class Output:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Beside the answer: what goes on, and why it ended."""
+        """Progress and the reason for an end, on standard error."""
         self.err.write(f"{text}\n")
         self.err.flush()
 
@@ -77,7 +77,7 @@ class Output:
         self.console().print(text, style=TONE_STYLE.get(tone, ""), markup=False, highlight=False, soft_wrap=True)
 
     def rows(self, columns: Sequence[Column], rows: Sequence[Row], *, empty: str) -> None:
-        """A table, or `empty` beside it."""
+        """Writes a table, or `empty` to standard error."""
         if not rows:
             self.note(empty)
         elif self.colour:

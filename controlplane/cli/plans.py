@@ -21,7 +21,7 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
     for one in plan["waiting"]:
         yield f"! needs approval: {one['summary']}", "warn"
     for name in plan["not_predicted"]:
-        yield f"what would become of {name} was not predicted: too many deployments at once", "idle"
+        yield f"the effect on {name} was not predicted: too many deployments", "idle"
     yield sum_line(plan), "idle"
 
 
@@ -80,9 +80,9 @@ def effect_lines(effects: Mapping[str, Any]) -> Iterator[Line]:
             share = region["utilisation_after"]
             full = "no capacity" if share is None else f"{100 * share:.0f} % full"
             over = region["region"] in effect["over_cap"]
-            moved = f"{region['load_before']:.1f} -> {region['load_after']:.1f} requests at once, {full}"
+            moved = f"{region['load_before']:.1f} -> {region['load_after']:.1f} concurrent requests, {full}"
             yield f"  {region['region']}: {moved}{', over its cap' if over else ''}", "bad" if over else "idle"
         for origin, left in effect["unplaced"].items():
-            yield f"  ! of {origin}, {left:.1f} requests at once fit nowhere", "bad"
+            yield f"  ! {left:.1f} concurrent requests from {origin} fit in no region", "bad"
     if not effects["effects"]:
         yield "no deployment would be moved", "idle"

@@ -53,7 +53,7 @@ def read_profiles(path: Path) -> Profiles:
     except FileNotFoundError:
         return Profiles()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Failure(f"{path} is damaged ({error}): mend or delete it", ExitCode.USAGE) from None
+        raise Failure(f"{path} is damaged ({error}): repair or delete it", ExitCode.USAGE) from None
 
 
 def write_profiles(path: Path, profiles: Profiles) -> None:

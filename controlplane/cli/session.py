@@ -95,7 +95,7 @@ class Session:
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, question: str, *, wanted: str, yes: bool) -> None:
-        """Go on only if the user types `wanted` or passed `--yes`.
+        """Returns only if the user types `wanted` or passed `--yes`.
 
         Raises:
             Failure: not interactive, or the answer was another.
@@ -104,7 +104,7 @@ class Session:
             return
         if not self.is_interactive:
             raise Failure(f"{question} Not interactive: pass --yes", ExitCode.USAGE)
-        sys.stderr.write(f"{question} Type {wanted} to go on: ")
+        sys.stderr.write(f"{question} Type {wanted} to continue: ")
         sys.stderr.flush()
         if sys.stdin.readline().strip() != wanted:
             raise Failure("Nothing was done.", ExitCode.DIFFERS)

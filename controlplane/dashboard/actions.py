@@ -178,7 +178,7 @@ class ActionMenu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionPage(Generic[T]):
-    """A page of its own for an action whose effect is predicted from its form: GET shows the prediction, POST acts.
+    """A page for an action whose effect is predicted from its form: GET shows the prediction, POST acts.
 
     `context` fills the template whatever was sent. `predict` adds the prediction and may refuse. `deployment` names the
     deployment of the form, where the target has none.
@@ -231,7 +231,7 @@ def action(target: Target[T], role: Role = Role.OPERATOR) -> Callable[[Run[T]], 
 
 
 def action_page_view(page: ActionPage[T]) -> View:
-    """The view of an action that has a page of its own. What is refused stands on that page, above the form."""
+    """The view of an action that has its page. Refusals are shown there, above the form."""
     action = page.action
 
     @never_cache

@@ -49,7 +49,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A span of time with a meaning of its own: a wave, a bake, an incident. `end` None: it lasts."""
+    """A marked span of time: a wave, a bake, an incident. `end` is None while it lasts."""
 
     label: str
     start: datetime
@@ -59,7 +59,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over time on one axis. `name` is unique on the page; `unit` stands beside the title and each value.
+    """Lines over time on one axis. `name` is unique on the page; `unit` follows the title and each value.
 
     `start` is the time of the first value of every series, `step_s` the seconds from one to the next. `threshold`, if
     any, is drawn as a line across: an objective.

@@ -67,7 +67,7 @@ def deployment_events(name: str, limit: int) -> EventList:
 
 
 def region_events(name: str, limit: int) -> EventList:
-    """What happened to it itself, and not to what is in it."""
+    """Only events of the object itself, not of its parts."""
     return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
 
 

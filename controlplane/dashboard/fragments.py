@@ -107,7 +107,7 @@ class Page:
     """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads the choices of its filter.
     `charts`: it has charts, so it loads Plotly.
 
-    The filter narrows the first fragment. A page about one thing has no title of its own: its first fragment shows one.
+    The filter narrows the first fragment. On a page about one object, the first fragment shows the title.
     `role`: the role that may open it.
     """
 

@@ -11,7 +11,7 @@ POLICY = (
 
 
 class ContentSecurityPolicy:
-    """Adds the policy to every response that has none of its own."""
+    """Adds the policy to every response without one."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response

@@ -79,7 +79,8 @@ def is_own_origin(origin: str, host: str) -> bool:
 
 
 class SameOriginOnly:
-    """Channels' own validator compares host names alone: whatever else listens on this machine would be one of ours."""
+    """Compares scheme, host and port: the validator of Channels compares host names alone, so another service on the
+    same machine would pass."""
 
     def __init__(self, application: Application) -> None:
         self._application = application

@@ -4,7 +4,7 @@ shortest names first, so that a whole name comes before those that only contain 
 What pages show, read in a constant number of queries whatever the size of the fleet. Never changes anything.
 
 What every page carries beside its content: the navigation, with the fleet's health in numbers, and the search, which
-also has a page of its own.
+also has a page.
 
 Every page: its fragments, the hints they listen to, and where they get what they show. No page changes anything.
 """

@@ -23,7 +23,6 @@ from fleet.autoscaling.planning.roles import RatioRule
 from fleet.capacity.planning.pools import Market
 from fleet.cells.selectors import cells_by_type, ready_cells_by_place
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.deployments.planner import PRIORITY_MOST, Preempts
 from fleet.deployments.services.deployments import (
     cells_stated,
     deployment_change,
@@ -36,12 +35,10 @@ from fleet.load.selectors import deployment_subject
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import Role, require
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, StrictSerializer, actor_of, column_field
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
-DRAIN_DEADLINE_MAX_S = 24 * 3600.0
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
-TEAM = NAME
 
 
 CELLS_SCHEMA = {
@@ -126,74 +123,15 @@ class ScaleSerializer(StrictSerializer):
 
 
 def _instance_types(**options: Any) -> serializers.ListField:
-    return serializers.ListField(
-        child=serializers.CharField(max_length=64),
-        min_length=1,
-        help_text="That its cells may be on, the preferred first. Each cell is on one of them.",
-        **options,
-    )
+    child = serializers.CharField(max_length=64)
+    return column_field(Deployment._meta.get_field("instance_types"), child=child, min_length=1, **options)
 
 
-class _Columns(StrictSerializer):
-    serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
-    drain_deadline_s = serializers.FloatField(
-        min_value=0, max_value=DRAIN_DEADLINE_MAX_S, required=False, help_text="How long a drained cell may finish."
+class _Columns(ColumnsSerializer):
+    markets = column_field(
+        Deployment._meta.get_field("markets"), child=serializers.CharField(max_length=16), max_length=len(Market)
     )
-    update_policy = serializers.DictField(
-        required=False, help_text="What differs from the defaults or, in a change, from the current policy."
-    )
-
-    slo = serializers.DictField(
-        required=False,
-        help_text="What differs from its serving class: `availability`, `ttft_ms` and the share that must keep it, "
-        "`ttft_share`.",
-    )
-    scaling = serializers.DictField(
-        required=False,
-        help_text="How it is scaled where cells are a range: what differs from the defaults or, in a change, from the "
-        "current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, "
-        "`start_up_s`, `budget_per_hour`, `roles` (`stated` or `planned`), `itl_p99_ms`, and `schedule` as a whole.",
-    )
-    markets = serializers.ListField(
-        child=serializers.CharField(max_length=16),
-        max_length=len(Market),
-        required=False,
-        help_text=f"In which its machines may be bought, of: {', '.join(Market)}; empty: any.",
-    )
-
-    team = serializers.RegexField(
-        TEAM,
-        max_length=64,
-        required=False,
-        allow_blank=True,
-        help_text="Whose quota its machines count against; empty: nobody's.",
-    )
-    priority = serializers.IntegerField(
-        min_value=0,
-        max_value=PRIORITY_MOST,
-        required=False,
-        allow_null=True,
-        help_text="Who gets machines first when they are short: the higher. Null: as its serving class has it.",
-    )
-    preemptible = serializers.BooleanField(
-        required=False,
-        allow_null=True,
-        help_text="Whether others may take its cells below the start of its range, too. Null: batch lets them.",
-    )
-    preempts = serializers.ChoiceField(
-        choices=choices(Preempts),
-        required=False,
-        help_text="For which of its cells it takes machines of lower priorities: `min`, those that its range begins "
-        "with or that a person set; `need`, all; `nothing`.",
-    )
-
     by_type = _by_type()
-
-    def validate_preempts(self, value: str) -> str:
-        return Preempts(value).value
-
-    def validate_serving_class(self, value: str) -> str:
-        return ServingClass(value).value
 
 
 class ChangeDeploymentSerializer(_Columns):
@@ -205,6 +143,8 @@ class ChangeDeploymentSerializer(_Columns):
     instance_types = _instance_types(required=False)
 
     class Meta:
+        model = Deployment
+        columns = Deployment.SETTABLE
         examples = {"regions": [{"region": "us-west-2", "cells": 3}]}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -228,6 +168,8 @@ class CreateDeploymentSerializer(_Columns):
     )
 
     class Meta:
+        model = Deployment
+        columns = Deployment.SETTABLE
         examples = {"update_policy": {"canary_bake_s": 60.0}}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -296,37 +238,14 @@ class PlaceSerializer(serializers.Serializer[Any]):
         }
 
 
-class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
+class DeploymentSerializer(RecordSerializer[Deployment]):
     # The context holds, under `ready`, (deployment, region) -> number of ready cells; under `types`, of all by type.
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
-    instance_types = serializers.ListField(
-        child=serializers.CharField(), help_text="That its cells may be on, the preferred first."
-    )
-    update_policy = serializers.DictField(help_text="What differs from the defaults.")
-    slo = serializers.DictField(help_text="What differs from the objective of its serving class.")
-    scaling = serializers.DictField(
-        help_text="How it is scaled where cells are a range: what differs from the defaults."
-    )
-    markets = serializers.ListField(
-        child=serializers.CharField(), help_text="In which its machines may be bought; empty: any."
-    )
-    priority = serializers.IntegerField(
-        allow_null=True, help_text="Who gets machines first when they are short; null: as its serving class has it."
-    )
-    preemptible = serializers.BooleanField(
-        allow_null=True, help_text="Whether others may take its cells below the start of its range; null: as its class."
-    )
-    preempts = serializers.ChoiceField(
-        choices=choices(Preempts), help_text="For which of its cells it takes machines of lower priorities."
-    )
     regions = serializers.SerializerMethodField(help_text="In the order of names.")
 
     class Meta:
         model = Deployment
-        fields = [
-            "name", "model_version", "serving_class", "instance_types", "drain_deadline_s", "update_policy", "slo",
-            "scaling", "markets", "team", "priority", "preemptible", "preempts", "regions", "created_at",
-        ]  # fmt: skip
+        fields = ["name", "model_version", *Deployment.SETTABLE, "regions", "created_at"]
         examples = {"slo": {"ttft_ms": 1500.0}}
 
     @extend_schema_field(PlaceSerializer(many=True))

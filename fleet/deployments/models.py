@@ -1,10 +1,12 @@
 """Deployments: which model version serves, where, and how many cells of it."""
 
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
 from engine_agent.protocol.states import ServingClass
 from fleet.autoscaling.planning.policy import CellPools, CellRange, Cells, RolesBy, ScalingPolicy, parse_scaling_policy
 from fleet.autoscaling.planning.role_split import RoleSplit, split_within
+from fleet.capacity.planning.pools import Market
 from fleet.deployments.planner import (
     PRIORITY_MOST,
     GrantRule,
@@ -15,36 +17,77 @@ from fleet.deployments.planner import (
     parse_objective,
     parse_policy,
 )
+from fleet.quotas.models import TEAM
 from fleet.reconcile.planning.states import choices
 from fleet.regions.models import Region
 from models_registry.versions.models import ModelVersion
 
 
 class Deployment(models.Model):
-    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
-    `instance_types`: names of those that its cells may be on, the preferred first; each cell is on one of them.
+    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice."""
 
-    `update_policy` states what differs from the defaults of `fleet.deployments.planner.UpdatePolicy`, `slo` what
-    differs
-    from those of its serving class (`fleet.planning.load.slo`), `scaling` what differs from those of
-    `fleet.autoscaling.planning.policy.ScalingPolicy`. `markets`: in which its machines may be bought; empty: any.
-    `team`: whose quota its machines count against; empty: nobody's. `priority`, `preemptible` and `preempts` say who
-    gets machines when they are short (`fleet.deployments.planner.SharingPolicy`); None: as its serving class has it.
-    """
+    SETTABLE = (
+        "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
+        "preemptible", "preempts", "instance_types",
+    )  # fmt: skip
+    """Columns that a request may set and change: API, documents and command line follow this list."""
 
     name = models.SlugField(max_length=96, primary_key=True)
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
-    instance_types = models.JSONField()
+    instance_types = models.JSONField(
+        help_text="That its cells may be on, the preferred first. A cell is on one of them."
+    )
     serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
-    drain_deadline_s = models.FloatField(default=60.0)
-    update_policy = models.JSONField(default=dict, blank=True)
-    slo = models.JSONField(default=dict, blank=True)
-    scaling = models.JSONField(default=dict, blank=True)
-    markets = models.JSONField(default=list, blank=True)
-    team = models.SlugField(max_length=64, blank=True)
-    priority = models.PositiveSmallIntegerField(null=True, blank=True)
-    preemptible = models.BooleanField(null=True, blank=True)
-    preempts = models.CharField(max_length=8, choices=choices(Preempts), default=Preempts.MIN.value)
+    drain_deadline_s = models.FloatField(
+        default=60.0,
+        validators=[MinValueValidator(0), MaxValueValidator(24 * 3600.0)],
+        help_text="How long a drained cell may finish its requests, in seconds.",
+    )
+    update_policy = models.JSONField(
+        default=dict, blank=True, help_text="Differences from the defaults or, in a change, from the current policy."
+    )
+    slo = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Differences from its serving class: `availability`, `ttft_ms`, and `ttft_share`, the share of "
+        "requests that must keep it.",
+    )
+    scaling = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="How it is scaled where cells are a range. Differences from the defaults or, in a change, from the "
+        "current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, "
+        "`start_up_s`, `budget_per_hour`, `roles` (`stated` or `planned`), `itl_p99_ms`, and `schedule` as a whole.",
+    )
+    markets = models.JSONField(
+        default=list,
+        blank=True,
+        help_text=f"Markets in which its machines may be bought, of: {', '.join(Market)}; empty: any.",
+    )
+    team = models.SlugField(
+        max_length=64,
+        blank=True,
+        validators=[RegexValidator(TEAM)],
+        help_text="Team whose quota its machines count against; empty: none.",
+    )
+    priority = models.PositiveSmallIntegerField(
+        null=True,
+        blank=True,
+        validators=[MaxValueValidator(PRIORITY_MOST)],
+        help_text="The higher gets machines first when they are short; null: from its serving class.",
+    )
+    preemptible = models.BooleanField(
+        null=True,
+        blank=True,
+        help_text="Whether others may take its cells below the start of its range; null: only if its class is batch.",
+    )
+    preempts = models.CharField(
+        max_length=8,
+        choices=choices(Preempts),
+        default=Preempts.MIN.value,
+        help_text="For which of its cells it takes machines of lower priorities: `min`, the start of its range or the "
+        "number that was set; `need`, all; `nothing`.",
+    )
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 

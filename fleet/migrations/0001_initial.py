@@ -1,4 +1,5 @@
 import django.contrib.postgres.fields
+import django.core.validators
 import django.db.models.deletion
 import fleet.webhooks.models
 import fleet.reconcile.planning.states
@@ -383,17 +384,17 @@ class Migration(migrations.Migration):
             name='Deployment',
             fields=[
                 ('name', models.SlugField(max_length=96, primary_key=True, serialize=False)),
-                ('instance_types', models.JSONField()),
+                ('instance_types', models.JSONField(help_text='That its cells may be on, the preferred first. A cell is on one of them.')),
                 ('serving_class', models.CharField(choices=[('realtime', 'Realtime'), ('near_realtime', 'Near realtime'), ('batch', 'Batch')], default='realtime', max_length=16)),
-                ('drain_deadline_s', models.FloatField(default=60.0)),
-                ('update_policy', models.JSONField(blank=True, default=dict)),
-                ('slo', models.JSONField(blank=True, default=dict)),
-                ('scaling', models.JSONField(blank=True, default=dict)),
-                ('markets', models.JSONField(blank=True, default=list)),
-                ('team', models.SlugField(blank=True, max_length=64)),
-                ('priority', models.PositiveSmallIntegerField(blank=True, null=True)),
-                ('preemptible', models.BooleanField(blank=True, null=True)),
-                ('preempts', models.CharField(choices=[('min', 'Min'), ('need', 'Need'), ('nothing', 'Nothing')], default='min', max_length=8)),
+                ('drain_deadline_s', models.FloatField(default=60.0, help_text='How long a drained cell may finish its requests, in seconds.', validators=[django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(86400.0)])),
+                ('update_policy', models.JSONField(blank=True, default=dict, help_text='Differences from the defaults or, in a change, from the current policy.')),
+                ('slo', models.JSONField(blank=True, default=dict, help_text='Differences from its serving class: `availability`, `ttft_ms`, and `ttft_share`, the share of requests that must keep it.')),
+                ('scaling', models.JSONField(blank=True, default=dict, help_text='How it is scaled where cells are a range. Differences from the defaults or, in a change, from the current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, `start_up_s`, `budget_per_hour`, `roles` (`stated` or `planned`), `itl_p99_ms`, and `schedule` as a whole.')),
+                ('markets', models.JSONField(blank=True, default=list, help_text='Markets in which its machines may be bought, of: reserved, block, open, on_demand, interruptible, spot; empty: any.')),
+                ('team', models.SlugField(blank=True, help_text='Team whose quota its machines count against; empty: none.', max_length=64, validators=[django.core.validators.RegexValidator('^[A-Za-z0-9][-A-Za-z0-9_]*\\Z')])),
+                ('priority', models.PositiveSmallIntegerField(blank=True, help_text='The higher gets machines first when they are short; null: from its serving class.', null=True, validators=[django.core.validators.MaxValueValidator(9)])),
+                ('preemptible', models.BooleanField(blank=True, help_text='Whether others may take its cells below the start of its range; null: only if its class is batch.', null=True)),
+                ('preempts', models.CharField(choices=[('min', 'Min'), ('need', 'Need'), ('nothing', 'Nothing')], default='min', help_text='For which of its cells it takes machines of lower priorities: `min`, the start of its range or the number that was set; `need`, all; `nothing`.', max_length=8)),
                 ('next_ordinal', models.PositiveIntegerField(default=1)),
                 ('created_at', models.DateTimeField()),
                 ('model_version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='deployments', to='models_registry.modelversion')),
@@ -855,14 +856,14 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Quota',
             fields=[
-                ('name', models.CharField(max_length=200, primary_key=True, serialize=False)),
-                ('team', models.SlugField(max_length=64)),
-                ('machines', models.PositiveIntegerField()),
-                ('borrow_most', models.PositiveIntegerField(blank=True, null=True)),
+                ('name', models.CharField(help_text='`TEAM:TYPE` or `TEAM:TYPE:REGION`.', max_length=200, primary_key=True, serialize=False)),
+                ('team', models.SlugField(help_text='As deployments name theirs.', max_length=64, validators=[django.core.validators.RegexValidator('^[A-Za-z0-9][-A-Za-z0-9_]*\\Z')])),
+                ('machines', models.PositiveIntegerField(help_text='Machines that the team is entitled to.', validators=[django.core.validators.MaxValueValidator(100000)])),
+                ('borrow_most', models.PositiveIntegerField(blank=True, help_text='Maximum machines to borrow from other teams; null: unlimited.', null=True, validators=[django.core.validators.MaxValueValidator(100000)])),
                 ('changed_by', models.CharField(max_length=64)),
                 ('changed_at', models.DateTimeField()),
                 ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.instancetype')),
-                ('region', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.region')),
+                ('region', models.ForeignKey(blank=True, help_text='Empty or left out: over all regions, in addition to the quotas of each.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.region')),
             ],
             options={
                 'ordering': ['instance_type_id', 'team', 'name'],

@@ -4,33 +4,28 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.deployments.api import TEAM
 from fleet.quotas.models import Quota
-from fleet.quotas.selectors import QuotaUse, owner_of, quota_uses_of, uses_of
-from fleet.quotas.services import MACHINES_MOST, quota_remove, quota_set
+from fleet.quotas.selectors import owner_of, quota_uses_of, uses_of
+from fleet.quotas.services import quota_remove, quota_set
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
-class QuotaSerializer(serializers.ModelSerializer[Quota]):
+class QuotaSerializer(RecordSerializer[Quota]):
     # The context holds, under `uses`, what each team uses of each type.
-    instance_type = serializers.CharField(source="instance_type_id")
-    region = serializers.SerializerMethodField(help_text="Empty: over all regions, beside the quotas of each.")
-    machines = serializers.IntegerField(help_text="To which the team is entitled.")
-    borrow_most = serializers.IntegerField(
-        allow_null=True, help_text="How many of others it may borrow; null: any number."
+    wanted = serializers.IntegerField(source="use.wanted", help_text="Machines that all wanted cells need.")
+    used = serializers.IntegerField(source="use.used", help_text="Machines in cells of its deployments now.")
+    borrowed = serializers.IntegerField(source="use.borrowed", help_text="Of these, beyond the quota.")
+    idle = serializers.IntegerField(source="use.idle", help_text="Part of the quota that is not used.")
+    deployments = serializers.ListField(
+        source="use.deployments", child=serializers.CharField(), help_text="Of the team, on this type."
     )
-    wanted = serializers.SerializerMethodField(help_text="Machines that all cells of its deployments would take.")
-    used = serializers.SerializerMethodField(help_text="Machines in cells of its deployments now.")
-    borrowed = serializers.SerializerMethodField(help_text="Of these, beyond what it is entitled to.")
-    idle = serializers.SerializerMethodField(help_text="To which it is entitled and which it does not use.")
-    deployments = serializers.SerializerMethodField(help_text="Of the team, on this type.")
 
     class Meta:
         model = Quota
@@ -40,43 +35,15 @@ class QuotaSerializer(serializers.ModelSerializer[Quota]):
         ]  # fmt: skip
         examples = {"name": "search:trn1.32xlarge"}
 
-    def _use(self, row: Quota) -> QuotaUse:
-        return uses_of(row, self.context["uses"])
-
-    def get_region(self, row: Quota) -> str:
-        return row.region_id or ""
-
-    def get_wanted(self, row: Quota) -> int:
-        return self._use(row).wanted
-
-    def get_used(self, row: Quota) -> int:
-        return self._use(row).used
-
-    def get_borrowed(self, row: Quota) -> int:
-        return self._use(row).borrowed
-
-    def get_idle(self, row: Quota) -> int:
-        return self._use(row).idle
-
-    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
-    def get_deployments(self, row: Quota) -> list[str]:
-        return list(self._use(row).deployments)
+    def to_representation(self, instance: Quota) -> dict[str, Any]:
+        instance.use = uses_of(instance, self.context["uses"])  # type: ignore[attr-defined]
+        return super().to_representation(instance)
 
 
-class SetQuotaSerializer(StrictSerializer):
-    team = serializers.RegexField(TEAM, max_length=64, help_text="As deployments name theirs.")
-    instance_type = serializers.CharField(max_length=64)
-    region = serializers.CharField(
-        max_length=64, required=False, allow_blank=True, default="", help_text="Left out: over all regions."
-    )
-    machines = serializers.IntegerField(min_value=0, max_value=MACHINES_MOST)
-    borrow_most = serializers.IntegerField(
-        min_value=0,
-        max_value=MACHINES_MOST,
-        required=False,
-        allow_null=True,
-        help_text="How many of others it may borrow; left out or null: any number.",
-    )
+class SetQuotaSerializer(ColumnsSerializer):
+    class Meta:
+        model = Quota
+        columns = ("team", "instance_type", "region", "machines", "borrow_most")
 
 
 class QuotaFilter(filters.FilterSet):

@@ -1,22 +1,39 @@
 """Quotas: how many machines of a type a team is entitled to, in a region or over all of them."""
 
+from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 
 from fleet.regions.models import InstanceType, Region
 
+MACHINES_MOST = 100_000
+"""Guards against a slip of the finger; the largest fleets that we plan for have a tenth of it."""
+TEAM = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
+
 
 class Quota(models.Model):
-    """Machines of an instance type that a team may count on. What it leaves idle the other teams with a quota of the
-    type may borrow, and give back once it wants them. `borrow_most`: so many machines of others it may borrow at most;
-    None: any number. Whoever has no quota of a type is bound by none there. `region`: where; None: over all regions,
-    beside those of each. `name`: `TEAM:TYPE` or `TEAM:TYPE:REGION`, for addresses."""
+    """Machines of an instance type that a team may count on. Other teams with a quota of the type may borrow those that
+    it leaves idle, until it needs them. A team without a quota of a type is not limited there."""
 
-    name = models.CharField(max_length=200, primary_key=True)
-    team = models.SlugField(max_length=64)
+    name = models.CharField(max_length=200, primary_key=True, help_text="`TEAM:TYPE` or `TEAM:TYPE:REGION`.")
+    team = models.SlugField(max_length=64, validators=[RegexValidator(TEAM)], help_text="As deployments name theirs.")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.CASCADE, related_name="quotas")
-    region = models.ForeignKey(Region, on_delete=models.CASCADE, null=True, blank=True, related_name="quotas")
-    machines = models.PositiveIntegerField()
-    borrow_most = models.PositiveIntegerField(null=True, blank=True)
+    region = models.ForeignKey(
+        Region,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="quotas",
+        help_text="Empty or left out: over all regions, in addition to the quotas of each.",
+    )
+    machines = models.PositiveIntegerField(
+        validators=[MaxValueValidator(MACHINES_MOST)], help_text="Machines that the team is entitled to."
+    )
+    borrow_most = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MaxValueValidator(MACHINES_MOST)],
+        help_text="Maximum machines to borrow from other teams; null: unlimited.",
+    )
     changed_by = models.CharField(max_length=64)
     changed_at = models.DateTimeField()
 
@@ -35,5 +52,4 @@ class Quota(models.Model):
 
 
 def quota_name(team: str, instance_type: str, region: str = "") -> str:
-    """What the quota of a team and a type is called, in a region or over all."""
     return f"{team}:{instance_type}:{region}" if region else f"{team}:{instance_type}"

@@ -3,7 +3,6 @@
 Writes down how many of the cells that were set a place may have while machines are short, and tells both sides.
 """
 
-import re
 from collections.abc import Mapping
 from datetime import datetime
 
@@ -18,14 +17,11 @@ from fleet.quotas.models import Quota, quota_name
 from fleet.reconcile.planning.decisions import GrantCells
 from fleet.regions.models import Region
 from kernel import live, wake_ups
+from kernel.columns import check_columns
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
-
-MACHINES_MOST = 100_000
-"""Guards against a slip of the finger; the largest fleets that we plan for have a tenth of it."""
-TEAM = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_]{0,63}")
 
 
 @transaction.atomic
@@ -45,7 +41,7 @@ def quota_set(
     Raises:
         InvalidInput: no such instance type or region, no name of a team, or a number that cannot be.
     """
-    _check_stated(team, machines, borrow_most)
+    check_columns(Quota, team=team, machines=machines, borrow_most=borrow_most)
     kind = instance_type_named(instance_type)
     place = _region_named(region)
     of_team = {
@@ -74,16 +70,6 @@ def quota_set(
         "set", f"team {team} is entitled to {machines} {kind.name}{where}, {was}{borrowing}, by {actor}", actor, now
     )
     return row
-
-
-def _check_stated(team: str, machines: int, borrow_most: int | None) -> None:
-    if not TEAM.fullmatch(team):
-        message = f"{team[:64]!r} is no name of a team; it must be letters, digits, - and _, 64 of them at most"
-        raise InvalidInput(field="team", rule="name", message=message)
-    for field, number in (("machines", machines), ("borrow_most", borrow_most)):
-        if number is not None and not 0 <= number <= MACHINES_MOST:
-            message = f"{field} is {number}; it must be from 0 to {MACHINES_MOST}"
-            raise InvalidInput(field=field, rule="range", message=message)
 
 
 def _region_named(name: str) -> Region | None:

@@ -1,12 +1,19 @@
-"""Base serializers of requests that change something. Unknown fields are refused."""
+"""Serializers that take their fields from columns of a table, refuse unknown fields, and name the caller.
 
-from typing import Any
+A column states its type, bounds and help text once, in `models.py`. `RecordSerializer` shows it and `ColumnsSerializer`
+accepts it; OpenAPI, command line and documents follow from these.
+"""
 
+import copy
+from typing import Any, TypeVar
+
+from django.db.models import Field, ForeignKey, JSONField, Model
 from rest_framework import serializers
 from rest_framework.request import Request
 
 from kernel.models import Event
 
+_Row = TypeVar("_Row", bound=Model)
 _LONGEST_ACTOR = Event._meta.get_field("actor").max_length
 
 
@@ -25,6 +32,65 @@ class StrictSerializer(serializers.Serializer[Any]):
                 {name: serializers.ErrorDetail(f"unknown field; allowed: {allowed}", "unknown") for name in unknown}
             )
         return super().to_internal_value(data)
+
+
+_ONLY_ACCEPTED = frozenset({"required", "default", "allow_blank", "max_length", "min_value", "max_value", "validators"})
+"""Options of a field that restrict what it accepts, and that a field that is only shown must not have."""
+
+
+def column_field(column: "Field[Any, Any]", **options: Any) -> serializers.Field[Any, Any, Any, Any]:
+    """Returns the serializer field of a column: an object or a list for JSON, the name of the other row for a foreign
+    key (empty: none), else the type that Django REST framework chooses. `options` override the column's."""
+    kind: type[serializers.Field[Any, Any, Any, Any]]
+    if isinstance(column, ForeignKey):
+        kind = _NameField
+        own: dict[str, Any] = {"max_length": column.target_field.max_length}
+        own |= {"source": column.attname} if options.get("read_only") else {}
+        own |= {"required": False, "allow_blank": True, "default": ""} if column.null else {}
+    elif isinstance(column, JSONField):
+        kind = serializers.DictField if column.default is dict else serializers.ListField
+        own = {} if kind is serializers.DictField else {"child": serializers.CharField()}
+        own["required"] = not column.has_default()
+    else:
+        kind, own = serializers.ModelSerializer().build_standard_field(column.name, column)
+        if kind is serializers.SlugField:  # its pattern refuses the empty string, which a column may allow
+            kind, own = serializers.CharField, {key: value for key, value in own.items() if key != "allow_unicode"}
+    if help_text := str(column.help_text):
+        own["help_text"] = help_text
+    if options.get("read_only"):
+        own = {name: value for name, value in own.items() if name not in _ONLY_ACCEPTED}
+    return kind(**{**own, **options})
+
+
+class _NameField(serializers.CharField):
+    """The primary key of a related row."""
+
+    def get_attribute(self, instance: Any) -> Any:
+        return super().get_attribute(instance) or ""
+
+
+class RecordSerializer(serializers.ModelSerializer[_Row]):
+    """Shows the columns that `Meta.fields` names with the model's types and help texts, and what the class declares."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        declared = copy.deepcopy(self._declared_fields)
+        column = self.Meta.model._meta.get_field
+        return {
+            name: declared[name] if name in declared else column_field(column(name), read_only=True)
+            for name in self.Meta.fields
+        }
+
+
+class ColumnsSerializer(StrictSerializer):
+    """Accepts the columns `Meta.columns` of `Meta.model` with the model's types, bounds and help texts, and what the
+    class declares. `Meta.optional`: every column may be left out."""
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        meta = self.Meta  # type: ignore[attr-defined]
+        declared = super().get_fields()
+        options: dict[str, Any] = {"required": False} if getattr(meta, "optional", False) else {}
+        columns = (meta.model._meta.get_field(name) for name in meta.columns if name not in declared)
+        return {column.name: column_field(column, **options) for column in columns} | declared
 
 
 class WhySerializer(StrictSerializer):

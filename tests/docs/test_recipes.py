@@ -15,7 +15,7 @@ from traffic.region_shares.planning.policy import TrafficPolicy
 
 RECIPES = (
     "A new accelerator", "A new fault rule", "A new routing rule", "A new provider", "A new engine",
-    "A new API resource", "A new dashboard page", "A new field of an agent's report",
+    "A new API resource", "A new setting of deployments", "A new dashboard page", "A new field of an agent's report",
 )  # fmt: skip
 
 

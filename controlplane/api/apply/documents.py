@@ -68,7 +68,7 @@ class MetadataSerializer(StrictSerializer):
 
 
 class DocumentSerializer(StrictSerializer):
-    """What one thing should be. What `spec` leaves out stays as it is."""
+    """The desired state of one object. Fields that `spec` leaves out keep their values."""
 
     kind = serializers.ChoiceField(choices=choices(Kind))
     metadata = MetadataSerializer()

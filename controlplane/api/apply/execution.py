@@ -131,7 +131,7 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
 
 @contextmanager
 def _noted(step: Step, objections: list[Objection]) -> Iterator[None]:
-    """Go on after a refusal, so that one answer names them all."""
+    """Continues after a refusal, so that one response names all of them."""
     try:
         yield
     except InvalidInput as wrong:

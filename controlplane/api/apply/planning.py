@@ -1,7 +1,7 @@
 """Decides what must be done so that the fleet is what documents say: typed steps, each with its reason. Pure.
 
-It compares what a document states with what is there. What a document leaves out stays as it is, and what no document
-speaks of is not touched, so nothing is ever deleted by omission. Whether a step is possible is for the services.
+It compares what a document states with what is there. Fields and objects that documents leave out stay as they are, so
+nothing is deleted by omission. Services decide whether a step is possible.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from traffic.region_shares.planning.policy import traffic_policy_as_json as traf
 
 
 class Kind(StrEnum):
-    """What documents can describe, in the order in which the one needs the other."""
+    """Kinds of documents, in the order in which they depend on each other."""
 
     REGION = "Region"
     MODEL = "Model"
@@ -100,7 +100,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "
 FIXED: Mapping[Kind, Mapping[str, str]] = {
     Kind.REGION: {"provider": "its machines belong to it: describe another region"},
 }
-"""What cannot change once the thing is there, and what to do instead."""
+"""Fields that cannot change after creation, with what to do instead."""
 
 
 def revision_of(present: Present) -> str:
@@ -170,7 +170,7 @@ def _create(document: Document) -> Step:
 
 
 def _complete(document: Document, current: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the spec would come to: policies are stated in parts, and the rest of them stays."""
+    """Returns the spec merged into the present state: policies may be given in parts."""
     spec = document.spec
     try:
         if document.kind is Kind.TRAFFIC_POLICY:

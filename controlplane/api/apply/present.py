@@ -66,17 +66,7 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
     return {
         row.name: {
             "model_version": row.model_version.reference,
-            "instance_types": row.instance_types,
-            "serving_class": row.serving_class,
-            "drain_deadline_s": row.drain_deadline_s,
-            "update_policy": row.update_policy,
-            "slo": row.slo,
-            "scaling": row.scaling,
-            "markets": row.markets,
-            "team": row.team,
-            "priority": row.priority,
-            "preemptible": row.preemptible,
-            "preempts": row.preempts,
+            **{column: getattr(row, column) for column in Deployment.SETTABLE},
             "by_type": {place.region_id: place.by_type for place in row.regions.all()},
             "regions": {
                 place.region_id: cells_as_json(place.stated(plans_roles=row.plans_roles)) for place in row.regions.all()

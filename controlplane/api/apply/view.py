@@ -127,7 +127,7 @@ class AppliedSerializer(serializers.Serializer[Any]):
 
 
 class ApplyViewSet(ViewSet):
-    """Describes the fleet in documents. What they leave out stays as it is; nothing is deleted by omission."""
+    """Describes the fleet in documents. Fields and objects that they leave out stay as they are."""
 
     reads = frozenset({"preview"})
 

@@ -21,7 +21,7 @@ token = typer.Typer(help="API tokens: revoke one.", no_args_is_help=True)
 app.add_typer(token, name="token")
 certificate = typer.Typer(help="Certificates for applications: set or remove one.", no_args_is_help=True)
 app.add_typer(certificate, name="certificate")
-webhook = typer.Typer(help="Addresses that are notified of a tenant's batches.", no_args_is_help=True)
+webhook = typer.Typer(help="Webhooks for a tenant's batches.", no_args_is_help=True)
 app.add_typer(webhook, name="tenant-webhook")
 
 LONGEST_FILE = 64 * 1024
@@ -31,7 +31,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=names_of("ce
 @app.command()
 def login(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Its address; this machine's, if left out.")] = "",
+    server: Annotated[str, typer.Argument(help="Its address. Default: this machine's.")] = "",
     name: Annotated[str, typer.Option("--as", help="Name of the profile.")] = "default",
     token_stdin: Annotated[bool, typer.Option("--token-stdin", help="Read the token from standard input.")] = False,
 ) -> None:
@@ -71,7 +71,7 @@ def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
 def logout(
     context: typer.Context, name: Annotated[str, typer.Argument(help="The profile; the current one.")] = ""
 ) -> None:
-    """Forget a profile. Its token goes on opening the server until it is revoked."""
+    """Delete a profile from this machine. Its token stays valid until it is revoked."""
     run = session_of(context)
     gone = name or run.profiles.current
     if gone not in run.profiles.known:
@@ -82,7 +82,7 @@ def logout(
 
 @app.command()
 def profiles(
-    context: typer.Context, use: Annotated[str, typer.Option(help="Make this the one that counts.")] = ""
+    context: typer.Context, use: Annotated[str, typer.Option(help="Make this the active profile.")] = ""
 ) -> None:
     """List the profiles that `login` stored, or choose one."""
     run = session_of(context)
@@ -122,7 +122,9 @@ def revoke(context: typer.Context, prefix: Annotated[str, typer.Argument(autocom
 def set_certificate(
     context: typer.Context,
     name: Name,
-    chain: Annotated[Path, typer.Option("--certificate", help="PEM: the certificate, then who signed it, in order.")],
+    chain: Annotated[
+        Path, typer.Option("--certificate", help="PEM: the certificate, followed by its issuers in order.")
+    ],
     key: Annotated[Path, typer.Option("--key", help="PEM: its private key, without a passphrase.")],
     region: Annotated[str, typer.Option(help="Only there; else everywhere.", autocompletion=names_of("regions"))] = "",
 ) -> None:
@@ -166,7 +168,7 @@ def rotate_webhook(
     context: typer.Context,
     id: Annotated[int, typer.Argument(metavar="ID", min=1)],
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="The former secret counts no more; else for a day.")
+        bool, typer.Option("--at-once", help="Revoke the former secret now instead of after a day.")
     ] = False,
 ) -> None:
     """Give an address another secret, and show it, once.

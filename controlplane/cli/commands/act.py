@@ -13,7 +13,7 @@ from controlplane.cli.resources import Resource
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-quota = typer.Typer(help="Whose a deployment is, and who goes first when machines are short.", no_args_is_help=True)
+quota = typer.Typer(help="Team and priority of a deployment when machines are short.", no_args_is_help=True)
 app.add_typer(quota, name="quota")
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -90,7 +90,7 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
 
 @app.command()
 def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
-    """Keep nodes out of new placements. What runs on them goes on."""
+    """Keep nodes out of new placements. Running cells stay."""
     run = session_of(context)
     _act(run, run.resource("nodes"), names, "cordon", why)
 
@@ -107,11 +107,11 @@ def check(
     context: typer.Context,
     names: Nodes,
     why: Why = "",
-    links: Annotated[bool, typer.Option("--links", help="And their links to each other: of spares.")] = False,
+    links: Annotated[bool, typer.Option("--links", help="Also check the links between them (spares only).")] = False,
 ) -> None:
-    """Have nodes try their memory, disk, what they compute and, with --links, their links to each other.
+    """Check memory, disk and arithmetic of nodes and, with --links, the links between them.
 
-    What they found is on their pages and in `switchyard describe node`. A failure cordons a node, by rule.
+    Results are on the nodes' pages and in `switchyard describe node`. A failed check cordons the node.
 
     switchyard check n-1a0a1784 n-9f31c2aa --links
     """
@@ -139,7 +139,7 @@ def revoke(
     why: Why = "",
     yes: Yes = False,
 ) -> None:
-    """Trust nodes, ingresses or machines no longer: their sockets are cut within 5 s, and their cells go on elsewhere.
+    """Revoke nodes, ingresses or machines: their connections are closed within 5 s, and their cells move elsewhere.
 
     switchyard revoke n-1a0a1784 --why "its disk was stolen"
     """
@@ -151,7 +151,7 @@ def revoke(
 
 
 def _agent_named(run: Session, name: str) -> Resource:
-    """What a name is of, by its first letters; `ingress/…` says it itself.
+    """Returns the kind of object that a name belongs to, from its prefix or from `ingress/…`.
 
     Raises:
         Failure: neither a node, an ingress nor a machine is called so.
@@ -210,10 +210,10 @@ def scale(
         typer.Option(
             "--on",
             metavar="TYPE=CELLS,…",
-            help="How many of them should be on which instance types; the rest, or with `any` all, wherever is best.",
+            help="Cells per instance type: TYPE=CELLS. The planner places the rest; `any` clears the setting.",
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
 ) -> None:
     """Set how many cells a deployment should have in regions, between which numbers the autoscaler may choose, or how
     many of each role; others stay as they are. A plain number ends ranges and roles.
@@ -271,12 +271,12 @@ def _types(place: dict[str, Any]) -> str:
 def evacuate(
     context: typer.Context,
     region: Annotated[str, typer.Argument(autocompletion=names_of("regions"))],
-    duration: Annotated[str, typer.Option("--for", help="It ends by itself: 90s, 15m, 2h, 1d.")] = "1h",
-    why: Annotated[str, typer.Option(help="Your reason, shown while it is in force.")] = "",
+    duration: Annotated[str, typer.Option("--for", help="Ends after: 90s, 15m, 2h, 1d.")] = "1h",
+    why: Annotated[str, typer.Option(help="Your reason, shown while the action lasts.")] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
-    drill: Annotated[bool, typer.Option("--drill", help="In steps, and only what fits elsewhere.")] = False,
+    drill: Annotated[bool, typer.Option("--drill", help="Move in steps, and only load that fits elsewhere.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
-    end: Annotated[bool, typer.Option("--end", help="End the region's evacuations instead.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the region's evacuations.")] = False,
     yes: Yes = False,
 ) -> None:
     """Empty a region of the requests that others can serve, until the order ends.
@@ -314,7 +314,7 @@ def _start(run: Session, order: dict[str, Any]) -> None:
 
 
 def require_done(result: dict[str, Any]) -> None:
-    """Go on if it was done.
+    """Returns if the action was done.
 
     Raises:
         Failure: the server responded with a request for approval.
@@ -343,7 +343,7 @@ def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
 
 @app.command()
 def approve(context: typer.Context, approval: int) -> None:
-    """Approve what another user requested: it is done at once."""
+    """Approve an action that another user requested. It runs immediately."""
     run = session_of(context)
     result = run.connection.post(f"approvals/{approval}/approve")
     run.show(result, [f"approval {approval} is {result['state']}: {result['outcome']}"])
@@ -361,13 +361,13 @@ def reject(context: typer.Context, approval: int, why: Why = "") -> None:
 def assign(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    team: Annotated[str | None, typer.Option(help="Whose quota it counts against; empty: none.")] = None,
-    priority: Annotated[int | None, typer.Option(min=0, max=9, help="The higher gets machines first.")] = None,
+    team: Annotated[str | None, typer.Option(help="Team whose quota it counts against; empty: none.")] = None,
+    priority: Annotated[int | None, typer.Option(min=0, max=9, help="A higher priority gets machines first.")] = None,
     preemptible: Annotated[
-        bool | None, typer.Option(help="Whether others may take its cells below the start of its range, too.")
+        bool | None, typer.Option(help="Whether others may take its cells below the start of its range.")
     ] = None,
     preempts: Annotated[
-        str | None, typer.Option(help="For which cells it takes machines of others: min, need or nothing.")
+        str | None, typer.Option(help="For which cells it preempts lower priorities: min, need or nothing.")
     ] = None,
 ) -> None:
     """Say of a deployment whose it is, and whom it goes before when machines are short. What is left out stays.

@@ -12,7 +12,7 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-agents = typer.Typer(help="Agents: which release they run, and have them run another.", no_args_is_help=True)
+agents = typer.Typer(help="Releases of agents, and upgrades to another one.", no_args_is_help=True)
 app.add_typer(agents, name="agents")
 
 ACTIVE = ("running", "rolling_back")
@@ -29,13 +29,16 @@ WATCH_EVERY_S = 1.0
 def upgrade(
     context: typer.Context,
     to: Annotated[
-        str, typer.Option(help="Else what the control plane carries.", autocompletion=names_of("agent-releases"))
+        str,
+        typer.Option(
+            help="Default: the release that the control plane ships.", autocompletion=names_of("agent-releases")
+        ),
     ] = "",
-    soak: Annotated[str, typer.Option(help="How long a ring must be well: 30s, 10m.")] = "15s",
+    soak: Annotated[str, typer.Option(help="How long a ring must stay healthy: 30s, 10m.")] = "15s",
     why: Why = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
 ) -> None:
-    """Have all agents run another release, ring by ring: one, a tenth, all. Engines and streams go on.
+    """Upgrade all agents to another release in rings: one, a tenth, all. Engines and streams keep running.
 
     switchyard agents upgrade --watch
     """

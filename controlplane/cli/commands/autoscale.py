@@ -13,7 +13,7 @@ from controlplane.cli.plans import forecast_lines
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-autoscale = typer.Typer(help="Cells as the load wants: see it, set its policy, stop it.", no_args_is_help=True)
+autoscale = typer.Typer(help="Autoscaling: show it, set its policy, pause it.", no_args_is_help=True)
 app.add_typer(autoscale, name="autoscale")
 
 LAST_DECISIONS = 5
@@ -22,7 +22,7 @@ Named = Annotated[str, typer.Argument(metavar="[DEPLOYMENT]", autocompletion=nam
 
 @autoscale.command()
 def status(context: typer.Context, deployment: Named = "") -> None:
-    """Show the places whose cells are a range: what it wants there and why; of a deployment its last decisions, too.
+    """Show places whose cells are a range, with the wanted number and why; for one deployment also the last decisions.
 
     switchyard autoscale status sim-70b
     """
@@ -62,7 +62,10 @@ def policy(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
     settings: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE…", help="As mode=act, target_utilisation=0.6, schedule='[…]'.")
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE…", help="name=value, such as mode=act, target_utilisation=0.6, schedule='[…]'."
+        ),
     ],
 ) -> None:
     """Set parts of a deployment's scaling policy; the rest stays. It begins in shadow: `mode=act` lets it act.
@@ -92,7 +95,7 @@ def what_if(
 
 @autoscale.command()
 def pause(context: typer.Context, why: Why = "") -> None:
-    """Stop it for the whole fleet: cells stay as they are, and it goes on deciding as in shadow."""
+    """Pause autoscaling for the whole fleet. Cells stay, and decisions are recorded as in shadow mode."""
     _switch(session_of(context), "pause", why)
 
 
@@ -135,7 +138,7 @@ def plan(context: typer.Context, deployment: Named = "") -> None:
             run.output.plain(f"\n{place['deployment']} in {place['region']}, each hour's most:")
             run.output.plain(f"  cells      {_hours(place['cells'], found['slot_s'])}")
             run.output.plain(f"  to cover   {_hours(place['cover'], found['slot_s'])}")
-            run.output.plain(f"  batches    {_hours(place['budget'], found['slot_s']) or 'nobody forecasts its load'}")
+            run.output.plain(f"  batches    {_hours(place['budget'], found['slot_s']) or 'no forecast of its load'}")
     for warm in found["warm"]:
         where = f"{warm['region']}, {warm['instance_type']}"
         run.output.plain(f"\n{where}: {warm['machines']} kept warm, for {warm['reason']}")

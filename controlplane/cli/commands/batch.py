@@ -26,7 +26,7 @@ app.add_typer(batch, name="batch")
 LOOK_EVERY_S = 2.0
 UPLOAD_WITHIN_S = 600.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-Region = Annotated[str, typer.Option("--region", "-r", help="Whose ingress to ask; else the first one's.")]
+Region = Annotated[str, typer.Option("--region", "-r", help="Region whose ingress is used. Default: the first region.")]
 Key = Annotated[str, typer.Option(help=f"An application's key; else {KEY_VARIABLE}.")]
 Name = Annotated[str, typer.Argument(help="batch_…")]
 
@@ -34,11 +34,13 @@ Name = Annotated[str, typer.Argument(help="batch_…")]
 @batch.command()
 def submit(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help="Lines of JSON, as OpenAI's Batch API has them; or s3://bucket/key.")],
-    endpoint: Annotated[str, typer.Option(help="What every line's `url` is.")] = "/v1/chat/completions",
+    file: Annotated[str, typer.Argument(help="JSON lines in the format of OpenAI's Batch API, or s3://bucket/key.")],
+    endpoint: Annotated[str, typer.Option(help="The `url` of every line.")] = "/v1/chat/completions",
     window: Annotated[str, typer.Option(help="Until when: 30m, 4h, 2d.")] = "24h",
     priority: Annotated[int, typer.Option(min=0, max=9)] = 5,
-    output: Annotated[str, typer.Option("--output-uri", help="Where results go, too: s3://bucket/prefix.")] = "",
+    output: Annotated[
+        str, typer.Option("--output-uri", help="Second destination of results: s3://bucket/prefix.")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
     region: Region = "",
     key: Key = "",
@@ -97,10 +99,8 @@ def cancel(context: typer.Context, name: Name, yes: Yes = False, region: Region 
 def results(
     context: typer.Context,
     name: Name,
-    to: Annotated[Path | None, typer.Option("--to", help="A new file; else standard output.")] = None,
-    errors: Annotated[
-        bool, typer.Option("--errors", help="The lines that failed, not those that were answered.")
-    ] = False,
+    to: Annotated[Path | None, typer.Option("--to", help="A new file. Default: standard output.")] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Failed lines instead of answered ones.")] = False,
     region: Region = "",
     key: Key = "",
 ) -> None:

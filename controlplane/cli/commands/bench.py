@@ -16,7 +16,7 @@ from controlplane.cli.session import Session, session_of
 
 app = typer.Typer()
 bench = typer.Typer(
-    help="What versions can carry: measure it, compare, choose; the list: switchyard get benchmarks.",
+    help="Measure, compare and choose the load that versions carry. List: switchyard get benchmarks.",
     no_args_is_help=True,
 )
 app.add_typer(bench, name="bench")
@@ -28,7 +28,7 @@ Workload = Annotated[
     typer.Option("--workload", "-w", help="PROMPT+OUTPUT tokens, mooncake or azure; more after commas: prefix=512."),
 ]
 Slo = Annotated[str, typer.Option("--slo", help="Milliseconds to the first token and between tokens: ttft=500,itl=50.")]
-Named = Annotated[int, typer.Argument(metavar="NUMBER", help="As `switchyard get benchmarks` numbers them.")]
+Named = Annotated[int, typer.Argument(metavar="NUMBER", help="ID in `switchyard get benchmarks`.")]
 POINTS = (
     number("RATE/S", "rate"), Column("VERDICT", at("verdict")), number("INSIDE", "figures.judged_inside"),
     number("OF", "figures.judged"), number("TTFT P50", "figures.ttft_p50_ms"), number("P99", "figures.ttft_p99_ms"),
@@ -49,18 +49,19 @@ def run_(
         typer.Option(
             "-d",
             "--deployment",
-            help="That serves it; else of the model's name.",
+            help="Deployment that serves it. Default: the model's name.",
             autocompletion=names_of("deployments"),
         ),
     ] = "",
     region: Annotated[str, typer.Option("--region", "-r", help="Where; else its only one.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="The same gives the same requests.")] = 0,
-    first_rate: Annotated[float, typer.Option(help="Requests a second to begin with; else found out.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same requests.")] = 0,
+    first_rate: Annotated[float, typer.Option(help="First rate in requests/s. Default: found by measuring.")] = 0.0,
     rules: Annotated[
-        list[str] | None, typer.Option("--rule", help="Other lengths of points: min_s=20, min_requests=100, most_s=…")
+        list[str] | None, typer.Option("--rule", help="Length of points: min_s=20, min_requests=100, most_s=…")
     ] = None,
     beside_traffic: Annotated[
-        bool, typer.Option("--beside-traffic", help="Though its cells serve others, who will feel it.")
+        bool,
+        typer.Option("--beside-traffic", help="Allow it although its cells serve other traffic, which slows down."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
 ) -> None:
@@ -141,7 +142,10 @@ def apply(
     context: typer.Context,
     benchmark: Named,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Also what its tokens cost in its region beside others measured alike.")
+        bool,
+        typer.Option(
+            "--cost", help="Also set the token cost of its region relative to others with the same benchmark."
+        ),
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -165,18 +169,18 @@ def apply(
     of_which = f"of {deployment}"
     if len(kinds) > 1:
         change, of_which = {"tested_by_type": {**policy["tested_by_type"], kind: capacity}}, f"{of_which} on {kind}"
-    effect = f"Each cell {of_which} will count for {capacity} requests at once instead of {was}."
+    effect = f"Each cell {of_which} will count for {capacity} concurrent requests instead of {was}."
     if cost:
         change["cost"] = {**policy["cost"], **_relative_costs(run, found)}
         effect += f" Tokens will cost {_listed(change['cost'])} of the cheapest."
     run.confirm(effect, wanted=deployment, yes=yes)
     result = run.connection.patch(f"traffic/policies/{deployment}", change)
-    told = f"deployment {deployment} counts for {capacity} requests at once a cell"
+    told = f"deployment {deployment} counts for {capacity} concurrent requests per cell"
     run.show(result, [told + (f"; tokens cost {_listed(change['cost'])}" if cost else "")])
 
 
 def _relative_costs(run: Session, found: Mapping[str, Any]) -> dict[str, float]:
-    """Region -> what a token costs there beside the cheapest, by the newest benchmark of the same use in each."""
+    """Region -> cost of a token relative to the cheapest region, by the newest benchmark of the same use in each."""
     dollars: dict[str, float] = {}
     same = ("workload", "slo")
     done = run.connection.pages("benchmarks", {"deployment": found["deployment"], "state": "done"})
@@ -236,7 +240,7 @@ def _show(run: Session, found: dict[str, Any]) -> None:
     if found["goodput"]:
         upper = f" to {found['broke_at']:.4g}" if found["broke_at"] else ""
         run.output.plain(
-            f"goodput {found['goodput']:.4g}{upper} requests/s, {found['concurrency'] or 0:.3g} at once a cell"
+            f"goodput {found['goodput']:.4g}{upper} requests/s, {found['concurrency'] or 0:.3g} concurrent per cell"
         )
     run.output.rows(POINTS, found["points"], empty="No point is measured yet.")
     if found["key"]:

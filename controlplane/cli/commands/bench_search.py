@@ -36,21 +36,21 @@ def search(
         typer.Option(
             "-d",
             "--deployment",
-            help="Of one region; else of the model's name.",
+            help="Region. Default: the one that serves the model's name.",
             autocompletion=names_of("deployments"),
         ),
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="The same gives the same requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same requests.")] = 0,
     rules: Annotated[
-        list[str] | None, typer.Option("--rule", help="Of points at their whole length: min_s=20, min_requests=100.")
+        list[str] | None, typer.Option("--rule", help="Length of full points: min_s=20, min_requests=100.")
     ] = None,
-    most_trials: Annotated[int, typer.Option(min=1, help="Measurements, of all lengths together.")] = 40,
+    most_trials: Annotated[int, typer.Option(min=1, help="Total number of measurements.")] = 40,
     most_hours: Annotated[float, typer.Option(min=0.01)] = 12.0,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     yes: Yes = False,
 ) -> None:
     """Find the configuration of a version that carries most per chip. Its deployment is rolled out to one after the
-    other, so nobody else should need it; at the end it serves again what it does now.
+    other, so no one else should use it; at the end it serves again what it does now.
 
     NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation, quantization or roles (JSON values;
     {} for none), or cells: how many the deployment has of each role. Every combination is one configuration: one of
@@ -75,7 +75,7 @@ def search(
 @app.command("search-show")
 def search_show(
     context: typer.Context,
-    search: Annotated[int, typer.Argument(metavar="NUMBER", help="As `switchyard get searches` numbers them.")],
+    search: Annotated[int, typer.Argument(metavar="NUMBER", help="ID in `switchyard get searches`.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
 ) -> None:
     """Show a search: each configuration, what was predicted and measured of it, and why it was left out.

@@ -22,7 +22,7 @@ KEY_VARIABLE = "SWITCHYARD_KEY"
 def chat(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    prompt: Annotated[str, typer.Argument(help="Left out: read from standard input, or ask again and again.")] = "",
+    prompt: Annotated[str, typer.Argument(help="Default: read from standard input, or prompt repeatedly.")] = "",
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,

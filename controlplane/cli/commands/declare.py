@@ -38,9 +38,9 @@ def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="As `plan`.")] = False,
     why: Annotated[str, typer.Option(help="Your reason, for the timeline.")] = "",
 ) -> None:
-    """Make the fleet what documents say: shows the plan, asks, and does everything or nothing.
+    """Apply documents: shows the plan, asks, and applies all changes or none.
 
-    What documents leave out stays as it is; nothing is deleted by omission.
+    Fields and objects that documents leave out stay as they are.
 
     switchyard apply -f fleet.yaml --yes
     """

@@ -12,7 +12,7 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.session import session_of
 
 app = typer.Typer()
-engine = typer.Typer(help="Engines, on this machine: what is wrong before one starts.", no_args_is_help=True)
+engine = typer.Typer(help="Engines on this machine: find problems before one starts.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,12 +23,14 @@ WRONG = 1
 @engine.command("doctor")
 def doctor(
     context: typer.Context,
-    which: Annotated[str, typer.Option("--engine", help="What shall run here; else by what the node has.")] = "",
-    target: Annotated[str, typer.Option(help="Of engine neuron, the build that versions need: nxdi-2.28.")] = "",
-    nodes: Annotated[int, typer.Option(min=1, help="Of a cell that this node will be in.")] = 1,
-    devices: Annotated[int, typer.Option(min=0, help="How many there should be; else as the bus shows.")] = 0,
-    cache: Annotated[Path | None, typer.Option(help="Of engines and weights; else SWITCHYARD_CACHE.")] = None,
-    port_base: Annotated[int | None, typer.Option(help="First of the ports that the node will have.")] = None,
+    which: Annotated[str, typer.Option("--engine", help="Engine to check. Default: by the node's devices.")] = "",
+    target: Annotated[
+        str, typer.Option(help="For engine neuron: the build that versions need, such as nxdi-2.28.")
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes per cell.")] = 1,
+    devices: Annotated[int, typer.Option(min=0, help="Expected number. Default: as the PCI bus shows.")] = 0,
+    cache: Annotated[Path | None, typer.Option(help="Cache of engines and weights. Default: SWITCHYARD_CACHE.")] = None,
+    port_base: Annotated[int | None, typer.Option(help="First port of the node.")] = None,
 ) -> None:
     """Say what is wrong with this machine for an engine, and what would be right: driver, devices, packages, network,
     memory, disk, clock, ports. `-o json` prints a line for each check. It is `python -m engine_agent doctor`.

@@ -1,4 +1,4 @@
-"""The entry of all clients: which region's they reach, what is planned about that, and what stands in its way."""
+"""The common DNS entry: the region that clients reach, the planned change, and what blocks it."""
 
 import re
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-entry = typer.Typer(help="The entry of all clients: which region's they reach by DNS.", no_args_is_help=True)
+entry = typer.Typer(help="The common DNS entry: which region clients reach.", no_args_is_help=True)
 app.add_typer(entry, name="entry")
 
 _SHARE = re.compile(r"([-\w]+)=([0-9]{1,7}(?:\.[0-9]{1,6})?)")

@@ -33,7 +33,7 @@ def forecast(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
 ) -> None:
-    """Show what load is expected, by the region that sends it and class, in requests at once; with the errors so far.
+    """Show the expected load in concurrent requests, by origin region and class, with past errors.
 
     switchyard forecast sim-70b
     """

@@ -13,7 +13,7 @@ from controlplane.cli.resources import Column, at
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-image = typer.Typer(help="Images of machines: move to another one, and back.", no_args_is_help=True)
+image = typer.Typer(help="Machine images: move to another one, and back.", no_args_is_help=True)
 app.add_typer(image, name="image")
 
 OPEN = ("asked", "canary", "rolling", "back")
@@ -54,7 +54,7 @@ def move(
     context: typer.Context,
     name: RegionName,
     instance_type: Type,
-    to: Annotated[str, typer.Argument(metavar="[AMI]", help="Left out: what the region's stack states now.")] = "",
+    to: Annotated[str, typer.Argument(metavar="[AMI]", help="Default: the image of the region's stack.")] = "",
     why: Why = "",
 ) -> None:
     """Move the machines of a type to another image: one unit first, then a spare or a cell at a time.

@@ -27,7 +27,8 @@ def add(
     expires: Annotated[str, typer.Option(help="Until then: 10m, 1h, 2d.")] = "1h",
     role: Annotated[Role, typer.Option(help="What they join for.")] = Role.NODE,
     instance_type: Annotated[
-        str, typer.Option(help="Their type; else what each agent finds.", autocompletion=names_of("instance-types"))
+        str,
+        typer.Option(help="Instance type. Default: found by each agent.", autocompletion=names_of("instance-types")),
     ] = "",
 ) -> None:
     """Print the line that joins hosts. Run it on each of them, as root or as a user with a home.

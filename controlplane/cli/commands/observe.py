@@ -26,8 +26,8 @@ POLLS_MOST = 6
 @app.command()
 def events(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last ones first.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of past entries to show first.")] = 20,
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     cell: Annotated[str, typer.Option(autocompletion=names_of("cells"))] = "",
@@ -70,7 +70,7 @@ def logs(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="CELL|NODE", autocompletion=names_of_places)],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000)] = 100,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     source: Annotated[str, typer.Option(help="Which log: engine, proxy or agent.")] = "engine",
 ) -> None:
     """Show the last lines that a cell's or node's processes wrote.
@@ -134,7 +134,7 @@ def top(
     context: typer.Context,
     by: Annotated[str, typer.Argument(help="cells, deployments or regions.")] = "cells",
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between samples.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One sample; piped output is always one.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one sample. Piped output always does.")] = False,
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
 ) -> None:

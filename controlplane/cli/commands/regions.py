@@ -1,5 +1,4 @@
-"""Regions: create one, and say which pools of capacity it uses. Those in a cloud are read from a stack, for which
-nobody waits here."""
+"""Creates regions and sets their capacity pools. The stack of a cloud region is read in the background."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 region = typer.Typer(help="Regions: create one, list its pools of capacity.", no_args_is_help=True)
-pool = typer.Typer(help="One pool of capacity: use it or not, earlier or later.", no_args_is_help=True)
+pool = typer.Typer(help="Change a capacity pool: enable or disable it, or move it.", no_args_is_help=True)
 app.add_typer(region, name="region")
 app.add_typer(pool, name="pool")
 
@@ -29,8 +28,8 @@ def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Such as us-east-1.")],
     provider: Annotated[str, typer.Option(help="Who launches machines there: local, machines, aws.")] = "local",
-    stack: Annotated[str, typer.Option(help="Of provider aws: the stack made from deploy/aws/region.yaml.")] = "",
-    aws_region: Annotated[str, typer.Option(help="Of provider aws: where the stack is, if NAME is another.")] = "",
+    stack: Annotated[str, typer.Option(help="For provider aws: the stack made from deploy/aws/region.yaml.")] = "",
+    aws_region: Annotated[str, typer.Option(help="For provider aws: the AWS region, if it differs from NAME.")] = "",
     position: Annotated[int, typer.Option(min=0, help="Orders regions.")] = 0,
 ) -> None:
     """Create a region. One of provider aws is usable once its stack is read: see `switchyard get region NAME`.
@@ -85,9 +84,13 @@ def add(
     name: Annotated[str, typer.Argument(metavar="REGION", autocompletion=names_of("regions"))],
     instance_type: Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("instance-types"))],
     zone: Annotated[str, typer.Argument(help="Such as us-east-1a.")],
-    market: Annotated[Declarable, typer.Option(help="open: in open reservations that fit.")] = Declarable.SPOT,
-    max_price: Annotated[float | None, typer.Option(help="Of spot, $/h; else the price on demand.")] = None,
-    position: Annotated[int | None, typer.Option(min=0, help="0: the first that is tried. Else the last.")] = None,
+    market: Annotated[Declarable, typer.Option(help="open: matching open reservations.")] = Declarable.SPOT,
+    max_price: Annotated[
+        float | None, typer.Option(help="Maximum spot price in $/h. Default: the on-demand price.")
+    ] = None,
+    position: Annotated[
+        int | None, typer.Option(min=0, help="Order in which pools are tried, from 0. Default: last.")
+    ] = None,
     why: Why = "",
 ) -> None:
     """Add a pool that no reading of the stack finds.
@@ -117,7 +120,7 @@ def disable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
 def move(
     context: typer.Context,
     pool_id: Pool,
-    position: Annotated[int, typer.Argument(min=0, help="0: the first of its type that is tried.")],
+    position: Annotated[int, typer.Argument(min=0, help="Order among pools of its type, from 0.")],
     why: Why = "",
 ) -> None:
     """Try a pool earlier or later than the others of its type."""
@@ -128,7 +131,9 @@ def move(
 def price(
     context: typer.Context,
     pool_id: Pool,
-    max_price: Annotated[float | None, typer.Argument(help="$/h for a machine; left out: the price on demand.")] = None,
+    max_price: Annotated[
+        float | None, typer.Argument(help="Maximum price per machine in $/h. Default: the on-demand price.")
+    ] = None,
     why: Why = "",
 ) -> None:
     """Set the most that a spot pool pays."""
@@ -137,7 +142,7 @@ def price(
 
 @pool.command()
 def resume(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
-    """Try a resting pool again at once."""
+    """Try a resting pool again now."""
     run = session_of(context)
     _show(run, run.connection.post(f"{_path(pool_id)}/resume", {"why": why}))
 

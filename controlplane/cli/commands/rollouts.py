@@ -39,7 +39,7 @@ def start(
     deployment: Deployment,
     version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))],
     policy: Annotated[
-        list[str] | None, typer.Option(help="What differs from its update policy: name=value, as bake_s=60.")
+        list[str] | None, typer.Option(help="Differences from its update policy: name=value, such as bake_s=60.")
     ] = None,
     allow_unreleased: Annotated[bool, typer.Option("--allow-unreleased")] = False,
     why: Why = "",
@@ -113,7 +113,7 @@ def _preview(run: Session, request: dict[str, Any]) -> None:
 def watch(
     context: typer.Context,
     subject: Subject,
-    for_s: Annotated[float | None, typer.Option("--for", help="Seconds; then the exit status is 9.")] = None,
+    for_s: Annotated[float | None, typer.Option("--for", help="Timeout in seconds; the exit status is then 9.")] = None,
 ) -> None:
     """Stay until a rollout has ended or pauses. Exit status 0 only if it succeeded."""
     run = session_of(context)
@@ -198,7 +198,9 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
         run.output.document(row)
     if row["state"] == "paused":
         lines = (f"switchyard rollout resume {rollout_id}", f"switchyard rollout roll-back {rollout_id}")
-        raise Failure(f"rollout {rollout_id} pauses; it goes on or back by a word:", ExitCode.NOT_ACHIEVED, lines=lines)
+        raise Failure(
+            f"rollout {rollout_id} is paused; continue or roll back with:", ExitCode.NOT_ACHIEVED, lines=lines
+        )
     if row["state"] != "succeeded":
         raise Failure(f"rollout {rollout_id} has ended as {row['state']}", ExitCode.NOT_ACHIEVED)
 
@@ -207,7 +209,7 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
 def validate(
     context: typer.Context,
     version: Version,
-    wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; exit status 10: it failed.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the result; exit status 10 if it failed.")] = False,
 ) -> None:
     """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
     run, path = session_of(context), path_of("model-versions", version)

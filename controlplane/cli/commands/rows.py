@@ -43,7 +43,7 @@ app = typer.Typer()
 create = typer.Typer(
     cls=Kinds,
     no_args_is_help=True,
-    help="Create one thing: its required fields are arguments, the others options. @FILE stands for a file's content.",
+    help="Create an object: required fields are arguments, others options. @FILE is replaced by the file's content.",
 )
 app.add_typer(create, name="create")
 

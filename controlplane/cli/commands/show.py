@@ -1,4 +1,4 @@
-"""Reads: lists of anything, and one thing in full with what happened to it lately."""
+"""Lists of objects, and one object in full with its recent events."""
 
 import time
 from typing import Annotated, Any

@@ -13,7 +13,7 @@ from controlplane.cli.resources import Column, at, number
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-speculation = typer.Typer(help="What a version's guesses are worth: calibrations of its heads.", no_args_is_help=True)
+speculation = typer.Typer(help="Calibrations of a version's speculative heads.", no_args_is_help=True)
 app.add_typer(speculation, name="speculation")
 
 Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
@@ -50,9 +50,9 @@ def show(context: typer.Context, version: Version) -> None:
 def calibrate(
     context: typer.Context,
     version: Version,
-    calibration: Annotated[Path, typer.Argument(metavar="FILE", help="calibration.json beside the heads' weights.")],
+    calibration: Annotated[Path, typer.Argument(metavar="FILE", help="calibration.json next to the heads' weights.")],
     step_cost: Annotated[
-        list[Path] | None, typer.Option("--step-cost", help="What steps cost on an instance type; may be repeated.")
+        list[Path] | None, typer.Option("--step-cost", help="Step costs on an instance type; may be repeated.")
     ] = None,
 ) -> None:
     """Store a calibration of the heads that a version guesses with, and show what follows from it.

@@ -14,13 +14,13 @@ from controlplane.cli.session import path_of, session_of
 
 app = typer.Typer()
 budget = typer.Typer(
-    help="What tenants may use and machines may cost each month; the list: switchyard get budgets.",
+    help="Monthly limits of tenants and of machine cost. List: switchyard get budgets.",
     no_args_is_help=True,
 )
 app.add_typer(budget, name="budget")
 
 DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
-Since = Annotated[str, typer.Option(help="7d, 12h or 2w ago, a date, or a moment of RFC 3339.")]
+Since = Annotated[str, typer.Option(help="Start: 7d, 12h or 2w ago, a date, or an RFC 3339 time.")]
 Until = Annotated[str, typer.Option(help="Like --since; else now.")]
 
 
@@ -41,12 +41,14 @@ COUNTS = (
 @app.command()
 def usage(
     context: typer.Context,
-    by: Annotated[str, typer.Option(help="tenant, key, deployment, class, with commas; none: one row.")] = "tenant",
+    by: Annotated[
+        str, typer.Option(help="tenant, key, deployment, class, separated by commas. Default: one row.")
+    ] = "tenant",
     since: Since = "7d",
     until: Until = "",
-    each: Annotated[Each | None, typer.Option(help="A row for each hour, day or month.")] = None,
+    each: Annotated[Each | None, typer.Option(help="One row per hour, day or month.")] = None,
     tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
-    key: Annotated[str, typer.Option(help="Of this key only, by its prefix.")] = "",
+    key: Annotated[str, typer.Option(help="Only this key, by its prefix.")] = "",
     deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
     serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
     adapter: Annotated[str, typer.Option(help="Of this LoRA adapter only.")] = "",
@@ -81,11 +83,14 @@ IDLE = (number("IDLE $", "idle_cost_usd"), number("$/M WITH IDLE", "usd_per_mtok
 def cost(
     context: typer.Context,
     by: Annotated[
-        str, typer.Option(help="deployment, version, type, region, tenant, class, adapter, with commas; none: one row.")
+        str,
+        typer.Option(
+            help="deployment, version, type, region, tenant, class, adapter, separated by commas. Default: one row."
+        ),
     ] = "version,type",
     since: Since = "7d",
     until: Until = "",
-    each: Annotated[Each | None, typer.Option(help="A row for each hour, day or month.")] = None,
+    each: Annotated[Each | None, typer.Option(help="One row per hour, day or month.")] = None,
     deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
     region: Annotated[str, typer.Option(autocompletion=names_of("regions"))] = "",
     tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
@@ -124,7 +129,7 @@ def cost(
 
 
 def _batches(batches: Row) -> str:
-    """What batches cost on average, and what more of them would."""
+    """Shows the average and the marginal cost of batches."""
     average, marginal = batches["usd_per_mtoken"], batches["marginal_usd_per_mtoken"]
     text = f"batches cost ${batches['cost_usd']}"
     text += "" if average is None else f", ${average:.4f} for a million tokens"
@@ -146,14 +151,14 @@ class BudgetUnit(StrEnum):
 @budget.command("set")
 def budget_set(
     context: typer.Context,
-    limit: Annotated[str, typer.Argument(help="For each month (UTC), more than 0.")],
+    limit: Annotated[str, typer.Argument(help="Limit per month (UTC), more than 0.")],
     unit: Annotated[BudgetUnit, typer.Argument(help="tokens: only of a tenant.")],
-    tenant: Annotated[str, typer.Option(help="Left out: a budget of machines.")] = "",
+    tenant: Annotated[str, typer.Option(help="Default: a budget for machines.")] = "",
     deployment: Annotated[
-        str, typer.Option(help="Of these machines; left out: all.", autocompletion=names_of("deployments"))
+        str, typer.Option(help="Machine type. Default: all.", autocompletion=names_of("deployments"))
     ] = "",
     alert_at: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
-    hard_stop: Annotated[bool | None, typer.Option(help="Refuse the tenant's keys from 100 % on.")] = None,
+    hard_stop: Annotated[bool | None, typer.Option(help="Refuse the tenant's keys at 100 %.")] = None,
 ) -> None:
     """Give a tenant, the machines of a deployment, or the fleet a budget for each month, or change it.
 

@@ -46,7 +46,7 @@ LONGEST_CREDENTIAL = 16 * 1024
 @require_safe
 @needs(Role.VIEWER)
 def factors(request: HttpRequest) -> HttpResponse:
-    """What there is to choose from; the only page for those who must add one first."""
+    """Lists the kinds of factors; the only page open to a user who must add one first."""
     context = {"must": must_enrol(request), "site": site_of(request)}
     return render(request, "dashboard/settings/factors_new.html", context)
 
@@ -85,7 +85,7 @@ def _app_context(form: Submission, _: None) -> Context:
         secret = one_time_codes.app_secret()
         sealed = one_time_codes.sealed(secret, user.pk, form.now)
     uri = one_time_codes.provisioning_uri(secret, user.get_username(), site_of(form.request).host)
-    picture = mark_safe(one_time_codes.qr_code(uri))  # noqa: S308 - SVG of ours, without a letter of anybody's
+    picture = mark_safe(one_time_codes.qr_code(uri))  # noqa: S308 - generated SVG without user input
     groups = [secret[at : at + 4] for at in range(0, len(secret), 4)]
     return {"sealed": sealed, "picture": picture, "groups": groups, "name": form.text("name")}
 

@@ -99,7 +99,7 @@ FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", la
 
 OWN = page_target("settings")
 LOGGED_IN = "logged in"
-"""Under which a user's wrong old passwords are counted: whoever guesses at the login does not use them up."""
+"""Key under which wrong old passwords are counted, apart from wrong logins."""
 USERS_PAGE = page_target("settings-users")
 GROUPS_PAGE = page_target("settings-groups")
 APPROVALS_PAGE = page_target("approvals")
@@ -141,7 +141,7 @@ def session_end_action(form: Submission, session_id: int) -> None:
 
 @action(OWN, Role.VIEWER)
 def password_change_action(form: Submission, _: None) -> HttpResponse | None:
-    """One's own password. Wrong old ones are counted, by themselves; a right one leads to the login."""
+    """Changes the user's password. Wrong old passwords are counted; success leads to the login."""
     require_fresh_factor(form.request, form.now)
     user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
     attempt = Attempt(username=user.username, address="", device=LOGGED_IN)

@@ -36,7 +36,7 @@ def operates(may: Access, deployment: str | None) -> bool:
 @register.simple_tag
 @cache
 def glyph(tone: str) -> SafeString:
-    """The tone's glyph, for where its name stands beside it or in a label."""
+    """The tone's glyph, for places that show its name too."""
     return format_html(
         '<svg class="glyph tone-{}" viewBox="0 0 12 12" aria-hidden="true"><use href="#glyph-{}"/></svg>',
         Tone(tone).value,
@@ -151,7 +151,7 @@ def used_share(percent: Decimal) -> str:
 
 @register.filter
 def exact(value: Decimal) -> str:
-    """A number that somebody stated, with the places that it has."""
+    """A number as it was entered, with its decimal places."""
     return f"{value.normalize():f}"
 
 
@@ -206,7 +206,7 @@ def share(value: object) -> str:
 
 @register.filter
 def one_decimal(value: object) -> str:
-    """A quantity that is no count: requests at once."""
+    """A fractional quantity such as concurrent requests."""
     number = _number(value)
     return NOTHING if number is None else f"{number:.1f}".replace("-0.0", "0.0")
 

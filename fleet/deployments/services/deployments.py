@@ -54,10 +54,6 @@ from models_registry.versions.services.drafts import version_hold
 
 EVACUATE_RULE = "evacuate-region"
 """The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
-CHANGEABLE = (
-    "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
-    "preemptible", "preempts", "instance_types", "by_type",
-)  # fmt: skip
 
 
 def deployment_create(
@@ -72,7 +68,7 @@ def deployment_create(
     **columns: Any,
 ) -> Deployment:
     """Serve a model version (`model@version`) on machines of these types, with so many cells in these regions.
-    `columns` are of `CHANGEABLE`; `by_type` of these is by region.
+    `columns`: of `Deployment.SETTABLE`, and `by_type` by region.
 
     Raises:
         InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy
@@ -114,7 +110,8 @@ def deployment_create(
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
-    """Change what is given of `CHANGEABLE`; of the update policy, the SLO and the scaling, what is not stated stays.
+    """Change these columns of `Deployment.SETTABLE`, and `by_type`. Parts of the update policy, the SLO and the scaling
+    that are not given stay.
 
     Raises:
         InvalidInput: a broken policy, an unknown market, or markets for a region that has none; instance types on which

@@ -47,7 +47,7 @@ def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchy
 def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> None:
     row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
     applied = switchyard("bench", "apply", str(row.pk), "--yes")
-    assert applied.out == "deployment sim-70b counts for 18 requests at once a cell\n"
+    assert applied.out == "deployment sim-70b counts for 18 concurrent requests per cell\n"
     assert traffic_policies()["sim-70b"].tested_concurrency == 18
     bare = measured(rows.version(), 8, deployment="sim-70b")
     refused = switchyard("bench", "apply", str(bare.pk), "--yes")
@@ -59,7 +59,7 @@ def test_capacity_is_set_by_type_where_there_are_several(switchyard: Switchyard)
     Deployment.objects.update(instance_types=["local.cpu", "local.big"])
     row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
     applied = switchyard("bench", "apply", str(row.pk), "--yes")
-    assert applied.out == "deployment sim-70b counts for 18 requests at once a cell\n"
+    assert applied.out == "deployment sim-70b counts for 18 concurrent requests per cell\n"
     policy = traffic_policies()["sim-70b"]
     assert (policy.tested_on("local.cpu"), policy.tested_on("local.big")) == (18, None)
 

@@ -27,7 +27,7 @@ def test_required_fields_are_arguments_and_others_options(switchyard: Switchyard
     shown = switchyard("create", "quota", "--help").out
     assert "{TEAM} {INSTANCE_TYPE} {MACHINES}" in shown
     assert "--borrow-most" in shown
-    assert "How many of others it may borrow" in shown
+    assert "Maximum machines to borrow" in shown
     rows.node("n-00000001")
     made = switchyard("create", "quota", "search", "local.cpu", "4", "--borrow-most", "2")
     assert (made.code, made.out) == (0, "quota search:local.cpu is created\n"), made.err

@@ -148,8 +148,8 @@ def test_the_effect_of_an_evacuation_names_who_is_over_its_cap() -> None:
     effect = {"deployment": "sim-70b", "regions": [region], "over_cap": ["us-west-2"], "unplaced": {"us-east-1": 1.0}}
     assert [text for text, _ in effect_lines({"effects": [effect]})] == [
         "sim-70b:",
-        "  us-west-2: 2.0 -> 9.0 requests at once, 90 % full, over its cap",
-        "  ! of us-east-1, 1.0 requests at once fit nowhere",
+        "  us-west-2: 2.0 -> 9.0 concurrent requests, 90 % full, over its cap",
+        "  ! 1.0 concurrent requests from us-east-1 fit in no region",
     ]
 
 
