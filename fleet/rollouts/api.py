@@ -1,4 +1,5 @@
-"""Rollouts over HTTP: preview, start, read, pause, resume, skip a bake, roll back, abort. Decides nothing."""
+"""Rollouts over HTTP: preview, start, read, pause, resume, skip a bake, roll back, abort. Parses and renders; services
+decide."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,7 @@ class FailedStartSerializer(serializers.Serializer[Any]):
 
 
 class VerdictSerializer(serializers.Serializer[Any]):
-    """What the last gate found, and the numbers it compared; times in milliseconds."""
+    """The last gate's finding and the numbers it compared; times in milliseconds."""
 
     finding = serializers.ChoiceField(choices=choices(Finding))
     reason = serializers.CharField()
@@ -60,9 +61,9 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     from_version = serializers.CharField(source="from_version.reference", help_text="`model@version`")
     to_version = serializers.CharField(source="to_version.reference", help_text="`model@version`")
     tone = serializers.ChoiceField(choices=choices(Tone))
-    stage = serializers.IntegerField(help_text="Index of the stage; stages that move no cell are passed over.")
+    stage = serializers.IntegerField(help_text="Index of the stage. Stages that move no cell are skipped.")
     stage_label = serializers.SerializerMethodField(help_text="Region and share of its cells.")
-    region_order = serializers.ListField(child=serializers.CharField(), help_text="Never two at once.")
+    region_order = serializers.ListField(child=serializers.CharField(), help_text="The order of updates.")
     policy = serializers.DictField(help_text="The copy that this rollout follows.")
     failed = FailedStartSerializer(many=True, help_text="Failed starts of updated cells.")
     verdict = serializers.SerializerMethodField()
@@ -86,7 +87,7 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
 
 
 class ProposalSerializer(StrictSerializer):
-    """Where a deployment should go. `policy` states what differs from the deployment's own."""
+    """The target version of a deployment. `policy` overrides single settings of the deployment's own."""
 
     deployment = serializers.CharField(max_length=96)
     version = serializers.CharField(max_length=170, help_text="`model@version`")
@@ -94,7 +95,7 @@ class ProposalSerializer(StrictSerializer):
     allow_unreleased = serializers.BooleanField(
         required=False,
         default=False,
-        help_text="Take a validated version that is not released; it may break its canary.",
+        help_text="Accept a validated version that is not released.",
     )
 
 
@@ -108,8 +109,6 @@ class StartSerializer(ProposalSerializer):
 
 
 class SkipSerializer(StrictSerializer):
-    """Skipping a bake needs a reason."""
-
     why = serializers.CharField(max_length=200, help_text="Your reason, for the timeline.")
 
 
@@ -117,8 +116,8 @@ class PreviewStageSerializer(serializers.Serializer[Any]):
     index = serializers.IntegerField()
     name = serializers.CharField(source="label")
     region = serializers.CharField()
-    cells = serializers.IntegerField(help_text="How many run the new version at the end of the stage.")
-    of = serializers.IntegerField(help_text="How many cells the region should have.")
+    cells = serializers.IntegerField(help_text="Cells on the new version at the end of the stage.")
+    of = serializers.IntegerField(help_text="Target number of cells in the region.")
     bake_s = serializers.FloatField()
 
     class Meta:
@@ -126,7 +125,7 @@ class PreviewStageSerializer(serializers.Serializer[Any]):
 
 
 class PreviewSerializer(serializers.Serializer[Proposal]):
-    """What a rollout would do. Nothing was changed."""
+    """The effect of a rollout. Nothing was changed."""
 
     deployment = serializers.CharField()
     from_version = serializers.CharField()
@@ -134,7 +133,7 @@ class PreviewSerializer(serializers.Serializer[Proposal]):
     policy = serializers.DictField()
     region_order = serializers.ListField(child=serializers.CharField())
     stages = PreviewStageSerializer(many=True)
-    at_least_s = serializers.FloatField(help_text="Time that cells need to prove themselves, and bakes to pass.")
+    at_least_s = serializers.FloatField(help_text="Minimum duration in seconds: health checks of cells, and bakes.")
 
     def to_representation(self, instance: Proposal) -> dict[str, Any]:
         stages = preview_stages(instance.policy, instance.wanted, instance.regions, instance.splits)
@@ -161,7 +160,7 @@ class RolloutFilter(filters.FilterSet):
 
 
 class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
-    """Ways of deployments from one version to another, newest first."""
+    """Moves of deployments from one version to another, newest first."""
 
     serializer_class = RolloutSerializer
     filterset_class = RolloutFilter
@@ -192,9 +191,9 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
         responses={200: RolloutSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Begin to move a deployment to another version: a canary, then region by region in waves, each with a bake
-        and a gate. A rollout that is active there ends in favour of this one. 409 if every cell is there already.
-        202 where a rule requires a second approver: it begins when another admin approves the request."""
+        """Starts a rollout: a canary, then waves region by region, each with a bake and a gate. It replaces an active
+        rollout of the deployment. 409 if every cell runs the version already. 202 if a rule requires a second approver:
+        it starts when another admin approves the request."""
         payload = StartSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         why = payload.validated_data.pop("why")
@@ -207,7 +206,7 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     @extend_schema(operation_id="rollouts_preview", request=ProposalSerializer, responses={200: PreviewSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
-        """What a rollout would do, stage by stage. Changes nothing; refuses what a start would refuse."""
+        """Returns the stages of a rollout without starting it. Rejects what a start would reject."""
         payload = ProposalSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         return Response(PreviewSerializer(rollout_propose(**payload.validated_data)).data)
@@ -215,31 +214,31 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     @extend_schema(operation_id="rollouts_pause", request=WhySerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, id: str) -> Response:
-        """Take no further cell down; what is on its way finishes. 409 if it neither runs nor bakes."""
+        """Pauses the rollout. Cells that are being updated finish. 409 if it is neither running nor baking."""
         return self._act(rollout_pause, request, WhySerializer)
 
     @extend_schema(operation_id="rollouts_resume", request=WhySerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
-        """Go on with the stage; a bake begins anew. 409 if it is not paused."""
+        """Resumes the current stage; a bake starts over. 409 if it is not paused."""
         return self._act(rollout_resume, request, WhySerializer)
 
     @extend_schema(operation_id="rollouts_skip_bake", request=SkipSerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"], url_path="skip-bake")
     def skip_bake(self, request: Request, id: str) -> Response:
-        """Promote without the gate's verdict. 409 unless it bakes or is paused."""
+        """Promotes without the gate's verdict. 409 unless it is baking or paused."""
         return self._act(rollout_skip_bake, request, SkipSerializer)
 
     @extend_schema(operation_id="rollouts_roll_back", request=WhySerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"], url_path="roll-back")
     def roll_back(self, request: Request, id: str) -> Response:
-        """Move every cell back to the version that the rollout came from. 409 once it has ended."""
+        """Moves every cell back to the previous version. 409 if it has ended."""
         return self._act(rollout_roll_back, request, WhySerializer)
 
     @extend_schema(operation_id="rollouts_abort", request=WhySerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"])
     def abort(self, request: Request, id: str) -> Response:
-        """End it where it stands: cells keep the version that they run. 409 once it has ended."""
+        """Ends the rollout. Cells keep the version that they run. 409 if it has ended."""
         return self._act(rollout_abort, request, WhySerializer)
 
     def _act(self, service: Action, request: Request, body: type[StrictSerializer]) -> Response:

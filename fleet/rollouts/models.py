@@ -1,4 +1,4 @@
-"""Rollouts: a deployment's way from one model version to another."""
+"""Tables of rollouts: the move of a deployment from one model version to another, and the points of its charts."""
 
 from django.db import models
 
@@ -10,12 +10,10 @@ from models_registry.versions.models import ModelVersion
 
 
 class Rollout(models.Model):
-    """At most one of a deployment is active. `revision` grows with every change and is what changes compare and set.
-
-    `policy` is the copy that this rollout follows, `region_order` the regions in the order of their turn, `failed` the
-    failed starts of updated cells, `counters` what cells had counted when the present bake began, `verdict` what the
-    last gate found, with its numbers.
-    """
+    """At most one rollout of a deployment is active. `revision` grows with every change; changes compare and set it.
+    `policy`: the copy that this rollout follows; `region_order`: regions in the order of their turn; `failed`: failed
+    starts of updated cells; `counters`: the cells' counters when the current bake began; `verdict`: the last gate's
+    finding with its numbers."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="rollouts")
     from_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="rollouts_away")
@@ -36,7 +34,7 @@ class Rollout(models.Model):
     ended_at = models.DateTimeField(null=True)
 
     compared_goodput: tuple[ComparedGoodput, ...] = ()
-    """No column: `fleet.rollouts.selectors.active_rollouts` sets it where the policy's gate asks for it."""
+    """Not a column. `fleet.rollouts.selectors.active_rollouts` sets it if the policy's gate needs it."""
 
     class Meta:
         ordering = ["-id"]
@@ -61,10 +59,10 @@ class Rollout(models.Model):
 
 
 class RolloutPoints(models.Model):
-    """What a rollout's charts show, kept with it: load history is thinned within an hour.
+    """Points of a rollout's charts. They are stored because load history is thinned within an hour.
 
-    `lines` maps a measure of `fleet.rollouts.selectors` to its values for the new and the old version, one every
-    `step_s` seconds from `start` on. They are bounded: beyond that the steps become longer.
+    `lines`: measure of `fleet.rollouts.selectors` -> values of the new and the old version, one every `step_s` seconds
+    from `start`. Their number is limited; beyond it, steps become longer.
     """
 
     rollout = models.OneToOneField(Rollout, on_delete=models.CASCADE, primary_key=True, related_name="points")

@@ -1,9 +1,5 @@
-"""Rollouts as pages show them: their waves, and what the gate compared.
-
-A rollout's charts: the new version beside the old one, over its stages and bakes.
-
-The list of rollouts, the page of one with its actions, and the page that previews and starts one.
-"""
+"""The list of rollouts; the page of one with its waves, gate, charts and actions; the page that previews and starts
+one. Services decide."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +58,7 @@ from models_registry.versions.planning.lifecycle import VersionState
 
 ROLLOUTS_SHOWN = 100
 
-# What a gate compared: its label, whether it is in ms, and the numbers of updated and of old cells.
+# Label, whether it is in ms, and the keys of the updated and the old cells' number in a verdict.
 GATE_LINES = (
     ("Requests", False, "requests", "control_requests"),
     ("Errors", False, "errors", "control_errors"),
@@ -92,7 +88,7 @@ class RolloutList:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A stage of the strip. `state`: where the rollout is relative to it."""
+    """One stage. `state`: pending, current, done, rolled back or not reached."""
 
     label: str
     cells: int
@@ -103,7 +99,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """One number that a gate compared. `ratio`: of updated to old cells, None where it has no meaning."""
+    """One number that a gate compared. `ratio`: updated to old cells, or None if it has no meaning."""
 
     name: str
     is_time: bool
@@ -122,7 +118,7 @@ class RolloutDetail:
 
 
 def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN) -> RolloutList:
-    """Rollouts, youngest first; `state` `active` for those that have not ended."""
+    """Rollouts, newest first. The state `active` selects those that have not ended."""
     rollouts = rollouts_described()
     if state == "active":
         rollouts = rollouts.filter(state__in=ACTIVE)
@@ -152,7 +148,6 @@ def rollout_find(key: str) -> RolloutDetail | None:
 
 
 def _gate_lines(numbers: Mapping[str, float | None]) -> Iterator[GateLine]:
-    """The gate's numbers, updated cells beside old ones."""
     for name, is_time, updated, old in GATE_LINES:
         if updated in numbers:
             here, there = numbers[updated], numbers.get(old)
@@ -160,7 +155,7 @@ def _gate_lines(numbers: Mapping[str, float | None]) -> Iterator[GateLine]:
 
 
 def stage_label(rollout: Rollout) -> str:
-    """Region and share of the stage that a rollout is in."""
+    """Region and share of the rollout's current stage."""
     stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
     return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
 
@@ -171,11 +166,11 @@ def _waves(rollout: Rollout) -> tuple[Wave, ...]:
     splits = {place.region_id: place.split for place in places}
     stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order), splits)
     done = rollout.state == RolloutState.SUCCEEDED
-    went_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
+    is_rolled_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
     waves = []
     for stage in stages:
         if done or stage.index < rollout.stage:
-            state, tone = ("rolled back", "idle") if went_back else ("done", "ok")
+            state, tone = ("rolled back", "idle") if is_rolled_back else ("done", "ok")
         elif stage.index == rollout.stage:
             state, tone = rollout.get_state_display().lower(), str(rollout.tone)
         else:
@@ -203,28 +198,28 @@ CHARTS = (
 
 
 def rollout_charts(rollout: Rollout, now: datetime) -> tuple[Chart, ...]:
-    """Errors and latencies of both versions, in five queries: the points that are kept with the rollout."""
+    """Errors and latencies of both versions, in five queries. Uses the stored points if there are any."""
     until = min(now, rollout.ended_at + AFTER) if rollout.ended_at else now
-    measured = _kept(rollout) or _measured(rollout, until, now)
+    measured = _stored_lines(rollout) or _lines_from_load(rollout, until, now)
     if measured is None:
         return ()
-    bands = _bands(rollout, until)
+    bands = _state_bands(rollout, until)
     return tuple(_chart(name, title, unit, measured, bands) for name, title, unit in CHARTS)
 
 
-def _kept(rollout: Rollout) -> MeasuredLines | None:
+def _stored_lines(rollout: Rollout) -> MeasuredLines | None:
     points = RolloutPoints.objects.filter(rollout=rollout).first()
     return MeasuredLines(points.start, points.step_s, points.lines) if points else None
 
 
-def _measured(rollout: Rollout, until: datetime, now: datetime) -> MeasuredLines | None:
-    """From load history: of a rollout that has just begun, and of one from before points were kept."""
+def _lines_from_load(rollout: Rollout, until: datetime, now: datetime) -> MeasuredLines | None:
+    """From load history, for rollouts without stored points."""
     since = max(rollout.created_at - BEFORE, until - LONGEST)
-    return measured_lines(rollout, _span(now - since, until - since), until)
+    return measured_lines(rollout, _finest_span(now - since, until - since), until)
 
 
-def _span(age: timedelta, length: timedelta) -> Span:
-    """The finest steps that are kept for as long."""
+def _finest_span(age: timedelta, length: timedelta) -> Span:
+    """The finest steps that load history keeps for that long."""
     step_s = FINE_S if age <= FINE_FOR else 300 if age <= MIDDLE_FOR else 3600
     return Span("rollout", max(step_s, int(length.total_seconds())), step_s)
 
@@ -235,30 +230,30 @@ def _chart(name: str, title: str, unit: str, measured: MeasuredLines, bands: tup
     return Chart(f"rollout-{name}", title, unit, measured.start, measured.step_s, both, bands)
 
 
-def _bands(rollout: Rollout, until: datetime) -> tuple[Band, ...]:
-    """Its stages, bakes and pauses, as its events tell."""
+def _state_bands(rollout: Rollout, until: datetime) -> tuple[Band, ...]:
+    """Stages, bakes and pauses, from the rollout's events."""
     events = Event.objects.filter(
         deployment=rollout.deployment_id, kind__startswith="rollout.", detail__rollout=rollout.pk
     ).order_by("id")
     turns: list[tuple[datetime, RolloutState, int]] = []
     for event in events[: 4 * BANDS_SHOWN]:
-        word, stage = event.kind.partition(".")[2], int(event.detail.get("stage", 0))
-        if word not in set(RolloutState):
+        name, stage = event.kind.partition(".")[2], int(event.detail.get("stage", 0))
+        if name not in set(RolloutState):
             continue
-        state = RolloutState(word)
+        state = RolloutState(name)
         if not turns or turns[-1][1:] != (state, stage):
             turns.append((event.at, state, stage))
     ends = [*(at for at, _, _ in turns[1:]), until]
     stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
     labels = [stage.label for stage in stages] or [""]
     return tuple(
-        Band(_label(state, labels[min(stage, len(labels) - 1)]), at, end, BAND_COLOUR[state])
+        Band(_band_label(state, labels[min(stage, len(labels) - 1)]), at, end, BAND_COLOUR[state])
         for (at, state, stage), end in zip(turns, ends, strict=False)
         if state in BAND_COLOUR
     )[:BANDS_SHOWN]
 
 
-def _label(state: RolloutState, stage: str) -> str:
+def _band_label(state: RolloutState, stage: str) -> str:
     return {RolloutState.RUNNING: stage, RolloutState.BAKING: "bake"}.get(state, state.value.replace("_", " "))
 
 
@@ -280,11 +275,11 @@ EFFECTS: dict[str, str] = {
 }
 
 
-def _list(request: PageRequest) -> RolloutList:
+def _rollout_rows(request: PageRequest) -> RolloutList:
     return rollout_list(state=request.text("state"), text=request.text("q"))
 
 
-def _filter(request: PageRequest) -> Filter:
+def _rollout_filter(request: PageRequest) -> Filter:
     options = (("", "all"), ("active", "active"), *choices(RolloutState))
     state = choose_labelled(request, "state", options)
     return Filter(text_label="Find by deployment or reason", text_name="q", text=request.text("q"), choices=(state,))
@@ -297,15 +292,15 @@ def _rollout(request: PageRequest) -> RolloutDetail:
     return detail
 
 
-def _charts(request: PageRequest) -> tuple[Chart, ...]:
+def _rollout_charts(request: PageRequest) -> tuple[Chart, ...]:
     return rollout_charts(request.once(_rollout).rollout, request.now)
 
 
-def _cells(request: PageRequest) -> CellList:
+def _rollout_cells(request: PageRequest) -> CellList:
     return cells_of(request.once(_rollout).rollout.deployment_id, request.now)
 
 
-def _actions(request: PageRequest) -> ActionMenu:
+def _rollout_action_menu(request: PageRequest) -> ActionMenu:
     rollout = request.once(_rollout).rollout
     names = OFFERED.get(RolloutState(rollout.state), ())
     confirmations = tuple(
@@ -315,15 +310,15 @@ def _actions(request: PageRequest) -> ActionMenu:
     return ActionMenu(confirmations, "" if names else "This rollout has ended.", rollout.deployment_id)
 
 
-def _events(request: PageRequest) -> EventList:
+def _events_of_rollout(request: PageRequest) -> EventList:
     return rollout_events(request.once(_rollout).rollout, EVENTS_OF_ONE_ROLLOUT)
 
 
 ROLLOUTS = Page(
     section="rollouts",
     title="Rollouts",
-    fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", _list),),
-    narrow=_filter,
+    fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", _rollout_rows),),
+    narrow=_rollout_filter,
 )
 
 ROLLOUT = Page(
@@ -332,21 +327,21 @@ ROLLOUT = Page(
     charts=True,
     fragments=(
         Fragment("rollout", "", ("rollouts:{key}", "cells"), "fleet/rollouts/rollout.html", _rollout),
-        Fragment("rollout-actions", "Actions", ("rollouts:{key}",), "dashboard/actions.html", _actions),
+        Fragment("rollout-actions", "Actions", ("rollouts:{key}",), "dashboard/actions.html", _rollout_action_menu),
         Fragment(
             "rollout-charts",
             "New and old version",
             ("rollouts:{key}",),
             "dashboard/charts/several.html",
-            _charts,
+            _rollout_charts,
         ),
-        Fragment("rollout-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _cells),
-        Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events),
+        Fragment("rollout-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _rollout_cells),
+        Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events_of_rollout),
     ),
 )
 
 
-def _carry_out(service: Callable[..., None], form: Submission, rollout: Rollout) -> None:
+def _run_service(service: Callable[..., None], form: Submission, rollout: Rollout) -> None:
     service(rollout_id=rollout.pk, actor=form.actor, now=form.now, why=form.text("why"))
 
 
@@ -369,7 +364,7 @@ ACTIONS: dict[str, Action[Rollout]] = {
         target=TARGET,
         name=name,
         label=name.replace("-", " ").capitalize(),
-        run=partial(_carry_out, service),
+        run=partial(_run_service, service),
         fields=(REQUIRED_WHY if name == "skip-bake" else WHY,),
     )
     for name, service in SERVICES.items()
@@ -377,22 +372,24 @@ ACTIONS: dict[str, Action[Rollout]] = {
 rollout_action = action_view(*ACTIONS.values())
 
 
-def _propose(form: Submission) -> Proposal:
+def _propose_from_form(form: Submission) -> Proposal:
     return rollout_propose(
         deployment=form.text("deployment"),
-        version=_version(form),
+        version=_chosen_version(form),
         policy={},
         allow_unreleased=form.text("unreleased") == "yes",
     )
 
 
-def _start(form: Submission, thing: None) -> Approval | HttpResponse:
-    started = rollout_start_or_request(proposal=_propose(form), actor=form.actor, now=form.now, why=form.text("why"))
+def _start_from_form(form: Submission, thing: None) -> Approval | HttpResponse:
+    started = rollout_start_or_request(
+        proposal=_propose_from_form(form), actor=form.actor, now=form.now, why=form.text("why")
+    )
     return started if isinstance(started, Approval) else redirect("rollout", key=str(started.pk))
 
 
-def _version(form: Submission) -> str:
-    """The one that the form names, else the deployment's newest: the last that was released of its model."""
+def _chosen_version(form: Submission) -> str:
+    """The version in the form, or else the newest released version of the deployment's model."""
     released = ModelVersion.objects.filter(
         state=VersionState.RELEASED.value, model__versions__deployments=form.text("deployment")
     )
@@ -400,24 +397,23 @@ def _version(form: Submission) -> str:
     return newest.reference if newest is not None else form.text("version")
 
 
-def _options(form: Submission, thing: None) -> Context:
-    """Every deployment, and the youngest versions that are neither drafts nor retired. Where no version is chosen yet,
-    it is the chosen deployment's newest; without a deployment, each one's own newest is offered and no other."""
+def _form_context(form: Submission, thing: None) -> Context:
+    """All deployments, and the newest released or validated versions."""
     states = [VersionState.RELEASED.value, VersionState.VALIDATED.value]
     versions = ModelVersion.objects.filter(state__in=states).order_by("-id").only("model_id", "version")
     return {
-        "form": {name: form.text(name) for name in ("deployment", "unreleased")} | {"version": _version(form)},
+        "form": {name: form.text(name) for name in ("deployment", "unreleased")} | {"version": _chosen_version(form)},
         "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
         "versions": [version.reference for version in versions[:VERSIONS_OFFERED]],
     }
 
 
-def _preview(form: Submission, thing: None) -> Context:
-    """The stages of the rollout that the form describes; nothing while it describes none."""
-    deployment, version = form.text("deployment"), _version(form)
+def _preview_context(form: Submission, thing: None) -> Context:
+    """The stages of the rollout that the form describes, or {} while it is incomplete."""
+    deployment, version = form.text("deployment"), _chosen_version(form)
     if not deployment or not version:
         return {}
-    proposal = _propose(form)
+    proposal = _propose_from_form(form)
     if already_serves(proposal.deployment, proposal.version):
         return {"serves_already": proposal}
     stages = preview_stages(proposal.policy, proposal.wanted, proposal.regions, proposal.splits)
@@ -445,13 +441,13 @@ def _preview(form: Submission, thing: None) -> Context:
 NEW_ROLLOUT = Target(
     noun="rollout", find=lambda: None, name=lambda thing: "rollouts", url=lambda thing: reverse("rollouts")
 )
-START = Action(target=NEW_ROLLOUT, name="start", label="Start", run=_start)
+START = Action(target=NEW_ROLLOUT, name="start", label="Start", run=_start_from_form)
 rollout_new = action_page_view(
     ActionPage(
         action=START,
         template="fleet/rollouts/new.html",
-        context=_options,
-        predict=_preview,
+        context=_form_context,
+        predict=_preview_context,
         deployment=lambda form: form.text("deployment"),
     )
 )

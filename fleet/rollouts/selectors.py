@@ -1,8 +1,5 @@
-"""Rollouts as planners take them and as they are shown.
-
-What users saw of a rollout's new version beside the old one, at the same time, from the load of its cells. Each cell
-counts for the version that it ran; while it changed it counts for neither.
-"""
+"""Rollouts as planners and pages read them, and the load of the new and the old version at the same time. Each cell
+counts for the version that it ran; during its update it counts for neither. Never writes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +26,12 @@ ACTIVE = sorted(state.value for state in ROLLOUT_ACTIVE)
 
 
 def rollouts_described() -> QuerySet[Rollout]:
-    """Rollouts, newest first, with their versions and deployment: one query."""
+    """Rollouts with their versions and deployment, newest first. One query."""
     return Rollout.objects.select_related("from_version", "to_version", "deployment")
 
 
 def active_rollouts() -> list[Rollout]:
-    """Those that planners work on: one query, and one for each whose gate asks for benchmarks."""
+    """Rollouts for planners. One query, plus one per rollout whose gate compares benchmarks."""
     rows = list(rollouts_described().filter(state__in=ACTIVE))
     for row in rows:
         if (row.policy.get("gate") or {}).get("goodput_ratio"):
@@ -44,13 +41,12 @@ def active_rollouts() -> list[Rollout]:
 
 
 def policy_in_force(deployment: str) -> UpdatePolicy:
-    """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
+    """The active rollout's copy of the update policy, or else the deployment's own."""
     rollout = Rollout.objects.filter(deployment_id=deployment, state__in=ACTIVE).first()
     return parse_policy(rollout.policy) if rollout else Deployment.objects.get(name=deployment).policy()
 
 
 def rollout_view(rollout: Rollout) -> RolloutView:
-    """The row as the pure planners take it."""
     return RolloutView(
         id=rollout.pk,
         deployment=rollout.deployment_id,
@@ -70,7 +66,7 @@ def rollout_view(rollout: Rollout) -> RolloutView:
 
 
 def counters_stored(stored: Mapping[str, Any]) -> dict[str, CellCounters]:
-    """Cell -> what it had counted; JSON has made text of the numbers of buckets."""
+    """Cell -> its counters. JSON has turned the bucket numbers into text."""
     rows = {
         cell: [counted[name] for name in CellCounters.__struct_fields__ if name in counted]
         for cell, counted in stored.items()
@@ -79,30 +75,30 @@ def counters_stored(stored: Mapping[str, Any]) -> dict[str, CellCounters]:
 
 
 def counters_reported(report: NodeReport | None) -> CellCounters | None:
-    """What a leader's last report says that its cell has counted in this generation."""
+    """Counters of a cell in this generation, from its leader's last report."""
     if report is None or report.load is None:
         return None
     return counters_of(load_stored(report.load), report.generation)
 
 
 CELLS_OF_EACH = 20
-"""Cells of either version that a chart is made from: as many tell the story, and it stays quick on large fleets."""
+"""Cells per version in a chart. Enough to show a trend, and fast on large fleets."""
 BEFORE, AFTER = timedelta(minutes=3), timedelta(minutes=3)
 
 Measure = Callable[[Sequence[Point]], float | None]
 
 
 @dataclass(slots=True)
-class _Course:
-    """A cell's way through the rollout: from when to when it was away. In between it was old, then new, then old."""
+class _CellHistory:
+    """When a cell was down in the rollout. Each time, it came back with the other version."""
 
     starts_new: bool = False
-    away: list[tuple[datetime, datetime | None]] = field(default_factory=list)
+    downtimes: list[tuple[datetime, datetime | None]] = field(default_factory=list)
 
     def runs_new(self, start: datetime, end: datetime) -> bool | None:
-        """Which version it ran in a whole window; None: it was away in a part of it."""
+        """Whether it ran the new version during a whole window, or None if it was down for part of it."""
         is_new = self.starts_new
-        for left, back in self.away:
+        for left, back in self.downtimes:
             if end <= left:
                 break
             if back is None or start < back:
@@ -113,7 +109,7 @@ class _Course:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLines:
-    """Measure -> version -> values, one every `step_s` seconds from `start` on."""
+    """Measure -> version -> values, one every `step_s` seconds from `start`."""
 
     start: datetime
     step_s: int
@@ -121,44 +117,45 @@ class MeasuredLines:
 
 
 def measured_lines(rollout: Rollout, span: Span, until: datetime) -> MeasuredLines | None:
-    """Errors and latencies of both versions over the span that ends at `until`, in three queries. None: no cell."""
-    courses = _courses(rollout)
-    series = load_series([cell_subject(cell) for cell in courses], span, until)
+    """Errors and latencies of both versions over the span that ends at `until`, in three queries. None without
+    cells."""
+    histories = _cell_histories(rollout)
+    series = load_series([cell_subject(cell) for cell in histories], span, until)
     if not series:
         return None
     any_series = next(iter(series.values()))
     lines: dict[str, dict[str, list[float | None]]] = {name: {NEW: [], OLD: []} for name in MEASURES}
     for index in range(len(any_series.points)):
         start = any_series.start + timedelta(seconds=index * span.step_s)
-        groups = _groups(series, courses, index, start, start + timedelta(seconds=span.step_s))
+        groups = _points_by_version(series, histories, index, start, start + timedelta(seconds=span.step_s))
         for name, measure in MEASURES.items():
             for version, is_new in ((NEW, True), (OLD, False)):
                 lines[name][version].append(measure(groups[is_new]))
     return MeasuredLines(any_series.start, span.step_s, lines)
 
 
-def _groups(
-    series: dict[str, LoadSeries], courses: dict[str, _Course], index: int, start: datetime, end: datetime
+def _points_by_version(
+    series: dict[str, LoadSeries], histories: dict[str, _CellHistory], index: int, start: datetime, end: datetime
 ) -> dict[bool | None, list[Point]]:
     groups: dict[bool | None, list[Point]] = defaultdict(list)
-    for cell, course in courses.items():
+    for cell, history in histories.items():
         if point := series[cell_subject(cell)].points[index]:
-            groups[course.runs_new(start, end)].append(point)
+            groups[history.runs_new(start, end)].append(point)
     return groups
 
 
-def _courses(rollout: Rollout) -> dict[str, _Course]:
-    """Of cells that the rollout moved, and of as many others as controls."""
-    courses: dict[str, _Course] = defaultdict(_Course)
+def _cell_histories(rollout: Rollout) -> dict[str, _CellHistory]:
+    """Cells that the rollout moved, and as many others as controls."""
+    histories: dict[str, _CellHistory] = defaultdict(_CellHistory)
     for entry in Disruption.objects.filter(rollout=rollout).order_by("opened_at"):
-        if entry.cell_id in courses or len(courses) < CELLS_OF_EACH:
-            courses[entry.cell_id].away.append((entry.opened_at, entry.closed_at))
-    cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(pk__in=list(courses)).order_by("id")
+        if entry.cell_id in histories or len(histories) < CELLS_OF_EACH:
+            histories[entry.cell_id].downtimes.append((entry.opened_at, entry.closed_at))
+    cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(pk__in=list(histories)).order_by("id")
     others = cells.values_list("id", "model_version_id", "created_at")[: 2 * CELLS_OF_EACH]
     for cell, version, created_at in others:
         is_added = created_at >= rollout.created_at and version == rollout.to_version_id
-        courses[cell] = _Course(starts_new=is_added)
-    return dict(courses)
+        histories[cell] = _CellHistory(starts_new=is_added)
+    return dict(histories)
 
 
 def _errors_percent(points: Sequence[Point]) -> float | None:

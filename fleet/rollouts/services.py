@@ -1,14 +1,6 @@
-"""Applies what is decided of a rollout, as compare-and-set on (id, state, revision) with its event.
-
-The way to the end is the planner's; what operators request is in `fleet.rollouts.services`.
-
-What operators do with rollouts: start, pause, resume, skip a bake, roll back, abort. Each records actor and reason.
-
-Nothing here touches a cell. The next pass of the reconciler finds the rollout in its new state and acts on it.
-
-Rollouts of a deployment in all of its regions, where a rule requires approval: requested by one user, started when
-another one approved it.
-"""
+"""Changes rollouts. Planned changes are compare-and-set on (id, state, revision); operators start, pause, resume, skip
+a bake, roll back and abort, with actor, reason and approval where a rule requires it. Each change and its event share a
+transaction. Never changes a cell: the reconciler's next pass acts on the new state."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +25,7 @@ from fleet.reconcile.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROL
 from fleet.reconcile.selectors.snapshot import deployment_view
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout, RolloutPoints
-from fleet.rollouts.planning.gates import MOST_POINTS, appended, length_of, merged
+from fleet.rollouts.planning.gates import MAX_POINTS, appended, length_of, merged
 from fleet.rollouts.planning.waves import objection, order_of_regions, progress_of
 from fleet.rollouts.selectors import ACTIVE, AFTER, BEFORE, measured_lines, rollout_view
 from fleet.webhooks.planner import WebhookEvent
@@ -47,10 +39,10 @@ from models_registry.versions.services.drafts import version_hold
 
 
 def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
-    """Change a rollout as decided. Reaching its end makes the new version the deployment's own.
+    """Applies a planned change. On success, the new version becomes the deployment's own.
 
     Raises:
-        StaleDecision: the rollout is no longer what the decision saw.
+        StaleDecision: the rollout has changed since the decision.
     """
     if decision.to not in ROLLOUT_ALLOWED[decision.seen]:
         raise ValueError(f"a rollout cannot go from {decision.seen} to {decision.to}")
@@ -68,18 +60,18 @@ def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
             rollout.verdict = msgspec.to_builtins(decision.verdict)
         rollout_save(rollout, to=decision.to, reason=decision.reason, now=now, moved=moved)
         if moved or decision.failed:
-            rollout_event(rollout, actor="switchyard", now=now, detail=_detail(decision))
+            rollout_event(rollout, actor="switchyard", now=now, detail=_event_detail(decision))
 
 
 def rollout_locked(rollout_id: int) -> Rollout:
-    """A rollout, held until the commit together with its deployment: always in this order."""
+    """A rollout, locked until the commit. Always locks its deployment first."""
     deployment = Rollout.objects.values_list("deployment_id", flat=True).get(pk=rollout_id)
     Deployment.objects.select_for_update().get(name=deployment)
     return Rollout.objects.select_for_update().get(pk=rollout_id)
 
 
 def rollout_save(rollout: Rollout, *, to: RolloutState, reason: str, now: datetime, moved: bool = True) -> None:
-    """Store a locked rollout in its next state. `moved`: a state or a stage begins."""
+    """Stores a locked rollout in its next state. `moved`: a state or stage begins."""
     rollout.state, rollout.reason = to.value, reason
     rollout.revision += 1
     if moved:
@@ -95,7 +87,7 @@ def rollout_save(rollout: Rollout, *, to: RolloutState, reason: str, now: dateti
 
 
 def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[str, Any] | None = None) -> None:
-    """One line of the timeline, in the transaction of the change."""
+    """Records the event and sends webhooks. Call it in the transaction of the change."""
     state = RolloutState(rollout.state)
     event_record(
         kind=f"rollout.{state}",
@@ -110,7 +102,6 @@ def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[s
 
 
 def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:
-    """The body of webhook messages about a rollout."""
     return {
         "id": rollout.pk,
         "deployment": rollout.deployment_id,
@@ -125,7 +116,7 @@ def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:
     }
 
 
-def _detail(decision: ChangeRollout) -> dict[str, Any]:
+def _event_detail(decision: ChangeRollout) -> dict[str, Any]:
     detail: dict[str, Any] = {"was": decision.seen}
     if decision.failed:
         detail["failed"] = msgspec.to_builtins(decision.failed)
@@ -134,27 +125,26 @@ def _detail(decision: ChangeRollout) -> dict[str, Any]:
     return detail
 
 
-# Keeps the points of rollouts' charts with them, while load history still has them in fine steps.
-
-LATE = timedelta(minutes=10)
-"""After its end: housekeeping may have been away."""
+KEPT_AFTER_END = timedelta(minutes=10)
+"""After a rollout's end, in case housekeeping was not running."""
 
 
 def rollout_points_keep(*, now: datetime) -> None:
-    """Add what was sampled since the last time, to each rollout that goes on or has just ended."""
-    recent = Q(ended_at__isnull=True) | Q(ended_at__gt=now - AFTER - LATE)
+    """Appends the new samples to the points of each active or recently ended rollout. Runs while load history still has
+    them in fine steps."""
+    recent = Q(ended_at__isnull=True) | Q(ended_at__gt=now - AFTER - KEPT_AFTER_END)
     for rollout in Rollout.objects.filter(recent).select_related("points"):
-        _keep(rollout, now)
+        _append_points(rollout, now)
 
 
-def _keep(rollout: Rollout, now: datetime) -> None:
+def _append_points(rollout: Rollout, now: datetime) -> None:
     kept = getattr(rollout, "points", None) or RolloutPoints(
-        rollout=rollout, start=_floor(rollout.created_at - BEFORE, FINE_S), step_s=FINE_S, lines={}
+        rollout=rollout, start=_rounded_down(rollout.created_at - BEFORE, FINE_S), step_s=FINE_S, lines={}
     )
     end = kept.start + timedelta(seconds=length_of(kept.lines) * kept.step_s)
     until = min(now, rollout.ended_at + AFTER) if rollout.ended_at else now
     steps = int((until - end).total_seconds() // kept.step_s)
-    # What load history has no longer in fine steps is a gap.
+    # Samples that load history no longer has in fine steps become a gap.
     reach_s = min(steps * kept.step_s, KEPT_S[FINE_S] // kept.step_s * kept.step_s)
     if reach_s <= 0:
         return
@@ -166,21 +156,21 @@ def _keep(rollout: Rollout, now: datetime) -> None:
     more = merged(measured.lines, kept.step_s // FINE_S)
     holes = {measure: {version: [None] * gap for version in versions} for measure, versions in more.items()}
     kept.lines = appended(appended(kept.lines, holes), more)
-    if length_of(kept.lines) > MOST_POINTS:
+    if length_of(kept.lines) > MAX_POINTS:
         kept.lines, kept.step_s = merged(kept.lines, 2), 2 * kept.step_s
         odd = length_of(kept.lines) * kept.step_s > (until - kept.start).total_seconds()
-        if odd:  # its second half is still to come: it is measured again, whole
+        if odd:  # the last step is incomplete and is measured again
             kept.lines = {m: {v: values[:-1] for v, values in versions.items()} for m, versions in kept.lines.items()}
     kept.save()
 
 
-def _floor(moment: datetime, step_s: int) -> datetime:
+def _rounded_down(moment: datetime, step_s: int) -> datetime:
     return datetime.fromtimestamp(moment.timestamp() // step_s * step_s, UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A rollout that could be started: everything about it was checked."""
+    """A checked rollout that can be started."""
 
     deployment: Deployment
     version: ModelVersion
@@ -194,11 +184,11 @@ class Proposal:
 def rollout_propose(
     *, deployment: str, version: str, policy: Mapping[str, Any], allow_unreleased: bool = False
 ) -> Proposal:
-    """Check what a rollout to this version (`model@version`) would need. Changes nothing.
+    """Checks a rollout to this version (`model@version`). Changes nothing.
 
     Raises:
-        InvalidInput: an unknown deployment or version, one that cannot run there or has an adapter whose name is
-            taken, or a policy that breaks a rule.
+        InvalidInput: the deployment or version is unknown, the version cannot run there, the name of one of its
+            adapters is taken, or the policy is invalid.
     """
     row = Deployment.objects.select_related("model_version").filter(name=deployment).first()
     if row is None:
@@ -219,26 +209,26 @@ def rollout_propose(
     wanted = {place.region_id: place.cells_in_force for place in places}
     splits = {place.region_id: place.split for place in places}
     _check_roles(chosen, row, splits)
-    if against := objection(whole, wanted, splits):
-        raise InvalidInput(field="policy.strategy", rule="policy", message=against)
+    if objection_text := objection(whole, wanted, splits):
+        raise InvalidInput(field="policy.strategy", rule="policy", message=objection_text)
     regions = order_of_regions(wanted, list(Region.objects.order_by("position", "name").values_list("name", flat=True)))
     return Proposal(row, chosen, allow_unreleased, whole, wanted, regions, splits)
 
 
 def _check_roles(chosen: ModelVersion, row: Deployment, splits: Mapping[str, RoleSplit]) -> None:
-    """Cells that are told apart stay so."""
+    """A deployment with separate prefill and decode cells needs a version that supports them."""
     if not any(split.is_apart for split in splits.values()):
         return
-    if against := roles_objection(chosen, shapes_of(row)):
-        message = f"{against}; or give every region of {row.name} a plain number of cells first"
+    if objection_text := roles_objection(chosen, shapes_of(row)):
+        message = f"{objection_text}; or give every region of {row.name} a plain number of cells first"
         raise InvalidInput(field="version", rule="roles", message=message)
 
 
 def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout:
-    """Begin to move a deployment to the proposed version. A rollout that is active there ends in favour of this one.
+    """Starts the proposed rollout. Supersedes an active rollout of the deployment.
 
     Raises:
-        Conflict: every cell runs this version already, or it was retired since it was proposed.
+        Conflict: every cell runs this version already, or the version was retired since the proposal.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
@@ -271,7 +261,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
 
 
 def already_serves(deployment: Deployment, version: ModelVersion) -> bool:
-    """Whether every cell runs this version, and no rollout changes that."""
+    """Whether every cell runs this version and no rollout is active."""
     if Rollout.objects.filter(deployment=deployment, state__in=ACTIVE).exists():
         return False
     others = Cell.objects.filter(deployment=deployment).exclude(state=CellState.STOPPED.value)
@@ -279,49 +269,51 @@ def already_serves(deployment: Deployment, version: ModelVersion) -> bool:
 
 
 def rollout_pause(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Take no further cell down. What is on its way finishes.
+    """Stops moving cells. Those being updated finish.
 
     Raises:
-        Conflict: the rollout neither runs nor bakes.
+        Conflict: the rollout is neither running nor baking.
     """
-    _act(rollout_id, "pause", {RolloutState.RUNNING, RolloutState.BAKING}, RolloutState.PAUSED, actor, why, now)
+    _change_by_operator(
+        rollout_id, "pause", {RolloutState.RUNNING, RolloutState.BAKING}, RolloutState.PAUSED, actor, why, now
+    )
 
 
 def rollout_resume(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Go on with the stage; a bake begins anew.
+    """Resumes the current stage; a bake starts over.
 
     Raises:
         Conflict: the rollout is not paused.
     """
-    _act(rollout_id, "resume", {RolloutState.PAUSED}, RolloutState.RUNNING, actor, why, now)
+    _change_by_operator(rollout_id, "resume", {RolloutState.PAUSED}, RolloutState.RUNNING, actor, why, now)
 
 
 def rollout_roll_back(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Move every cell back to the version that the rollout came from.
+    """Moves every cell back to the previous version.
 
     Raises:
-        Conflict: the rollout has ended, or rolls back already.
+        Conflict: the rollout has ended or is rolling back already.
     """
     forward = {RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING}
-    _act(rollout_id, "roll back", forward, RolloutState.ROLLING_BACK, actor, why, now)
+    _change_by_operator(rollout_id, "roll back", forward, RolloutState.ROLLING_BACK, actor, why, now)
 
 
 def rollout_abort(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """End the rollout where it stands. Cells keep the version that they run; ones that break start the old one.
+    """Ends the rollout. Cells keep their version; cells that fail later start the previous one.
 
     Raises:
         Conflict: the rollout has ended.
     """
     active = {RolloutState(state) for state in ACTIVE}
-    _act(rollout_id, "abort", active, RolloutState.FAILED, actor, why, now)
+    _change_by_operator(rollout_id, "abort", active, RolloutState.FAILED, actor, why, now)
 
 
 def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -> None:
-    """Promote without the gate's verdict: to the next stage, or to the end.
+    """Promotes to the next stage or the end without the gate's verdict.
 
     Raises:
         InvalidInput: no reason is given.
-        Conflict: nothing bakes, and no gate has paused the rollout.
+        Conflict: the rollout is neither baking nor paused.
     """
     if not why.strip():
         raise InvalidInput(field="why", rule="required", message="Give a reason for skipping the bake.")
@@ -334,10 +326,10 @@ def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -
         rollout.stage = following
         return RolloutState.RUNNING
 
-    _act(rollout_id, "skip bake", {RolloutState.BAKING, RolloutState.PAUSED}, promote, actor, why, now)
+    _change_by_operator(rollout_id, "skip bake", {RolloutState.BAKING, RolloutState.PAUSED}, promote, actor, why, now)
 
 
-def _act(
+def _change_by_operator(
     rollout_id: int,
     action: str,
     from_states: set[RolloutState],
@@ -358,10 +350,10 @@ def _act(
 
 
 def rollout_start_or_request(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout | Approval:
-    """Start a rollout or, where it requires approval, request that. In a single region it never does.
+    """Starts a rollout, or requests approval if a rule requires it. A rollout in a single region never needs approval.
 
     Raises:
-        Conflict: as `rollout_start` does.
+        Conflict: see `rollout_start`.
     """
     if len(proposal.regions) < 2 or not requires_approval(ROLL_OUT.name):
         return rollout_start(proposal=proposal, actor=actor, now=now, why=why)
@@ -377,11 +369,11 @@ def rollout_start_or_request(*, proposal: Proposal, actor: str, now: datetime, w
     return approval_request(ROLL_OUT.name, ApprovalRequest(summary, arguments, actor, now, why, name))
 
 
-def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+def _start_approved(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     options = dict(arguments)
     why = str(options.pop("why"))
     rollout = rollout_start(proposal=rollout_propose(**options), actor=actor, now=now, why=why)
     return f"rollout {rollout.pk} started"
 
 
-ROLL_OUT = FleetAction("roll-out-everywhere", "Roll a deployment out in all of its regions", _perform)
+ROLL_OUT = FleetAction("roll-out-everywhere", "Roll a deployment out in all of its regions", _start_approved)

@@ -128,7 +128,7 @@ def pause(context: typer.Context, subject: Subject, why: Why = "") -> None:
 
 @rollout.command()
 def resume(context: typer.Context, subject: Subject, why: Why = "") -> None:
-    """Go on with the stage; a bake begins anew."""
+    """Resumes the current stage; a bake starts over."""
     _act(context, subject, "resume", why)
 
 

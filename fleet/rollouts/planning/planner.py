@@ -1,8 +1,6 @@
-"""Decides what becomes of each rollout: its stages, bakes and gates, its failures, and its end.
-
-Which cells move is decided elsewhere from the state that this leaves; here nothing touches a cell. A rollout goes on
-only with fresh positive evidence (I6), and can go back from every state (I7).
-"""
+"""Decides each rollout's next state: stages, bakes, gates, failures and its end. A rollout advances only with recent
+positive evidence (I6) and can roll back from every state (I7). Never touches a cell: `versions` decides from the state
+which cells move."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from kernel.ages import age_text
 
 MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
 BAKE_STRETCH = 3.0
-"""A bake that ends with too few samples goes on until so many times its length: traffic may only be thin."""
+"""With too few samples, a bake may take this many times its length, because traffic may be low."""
 
 
 def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
@@ -28,18 +26,20 @@ def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tu
     if not fleet.rollouts:
         return ()
     versions = VersionPlan(fleet)
-    cases = (_Case(fleet, settings, now, versions, progress) for progress in versions.active())
-    return tuple(change for case in cases if (change := _judge(case)) is not None and _changes_anything(case, change))
+    cases = (_RolloutCase(fleet, settings, now, versions, progress) for progress in versions.active())
+    return tuple(
+        change for case in cases if (change := _next_change(case)) is not None and _changes_anything(case, change)
+    )
 
 
-def _changes_anything(case: "_Case", change: ChangeRollout) -> bool:
-    """Whether it changes anything at all: a pass must come to an end."""
+def _changes_anything(case: "_RolloutCase", change: ChangeRollout) -> bool:
+    """Prevents a pass from repeating the same change forever."""
     rollout = case.progress.rollout
     return (change.to, change.stage, change.reason) != (rollout.state, rollout.stage, rollout.reason)
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _RolloutCase:
     fleet: FleetView
     settings: FleetSettings
     now: datetime
@@ -52,7 +52,7 @@ class _Case:
         return ChangeRollout(rollout.id, rollout.state, rollout.revision, to, chosen, reason)
 
     def cells(self, region: str | None = None) -> Iterator[CellView]:
-        """The deployment's cells that stay, of one region or of all."""
+        """The deployment's cells that stay, in one region or in all."""
         name = self.progress.deployment.name
         for place, cells in self.versions.live.items():
             if place[0] == name and region in {None, place[1]}:
@@ -60,7 +60,7 @@ class _Case:
 
     @property
     def behind(self) -> str:
-        """A region that the rollout has left, but that was scaled since and has again cells to move; empty: none."""
+        """Another region that was scaled after its stages and has cells to move again, or ""."""
         name, here = self.progress.deployment.name, self.progress.stage.region
         others = (region for region in self.progress.regions if region != here)
         return next((region for region in others if self.versions.lacking(name, region) > 0), "")
@@ -78,7 +78,7 @@ class _Case:
         return (self.now - report.last_seen_at).total_seconds() <= self.settings.fresh_for_s
 
     def is_proven(self, cell: CellView) -> bool:
-        """Whether it runs the new version and has been healthy for as long as the policy asks."""
+        """Whether it runs the new version and was healthy for as long as the policy requires."""
         rollout = self.progress.rollout
         return (
             cell.version == rollout.to_version
@@ -88,31 +88,31 @@ class _Case:
         )
 
 
-def _judge(case: _Case) -> ChangeRollout | None:
+def _next_change(case: _RolloutCase) -> ChangeRollout | None:
     state = case.progress.rollout.state
     if problem := case.progress.deployment.problem:
-        return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if state in MOVING else None
+        return case.change(RolloutState.PAUSED, f"{problem}; fix it and resume, or abort") if state in MOVING else None
     if state is RolloutState.ROLLING_BACK:
-        return _judge_rollback(case)
+        return _next_in_rollback(case)
     if failed := _new_failures(case):
         return _after_failures(case, failed)
     if (unserved := _unserved(case)) and state in MOVING:
         return case.change(RolloutState.PAUSED, f"{unserved}; resume once it serves, or roll back")
     if state is RolloutState.RUNNING:
-        return _judge_wave(case)
-    return _judge_bake(case) if state is RolloutState.BAKING else None
+        return _next_in_wave(case)
+    return _next_in_bake(case) if state is RolloutState.BAKING else None
 
 
-def _unserved(case: _Case) -> str:
-    """A region of the deployment in which no cell can serve. Nothing says that the new version is to blame, so nothing
-    goes back by itself; but no further cell is taken down."""
+def _unserved(case: _RolloutCase) -> str:
+    """A region in which no cell can serve, or "". It pauses the rollout but does not roll it back, because the new
+    version may not be the cause."""
     open_ones = (one for one in case.fleet.faults.incidents if one.kind == NO_USABLE_CELL)
     name = case.progress.deployment.name
     return next((one.summary for one in open_ones if one.subject.rpartition("@")[0] == name), "")
 
 
-def _new_failures(case: _Case) -> tuple[FailedStart, ...]:
-    """Updated cells that failed by themselves. One whose node was lost is `lost`: not the version's fault."""
+def _new_failures(case: _RolloutCase) -> tuple[FailedStart, ...]:
+    """Updated cells whose start failed. A cell that lost its node is `lost`, which is not the version's fault."""
     known = {(start.cell, start.generation) for start in case.progress.rollout.failed}
     return tuple(
         FailedStart(cell.id, cell.generation, cell.reason)
@@ -124,8 +124,8 @@ def _new_failures(case: _Case) -> tuple[FailedStart, ...]:
     )
 
 
-def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollout:
-    """Remember them; enough of them end the rollout."""
+def _after_failures(case: _RolloutCase, failed: tuple[FailedStart, ...]) -> ChangeRollout:
+    """Records the failures. Too many of them end the rollout."""
     rollout = case.progress.rollout
     count = len(rollout.failed) + len(failed)
     last = f"{failed[-1].cell} failed at {rollout.to_version}: {failed[-1].reason}"
@@ -136,15 +136,15 @@ def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollo
     return replace(change, failed=failed)
 
 
-def _roll_back_or_pause(case: _Case, reason: str) -> ChangeRollout:
-    """Go back, or leave it to an operator where the policy says so."""
+def _roll_back_or_pause(case: _RolloutCase, reason: str) -> ChangeRollout:
+    """Rolls back, or pauses if the policy has no automatic rollback."""
     rollout = case.progress.rollout
     if rollout.policy.auto_rollback:
         return case.change(RolloutState.ROLLING_BACK, reason)
     return case.change(RolloutState.PAUSED, f"{reason}; roll back or resume, automatic rollback is off")
 
 
-def _judge_wave(case: _Case) -> ChangeRollout | None:
+def _next_in_wave(case: _RolloutCase) -> ChangeRollout | None:
     stage, rollout = case.progress.stage, case.progress.rollout
     target = case.progress.target(stage)
     proven = sum(case.is_proven(cell) for cell in case.cells(stage.region))
@@ -153,26 +153,28 @@ def _judge_wave(case: _Case) -> ChangeRollout | None:
         return _begin_bake(case, stage, target)
     stuck_s = case.listened_s(_last_progress(case))
     if stuck_s > rollout.policy.progress_deadline_s:
-        why = f"no progress for {age_text(stuck_s)}; {_waiting(case, stage, proven, target, unproven)}"
+        why = f"no progress for {age_text(stuck_s)}; {_wait_reason(case, stage, proven, target, unproven)}"
         return case.change(RolloutState.PAUSED, why)
-    reason = _waiting(case, stage, proven, target, unproven)
+    reason = _wait_reason(case, stage, proven, target, unproven)
     held = any(cell.state is not CellState.READY and _has_failed(case, cell) for cell in case.cells())
     return None if held or reason == rollout.reason else case.change(RolloutState.RUNNING, reason)
 
 
-def _begin_bake(case: _Case, stage: Stage, target: int) -> ChangeRollout:
+def _begin_bake(case: _RolloutCase, stage: Stage, target: int) -> ChangeRollout:
     bake_s = _bake_s(case)
     if target == 0 or bake_s == 0:
-        return _advance(case, f"{stage.label}: {target} updated, no bake asked for")
+        return _advance_stage(case, f"{stage.label}: {target} updated, no bake configured")
     change = case.change(RolloutState.BAKING, f"{stage.label}: {target} updated, watched for {bake_s:.0f} s")
     return replace(change, counters=counters_now(case.progress, case.versions))
 
 
-def _judge_bake(case: _Case) -> ChangeRollout | None:
+def _next_in_bake(case: _RolloutCase) -> ChangeRollout | None:
     rollout, stage = case.progress.rollout, case.progress.stage
-    away = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and cell.state is not CellState.READY]
-    if away:
-        reason = f"{stage.label}: {away[0].id} is {away[0].state}, the bake begins anew once it is ready"
+    not_ready = [
+        cell for cell in case.cells(stage.region) if _is_updated(case, cell) and cell.state is not CellState.READY
+    ]
+    if not_ready:
+        reason = f"{stage.label}: {not_ready[0].id} is {not_ready[0].state}, the bake starts over once it is ready"
         return case.change(RolloutState.RUNNING, reason)
     watched_s, bake_s = case.listened_s(rollout.state_since), _bake_s(case)
     if watched_s < bake_s:
@@ -180,16 +182,16 @@ def _judge_bake(case: _Case) -> ChangeRollout | None:
     verdict = bake_verdict(case.progress, case.versions, case.is_fresh)
     if verdict.finding is Finding.INCONCLUSIVE and watched_s < BAKE_STRETCH * bake_s:
         limit_s = BAKE_STRETCH * bake_s
-        why = "too few samples yet" if verdict.numbers else verdict.reason  # numbers would change with every pass
+        why = "too few samples yet" if verdict.numbers else verdict.reason  # the numbers change with every pass
         return case.change(rollout.state, f"{stage.label}: {why}, watched for up to {limit_s:.0f} s")
     return replace(_after_verdict(case, verdict), verdict=verdict)
 
 
-def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
+def _after_verdict(case: _RolloutCase, verdict: Verdict) -> ChangeRollout:
     label = case.progress.stage.label
     match verdict.finding:
         case Finding.PASSED:
-            return _advance(case, f"{label} passed: {verdict.reason}")
+            return _advance_stage(case, f"{label} passed: {verdict.reason}")
         case Finding.WORSE:
             return _roll_back_or_pause(case, f"{label}: {verdict.reason}")
         case Finding.INCONCLUSIVE:
@@ -197,42 +199,42 @@ def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
             return case.change(RolloutState.PAUSED, reason)
 
 
-def _advance(case: _Case, reason: str) -> ChangeRollout:
-    """To the next stage that moves any cell, or to the end once every region has its cells at the new version."""
+def _advance_stage(case: _RolloutCase, reason: str) -> ChangeRollout:
+    """To the next stage that moves any cell, or to the end once every region has its cells on the new version."""
     following = case.progress.next_stage()
     if following is not None:
         return case.change(RolloutState.RUNNING, reason, following)
-    for region in case.progress.regions:  # a surge keeps more cells than are wanted in one, which are none of another's
+    for region in case.progress.regions:  # surplus cells of one region do not count for another
         updated, wanted = sum(_is_updated(case, cell) for cell in case.cells(region)), case.progress.wanted(region)
         if updated < wanted:
             return case.change(RolloutState.RUNNING, f"{region}: {updated} of {wanted} cells are updated")
     return case.change(RolloutState.SUCCEEDED, reason)
 
 
-def _judge_rollback(case: _Case) -> ChangeRollout | None:
+def _next_in_rollback(case: _RolloutCase) -> ChangeRollout | None:
     rollout = case.progress.rollout
-    away = [cell for cell in case.cells() if cell.version != rollout.from_version]
-    down = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
-    if not away and not down:
+    not_ready = [cell for cell in case.cells() if cell.version != rollout.from_version]
+    disrupted = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
+    if not not_ready and not disrupted:
         return case.change(RolloutState.ROLLED_BACK, f"every cell is at {rollout.from_version} again")
     return None
 
 
-def _is_updated(case: _Case, cell: CellView) -> bool:
+def _is_updated(case: _RolloutCase, cell: CellView) -> bool:
     return cell.version == case.progress.rollout.to_version and cell.state is not CellState.DRAINING
 
 
-def _has_failed(case: _Case, cell: CellView) -> bool:
+def _has_failed(case: _RolloutCase, cell: CellView) -> bool:
     return any(start.cell == cell.id for start in case.progress.rollout.failed)
 
 
-def _bake_s(case: _Case) -> float:
+def _bake_s(case: _RolloutCase) -> float:
     policy = case.progress.rollout.policy
     return policy.canary_bake_s if case.progress.stage.percent is None else policy.bake_s
 
 
-def _last_progress(case: _Case) -> datetime:
-    """When a cell of the stage's region, or of one that is behind, last changed, or this stage began."""
+def _last_progress(case: _RolloutCase) -> datetime:
+    """When a cell of the stage's region or of a region behind last changed, or the stage began."""
     regions = {case.progress.stage.region, case.behind}
     moments = [
         cell.state_since for cell in case.cells() if cell.region in regions and cell.state is not CellState.PENDING
@@ -240,11 +242,11 @@ def _last_progress(case: _Case) -> datetime:
     return max([case.progress.rollout.state_since, *moments])
 
 
-def _waiting(case: _Case, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
-    """What a wave waits for, as a reason that does not change with every second."""
+def _wait_reason(case: _RolloutCase, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
+    """The reason a wave waits, worded so that it does not change every second."""
     text = f"{stage.label}: {proven} of {target} updated and healthy"
     if case.behind:
-        text += f"; {case.behind}, scaled meanwhile, has cells to update"
+        text += f"; {case.behind} was scaled and has cells to update"
     other = [cell for cell in case.cells(stage.region) if cell.returns or cell.state is CellState.PENDING]
     if not (waits := unproven + other):
         return text

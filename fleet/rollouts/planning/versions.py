@@ -1,15 +1,10 @@
-"""Decides which role a cell has when it starts next, and which serving cells go down now to come back in another one.
-Pure; it counts what it has given out in this pass.
+"""Decides which version and role a cell gets when it next starts, which serving cells are drained now to change theirs,
+and which prefill and decode cells pair. Counts what it has assigned in this pass. It never drains more than a stage
+needs and the disruption ledger allows.
 
-A role is like a version: a cell keeps it as long as no more of that role are there than its place should have. What
-starts anyway takes a role that is missing; only what is missing then is taken down for, under the disruption ledger.
-
-Decides which version a cell runs when it starts next, and which serving cells go down now to come back at another.
-Pure; it counts what it has given out in this pass.
-
-Without a rollout that is the deployment's own. With one, as many cells of a region as the stage asks for get the goal
-version, and the others the one that the rollout comes from, whatever else they ran before. What serves is taken down as
-far as that stage asks and the disruption ledger allows, and comes back on its own nodes.
+Without a rollout, cells get the deployment's own version. With one, as many cells of a region as the stage requires get
+the goal version, and all others the one that the rollout comes from. A cell keeps its role unless its place has too
+many of it.
 """
 
 from collections import Counter, defaultdict
@@ -28,38 +23,37 @@ from fleet.rollouts.planning.waves import RolloutProgress, progress_of
 Place = tuple[str, str]
 """Deployment, region."""
 HOLDING = frozenset({CellState.READY, CellState.STARTING})
-"""Cells whose role stands; all others take one when they start."""
+"""Cells in these states keep their role. All others get one when they start."""
 
 
 class RolePlan:
-    """The roles of one pass. `live`: the cells that stay, by place."""
+    """Roles of one pass. `live`: cells that stay, by place."""
 
     def __init__(self, fleet: FleetView, live: Mapping[Place, list[CellView]]) -> None:
         self._fleet = fleet
         self._live = live
-        self._given: dict[Place, list[CellRole]] = {}
-        """Roles of cells that stand, and of those that got one in this pass."""
-        self._beyond: dict[Place, list[CellRole]] = {}
-        """Of those that are created beyond what is wanted."""
+        self._assigned: dict[Place, list[CellRole]] = {}
+        """Roles of running cells and of those assigned in this pass."""
+        self._above_target: dict[Place, list[CellRole]] = {}
+        """Roles of cells created above the target."""
 
     def wanted(self, place: Place) -> RoleSplit:
-        """How many cells of each role a place should have."""
         return self._fleet.deployments[place[0]].split(place[1])
 
     def are_apart(self, place: Place) -> bool:
-        """Whether a place has cells that are not mixed, or should have some."""
+        """Whether a place has or should have separate prefill and decode cells."""
         wanted = self.wanted(place).is_apart
         return wanted or any(cell.role is not CellRole.MIXED for cell in self._live.get(place, ()))
 
     def leave(self, place: Place, cells: Iterable[CellView]) -> None:
-        """These cells of a place, whose machines end, hold their roles no longer: others come in their stead."""
+        """Frees the roles of cells whose machines end, for their successors."""
         given = self._roles(place)
         for cell in cells:
             if cell.state in HOLDING:
                 given.remove(cell.role)
 
     def of(self, cell: CellView, version: str) -> CellRole:
-        """The role that this cell has if it is started now with this version."""
+        """The role that this cell gets if it starts now with this version."""
         place = (cell.deployment, cell.region)
         given, wanted = self._roles(place), self.wanted(place)
         if cell.state in HOLDING and cell.role in given:
@@ -73,12 +67,12 @@ class RolePlan:
         return role
 
     def of_new(self, place: Place, version: str, goal: str = "") -> CellRole:
-        """The role of a cell that is created. `goal`: it comes beyond what is wanted, for a rollout to that version."""
+        """The role of a new cell. `goal`: it is a surge cell of a rollout to that version."""
         given, wanted = self._roles(place), self.wanted(place)
         if not self._fleet.deployments[place[0]].of(version).hands_over:
             role = CellRole.MIXED
         elif goal:
-            created = self._beyond.setdefault(place, [])
+            created = self._above_target.setdefault(place, [])
             role = next(iter(next_to_move(self.at(place, goal, created), wanted)), CellRole.MIXED)
             created.append(role)
         else:
@@ -87,19 +81,19 @@ class RolePlan:
         return role
 
     def at(self, place: Place, version: str, more: Iterable[CellRole] = ()) -> RoleSplit:
-        """The roles of the cells that run a version, or are on their way down to come back with it, with some more."""
+        """Roles of cells that run a version or are being drained to return with it, plus `more`."""
         cells = self._live.get(place, ())
         return counted([*(cell.role for cell in cells if cell.version == version or cell.returns), *more])
 
     def _roles(self, place: Place) -> list[CellRole]:
-        if place not in self._given:
+        if place not in self._assigned:
             cells = self._live.get(place, ())
-            self._given[place] = [cell.role for cell in cells if cell.state in HOLDING]
-        return self._given[place]
+            self._assigned[place] = [cell.role for cell in cells if cell.state in HOLDING]
+        return self._assigned[place]
 
 
 def in_turn(cells: Iterable[CellView], moved: RoleSplit, wanted: RoleSplit) -> Iterator[CellView]:
-    """Cells in the order in which a rollout moves them, the oldest of a role first."""
+    """Cells in the order in which a rollout moves them, per role the oldest first."""
     left = sorted(cells, key=lambda cell: (cell.created_at, cell.id))
     at = {role: moved.of(role) for role in CellRole}
     while left:
@@ -114,8 +108,8 @@ def in_turn(cells: Iterable[CellView], moved: RoleSplit, wanted: RoleSplit) -> I
 def plan_role_changes(
     fleet: FleetView, roles: RolePlan, live: Mapping[Place, list[CellView]], ledger: Ledger, leaving: set[str]
 ) -> Iterator[DrainCell]:
-    """Cells to drain so that they come back in the role that is missing; none while a rollout moves cells, whose gates
-    compare cells of equal roles."""
+    """Cells to drain so that they return in a missing role. None during a rollout, whose gates compare cells of equal
+    roles."""
     for place in sorted(live):
         deployment = fleet.deployments[place[0]]
         if deployment.problem or place[0] in fleet.rollouts or not roles.are_apart(place):
@@ -124,40 +118,36 @@ def plan_role_changes(
         wanted = deployment.split(place[1])
         if len(cells) != wanted.total:
             continue
-        yield from _changes([cell for cell in cells if cell.state in HOLDING], wanted, ledger)
+        yield from _role_drains([cell for cell in cells if cell.state in HOLDING], wanted, ledger)
 
 
-def _changes(cells: list[CellView], wanted: RoleSplit, ledger: Ledger) -> Iterator[DrainCell]:
-    there = counted(cell.role for cell in cells)
-    for role in _to_change(there, wanted):
-        surplus = max(1, there.of(role) - wanted.of(role))
+def _role_drains(cells: list[CellView], wanted: RoleSplit, ledger: Ledger) -> Iterator[DrainCell]:
+    present = counted(cell.role for cell in cells)
+    for role in _roles_to_convert(present, wanted):
+        surplus = max(1, present.of(role) - wanted.of(role))
         ready = [cell for cell in cells if cell.role is role and cell.state is CellState.READY]
         for cell in sorted(ready, key=lambda one: (one.created_at, one.id))[:surplus]:
             if ledger.refusal(cell, DisruptionCause.ROLE) is not None:
                 break
             ledger.charge(cell, DisruptionCause.ROLE)
-            reason = f"its place should have {wanted}, and has {there}"
+            reason = f"its place needs {wanted} and has {present}"
             yield DrainCell(cell.id, cell.generation, DisruptionCause.ROLE, reason)
 
 
-def _to_change(there: RoleSplit, wanted: RoleSplit) -> list[CellRole]:
-    """Roles of which cells are to become others. The last cell that answers cannot; a prefill cell comes back as a
-    decode cell in its stead, and then it can."""
-    if wanted.decode and not there.decode and there.answering == 1 and there.prefill:
+def _roles_to_convert(present: RoleSplit, wanted: RoleSplit) -> list[CellRole]:
+    """Roles with cells to convert. The last cell that answers must stay: a prefill cell becomes a decode cell first."""
+    if wanted.decode and not present.decode and present.answering == 1 and present.prefill:
         return [CellRole.PREFILL]
-    return sorted(beyond(there, wanted))
+    return sorted(beyond(present, wanted))
 
 
-# Decides which prefill cells a decode cell may call, and whom a prefill cell may be called by: cells of one place
-# whose KV layouts are equal.
-# Never two of different layouts, whatever a rollout is at: a decode cell without a prefill cell of its own layout
-# does all by itself.
+# Only cells of one place with equal KV layouts pair. A decode cell without such a prefill cell computes prompts itself.
 
 
 @dataclass(frozen=True, slots=True)
 class PairingCell:
-    """A cell apart that runs. `layout`: the fingerprint of what it hands over, never empty; `node`: its leader;
-    `serves`: it takes new work."""
+    """A running prefill or decode cell. `layout`: fingerprint of the KV layout that it hands over, never empty; `node`:
+    its leader; `serves`: it accepts new work."""
 
     id: str
     role: CellRole
@@ -166,19 +156,19 @@ class PairingCell:
     serves: bool
 
 
-def prefill_cells_of(decode: PairingCell, there: Iterable[PairingCell]) -> tuple[PairingCell, ...]:
-    """Those of the cells of its place that this decode cell may call."""
+def prefill_cells_of(decode: PairingCell, present: Iterable[PairingCell]) -> tuple[PairingCell, ...]:
+    """Prefill cells of its place with the same KV layout, which this decode cell may call."""
     found = (
         one
-        for one in there
+        for one in present
         if one.role is CellRole.PREFILL and one.serves and one.layout and one.layout == decode.layout
     )
     return tuple(sorted(found, key=lambda one: one.id)[:PREFILL_CELLS_MAX])
 
 
-def decode_nodes_of(prefill: PairingCell, there: Iterable[PairingCell]) -> tuple[str, ...]:
-    """The nodes whose proxies may call this prefill cell: they may still do so while they drain."""
-    found = {one.node for one in there if one.role is CellRole.DECODE and one.layout and one.layout == prefill.layout}
+def decode_nodes_of(prefill: PairingCell, present: Iterable[PairingCell]) -> tuple[str, ...]:
+    """Nodes whose proxies may call this prefill cell, including those of draining cells."""
+    found = {one.node for one in present if one.role is CellRole.DECODE and one.layout and one.layout == prefill.layout}
     return tuple(sorted(found)[:DECODE_NODES_MAX])
 
 
@@ -186,7 +176,7 @@ BROKEN = frozenset({CellState.FAILED, CellState.LOST})
 
 
 class VersionPlan:
-    """The versions and `roles` of one pass. `live` holds the cells that stay, by place."""
+    """Versions and `roles` of one pass. `live`: cells that stay, by place."""
 
     def __init__(self, fleet: FleetView) -> None:
         self._fleet = fleet
@@ -211,11 +201,11 @@ class VersionPlan:
         return self._progress.get(deployment)
 
     def active(self) -> Iterable[RolloutProgress]:
-        """Of the deployments with an active rollout, by name."""
+        """Progress of active rollouts, by deployment name."""
         return (self._progress[name] for name in sorted(self._progress))
 
     def lacking(self, deployment: str, region: str) -> int:
-        """How many more cells of the region should move to the goal now. Cells on their way down count as moved."""
+        """How many more cells of the region should move to the goal now. Draining cells count as moved."""
         progress = self._progress.get(deployment)
         if progress is None or not progress.is_moving or deployment in self._halted:
             return 0
@@ -223,7 +213,7 @@ class VersionPlan:
         return progress.quota(region) - self._at_goal[deployment, region] - on_their_way
 
     def of(self, cell: CellView) -> str:
-        """The version that this cell runs if it is started now."""
+        """The version that this cell gets if it starts now."""
         progress = self._progress.get(cell.deployment)
         if progress is None:
             return self._fleet.deployments[cell.deployment].version
@@ -236,18 +226,18 @@ class VersionPlan:
         return progress.rollout.from_version
 
     def of_new(self, deployment: str, region: str) -> str:
-        """The version that a cell is created for."""
+        """The version of a new cell."""
         progress = self._progress.get(deployment)
         if progress is None:
             return self._fleet.deployments[deployment].version
         return progress.goal if progress.is_complete(region) else progress.rollout.from_version
 
     def create_at_goal(self, deployment: str, region: str) -> None:
-        """A cell is created for the goal version."""
+        """Counts a new cell on the goal version."""
         self._at_goal[deployment, region] += 1
 
     def has_obsolete_target(self, cell: CellView) -> bool:
-        """Whether a starting cell starts a version that is no longer wanted."""
+        """Whether a starting cell has a version that is no longer needed."""
         progress = self._progress.get(cell.deployment)
         if progress is None or cell.state is not CellState.STARTING:
             return False
@@ -259,7 +249,7 @@ class VersionPlan:
         return progress.is_complete(cell.region) or (progress.is_moving and cell.deployment not in self._halted)
 
     def _is_halted(self, progress: RolloutProgress) -> bool:
-        """One failed start is enough to stop spreading, until that cell has proven that it can start."""
+        """One failed start stops further moves until that cell is ready."""
         if progress.is_returning:
             return False
         failed = {start.cell for start in progress.rollout.failed}
@@ -273,12 +263,12 @@ class VersionPlan:
 
 
 def is_at(cell: CellView, version: str) -> bool:
-    """Whether a cell runs this version or will, not counting one that is on its way down."""
+    """Whether a cell runs or will run this version. A draining cell does not count."""
     return cell.version == version and cell.state is not CellState.DRAINING
 
 
 def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leaving: set[str]) -> Iterator[DrainCell]:
-    """Cells to drain for their rollout, as many as may be down together."""
+    """Cells to drain for their rollout, within the allowed disruption."""
     for deployment in sorted(fleet.rollouts):
         progress = versions.progress(deployment)
         if progress is None or progress.is_surging or progress.deployment.problem:
@@ -286,7 +276,7 @@ def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leavin
         for region in progress.regions:
             idle = _not_serving(versions, deployment, region, progress.goal)
             count = versions.lacking(deployment, region) - idle
-            for cell in _candidates(versions, progress, region, leaving):
+            for cell in _cells_to_move(versions, progress, region, leaving):
                 if count <= 0 or ledger.refusal(cell, DisruptionCause.ROLLOUT) is not None:
                     break
                 ledger.charge(cell, DisruptionCause.ROLLOUT)
@@ -296,14 +286,16 @@ def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leavin
 
 
 def _not_serving(versions: VersionPlan, deployment: str, region: str, goal: str) -> int:
-    """Old cells that will take the goal version when they start: no serving cell need go down for them."""
+    """Old cells that will start with the goal version, so that no serving cell must be drained for them."""
     waiting = {CellState.PENDING, CellState.FAILED, CellState.LOST}
     cells = versions.live.get((deployment, region), ())
     return sum(cell.state in waiting and cell.version != goal for cell in cells)
 
 
-def _candidates(versions: VersionPlan, progress: RolloutProgress, region: str, leaving: set[str]) -> Iterator[CellView]:
-    """Serving cells of other versions, roles and instance types in turn, the oldest first."""
+def _cells_to_move(
+    versions: VersionPlan, progress: RolloutProgress, region: str, leaving: set[str]
+) -> Iterator[CellView]:
+    """Serving cells of other versions, alternating roles and instance types, the oldest first."""
     place, goal = (progress.deployment.name, region), progress.goal
     cells = versions.live.get(place, ())
     old = [c for c in cells if c.state is CellState.READY and c.version != goal and c.id not in leaving]
@@ -312,7 +304,7 @@ def _candidates(versions: VersionPlan, progress: RolloutProgress, region: str, l
 
 
 def _types_in_turn(turn: Iterable[CellView], cells: Iterable[CellView], goal: str) -> Iterator[CellView]:
-    """So that a version is seen on each type early: next is one on that on which the fewest run it."""
+    """Picks the instance type with the fewest updated cells next, so that every type runs the new version early."""
     moved = Counter(cell.instance_type for cell in cells if cell.version == goal or cell.returns)
     left = list(turn)
     while left:

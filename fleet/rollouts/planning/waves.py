@@ -1,10 +1,6 @@
-"""The stages of a rollout: a canary, then region by region a growing share of the cells. Pure arithmetic.
-
-A stage is a number in a list that depends on the policy and the order of regions alone, so it keeps its meaning while
-regions are scaled; how many cells it stands for is counted anew from what is wanted now.
-
-Says what a rollout would do before it is started: its stages in cells, and what stands against it. Pure.
-"""
+"""The stages of a rollout: a canary, then region by region a growing share of the cells; and the preview of a rollout
+before it starts. A stage is an index into a list that depends only on the policy and the order of regions, so it keeps
+its meaning while regions are scaled. Its number of cells is computed from the current target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +15,14 @@ from fleet.reconcile.planning.states import ROLLOUT_MOVING, RolloutState
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`percent` of the region's cells; None: the canary, one cell, or one of each role."""
+    """`percent` of the region's cells, or None for the canary: one cell, or one of each role."""
 
     region: str
     percent: int | None
 
     def target(self, wanted: int, canary: int = 1) -> int:
-        """How many of the region's `wanted` cells run the new version at the end of this stage. `canary`: of the first;
-        2 where prefill and decode cells are apart: new ones pair with new ones alone."""
+        """Cells on the new version at the end of this stage, of `wanted` cells in the region. `canary`: size of the
+        canary, 2 with separate prefill and decode cells, because new cells pair only with new ones."""
         return min(canary, wanted) if self.percent is None else -(-wanted * self.percent // 100)
 
     @property
@@ -35,26 +31,25 @@ class Stage:
 
 
 def canary_cells(split: RoleSplit) -> int:
-    """Of a canary: a pair where prefill and decode cells are apart."""
     return 2 if split.is_apart else 1
 
 
 def stages_of(policy: UpdatePolicy, regions: tuple[str, ...]) -> tuple[Stage, ...]:
-    """Every stage in its order; never two regions at once."""
+    """All stages in order, one region after the other."""
     canary = (Stage(regions[0], None),) if policy.canary and regions else ()
     return canary + tuple(Stage(region, percent) for region in regions for percent in policy.waves_percent)
 
 
 @dataclass(frozen=True)
 class RolloutProgress:
-    """Where a rollout stands, and what each region should come to in this stage. Without slots: its stages are kept."""
+    """Progress of a rollout, and the target of each region in the current stage."""
 
     rollout: RolloutView
     deployment: DeploymentView
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The order of the rollout; regions that the deployment got meanwhile come last."""
+        """In the rollout's order. Regions added to the deployment later come last."""
         order = self.rollout.region_order
         return order + tuple(sorted(set(self.deployment.cells_wanted) - set(order)))
 
@@ -82,7 +77,8 @@ class RolloutProgress:
 
     @property
     def is_surging(self) -> bool:
-        """Whether new cells come before old ones go. The way back needs no spare nodes, unless nothing may be away."""
+        """Whether new cells start before old ones stop. A rollback needs no spare nodes unless the policy allows no
+        unavailable cell."""
         policy = self.rollout.policy
         return policy.strategy is UpdateStrategy.SURGE and (not self.is_returning or policy.max_unavailable == 0)
 
@@ -90,22 +86,22 @@ class RolloutProgress:
         return self.deployment.cells_wanted.get(region, 0)
 
     def quota(self, region: str) -> int:
-        """How many of a region's cells run the goal version at the end of this stage."""
+        """Cells of a region on the goal version at the end of this stage."""
         if self.is_returning or self._is_past(region):
             return self.wanted(region)
         return self.target(self.stage) if region == self.stage.region else 0
 
     def target(self, stage: Stage) -> int:
-        """How many cells of its region run the new version at the end of a stage."""
+        """Cells of the stage's region on the new version at its end."""
         return stage.target(self.wanted(stage.region), canary_cells(self.deployment.split(stage.region)))
 
     def is_complete(self, region: str) -> bool:
-        """Whether every cell of the region, new ones too, takes the goal version."""
+        """Whether all cells of the region, including new ones, get the goal version."""
         whole = region == self.stage.region and self.stage.percent == 100
         return self.is_returning or whole or self._is_past(region)
 
     def next_stage(self) -> int | None:
-        """The next stage that moves any cell; None: this is the last."""
+        """The next stage that moves any cell, or None after the last."""
         here = self.stage
         for index in range(self.rollout.stage + 1, len(self.stages)):
             stage = self.stages[index]
@@ -120,7 +116,7 @@ class RolloutProgress:
 
 
 def progress_of(deployment: DeploymentView, rollout: RolloutView | None) -> RolloutProgress | None:
-    """The progress of a deployment's active rollout, if it has one that leads anywhere."""
+    """The progress of a deployment's active rollout, or None without a rollout or a region."""
     if rollout is None or not (rollout.region_order or deployment.cells_wanted):
         return None
     return RolloutProgress(rollout, deployment)
@@ -128,7 +124,7 @@ def progress_of(deployment: DeploymentView, rollout: RolloutView | None) -> Roll
 
 @dataclass(frozen=True, slots=True)
 class PreviewStage:
-    """A stage that moves cells: how many of the region's cells run the new version at its end, and its bake."""
+    """A stage that moves cells: the cells on the new version at its end, and its bake."""
 
     index: int
     label: str
@@ -139,7 +135,7 @@ class PreviewStage:
 
 
 def order_of_regions(wanted: Mapping[str, int], positions: Sequence[str]) -> tuple[str, ...]:
-    """The order of their turn: those with cells first, each group in the order of `positions`."""
+    """Regions with cells first, each group in the order of `positions`."""
     named = [region for region in positions if region in wanted]
     return tuple(sorted(named, key=lambda region: wanted[region] == 0))
 
@@ -150,7 +146,7 @@ def preview_stages(
     regions: tuple[str, ...],
     splits: Mapping[str, RoleSplit] = MappingProxyType({}),
 ) -> tuple[PreviewStage, ...]:
-    """The stages that move any cell, in their order. `splits`: how many of them have which role."""
+    """The stages that move any cell. `splits`: cells per role and region."""
     stages: list[PreviewStage] = []
     reached: dict[str, int] = {}
     for index, stage in enumerate(stages_of(policy, regions)):
@@ -164,11 +160,11 @@ def preview_stages(
 
 
 def preview_seconds(policy: UpdatePolicy, stages: Sequence[PreviewStage]) -> float:
-    """The least time it takes, in seconds: cells must prove themselves and bakes must pass, however fast they start."""
-    at_once = max(1, policy.surge if policy.strategy is UpdateStrategy.SURGE else policy.max_unavailable)
+    """The minimum duration in seconds: `min_healthy_s` per step and all bakes."""
+    in_parallel = max(1, policy.surge if policy.strategy is UpdateStrategy.SURGE else policy.max_unavailable)
     total, reached = 0.0, dict[str, int]()
     for stage in stages:
-        steps = -(-(stage.cells - reached.get(stage.region, 0)) // at_once)
+        steps = -(-(stage.cells - reached.get(stage.region, 0)) // in_parallel)
         reached[stage.region] = stage.cells
         total += steps * policy.min_healthy_s + stage.bake_s
     return total
@@ -177,13 +173,13 @@ def preview_seconds(policy: UpdatePolicy, stages: Sequence[PreviewStage]) -> flo
 def objection(
     policy: UpdatePolicy, wanted: Mapping[str, int], splits: Mapping[str, RoleSplit] = MappingProxyType({})
 ) -> str:
-    """Why this policy cannot move this deployment; empty: it can."""
+    """Why this policy cannot move this deployment, or ""."""
     total = sum(wanted.values())
     if policy.strategy is UpdateStrategy.IN_PLACE and sum(split.answering for split in splits.values()) == 1 < total:
         return (
-            "the deployment has one cell that answers, beside prefill cells, which in_place would take down; use the "
-            "strategy surge, with surge 2 for a pair at once"
+            "in_place would take down the deployment's only cell that answers; use the strategy surge, with surge 2 to "
+            "start a pair"
         )
     if policy.strategy is UpdateStrategy.IN_PLACE and total == 1:
-        return "the deployment has one cell, which in_place would take down; use the strategy surge"
+        return "in_place would take down the deployment's only cell; use the strategy surge"
     return ""

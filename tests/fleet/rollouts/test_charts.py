@@ -1,4 +1,4 @@
-"""A rollout's charts put each cell on the side of the version that it ran at the time, and none while it changed."""
+"""Each cell counts for the version that it ran at the time, and for none during its update."""
 
 from datetime import timedelta
 from typing import Any
@@ -99,7 +99,7 @@ def test_the_points_of_a_rollout_are_kept_with_it_after_load_history_is_thinned(
 def test_what_is_kept_of_a_long_rollout_is_bounded_and_stays_in_its_place(
     rollout: Rollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.rollouts.services.MOST_POINTS", 13)
+    monkeypatch.setattr("fleet.rollouts.services.MAX_POINTS", 13)
     for step in range(40):
         rollout_points_keep(now=START + timedelta(seconds=15 * step))
     kept = RolloutPoints.objects.get()

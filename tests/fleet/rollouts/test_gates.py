@@ -1,7 +1,4 @@
-"""What a gate says of updated cells beside old ones.
-
-A version that carries less than the one before does not go on by itself.
-"""
+"""Verdicts of gates on updated cells and control cells, and the objection of stored benchmarks."""
 
 from typing import Any
 
@@ -18,7 +15,7 @@ USUAL = {60: 40, 61: 40, 62: 20}
 
 
 def counted(requests: int = 100, errors: int = 0, shift: int = 0, **changes: Any) -> CellCounters:
-    """Counters of which latencies lie `shift` buckets (9 % each) above the usual."""
+    """Counters with latencies `shift` buckets (9 % each) above normal."""
     latencies = {bucket + shift: count * requests // 100 for bucket, count in USUAL.items()}
     return CellCounters(1, requests, errors, **{"ttft": latencies, "itl": latencies, **changes})
 
@@ -107,7 +104,7 @@ def test_the_worst_of_several_conditions_decides_and_is_named() -> None:
     assert found is not None
     assert found.finding is Finding.INCONCLUSIVE
     assert found.reason == (
-        "it carries 1 requests/s a cell, 0.50 of the old version's 2, at 3000+50 within ttft=900,itl=80; "
+        "its goodput is 1 requests/s per cell, 0.50 of the old version's 2, at 3000+50 within ttft=900,itl=80; "
         "0.95 is required"
     )
 

@@ -1,4 +1,4 @@
-"""Starting a rollout from its page: the stages first, then the start; a refusal says why."""
+"""The page that starts a rollout: its preview, the start, and errors."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The pages of rollouts: what they show, and the actions of operators."""
+"""The list of rollouts, the page of one, and operators' actions."""
 
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
-"""Properties of random rollouts: whatever dies, grows or is asked for meanwhile, nothing bad happens and it ends well.
-
-`World` asserts I1 at every disruption, and that nothing decided is stale or forbidden.
-"""
+"""Random rollouts with failures, scaling and requests: no invariant breaks and each ends. `World` asserts I1 at every
+disruption, and that no decision is stale or forbidden."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -62,7 +60,7 @@ def _surging(*, max_unavailable: int, surge: int) -> UpdatePolicy:
         st.tuples(moments, st.sampled_from([RolloutState.PAUSED, RolloutState.ROLLING_BACK])), max_size=1
     ),
 )
-@example(  # a region that is scaled after its last stage keeps a cell of the old version as one of the wanted
+@example(  # a region that was scaled after its last stage may keep a cell of the old version
     policy=_surging(max_unavailable=1, surge=2),
     wanted={"east": 1, "west": 1},
     behaviour=Behaviour.GOOD,
@@ -70,7 +68,7 @@ def _surging(*, max_unavailable: int, surge: int) -> UpdatePolicy:
     scalings=[(14, {"east": 2, "west": 1})],
     commands=[],
 )
-@example(  # and another region has one more of the new version than it wants
+@example(  # and another region has a surplus cell of the new version
     policy=_surging(max_unavailable=0, surge=1),
     wanted={"east": 1, "west": 3},
     behaviour=Behaviour.GOOD,
@@ -107,7 +105,7 @@ def test_a_rollout_ends_with_every_wanted_cell_at_one_version(
 
 
 def _let_it_end(world: World) -> None:
-    """An operator resumes what has paused once, and rolls back what pauses again."""
+    """An operator resumes each paused rollout once, and rolls it back if it pauses again."""
     patience = 3
     for _ in range(QUIET_TICKS):
         world.tick()

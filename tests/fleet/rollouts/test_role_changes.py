@@ -1,5 +1,5 @@
-"""Roles through whole role changes, scaling, failures and rollouts: cells that answer never run out, and new cells pair
-with new ones while old ones keep theirs."""
+"""Roles during role changes, scaling, failures and rollouts: some cell always answers, and only cells of the same
+version pair."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ HANDS_OVER = VersionView(1, engine="sim", hands_over=True)
 
 
 def world(cells: int, *, policy: UpdatePolicy = FAST, spares: int = 0) -> World:
-    """Mixed cells of one node, of versions that can hand prompts over."""
+    """Mixed cells of one node, of versions that support separate prefill and decode cells."""
     others = {OLD: HANDS_OVER, NEW: HANDS_OVER}
     spec = DeploymentSpec(NAME, {"east": cells}, size=1, version=OLD, policy=policy, others=others)
     made = World(build_fleet(FleetSpec((spec,), spares=spares), NOW))

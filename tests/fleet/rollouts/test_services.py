@@ -1,4 +1,4 @@
-"""Changes of rollouts as compare-and-set, and what people may ask of them."""
+"""Planned changes and operators' actions on real rows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The stages of a rollout, in cells: what each region comes to, and which stage is next."""
+"""The stages of a rollout in cells, and the order of stages."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def progress(stage: int, wanted: dict[str, int], state: RolloutState = RolloutSt
 
 
 def walk(wanted: dict[str, int]) -> list[tuple[str, int]]:
-    """(label, cells of its region at the goal) of every stage that a rollout goes through."""
+    """(label, cells of its region on the goal version) of each stage."""
     stage: int | None = 0
     found = []
     while stage is not None:
@@ -112,7 +112,7 @@ def test_the_only_cell_cannot_be_updated_in_place() -> None:
 
 
 def test_the_only_cell_that_answers_cannot_be_updated_in_place_either() -> None:
-    assert "surge 2 for a pair" in objection(POLICY, {"east": 3}, {"east": RoleSplit(prefill=2, decode=1)})
+    assert "surge 2 to start a pair" in objection(POLICY, {"east": 3}, {"east": RoleSplit(prefill=2, decode=1)})
     assert objection(POLICY, {"east": 3}, {"east": RoleSplit(prefill=1, decode=2)}) == ""
 
 

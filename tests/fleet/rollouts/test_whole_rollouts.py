@@ -1,4 +1,4 @@
-"""Whole rollouts in memory: what they come to with good and bad versions, and what they touch on the way."""
+"""Whole rollouts in memory, with good and bad versions."""
 
 from dataclasses import replace
 
@@ -105,7 +105,7 @@ def test_a_cell_of_an_earlier_region_that_is_unwell_holds_the_last_stage() -> No
     world.run(2 * int(QUICK.bake_s))
     assert world.rollout is not None
     assert world.rollout.state is RolloutState.BAKING
-    assert f"{unwell.id}, updated, has not reported lately that it is well" in world.rollout.reason
+    assert f"{unwell.id}, updated, has not reported recently" in world.rollout.reason
     world.unwell.clear()
     world.run(400, until=RolloutState.SUCCEEDED)
     assert world.outcome is RolloutState.SUCCEEDED
@@ -117,7 +117,7 @@ def test_a_bake_that_never_has_enough_samples_pauses() -> None:
     began = world.now
     world.run(60, until=RolloutState.PAUSED)
     assert world.rollout is not None
-    assert "1000 of each are needed" in world.rollout.reason
+    assert "at least 1000 of each needed" in world.rollout.reason
     assert (world.now - began).total_seconds() == 3 * QUICK.canary_bake_s
 
 
