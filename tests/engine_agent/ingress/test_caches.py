@@ -214,7 +214,7 @@ def test_a_list_becomes_lines_and_one_that_is_lost_is_gone() -> None:
     cell = CellPrefixes()
     assert list(cell.apply("s", PrefixChanges("L", 1, True, False, b"", b""))) == []
     assert cell.query == "?life=L&after=1"
-    with pytest.raises(BadChanges, match="never whole"):
+    with pytest.raises(BadChanges, match="changes of an unknown list"):
         list(cell.apply("s", PrefixChanges("L", 2, False, True, b"", b"")))
     assert list(cell.apply("s", PrefixChanges("L", 3, True, True, packed([1, 2]), b""))) == [
         "whole s\n",

@@ -133,7 +133,7 @@ async def test_one_that_does_not_answer_is_killed_after_its_patience(supervised:
     began_s = supervised.now_s
     with pytest.raises(Hanging):
         await supervised.look_until(began_s + 60.0)
-    assert supervised.haproxy.problem.startswith("HAProxy: no response to 5 questions in 1")
+    assert supervised.haproxy.problem.startswith("HAProxy: no response to 5 commands in 1")
     assert supervised.now_s - began_s < Times().silent_after_s + 2 * (COMMAND_TIMEOUT_S + 0.25)
 
 
