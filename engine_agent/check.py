@@ -1,6 +1,6 @@
-"""`python -m engine_agent check --code DIR`: whether this release works on this host, before it is switched to.
+"""`python -m engine_agent check --code DIR`: whether this release works on this host, before the switch to it.
 
-It loads every agent, and reads what those that run have written down; it changes nothing.
+It imports every agent and reads the journals of running ones. It changes nothing.
 """
 
 import argparse
@@ -26,7 +26,7 @@ AGENTS = (
 
 
 def run(argv: list[str]) -> int:
-    """Check; return the exit status. The last line that it writes says what is wrong."""
+    """Runs the check; returns the exit status. The last line of its output says what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent check", description=__doc__)
     parser.add_argument("--code", required=True, type=Path)
     paths = HostPaths(parser.parse_args(argv).code)

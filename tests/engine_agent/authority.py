@@ -1,4 +1,4 @@
-"""A fleet's authority for tests: signs certificates for names by the real code, and keeps what it revoked."""
+"""A fleet's authority for tests: signs certificates with the real code, and stores revoked ones."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,7 +17,7 @@ def _now() -> datetime:
 
 @dataclass
 class FleetOfTests:
-    """One fleet with its authority. `bundle` and `revoked` are what it hands out now."""
+    """One fleet with its authority. `bundle` and `revoked` are the current ones."""
 
     fleet: str = FLEET
     authorities: list[Authority] = field(default_factory=list)
@@ -47,7 +47,7 @@ class FleetOfTests:
         valid: timedelta = CERTIFICATE_VALID,
         now: datetime | None = None,
     ) -> Identity:
-        """Give the identity in `home` a new certificate for this name, and what belongs to it."""
+        """Gives the identity in `home` a new certificate for this name, with the trust."""
         identity = Identity(home)
         self.renew(identity, kind, subject, valid=valid, now=now)
         return identity
@@ -61,7 +61,7 @@ class FleetOfTests:
         valid: timedelta = CERTIFICATE_VALID,
         now: datetime | None = None,
     ) -> str:
-        """The same for an identity that there is. Returns the certificate's serial number."""
+        """The same for an existing identity. Returns the certificate's serial number."""
         issued = self.sign(kind, subject, identity.signing_request(), valid=valid, now=now)
         identity.store(chain=issued.pem, bundle=self.bundle, revoked=self.revoked)
         return issued.serial
@@ -75,11 +75,10 @@ class FleetOfTests:
         valid: timedelta = CERTIFICATE_VALID,
         now: datetime | None = None,
     ) -> Issued:
-        """A certificate for the key of a request."""
         return certificate_sign(self.authorities[-1], self.name(kind, subject), request, now or _now(), valid)
 
     def revoke(self, serial: str, *identities: Identity) -> None:
-        """From now on this certificate does not count, as these identities hear."""
+        """Revokes this certificate, and updates these identities."""
         self.revoked_serials.append(serial)
         for identity in identities:
             identity.store_trust(bundle=self.bundle, revoked=self.revoked)

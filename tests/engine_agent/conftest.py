@@ -10,5 +10,5 @@ def _authority_of_session() -> FleetOfTests:
 
 @pytest.fixture
 def authority(_authority_of_session: FleetOfTests) -> FleetOfTests:
-    """A fleet's authority that has revoked nothing yet."""
+    """A fleet's authority without revoked certificates."""
     return FleetOfTests(authorities=list(_authority_of_session.authorities))

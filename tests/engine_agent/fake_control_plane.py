@@ -1,7 +1,5 @@
-"""A control plane of the size a test needs: enrolment and the agents' WebSocket, on a real port, in the test's loop.
-
-It says only what the test tells it to say, and remembers all that agents said.
-"""
+"""A small control plane for tests: enrolment and the WebSocket of agents, on a real port, in the test's loop. It sends
+only what the test orders, and stores all messages of agents."""
 
 import asyncio
 import contextlib
@@ -22,11 +20,11 @@ T = TypeVar("T")
 
 
 class FakeControlPlane:
-    """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello.
-    `come_again` is what `Retry-After` says to everybody, while it is set.
+    """`join_tokens` may enrol; `credentials` may connect; `greeting` is sent on every connection after its hello.
+    `retry_after`: the `Retry-After` of every answer, if set.
 
-    `orders` holds what each node was last told, and is told again on its every connection; `heard` is what each said,
-    but for `requests` of certificates, which nobody answers.
+    `orders` has the last order of each node, which is sent again on each of its connections; `by_agent` has the
+    messages of each agent, except `requests` for certificates, which get no answer.
     """
 
     def __init__(self, port: int | None = None) -> None:
@@ -38,34 +36,34 @@ class FakeControlPlane:
         self.orders: dict[str, Desired] = {}
         self.received: list[UpMessage] = []
         self.requests: list[CertificateRequest] = []
-        self.heard: dict[str, list[UpMessage]] = {}
+        self.by_agent: dict[str, list[UpMessage]] = {}
         self.enrolled: list[dict[str, str]] = []
         self.connections = 0
-        self.come_again: bytes | None = None
+        self.retry_after: bytes | None = None
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
         self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
     async def order(self, desired: Desired) -> None:
-        """Tell one node, now if it is connected and on its every later connection."""
+        """Orders one node, now if it is connected and on each later connection."""
         self.orders[desired.node] = desired
         send = self._send_to.get(desired.node)
         if send is not None:
             await send({"type": "websocket.send", "text": encode(desired).decode()})
 
     async def push(self, message: DownMessage) -> None:
-        """Send to every connected agent, and to those that connect later if it is a routing table."""
+        """Sends to every connected agent, and a routing table also to those that connect later."""
         if isinstance(message, RoutingTable):
             self.greeting = [message]
         for frame in frames_of(message):
             await self.push_text(frame.decode())
 
     async def push_text(self, frame: str) -> None:
-        """Send a frame as it is, well-formed or not, to every connected agent."""
+        """Sends a raw frame to every connected agent."""
         for send in self._sends:
             await send({"type": "websocket.send", "text": frame})
 
     async def hang_up(self) -> None:
-        """Close every agent's connection."""
+        """Closes every connection."""
         for send in self._sends:
             await send({"type": "websocket.close", "code": 1001})
 
@@ -79,7 +77,7 @@ class FakeControlPlane:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["FakeControlPlane"]:
-        """Serve until the block ends. May be entered again, as after an outage."""
+        """Serves until the block ends. May be entered again, as after an outage."""
         config = uvicorn.Config(
             self._app, interface="asgi3", log_level="warning", lifespan="off", ws="websockets-sansio"
         )
@@ -98,10 +96,9 @@ class FakeControlPlane:
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await self._enrol(scope, receive, send)
-        elif self.come_again is not None:
-            await send(
-                {"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", self.come_again)]}
-            )
+        elif self.retry_after is not None:
+            headers = [(b"retry-after", self.retry_after)]
+            await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": b""})
         elif _bearer(scope) not in self.credentials:
             await send({"type": "websocket.close", "code": 4401})
@@ -137,7 +134,7 @@ class FakeControlPlane:
                     greeting = [*self.greeting, *(order for order in [self.orders.get(agent)] if order is not None)]
                     for frame in (frame for down in greeting for frame in frames_of(down)):
                         await send({"type": "websocket.send", "text": frame.decode()})
-                self.heard.setdefault(agent, []).append(message)
+                self.by_agent.setdefault(agent, []).append(message)
         finally:
             self._sends.remove(send)
             if self._send_to.get(agent) is send:
@@ -145,7 +142,7 @@ class FakeControlPlane:
 
 
 async def eventually(look: Callable[[], T], within_s: float = 60.0, what: str = "") -> T:
-    """Poll until `look` returns something true, and return it.
+    """Polls until `look` returns a true value, and returns it.
 
     Raises:
         AssertionError: it stayed false for `within_s`.

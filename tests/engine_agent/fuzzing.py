@@ -18,7 +18,7 @@ BODY = b'{"model":"%b","max_tokens":4,"messages":[{"role":"user","content":"Say 
 
 
 async def attacked(attacks: Iterable[Attack], *ingresses: RunningIngress) -> list[str]:
-    """Send all attacks, to each ingress in turn, some at once; what was wrong with the answers."""
+    """Sends all attacks, to each ingress in turn, several concurrently; returns what was wrong with the answers."""
     found: list[str] = []
     queue = iter(zip(attacks, itertools.cycle(ingresses), strict=False))
 
@@ -37,7 +37,7 @@ async def attacked(attacks: Iterable[Attack], *ingresses: RunningIngress) -> lis
 
 @contextlib.asynccontextmanager
 async def good_requests(ingresses: Iterable[RunningIngress], model: str, failed: list[str]) -> AsyncIterator[None]:
-    """One after another to each ingress while the block runs; what failed."""
+    """Sends one request after another to each ingress while the block runs; collects failures."""
     ends = asyncio.Event()
 
     async def send(ingress: RunningIngress) -> None:
@@ -59,7 +59,7 @@ async def servers(ingress: RunningIngress) -> dict[tuple[str, str], Served]:
 
 
 async def settled_servers(ingress: RunningIngress) -> dict[tuple[str, str], Served]:
-    """The same, once no check of a cell or region is outstanding after the start."""
+    """Waits until each cell and region is up, and returns them."""
 
     async def none_is_down() -> bool:
         return all(each.status != "DOWN" for each in (await servers(ingress)).values())
@@ -69,7 +69,7 @@ async def settled_servers(ingress: RunningIngress) -> dict[tuple[str, str], Serv
 
 
 async def harm_of(attacks: Iterable[Attack], model: str, ingresses: Sequence[RunningIngress]) -> list[str]:
-    """Everything that the attacks changed or that answered wrongly."""
+    """Returns everything that the attacks changed, and wrong answers."""
     before = [await settled_servers(ingress) for ingress in ingresses]
     failed: list[str] = []
     async with good_requests(ingresses, model, failed):

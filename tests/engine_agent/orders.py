@@ -1,4 +1,4 @@
-"""Orders as a control plane would give them, for tests of the node agent."""
+"""Orders of a control plane, for tests of the node agent."""
 
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase

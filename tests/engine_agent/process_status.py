@@ -1,4 +1,4 @@
-"""What the kernel says of a process's rights, for tests."""
+"""Rights of a process by the kernel, for tests."""
 
 from pathlib import Path
 
@@ -12,5 +12,5 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that this one started itself."""
+    """Direct children of this process."""
     return [child.pid for child in psutil.Process(pid).children()]

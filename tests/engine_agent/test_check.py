@@ -1,4 +1,4 @@
-"""A release that cannot read what the agents of a host have written down is not switched to."""
+"""A release that cannot read the journals of a host is rejected before the switch."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Whatever one request contains, it harms nobody else: attacks on two regions of real parts with good requests beside
+"""No request harms another one, whatever it contains: attacks on two regions of real parts, with good requests next to
 them (invariant I16)."""
 
 import itertools
@@ -15,7 +15,7 @@ from tests.engine_agent.two_regions import two_regions
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 DRAWN = 4000
-"""Of the fixed set, and as many mutations."""
+"""Attacks of the fixed set, and as many mutations."""
 
 
 async def harm(attacks: Iterable[Attack], folder: Path) -> list[str]:

@@ -1,5 +1,5 @@
-"""Nobody serves twice: what is left of a generation that another took the place of, as behind a cut in one direction,
-is refused by name by each who hears of it. Each refusal has tests of its own; this is the list of them."""
+"""Only one generation serves: each part rejects messages of an older one by name, as after a one-way network cut. Each
+rejection has other tests; this is the list of them."""
 
 from dataclasses import replace
 

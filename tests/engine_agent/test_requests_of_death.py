@@ -1,5 +1,5 @@
-"""Two requests that once took every cell of a model out of service in both regions, through real parts of both: each is
-its client's 400, no cell is worse for it, and nobody else notices."""
+"""Two requests that once took every cell of a model out of service in both regions, through real parts of both: their
+clients get 400, and no cell and no other client notices."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ DEADLY: dict[str, bytes] = {
     "integer_above_max_value": b'{%b,"n":10000}' % ASKED,
 }
 TIMES = 8
-"""As often as it took to have each cell of both regions marked down."""
+"""As often as it took to mark each cell of both regions down."""
 
 
 async def refuses(ingress: RunningIngress, code: str, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Identities of one fleet for rigs whose parts meet over TLS: made once in a process, and gone with it."""
+"""Identities of one fleet for rigs whose parts connect over TLS: created once per process."""
 
 import functools
 import tempfile
@@ -13,11 +13,11 @@ _homes = tempfile.TemporaryDirectory(prefix="switchyard-tls-")
 
 @functools.cache
 def fleet_of_rigs() -> FleetOfTests:
-    """The fleet that every part of a rig is of."""
+    """The fleet of every part of a rig."""
     return FleetOfTests()
 
 
 @functools.cache
 def identity_of(kind: IdentityKind, subject: str) -> Identity:
-    """The identity of this part, which all who ask for it share: do not renew or revoke it."""
+    """The shared identity of this part: do not renew or revoke it."""
     return fleet_of_rigs().certify(Path(_homes.name) / f"{kind}-{subject}", kind, subject)

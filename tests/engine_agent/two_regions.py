@@ -1,5 +1,5 @@
-"""Two regions of real parts in one test: an ingress in each, cells of the simulator behind their own proxies, and each
-region as the other's way out."""
+"""Two regions of real parts in one test: an ingress in each, cells of the simulator behind their proxies, and spilling
+to the other region."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,8 @@ async def running_cell(folder: Path, number: int) -> AsyncIterator[CellEndpoint]
 async def two_regions(
     folder: Path, here: int = 2, there: int = 1
 ) -> AsyncIterator[tuple[RunningIngress, RunningIngress]]:
-    """`here` and `there`: how many cells each region has. Both ingresses see all that they have."""
+    """`here` and `there`: the number of cells of each region. Both ingresses see their own cells and the other
+    region."""
     async with contextlib.AsyncExitStack() as stack:
         home = await stack.enter_async_context(RunningIngress(folder / "home").running())
         away = await stack.enter_async_context(RunningIngress(folder / "away", AWAY).running())

@@ -21,7 +21,7 @@ SLOW_S = 0.2
 TOO_LONG = "too long for Expect"
 """An ingress whose parsers have seen many bad bodies waits 60 s for this body."""
 MUTATED = "mutated "
-"""How the name of a mutation begins."""
+"""Prefix of the names of mutations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def bodies(path: str, model: str) -> Iterator[Attack]:
 
 
 def members(path: str, model: str) -> Iterator[Attack]:
-    """Every member with every odd number and every wrong type, and what engines compile: schemas and patterns."""
+    """Every member with every odd number and wrong type, and texts that engines compile: schemas and patterns."""
 
     def attack(name: bytes, value: bytes) -> Attack:
         body = with_member(path, model, name, value)
@@ -267,7 +267,7 @@ def corpus(model: str) -> list[Attack]:
 
 
 def generated(rng: random.Random, model: str) -> Iterator[Attack]:
-    """Attacks without end: members of the fixed set, and mutations of them."""
+    """Yields members of the fixed set and mutations of them, without end."""
     fixed = list(everything(model))
     mutations: tuple[Callable[[random.Random, bytes], bytes], ...] = (_flipped, _cut, _doubled, _inserted)
     while True:

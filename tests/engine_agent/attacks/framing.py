@@ -7,7 +7,7 @@ MINE = b'{"model":"mine","messages":[]}'
 THEIRS = b'{"model":"theirs","smuggled":true}'
 PATH = b"/v1/chat/completions"
 HIDDEN = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (PATH, len(THEIRS), THEIRS)
-"""A request in the place of a body, which would be the next one to a reader that ends the first too early."""
+"""A request in place of a body. A reader that ends the first request too early would read it as the next one."""
 
 
 def request(
@@ -39,7 +39,7 @@ def lengths_and_encodings() -> Iterator[bytes]:
 
 
 def header_lines() -> Iterator[bytes]:
-    """Names with blanks, folded lines, ends of lines that are none."""
+    """Names with blanks, folded lines, wrong line endings."""
     names = [b"Content-Length ", b"Content-Length\t", b"Content_Length", b"Content-Length\x00"]
     for name in [*names, b"\xa0Content-Length"]:
         yield request(name + b": 0", body=HIDDEN)
@@ -82,7 +82,7 @@ def targets() -> Iterator[bytes]:
 
 
 def surface() -> Iterator[bytes]:
-    """Paths that are not chat's, and what they are near to."""
+    """Paths other than chat's, and similar spellings."""
     paths = [b"/tokenize", b"/v1/messages", b"/v2/rerank", b"/pooling", b"/v1/messages/count_tokens"]
     for path in paths:
         for spelt in (path, path + b"/", b"/" + path, b"/x/.." + path, path + b"%2f", path.upper(), path + b"\t"):
@@ -97,7 +97,7 @@ def surface() -> Iterator[bytes]:
 
 
 def senders() -> Iterator[bytes]:
-    """Who sends it, for which model, and where it goes on to."""
+    """Senders, models and destinations of a request."""
     connections = [b"authorization", b"content-length", b"x-switchyard-tenant", b"keep-alive, transfer-encoding"]
     lines = [b"Connection: " + name for name in connections]
     lines += [b"X-Switchyard-Tenant: root", b"X-Switchyard-Model: theirs", b"X-Switchyard-Pool: pool.theirs"]

@@ -1,5 +1,4 @@
-"""Whether an answer to an attack is one that a client of its path can read, and whether cells stayed as they were.
-Pure."""
+"""Whether the answer to an attack is readable for clients of its path, and whether cells stayed as they were. Pure."""
 
 import csv
 import io
@@ -29,7 +28,7 @@ class Served:
 
 
 def complaint(attack: Attack, answer: bytes) -> str | None:
-    """What is wrong with the answer to an attack; None if nothing is. Only the first answer of a connection counts."""
+    """What is wrong with the answer to an attack, or None. Only the first answer of a connection counts."""
     if not answer:
         return None if attack.leaves else "the connection closed without an answer"
     head, _, rest = answer.partition(b"\r\n\r\n")

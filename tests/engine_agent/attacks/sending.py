@@ -1,4 +1,4 @@
-"""Sends attacks: each on a connection of its own, some at once, and reads what comes back."""
+"""Sends each attack on a separate connection and reads the answer."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from tests.engine_agent.attacks.attacks import Attack
 
 READ_LIMIT_BYTES = 1024 * 1024
 STREAM_READ_S = 0.5
-"""How long an attack that leaves keeps reading before it closes."""
+"""How long an attack that leaves reads before it closes."""
 
 
 async def answer_to(attack: Attack, host: str, port: int, patience_s: float = 90.0) -> bytes:
@@ -48,7 +48,7 @@ async def _read(reader: asyncio.StreamReader, attack: Attack, patience_s: float)
 
 
 def is_whole(answer: bytes) -> bool:
-    """Whether the first answer that is not an interim one has arrived."""
+    """Whether the first non-interim answer is complete."""
     head, end, rest = answer.partition(b"\r\n\r\n")
     if not end:
         return False

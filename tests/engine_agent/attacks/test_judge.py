@@ -1,4 +1,4 @@
-"""What counts as an answer to an attack."""
+"""Acceptable and unacceptable answers to attacks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Node agents as processes, told what to do by a control plane in the test, for tests of whole cells."""
+"""Node agents as processes under a control plane in the test, for tests of complete cells."""
 
 import asyncio
 import contextlib
@@ -18,13 +18,13 @@ from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.ports import free_ports
 
 MODEL = "sim-70b"
-"""Below the ports that outgoing connections take, which would now and then hold one of a node's."""
+"""Below the ports of outgoing connections, which would sometimes use one of a node's."""
 START_S = 30.0
 """How long a busy machine may take to start several Pythons."""
 
 
 class Node:
-    """One node: its agent's process, and what the control plane heard of it."""
+    """One node: its agent's process, and its messages."""
 
     def __init__(self, plane: FakeControlPlane, folder: Path, port_base: int) -> None:
         self.id = f"n-{port_base:08x}"
@@ -57,7 +57,7 @@ class Node:
         assert self.agent.wait() == 0, self.log()
 
     def stop(self) -> int:
-        """`stop-node`, as a person would call it."""
+        """`stop-node`, as a user would call it."""
         asked = [sys.executable, "-m", "engine_agent", "stop-node", "--home", str(self.home)]
         with (self.home / "stop.log").open("ab") as log:
             status = subprocess.run(asked, stdout=log, stderr=log, check=False, timeout=60).returncode
@@ -76,11 +76,11 @@ class Node:
 
     @property
     def reports(self) -> list[Report]:
-        return [message for message in self._plane.heard.get(self.id, []) if isinstance(message, Report)]
+        return [message for message in self._plane.by_agent.get(self.id, []) if isinstance(message, Report)]
 
     @property
     def faults(self) -> list[Fault]:
-        return [message for message in self._plane.heard.get(self.id, []) if isinstance(message, Fault)]
+        return [message for message in self._plane.by_agent.get(self.id, []) if isinstance(message, Fault)]
 
     @property
     def observed(self) -> Observed:
@@ -123,7 +123,7 @@ class Cell:
             await self.plane.order(Desired(node.id, self.version, self._assignment(rank, generation, phase)))
 
     async def release(self) -> None:
-        """Tell both nodes that they are in no cell."""
+        """Orders both nodes out of their cell."""
         self.version += 1
         for node in self.nodes:
             await self.plane.order(Desired(node.id, self.version, None))
@@ -153,7 +153,7 @@ class Cell:
 
 @contextlib.asynccontextmanager
 async def running_cell(plane: FakeControlPlane, folder: Path) -> AsyncIterator[Cell]:
-    """Two nodes with agents and no order yet; whatever of them runs at the end is ended."""
+    """Two nodes with agents and without orders; their processes are killed at the end."""
     first = free_ports(2 * PORTS_PER_NODE)
     nodes = [Node(plane, folder, first), Node(plane, folder, first + PORTS_PER_NODE)]
     try:

@@ -1,4 +1,4 @@
-"""A server that gives every connection the same bytes, whatever it is asked, and hangs up."""
+"""A server that sends the same bytes on every connection, and closes it."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from engine_agent.protocol.local_servers import closing_connections
 
 @contextlib.asynccontextmanager
 async def answering(content: bytes | None) -> AsyncIterator[str]:
-    """Yield the URL; None: take the request and say nothing."""
+    """Yields the URL; None: accepts the request and sends nothing."""
     done = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

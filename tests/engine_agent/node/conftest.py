@@ -1,4 +1,4 @@
-"""What tests of the agent's runtime share."""
+"""Shared fixtures for tests of the node agent."""
 
 from collections.abc import AsyncIterator
 from contextlib import closing

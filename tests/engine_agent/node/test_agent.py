@@ -1,4 +1,4 @@
-"""A node agent reports its accelerators, restarts engines without contact, and traces the orders that it takes."""
+"""A node agent reports its accelerators, restarts engines without contact, and traces accepted orders."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ PORT_BASE = 24980
 
 
 class Reader:
-    """One device that breaks as soon as it is read."""
+    """One device that breaks when it is read."""
 
     kind = "nvidia"
     trouble = ""
@@ -78,7 +78,7 @@ def agent(plane: FakeControlPlane, home: Path) -> NodeAgent:
 
 
 def reported_devices(plane: FakeControlPlane) -> tuple[Accelerator, ...]:
-    """The devices of the first report that names any; none yet."""
+    """The devices of the first report with any, or none."""
     reports = (message for message in plane.received if isinstance(message, Report))
     return next((devices for report in reports if (devices := report.telemetry.accelerators)), ())
 

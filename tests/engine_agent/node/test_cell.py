@@ -1,4 +1,4 @@
-"""A cell of two nodes, all of its processes real: it starts, outlives its agents, says what broke, drains and ends."""
+"""A cell of two nodes with real processes: it starts, outlives its agents, reports faults, drains and stops."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def plane() -> FakeControlPlane:
 
 @pytest_asyncio.fixture
 async def cell(plane: FakeControlPlane, tmp_path: Path) -> AsyncIterator[Cell]:
-    """A cell that serves in generation 1."""
+    """A serving cell in generation 1."""
     async with plane.running(), running_cell(plane, tmp_path) as cell:
         await cell.order(1)
         await cell.say("ready", 1)
@@ -56,7 +56,7 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     assert report.health is not None
     assert report.health.ok
     assert (report.telemetry.engine_rss_bytes or 0) > 0
-    hello = cell.plane.heard[cell.leader.id][0]
+    hello = cell.plane.by_agent[cell.leader.id][0]
     assert hello.topology == ("a", "b")  # type: ignore[union-attr]
     assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
 
@@ -192,7 +192,7 @@ async def test_draining_finishes_what_runs_takes_nothing_new_and_keeps_the_engin
 
 
 async def is_refused(cell: Cell, client: httpx.AsyncClient) -> None:
-    """Ask until the answer is no; the proxy hears of the drain a moment after the node says it."""
+    """Requests until one is rejected: the proxy gets the drain a moment after the node reports it."""
     async with asyncio.timeout(60):
         while (await complete(cell, client)).status_code != 503:
             pass

@@ -1,4 +1,5 @@
-"""Two nodes whose software differs are told to be one cell: both fail at once, naming the field and its values (I2)."""
+"""Two nodes with different software that must form a cell both fail immediately and name the field and its values
+(I2)."""
 
 from pathlib import Path
 
@@ -18,7 +19,7 @@ async def test_a_cell_of_different_stacks_does_not_form_and_one_of_equal_stacks_
     async with plane.running(), running_cell(plane, tmp_path) as cell:
         for node, image in zip(cell.nodes, ("ami-1", "ami-2"), strict=True):
             (node.home / OPERATOR_FILE).write_text(f'{{"image": "{image}"}}')
-        await eventually(lambda: all(plane.heard.get(node.id) for node in cell.nodes), 30.0)
+        await eventually(lambda: all(plane.by_agent.get(node.id) for node in cell.nodes), 30.0)
         await cell.order(1)
         for node in cell.nodes:
             said = await node.says("failed", 1)
@@ -28,6 +29,6 @@ async def test_a_cell_of_different_stacks_does_not_form_and_one_of_equal_stacks_
         (cell.follower.home / OPERATOR_FILE).write_text('{"image": "ami-1"}')
         await cell.order(2)
         await cell.say("ready", 2)
-        hello = plane.heard[cell.leader.id][0]
+        hello = plane.by_agent[cell.leader.id][0]
         assert isinstance(hello, Hello)
         assert hello.fingerprint.keys() >= {"agent", "kernel", "sim.engine"}

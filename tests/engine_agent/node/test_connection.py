@@ -1,4 +1,4 @@
-"""The agent's line to the control plane: enrols, says hello, says its newest state, and never gives up."""
+"""The agent's connection to the control plane: enrols, sends hello and its newest state, and reconnects."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ HELLO = Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.INGRESS, id="i-a", boot_
 
 
 class Agent:
-    """A connection under test and what it was told."""
+    """A connection under test and the orders that it received."""
 
     def __init__(self, plane: FakeControlPlane, home: Path, join_token: str | None = JOIN_TOKEN) -> None:
         self.told: list[Order] = []
@@ -136,7 +136,7 @@ async def test_a_credential_the_control_plane_forgot_is_replaced(plane: FakeCont
 async def test_an_agent_that_enrols_anew_shows_the_certificate_from_before_no_more(
     plane: FakeControlPlane, tmp_path: Path
 ) -> None:
-    """The enrolment revoked it: web would refuse it in TLS."""
+    """The enrolment revoked it, so TLS would reject it."""
     identity = FleetOfTests().certify(tmp_path, IdentityKind.INGRESS, "i-a")
     async with plane.running(), Agent(plane, tmp_path).running():
         await eventually(lambda: plane.connections == 1)
@@ -232,7 +232,7 @@ def test_an_agent_that_is_told_when_to_come_again_comes_around_then(
 async def test_a_crowded_control_plane_is_asked_again_when_it_says(
     plane: FakeControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plane.come_again = b"60"
+    plane.retry_after = b"60"
     (tmp_path / "credential").write_text("sw_1_secret")
     async with plane.running(), Agent(plane, tmp_path).running() as agent:
         await eventually(lambda: "answered 503" in agent.connection.status.reason)

@@ -36,7 +36,7 @@ HELLO = Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.INGRESS, id="i-a", boot_
 
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
-    """Takes connections and says nothing, as a host does whose processes hang."""
+    """Accepts connections and sends nothing, like a host whose processes hang."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -91,7 +91,7 @@ async def test_servers_that_say_nothing_or_nobody_knows_do_not_keep_an_agent_fro
 @pytest.mark.asyncio
 async def test_a_server_that_is_full_sends_an_agent_to_the_next_and_not_to_bed(home: Path) -> None:
     full, other = plane_that_knows("known"), plane_that_knows("known")
-    full.come_again = b"120"
+    full.retry_after = b"120"
     async with full.running(), other.running(), agent_of(home, full.url, other.url):
         await eventually(lambda: other.connections == 1)
 
@@ -102,7 +102,7 @@ async def test_an_agent_keeps_the_servers_that_it_is_told(home: Path) -> None:
     one.greeting = [Trust("no bundle", "", (one.url, other.url))]
     async with one.running(), agent_of(home, one.url):
         await eventually((home / "servers.json").exists)
-    async with other.running(), agent_of(home, one.url):  # its command line is of before
+    async with other.running(), agent_of(home, one.url):  # its command line is out of date
         await eventually(lambda: other.connections == 1)
 
 
@@ -189,7 +189,7 @@ class Agent:
 
 
 def answer(authority: FleetOfTests, request: CertificateRequest, now: datetime | None = None) -> Certificate:
-    """What the control plane answers, for the key of the request."""
+    """The control plane's answer for the key of the request."""
     signed = authority.sign(NODE, "n-1", request.request, now=now)
     return Certificate(signed.pem, Trust(authority.bundle, authority.revoked))
 

@@ -1,4 +1,4 @@
-"""The agent's small HTTP client takes whole answers and gives one clear reason for everything else."""
+"""The agent's small HTTP client accepts complete answers and raises one clear error otherwise."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ OK = HEAD + b"Content-Length: 2\r\n\r\nok"
 
 @asynccontextmanager
 async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
-    """A server's URL, and for each request the number of its connection. `serve` answers one request."""
+    """A server's URL, and the connection number of each request. `serve` answers one request."""
     asked: list[int] = []
     accepted = 0
 

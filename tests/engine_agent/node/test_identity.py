@@ -1,5 +1,5 @@
-"""An agent's key and certificate, and the TLS connections made of them: both names are checked, revoked ones are
-refused, and what is renewed is used at once."""
+"""Keys, certificates and TLS connections of agents: both names are checked, revoked certificates rejected, renewed ones
+used immediately."""
 
 import os
 import ssl
@@ -27,7 +27,8 @@ CELL_NAME = f"n-1.node.{FLEET}"
 
 
 def meet(server: ssl.SSLContext, client: ssl.SSLContext, server_name: str = CELL_NAME) -> tuple[str, str]:
-    """A handshake in memory: whom the server saw, and whom the client saw. Either side's refusal is raised."""
+    """A handshake in memory; returns the client's name as the server saw it, and the server's name. Raises the error of
+    either side."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_hostname=server_name),

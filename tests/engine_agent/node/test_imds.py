@@ -1,4 +1,4 @@
-"""What a machine's metadata says of its end, from a service that answers as told: by tokens alone, mostly 404."""
+"""Notices in the metadata of a machine, from a substitute service: only with tokens, mostly 404."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The journal gives back what it was given, survives damage, and keeps what it could not read."""
+"""The journal returns what was stored, survives damage, and keeps unreadable files."""
 
 import stat
 from pathlib import Path

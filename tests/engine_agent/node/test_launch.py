@@ -1,4 +1,4 @@
-"""Every engine is told what its rank runs, whatever its adapter says, and every proxy what its engine can do."""
+"""The command line and environment of a cell proxy and an engine."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One node without its agent's loops: what it takes, what it remembers, and what it says when a start fails."""
+"""One node without its agent's loops: orders that it accepts, state that it stores, and reports of failed starts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,8 +21,8 @@ GONE = ProcessRecord(pid=2**22 + 1, boot="b", started_ticks=1, cell="c-1", gener
 MEMBER = Membership("c-1", 1, 0)
 
 
-class Held:
-    """A node under test and what it told its agent."""
+class Rig:
+    """A node under test and what it reported to its agent."""
 
     def __init__(self, home: Path) -> None:
         self.faults: list[Fault] = []
@@ -44,14 +44,14 @@ class Held:
 
 
 @pytest_asyncio.fixture
-async def held(tmp_path: Path) -> AsyncIterator[Held]:
-    held = Held(tmp_path)
+async def held(tmp_path: Path) -> AsyncIterator[Rig]:
+    held = Rig(tmp_path)
     yield held
     held.node.close()
 
 
 @pytest.mark.asyncio
-async def test_an_order_is_on_disk_before_anybody_acts_on_it(held: Held) -> None:
+async def test_an_order_is_on_disk_before_anybody_acts_on_it(held: Rig) -> None:
     held.node.resume()
     given = order(1, assignment())
     held.node.take_order(given)
@@ -60,7 +60,7 @@ async def test_an_order_is_on_disk_before_anybody_acts_on_it(held: Held) -> None
 
 
 @pytest.mark.asyncio
-async def test_a_repeated_order_is_no_change_and_a_refused_one_is_told(held: Held) -> None:
+async def test_a_repeated_order_is_no_change_and_a_refused_one_is_told(held: Rig) -> None:
     held.node.take_order(order(5, assignment(generation=2)))
     held.node.take_order(order(5, assignment(generation=2)))
     held.node.take_order(order(6, assignment(generation=1)))
@@ -70,15 +70,15 @@ async def test_a_repeated_order_is_no_change_and_a_refused_one_is_told(held: Hel
 
 
 @pytest.mark.asyncio
-async def test_what_was_told_is_known_again_after_a_restart(held: Held, tmp_path: Path) -> None:
+async def test_what_was_told_is_known_again_after_a_restart(held: Rig, tmp_path: Path) -> None:
     held.node.take_order(order(1, assignment(phase=Phase.DRAIN)))
-    again = Held(tmp_path)
+    again = Rig(tmp_path)
     again.node.resume()
     assert again.node.desired == assignment(phase=Phase.DRAIN)
 
 
 @pytest.mark.asyncio
-async def test_an_engine_that_ended_while_no_agent_watched_is_a_failure_of_its_generation(held: Held) -> None:
+async def test_an_engine_that_ended_while_no_agent_watched_is_a_failure_of_its_generation(held: Rig) -> None:
     Journal(held.home / JOURNAL_FILE, NodeRecord).save(NodeRecord("n-1", order(1, assignment()), engine=GONE))
     held.node.resume()
     failure = held.node.snapshot(None).failure
@@ -89,10 +89,10 @@ async def test_an_engine_that_ended_while_no_agent_watched_is_a_failure_of_its_g
 
 
 @pytest.mark.asyncio
-async def test_a_failure_is_known_again_after_a_restart_and_the_next_one_counts_up(held: Held, tmp_path: Path) -> None:
+async def test_a_failure_is_known_again_after_a_restart_and_the_next_one_counts_up(held: Rig, tmp_path: Path) -> None:
     held.node.take_order(order(1, assignment()))
     held.node.apply(MarkFailed(MEMBER, "late"))
-    again = Held(tmp_path)
+    again = Rig(tmp_path)
     again.node.resume()
     again.node.apply(MarkFailed(MEMBER, "late again"))
     failure = again.node.snapshot(None).failure
@@ -104,7 +104,7 @@ async def test_a_failure_is_known_again_after_a_restart_and_the_next_one_counts_
 @pytest.mark.parametrize(
     ("engine", "reason"), [("nope", "unknown engine 'nope'"), ("vllm", "vLLM is not installed on this node")]
 )
-async def test_an_engine_that_this_node_cannot_run_fails_with_the_reason(held: Held, engine: str, reason: str) -> None:
+async def test_an_engine_that_this_node_cannot_run_fails_with_the_reason(held: Rig, engine: str, reason: str) -> None:
     given = assignment(plan=EnginePlan(engine, "m", max_concurrency=1, ready_timeout_s=1.0))
     held.node.take_order(order(1, given))
     held.node.apply(StartEngine(given, "test"))
@@ -125,7 +125,7 @@ async def test_an_engine_that_this_node_cannot_run_fails_with_the_reason(held: H
         {"env": {"PYTHONPATH": "/tmp"}, "widened": ("PYTHONPATH",)},
     ],
 )
-async def test_an_order_of_before_the_lists_starts_no_engine(held: Held, stored: dict[str, Any]) -> None:
+async def test_an_order_of_before_the_lists_starts_no_engine(held: Rig, stored: dict[str, Any]) -> None:
     given = assignment(plan=EnginePlan("sim", "m", max_concurrency=1, ready_timeout_s=1.0, **stored))
     held.node.take_order(order(1, given))
     held.node.apply(StartEngine(given, "test"))
@@ -136,14 +136,14 @@ async def test_an_order_of_before_the_lists_starts_no_engine(held: Held, stored:
 
 
 @pytest.mark.asyncio
-async def test_a_damaged_journal_is_set_aside_and_the_node_waits_for_orders(held: Held) -> None:
+async def test_a_damaged_journal_is_set_aside_and_the_node_waits_for_orders(held: Rig) -> None:
     await asyncio.to_thread((held.home / JOURNAL_FILE).write_text, "{")
     held.node.resume()
     assert held.node.desired is None
 
 
 @pytest.mark.asyncio
-async def test_a_disk_that_refuses_does_not_keep_a_node_from_obeying(held: Held) -> None:
+async def test_a_disk_that_refuses_does_not_keep_a_node_from_obeying(held: Rig) -> None:
     (held.home / JOURNAL_FILE).mkdir()  # nothing can be renamed over a folder
     held.node.take_order(order(1, assignment()))
     assert held.node.desired == assignment()

@@ -1,4 +1,4 @@
-"""A node makes each deep check once, says what it found, and has failures judged by the fleet's rules."""
+"""A node runs each deep check once, reports the results, and turns failed ones into faults."""
 
 import asyncio
 import json
@@ -19,8 +19,6 @@ PEERS = (Peer("n-1", 0, "10.0.0.1", 9000), Peer("n-2", 1, "10.0.0.2", 9000))
 
 
 class Node:
-    """Checks whose child is a shell script."""
-
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
         self.home, self.faults, self.said = home, list[Fault](), list[CheckReport | None]()
         self.argv: list[Sequence[str]] = []

@@ -1,4 +1,4 @@
-"""Two cells of one node each, all of their processes real, whose agents tell their proxies of each other."""
+"""Two cells of one node each with real processes, whose agents send their proxies the pairs."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class Pair:
         self.version = 0
 
     async def order(self, *, paired: bool) -> None:
-        """Tell both nodes what they are, and of each other."""
+        """Orders both nodes, with each other as pairs."""
         self.version += 1
         base = self.prefill.port_base
         place = ("p-1", 1, self.prefill.id, "127.0.0.1", base + PROXY, base + KV_TRANSFER, LAYOUT, 8)

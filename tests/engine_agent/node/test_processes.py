@@ -1,4 +1,5 @@
-"""Processes of a node are started apart, seen to end at once, ended with all that they started, and adopted."""
+"""Processes of a node get their own session, are stopped with their children, and are adopted; their exit is noticed
+immediately."""
 
 import asyncio
 import os
@@ -29,7 +30,7 @@ WITH_CHILD = "import subprocess; subprocess.Popen(['sleep', '60']); " + SLEEPS
 
 
 class Node:
-    """Supervision under test, and what it said."""
+    """Supervision under test, and its callbacks."""
 
     def __init__(self, home: Path, node_id: str) -> None:
         self.ends: list[ProcessEnd] = []
@@ -65,7 +66,7 @@ MAY_GO_FIRST = os.geteuid() == 0 and Path("/proc/self/autogroup").exists()
 
 
 def nice_of_session(pid: int) -> int:
-    """0 where the kernel does not share by session."""
+    """0 if the kernel does not schedule by session."""
     group = Path(f"/proc/{pid}/autogroup")
     return int(group.read_text().split()[-1]) if group.exists() else 0
 
@@ -143,7 +144,7 @@ async def test_a_program_that_does_not_exist_is_an_error_of_the_start(node: Node
 
 
 def started_by_an_earlier_agent(node: Node) -> ProcessRecord:
-    """A process whose parent, the agent that started it, is gone."""
+    """A process whose parent, the agent that started it, has exited."""
     env = child_environment(os.environ, {}, node.node_id, ENGINE)
     launcher = (
         "import subprocess, sys; code = sys.argv[1];"

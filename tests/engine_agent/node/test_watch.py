@@ -1,4 +1,4 @@
-"""What a node knows from the words, and the silence, of its processes."""
+"""Results of probes, from answers and from silence."""
 
 import pytest
 

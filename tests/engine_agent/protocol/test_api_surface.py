@@ -1,4 +1,4 @@
-"""The table of paths, and the members of bodies: each row once, and each meant."""
+"""The tables of paths and of members: each row once, and each in use."""
 
 import re
 

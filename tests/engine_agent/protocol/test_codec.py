@@ -1,4 +1,4 @@
-"""A message that is longer than a frame arrives whole or not at all, whatever becomes of its parts on the way."""
+"""A message that is longer than a frame arrives complete or not at all, whatever happens to its parts."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""An engine is given what is listed, and nothing that names code, a file or an address."""
+"""An engine gets only listed options, and none that names code, a file or an address."""
 
 import json
 

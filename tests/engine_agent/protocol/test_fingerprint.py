@@ -1,4 +1,4 @@
-"""Ranks of a cell compare what they run: equal in every field, or told which rank differs, in what, and how."""
+"""Ranks of a cell compare their software; a difference names rank, field and both values."""
 
 import json
 

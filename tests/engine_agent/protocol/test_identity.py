@@ -1,4 +1,4 @@
-"""Names in certificates: written and read back the same, and nothing else is one."""
+"""Names in certificates are written and parsed back; other texts are rejected."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Whatever is logged, a record is one line of bounded length that no text in it can forge."""
+"""A record is one line of bounded length, and no text in it can imitate another line."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Ports of a fleet on one computer: whatever is configured, either nothing overlaps or the start is refused by name."""
+"""Ports of a fleet on one computer never overlap; an overlapping configuration is rejected by name."""
 
 from pathlib import Path
 

@@ -104,7 +104,7 @@ TRUSTED = {
     "traffic/responses/selectors.py": "stored by ourselves",
     "traffic/async_requests/services/requests.py": "stored by ourselves, and an answer of our own cells",
 }
-"""Who may read JSON loosely, and why that text is no stranger's."""
+"""Files that may use `json.loads`, and why their text is trusted."""
 
 
 def _is_loose(node: ast.AST) -> bool:

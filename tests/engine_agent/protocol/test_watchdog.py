@@ -1,4 +1,4 @@
-"""Watchdogs on virtual time: who is stopped, starved or late harms nobody, and who is really silent is found."""
+"""A watcher notices a silent process, and does not mistake its own pause for silence."""
 
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,7 @@ STOPS_S = st.sampled_from([0.0, 0.1, 1.0, 2.1, 5.0, 15.0, 60.0, 3600.0])
 
 @dataclass
 class Watched:
-    """One watchdog and what it watches. Each look asks; the process under watch answers unless it `hangs`."""
+    """One watchdog and its process, which answers each check unless it `hangs`."""
 
     hangs: bool = False
     ticks_s: float = 1000.0

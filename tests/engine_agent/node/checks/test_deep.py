@@ -1,4 +1,4 @@
-"""All checks of a node in one go: what each found, in lines, and an exit status that says whether anything is wrong."""
+"""One run of all checks prints a line for each result and exits with 1 if one failed."""
 
 import subprocess
 import sys

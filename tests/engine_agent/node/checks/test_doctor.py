@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with a node and what would be right, on any kind of machine."""
+"""The doctor names problems of a node and what would be right, on any kind of machine."""
 
 import json
 import subprocess

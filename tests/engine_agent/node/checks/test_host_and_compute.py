@@ -1,4 +1,4 @@
-"""What keeps and computes right passes, and what does not is named; each check ends in time and leaves nothing."""
+"""Correct memory, disks and processors pass their checks, and faulty ones are named."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Nodes that are to be one cell find each other, measure every link and add up alike; strangers take no part."""
+"""Nodes of a future cell connect, measure every link and compute the same sum; other connections take no part."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""A host on which a release runs, and a server that has another one."""
+"""A host with a running release, and a server that has another one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.engine_agent.node.machine.made_releases import OLD, Server, files, pu
 
 @pytest.fixture
 def paths(tmp_path: Path) -> HostPaths:
-    """A host on which the old release runs."""
+    """A host that runs the old release."""
     made = HostPaths(tmp_path / "code")
     made.home.mkdir(parents=True)
     put(made, "old", files(OLD))

@@ -1,4 +1,4 @@
-"""Releases as a host gets them, of an agent that is a few lines, and who serves them."""
+"""Releases of a small substitute agent, and a server for them."""
 
 import http.server
 import io
@@ -24,7 +24,7 @@ with (code / "starts").open("a") as starts:
     starts.write(f"{name} {{os.getpid()}}\\n")
 {then}
 """
-"""Stands in for an agent: it notes that it was started, and does as its release says."""
+"""A substitute for an agent: it records its start and follows its release."""
 
 
 def files(name: str, *, then: str = "", check: object = 0) -> dict[str, str]:
@@ -51,7 +51,7 @@ def order(packed: bytes, name: str = NEW, **changes: object) -> ReleaseOrder:
 
 
 def put(paths: HostPaths, folder: str, content: dict[str, str]) -> Path:
-    """A release that is there already, with an environment that finds it."""
+    """Installs a release with an environment that finds it."""
     whole = paths.releases / folder
     for name, text in content.items():
         (whole / name).parent.mkdir(parents=True, exist_ok=True)
@@ -64,9 +64,9 @@ def put(paths: HostPaths, folder: str, content: dict[str, str]) -> Path:
 
 
 class Server:
-    """Serves one archive to whoever shows the credential, in two halves. `busy`: what it answers first, with the
-    seconds after which to come again; `cut`: so often it is ended in between; `half_way`: set once the first half is
-    sent; the second follows when `go_on` is set."""
+    """Serves one archive in two halves, with the credential. `busy`: first answers, with the seconds of their
+    `Retry-After`; `cut`: how often it closes between the halves; `half_way`: set after the first half; the second
+    follows when `go_on` is set."""
 
     def __init__(self) -> None:
         self.packed = b""

@@ -72,8 +72,8 @@ FIRST = MachineOrder("m-1", 1)
 SECOND = MachineOrder("m-1", 2, RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7", 21000))
 
 
-class Nobody:
-    """Nothing runs, and nothing can be started."""
+class NoTenant:
+    """Runs no agent and can start none."""
 
     id = ""
 
@@ -102,7 +102,7 @@ def agent(tmp_path: Path) -> MachineAgent:
     release = SimpleNamespace(tried=None, confirm=lambda: None, follow=nothing_else)
     return MachineAgent(
         paths=paths,
-        tenant=cast(Tenant, Nobody()),
+        tenant=cast(Tenant, NoTenant()),
         enrolment=enrolment,
         hello=lambda: cast(Hello, None),
         release=cast(ReleaseChange, release),
@@ -152,7 +152,7 @@ async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, mo
         return False
 
     monkeypatch.setattr(cast(Any, agent)._release, "follow", follow)
-    monkeypatch.setattr(Nobody, "id", "n-1")  # which it wipes before it leaves
+    monkeypatch.setattr(NoTenant, "id", "n-1")  # which it wipes before it leaves
     release = ReleaseOrder("1" * 16, "e" * 64, 7)
     for order in (MachineOrder("m-1", 1, release=release), MachineOrder("m-1", 2, leave=True, release=release)):
         cast(Any, agent)._on_message(order)

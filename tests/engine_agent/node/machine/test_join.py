@@ -1,4 +1,4 @@
-"""A host that joins runs what was unpacked before: engines have accounts of their own there."""
+"""A host joins with the unpacked release, which all accounts can read, or names what prevents it."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_the_token_goes_to_curl_and_to_the_agent_by_standard_input_alone(tmp_pat
     archives = [SimpleNamespace(tag="cp311-test", digest=DIGEST)]
     script = str(render_to_string("join.sh", {"server": "https://10.0.0.1:8443", "pin": "", "archives": archives}))
     told, read = tmp_path / "told", tmp_path / "read"
-    # The script takes away what it fetched, which nobody did here.
+    # The script removes its download, which does not exist here.
     script = script.replace('rm "$STAGE/agent.tar.gz"', 'rm -f "$STAGE/agent.tar.gz"')
     ended = subprocess.run(
         ["sh", "-s", "--", TOKEN, "--port", "9000"],

@@ -1,4 +1,4 @@
-"""A host switches to a release only if it still is what is ordered once it is whole, and removes none meanwhile."""
+"""A host switches to a release only if it is still ordered when complete, and removes none meanwhile."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ LOOK_EVERY_S = 0.02
 
 
 async def followed(change: ReleaseChange, wanted: ReleaseOrder | None, server: Server) -> bool:
-    """Follow, as the agent does at each look, until nothing is being installed."""
+    """Follows the order as the agent does in each pass, until no installation is running."""
     while not (ends := await change.follow(wanted, (server.url,), "secret")) and change.is_installing:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_EVERY_S)  # between two looks, as the agent
     return ends
@@ -29,7 +29,7 @@ def change(paths: HostPaths) -> ReleaseChange:
 
 
 async def half_way(change: ReleaseChange, server: Server) -> ReleaseOrder:
-    """Begin to install the new release; the server has sent half of it."""
+    """Starts to install the new release; the server has sent half of it."""
     server.packed = archive(files(NEW))
     wanted = order(server.packed)
     server.go_on.clear()

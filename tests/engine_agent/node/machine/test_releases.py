@@ -1,4 +1,4 @@
-"""A host changes its release: what is fetched is checked, nothing half is left, each death in between is made good."""
+"""A host changes its release: downloads are checked, no partial release stays, and a kill at any step is repaired."""
 
 import io
 import os
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_it_is_one_sentence_and_nothing_is_left(
 
 
 class NoPause(threading.Event):
-    """Nobody waits for it; for how long they would have."""
+    """An event whose waits return immediately and record their time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ def test_a_link_in_an_archive_is_refused(paths: HostPaths, server: Server) -> No
 def test_killed_anywhere_it_is_made_good_the_next_time(
     paths: HostPaths, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each step in turn is the one before which the agent dies: nothing cleans up behind it."""
+    """The agent is killed before each step in turn, without cleanup."""
 
     class Killed(BaseException):
         pass
@@ -208,7 +208,7 @@ def test_killed_anywhere_it_is_made_good_the_next_time(
 
 
 def running(code: Path) -> subprocess.Popen[bytes]:
-    """A process that names `code`, once it runs: in the middle of its exec, /proc shows no arguments."""
+    """A process that names `code`, once it runs: during its exec, /proc shows no arguments."""
     program = "import signal, sys; sys.stdout.write('up\\n'); sys.stdout.flush(); signal.pause()"
     process = subprocess.Popen([sys.executable, "-c", program, str(code)], stdout=subprocess.PIPE)
     assert process.stdout is not None

@@ -25,9 +25,11 @@ SLEEP, CAT = shutil.which("sleep"), shutil.which("cat")
 def supervised(
     paths: HostPaths, until: Callable[[], bool], *, watch_ends: str = "false", late_until: str = "true"
 ) -> None:
-    """As what starts the agent does: again whenever it ends, until it says so or the deadline. The time of a trial is
-    over when the command `watch_ends` succeeds, and not before: a busy host starts an agent in seconds. `late_until`:
-    commands of background shells start when this command succeeds."""
+    """Runs the start script again whenever it exits, until the condition or the deadline.
+
+    The time of a trial is over when the command `watch_ends` succeeds, because a busy host needs seconds to start an
+    agent. `late_until`: commands of background shells start when this command succeeds.
+    """
     programs = paths.code / "programs"
     programs.mkdir()
     wait = f'cd "{paths.code}"\nuntil %s; do {SLEEP} 0.02; done\n'

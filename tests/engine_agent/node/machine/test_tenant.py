@@ -1,4 +1,4 @@
-"""What the agent of a tenant gets of its machine agent's environment."""
+"""The variables that a machine passes to its agent."""
 
 from pathlib import Path
 

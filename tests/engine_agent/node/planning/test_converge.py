@@ -1,4 +1,4 @@
-"""What a node does next, as exact sequences of steps."""
+"""A node's next steps as exact sequences, its reported state and reason, and the orders that it accepts."""
 
 from dataclasses import replace
 
@@ -115,7 +115,7 @@ def test_an_order_of_an_older_generation_changes_nothing(phase: Phase) -> None:
 
 @pytest.mark.parametrize("node", [replace(STARTING, engine=process(LEADER, age_s=1.0)), SERVING])
 def test_a_worker_that_is_told_to_start_twice_starts_once(node: NodeSnapshot) -> None:
-    """The order of its own generation comes again, while it starts and when it serves."""
+    """The same order is repeated while the engine starts and while it serves."""
     for _ in range(2):
         assert not {StartEngine, StopEngine, StopProxy} & set(kinds(assignment(), node))
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a node: never two engines, never an old generation, and in the end what it was told."""
+"""In any sequence of events a node never has two engines or an old generation, and finally reaches its order."""
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -33,7 +33,7 @@ from tests.engine_agent.orders import assignment, order
 
 @dataclass
 class World:
-    """A node whose processes live and die in memory, under the agent's rules for taking orders."""
+    """A node whose processes live in memory, under the agent's rules for orders."""
 
     now_s: float = 0.0
     in_force: Desired | None = None

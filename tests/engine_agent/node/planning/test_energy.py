@@ -1,4 +1,5 @@
-"""Counters of energy that wrap, restart, stand still and lie are added up exactly, or refused and said so."""
+"""Energy counters that wrap, restart, stand still or are implausible are added up exactly, or refused and counted as
+such."""
 
 from hypothesis import given
 from hypothesis import strategies as st

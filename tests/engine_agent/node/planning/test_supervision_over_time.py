@@ -1,8 +1,5 @@
-"""The rules by which children are watched and started again, over minutes of virtual time in which the watcher is
-stopped, wakes up late and cannot start anything, and the children die and hang.
-
-    SWITCHYARD_SEEDS=5000 pytest tests/engine_agent/node/planning/test_supervision_over_time.py
-"""
+"""Supervision over minutes of virtual time: the watcher is stopped, wakes up late and cannot start processes, and its
+children die and hang. SWITCHYARD_SEEDS=5000 pytest tests/engine_agent/node/planning/test_supervision_over_time.py"""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -42,7 +39,7 @@ MEMBER = Membership("c-1", 1, 0)
 
 @dataclass
 class Child:
-    """A process under watch. `hung_s`: since when, of the watcher's waking time."""
+    """A watched process. `hung_s`: since when, in the watcher's awake time."""
 
     started_s: float
     hung_s: float | None = None
@@ -50,7 +47,7 @@ class Child:
 
 @dataclass
 class Watched:
-    """One agent without contact, its engine and its cell proxy, and what a look each second finds."""
+    """One agent without contact, its engine and its cell proxy, polled each second."""
 
     chance: Random
     ticks_s: float = 1000.0
@@ -152,7 +149,7 @@ class Watched:
     def _judge_promises(self) -> None:
         now_s = self.awake.now_s()
         for kind, died_s in self.died_s.items():
-            # A proxy is started beside its engine, and so may wait for that one's turn, too.
+            # A proxy is started with its engine and may have to wait for it.
             waits = 2 if kind == "proxy" else 1
             assert now_s - died_s <= waits * (LIMITS.backoff_max_s + 4 * LOOK_S), f"the {kind} stays down"
         hung_s = self.proxy.hung_s if self.proxy else None

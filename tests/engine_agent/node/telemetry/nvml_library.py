@@ -1,4 +1,4 @@
-"""`pynvml` as far as the reader knows it, made up for tests: no machine that runs them has the driver."""
+"""A substitute for `pynvml` with the functions that the reader uses: test machines have no driver."""
 
 # ruff: noqa: N802 - the names are the library's
 

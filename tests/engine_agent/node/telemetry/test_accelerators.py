@@ -1,4 +1,4 @@
-"""What all readers share: the form of a report, faults that are not repeated, and silence on a machine without any."""
+"""Common parts of readers: reports, suppressed repetitions of faults, and silence without accelerators."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Power is read from a tree of files as the kernel and the Neuron driver lay it out, and from NVIDIA's library."""
+"""Power is read from files as the kernel and the Neuron driver write them, and from NVIDIA's library."""
 
 from pathlib import Path
 

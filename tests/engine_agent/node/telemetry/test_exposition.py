@@ -1,5 +1,4 @@
-"""What agents tell Prometheus can be read by its own parser, and tells of cells, engines and the line to the control
-plane."""
+"""Prometheus can parse the metrics of agents."""
 
 import asyncio
 

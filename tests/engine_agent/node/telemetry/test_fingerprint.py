@@ -1,4 +1,4 @@
-"""A node names the software that it runs, and what its operator adds, without starting any of it."""
+"""A node reads the versions of its software and its operator's fields without starting any program."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A node states what its machine has, what of it is in use, and has readers only for accelerators that are there."""
+"""A node reports its machine's hardware and use, and has readers only for its accelerators."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Neuron reader with programs in place of the tools: what it makes of good ones, broken ones and silent ones."""
+"""The Neuron reader with substitutes for the tools: correct, broken and silent ones."""
 
 import asyncio
 import json
@@ -24,8 +24,6 @@ QUICK = Restarts(at_most=3, first_pause_s=0.01, longest_pause_s=0.02)
 
 
 class Machine:
-    """A folder of tools, and a reader of them."""
-
     def __init__(self, folder: Path, devices: int = 2) -> None:
         self.folder = folder
         self.faults: list[Fault] = []
@@ -45,7 +43,7 @@ class Machine:
         path.chmod(0o755)
 
     def lines(self, *lines: dict[str, Any]) -> None:
-        """Let the monitor print these, and then live on."""
+        """Lets the monitor print these lines and keep running."""
         (self.folder / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
         self.tool("neuron-monitor", f"cat {self.folder / 'lines'}; exec sleep 60")
 

@@ -1,4 +1,4 @@
-"""What the Neuron tools printed on real machines is understood, and so is what they leave out."""
+"""The output of the Neuron tools on real machines is parsed, also with missing fields."""
 
 import json
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_line_of_the_monitor_gives_use_memory_and_counters_by_device() -> None
 
 
 def test_a_core_belongs_to_the_device_that_neuron_ls_gives_its_number_to() -> None:
-    """On a trn2n.48xlarge pairs of 8 physical cores are 4 logical ones, which both tools number from 0 to 63."""
+    """On a trn2n.48xlarge 8 physical cores are 4 logical ones, which both tools number from 0 to 63."""
     line = json.loads(recorded("neuron-monitor-trn2.json"))
     in_use = line["neuron_runtime_data"][0]["report"]["neuroncore_counters"]["neuroncores_in_use"]
     in_use["60"] = in_use.pop("0")

@@ -1,4 +1,4 @@
-"""The NVIDIA reader over a library that is made up: what its answers, errors and events become."""
+"""The NVIDIA reader with a substitute library: its results for answers, errors and events."""
 
 import asyncio
 from collections.abc import AsyncIterator
