@@ -20,7 +20,7 @@ SENT_AT = "switchyard_sent_at"
 
 @shared_task(name="kernel.heartbeat", bind=True)
 def heartbeat(self: Any) -> None:
-    """Record how long beat's message waited in the queue of housekeeping. Between two hosts this includes the
+    """Record how long this task's message waited in the queue of housekeeping. Between two hosts this includes the
     difference of their clocks."""
     sent_at = self.request.get(SENT_AT) or (self.request.headers or {}).get(SENT_AT)
     loop_passed(HOUSEKEEPING, waited_s=max(0.0, time() - float(sent_at)) if sent_at else 0.0)

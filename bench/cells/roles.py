@@ -39,13 +39,13 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     limits = RoleLimits(TTFT_S, ITL_S)
-    told = handover_from_tokens(_pace(), limits) or PREFILL_FROM_TOKENS
+    least = handover_from_tokens(_pace(), limits) or PREFILL_FROM_TOKENS
     splits = [RoleSplit(mixed=CELLS), *(RoleSplit(0, prefill, CELLS - prefill) for prefill in range(1, CELLS))]
     print("| load | " + " | ".join(map(str, splits)) + " | best | planned | of the best |")
     print("| --- |" + " --- |" * (len(splits) + 3))
     reasons = []
     for load, rate in LOADS:
-        fleets = {split: Fleet(split.mixed, split.prefill, split.decode, from_tokens=told) for split in splits}
+        fleets = {split: Fleet(split.mixed, split.prefill, split.decode, from_tokens=least) for split in splits}
         carried = {
             split: goodput(fleet, load, TTFT_S, ITL_S, options.requests, options.seed)
             for split, fleet in fleets.items()
@@ -58,17 +58,17 @@ def main(parser: argparse.ArgumentParser) -> None:
         print(f"| {load} at {rate:g}/s | {figures} | {best} | {planned.split} | {share:.0%} |", flush=True)
         reasons.append(f"{load}: {planned.reason}")
     print("\n" + "\n".join(reasons))
-    _print_thresholds(told, options.requests, options.seed)
+    _print_thresholds(least, options.requests, options.seed)
     print(f"\n{process_time():.0f} s of a processor; load average {os.getloadavg()[0]:.1f}")
 
 
-def _print_thresholds(told: int, requests: int, seed: int) -> None:
+def _print_thresholds(least: int, requests: int, seed: int) -> None:
     """What one prefill cell and three decode cells carry by the length from which prompts are handed over."""
-    print(f"\n| load | 1P3D from {PREFILL_FROM_TOKENS} tokens on | from {told}, as planned |\n| --- | --- | --- |")
+    print(f"\n| load | 1P3D from {PREFILL_FROM_TOKENS} tokens on | from {least}, as planned |\n| --- | --- | --- |")
     for load in THRESHOLD_LOADS:
         found = [
             goodput(Fleet(prefill=1, decode=3, from_tokens=tokens), load, TTFT_S, ITL_S, requests, seed)
-            for tokens in (PREFILL_FROM_TOKENS, told)
+            for tokens in (PREFILL_FROM_TOKENS, least)
         ]
         print(f"| {load} | {found[0]:.2f} | {found[1]:.2f} |", flush=True)
 

@@ -181,7 +181,7 @@ class Campaign:
         self.report = Report()
 
     def run(self, faults: Sequence[Fault], requests: Sequence[Request]) -> Report:
-        """Do all of them, wait until the fleet is whole again, and judge `requests`, which a load appends to."""
+        """Inject all faults, wait until the fleet is whole again, and check `requests`, to which a load appends."""
         before = Counter({**self._census(), AGENTS_BEYOND_NODES: 0})
         self._urls = self._fleet.ingress_urls()
         self._began = began = time.monotonic()

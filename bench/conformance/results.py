@@ -124,8 +124,8 @@ def results_of(client: str, engine: str, output: str) -> list[Result]:
     found = []
     for line in output.splitlines():
         try:
-            said = json.loads(line)
-            result = Result(client, engine, said["feature"], said["reason"])
+            stated = json.loads(line)
+            result = Result(client, engine, stated["feature"], stated["reason"])
         except (ValueError, KeyError, TypeError):
             continue
         if result.feature not in FEATURES:
@@ -192,10 +192,10 @@ def _word(results: Sequence[Result]) -> str:
 
 def _reasons(results: Iterable[Result]) -> list[str]:
     limits = dict.fromkeys(each.limit for each in results)
-    said = [f"- {limit.title}: {limit.reason}." for limit in limits if limit is not None]
+    stated = [f"- {limit.title}: {limit.reason}." for limit in limits if limit is not None]
     failed = [each for each in results if each.has_failed]
-    said += [f"- **{each.client}, `{each.feature}` on {each.engine}**: {_plain(each.reason)}" for each in failed]
-    return said or ["Nothing."]
+    stated += [f"- **{each.client}, `{each.feature}` on {each.engine}**: {_plain(each.reason)}" for each in failed]
+    return stated or ["Nothing."]
 
 
 def _plain(reason: str) -> str:

@@ -94,8 +94,8 @@ def make_model(folder: Path) -> None:
     for request in REQUESTS:
         prompt = torch.tensor([request.prompt])
         limits = {"max_new_tokens": request.tokens, "do_sample": False}
-        said = model.generate(prompt, attention_mask=torch.ones_like(prompt), **limits)
-        texts.append(said[0, len(request.prompt) :].tolist())
+        generated = model.generate(prompt, attention_mask=torch.ones_like(prompt), **limits)
+        texts.append(generated[0, len(request.prompt) :].tolist())
     (folder / "expected.json").write_text(json.dumps(texts))
 
 
@@ -143,8 +143,8 @@ def steps_of(model: Any) -> tuple[Prefill, Decode]:
         greedy = sampling.prepare_sampling_params(batch_size=len(slots), top_k=[1], top_p=[1.0], temperature=[1.0])
         tensors = [torch.tensor(each) for each in (ids, mask, positions, slots)]
         names = ("input_ids", "attention_mask", "position_ids", "seq_ids")
-        said = model(**dict(zip(names, tensors, strict=True)), sampling_params=greedy)
-        tokens = said.tokens.reshape(-1) if said.logits is None else said.logits[:, -1].argmax(-1)
+        generated = model(**dict(zip(names, tensors, strict=True)), sampling_params=greedy)
+        tokens = generated.tokens.reshape(-1) if generated.logits is None else generated.logits[:, -1].argmax(-1)
         return [int(token) for token in tokens[: len(slots)]]
 
     def prefill(slot: int, prompt: Sequence[int]) -> int:

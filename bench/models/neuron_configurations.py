@@ -161,18 +161,18 @@ def probes(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSpe
 def compare(target: NeuronTarget, machine: Any, take: Callable[..., str]) -> Iterator[tuple[str, str, str, bool]]:
     """What was given, what we say, what the class says, and whether both agree."""
     for name, version, settings in goldens(target, machine):
-        said = take(version, machine, settings)
-        yield name, "rendered", said or "taken, each value kept", not said
+        outcome = take(version, machine, settings)
+        yield name, "rendered", outcome or "taken, each value kept", not outcome
     for name, version in probes(target, machine):
         unchecked = unchecked_settings(version, machine, target)
-        said = take(version, machine, unchecked) if unchecked is not None else "not reached"
+        outcome = take(version, machine, unchecked) if unchecked is not None else "not reached"
         try:
             render_version(version, machine)
             ours = ""
         except InvalidVersion as error:
             ours = str(error)
-        agree = bool(ours) == bool(said) or unchecked is None
-        yield name, ours or "rendered", said or "taken", agree
+        agree = bool(ours) == bool(outcome) or unchecked is None
+        yield name, ours or "rendered", outcome or "taken", agree
 
 
 def unchecked_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:

@@ -102,11 +102,11 @@ class Bench:
     folder: Path
     sources: tuple[Path, Path]
 
-    def said(self, settings: dict[str, Any], platform: str) -> dict[str, Any]:
-        """What rank 0 of a cell of these settings said.
+    def run_cell(self, settings: dict[str, Any], platform: str) -> dict[str, Any]:
+        """Returns the output of rank 0 of a cell with these settings.
 
         Raises:
-            SystemExit: it said nothing.
+            SystemExit: no output.
         """
         ranks, port = settings["tp_degree"], _free_port()
         own = [self.folder, "--nxdi", self.sources[0], "--nxd", self.sources[1], "--platform", platform]
@@ -129,7 +129,7 @@ class Bench:
         try:
             out, errors = cell[0].communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            return {"ends": f"nothing was said within {LIMIT_S} s"}
+            return {"ends": f"no output within {LIMIT_S} s"}
         finally:
             for process in cell:
                 process.kill()
@@ -148,11 +148,11 @@ def _free_port() -> int:
         return port
 
 
-def judged(case: Case, said: dict[str, Any], expected: list[list[int]]) -> tuple[str, bool]:
+def checked(case: Case, output: dict[str, Any], expected: list[list[int]]) -> tuple[str, bool]:
     """Returns the result of a case as a table cell, and whether it passed."""
-    if "ends" in said:
-        return said["ends"], bool(case.ends) and case.ends in said["ends"]
-    tokens = list(zip(chain(*said["texts"]), chain(*expected), strict=True))
+    if "ends" in output:
+        return output["ends"], bool(case.ends) and case.ends in output["ends"]
+    tokens = list(zip(chain(*output["texts"]), chain(*expected), strict=True))
     same = sum(ours == theirs for ours, theirs in tokens)
     return f"{same} of {len(tokens)} tokens as transformers", same == len(tokens) and not case.ends
 
@@ -188,9 +188,9 @@ def main(parser: argparse.ArgumentParser) -> int:
                     if not case.name.startswith(options.only or ""):
                         continue
                     settings = settings_of(version_of(case, machine, target), machine)
-                    told, is_right = judged(case, bench.said(settings, PLATFORMS[machine.accelerator]), expected)
+                    text, is_right = checked(case, bench.run_cell(settings, PLATFORMS[machine.accelerator]), expected)
                     wrong += not is_right
-                    lines.append(f"| {target.name} | {machine.name} | {case.name} | {settings['tp_degree']} | {told} |")
+                    lines.append(f"| {target.name} | {machine.name} | {case.name} | {settings['tp_degree']} | {text} |")
                     print(lines[-1], file=sys.stderr, flush=True)
     text = "\n".join(lines) + "\n"
     print(text)

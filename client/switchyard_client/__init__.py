@@ -70,10 +70,10 @@ class ApiError(SwitchyardError):
             error = json.loads(body)["error"]
         except (ValueError, KeyError, TypeError):
             error = {}
-        said = error if isinstance(error, dict) else {"message": error}
+        document = error if isinstance(error, dict) else {"message": error}
         self.status = status
-        self.message = str(said.get("message") or body[:500].decode("utf-8", "replace"))
-        self.type, self.code, self.param = said.get("type"), said.get("code"), said.get("param")
+        self.message = str(document.get("message") or body[:500].decode("utf-8", "replace"))
+        self.type, self.code, self.param = document.get("type"), document.get("code"), document.get("param")
         self.retry_after_s = _retry_after_s(headers)
         self.request_id = headers.get("x-request-id", "")
         self.budgets = Budget.all_of(headers)
@@ -365,8 +365,8 @@ class AsyncSwitchyard:
 
     async def models(self) -> list[dict[str, Any]]:
         """The models that the key may use."""
-        said, _ = await self._whole(_Call("GET", "/models"))
-        return list(said["data"])
+        document, _ = await self._whole(_Call("GET", "/models"))
+        return list(document["data"])
 
     async def submit(self, path: str, body: Body, **options: Unpack[SubmitOptions]) -> Pending:
         """Submit a near-real-time request for `/chat/completions` or `/completions`."""
@@ -400,8 +400,8 @@ class AsyncSwitchyard:
         return found
 
     async def _pending(self, call: "_Call") -> Pending:
-        said, _ = await self._whole(call)
-        return Pending(said["id"], said["status"], said, said.get("callback_secret") or "")
+        document, _ = await self._whole(call)
+        return Pending(document["id"], document["status"], document, document.get("callback_secret") or "")
 
     # --- attempts ---
 
@@ -620,12 +620,12 @@ def verify_callback(body: bytes, headers: Mapping[str, str], secret: str, *, now
     Raises:
         BadCallback: not from the fleet, or too old.
     """
-    said = {name.lower(): text for name, text in headers.items()}
-    stamp = said.get("x-switchyard-timestamp", "")
+    document = {name.lower(): text for name, text in headers.items()}
+    stamp = document.get("x-switchyard-timestamp", "")
     if re.fullmatch(r"[0-9]{1,15}", stamp) is None:
         raise BadCallback("X-Switchyard-Timestamp is missing or not a whole number of seconds")
     right = "sha256=" + hmac.new(secret.encode(), f"{stamp}.".encode() + body, "sha256").hexdigest()
-    if not hmac.compare_digest(right.encode(), said.get("x-switchyard-signature", "").encode()):
+    if not hmac.compare_digest(right.encode(), document.get("x-switchyard-signature", "").encode()):
         raise BadCallback("X-Switchyard-Signature does not match the body, the time and this secret")
     age_s = (time.time() if now is None else now) - int(stamp)
     if abs(age_s) > CALLBACK_TOLERANCE_S:
@@ -665,11 +665,11 @@ async def _events(response: httpx.Response) -> AsyncGenerator[Event, None]:
                 if data == b"[DONE]":
                     is_over = True
                     continue
-                said = _object(data, response)
-                if said.get("error") and said.get("object") != "response":
+                document = _object(data, response)
+                if document.get("error") and document.get("object") != "response":
                     raise ApiError(response.status_code, data, response.headers)
-                is_over = is_over or (name or said.get("type")) in _LAST_EVENTS
-                yield Event(name, said)
+                is_over = is_over or (name or document.get("type")) in _LAST_EVENTS
+                yield Event(name, document)
     except httpx.TransportError as error:
         raise BrokenOff(f"the stream of {response.url} broke off: {error!r}") from error
     if not is_over:
@@ -678,12 +678,12 @@ async def _events(response: httpx.Response) -> AsyncGenerator[Event, None]:
 
 def _object(content: bytes, response: httpx.Response) -> dict[str, Any]:
     try:
-        said = json.loads(content)
+        document = json.loads(content)
     except ValueError:
-        said = None
-    if not isinstance(said, dict):
+        document = None
+    if not isinstance(document, dict):
         raise BrokenOff(f"{response.url} answered no JSON object: {content[:200]!r}")
-    return said
+    return document
 
 
 async def _refusal(response: httpx.Response) -> ApiError:
@@ -711,8 +711,8 @@ def _url(region: str, path: str) -> str:
 
 
 def _chat(model: str, messages: Sequence[Body] | str, options: Body) -> Body:
-    said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    return {"model": model, "messages": said, **options}
+    document = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return {"model": model, "messages": document, **options}
 
 
 def _id(request: Pending | str) -> str:

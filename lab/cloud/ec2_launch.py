@@ -116,7 +116,7 @@ def _digest(params: Mapping[str, Any]) -> str:
 
 
 def card_and_device(interface: Mapping[str, Any]) -> tuple[int, int]:
-    """The place of an interface; both are 0 where nothing is said."""
+    """The indexes of an interface, by default 0."""
     return int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0)
 
 

@@ -35,8 +35,8 @@ def kinds():
         except OSError:
             continue
         if uid:
-            said = dict(line.partition("=")[::2] for line in variables)
-            found.setdefault(uid, (said.get("SWITCHYARD_PROCESS") or os.path.basename(words[0]), int(pid)))
+            details = dict(line.partition("=")[::2] for line in variables)
+            found.setdefault(uid, (details.get("SWITCHYARD_PROCESS") or os.path.basename(words[0]), int(pid)))
     return found
 
 
@@ -144,8 +144,8 @@ def trespass(places: Places, host: str) -> Iterator[Account]:
     done = client.captured(places, host, ["python3", "-I", "-S", "-c", PROGRAM, *PRIVATE])
     if done.returncode:
         raise NoLaboratory(f"{host}: could not check what accounts may do: {done.stderr.strip()[-300:]}")
-    for name, said in json.loads(done.stdout)["accounts"].items():
-        yield Account(host, name, said["uid"], tuple(said["done"]))
+    for name, details in json.loads(done.stdout)["accounts"].items():
+        yield Account(host, name, details["uid"], tuple(details["done"]))
 
 
 ANSWER_WITHIN_S = 60.0

@@ -82,7 +82,7 @@ def _start(settings: dict[str, Any], places: Places) -> dict[str, Any]:
     starting.wait()
     said: dict[str, Any] = json.loads(line or b"{}")
     if "pid" not in said:
-        raise NoLaboratory(said.get("error") or f"The laboratory did not start; why is in {places.log}.")
+        raise NoLaboratory(said.get("error") or f"The laboratory did not start; see {places.log}.")
     return said
 
 

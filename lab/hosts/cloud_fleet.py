@@ -44,7 +44,7 @@ class Happened:
 
 
 class Trail:
-    """The steps of one run, which are also said. `now`: the time of day."""
+    """The steps of one run, which are also printed. `now`: the time of day."""
 
     def __init__(self, say: Callable[[str], None], now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._say, self._now = say, now
@@ -148,7 +148,7 @@ def prepare(places: Places, topology: Topology, settings: Settings) -> None:
 
 
 def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
-    """The last thing that is said: where everything answers."""
+    """Print the last line: the addresses of the fleet."""
     print(running.login())
     for each in forwards[1:]:
         what = "Cloud" if each.host == CLOUD else "Ingress"

@@ -274,12 +274,12 @@ class Fleet:
         return line
 
     def _join(self, host: Host, line: str) -> str:
-        said = ""
+        output = ""
         for _ in range(JOIN_TRIES):
             began = time.monotonic()
             done = client.captured(self._places, host.name, ["sh", "-c", line])
             if self._has_joined(host):  # what `curl` says is not the status of `curl … | sh`
                 return f"{host.name} joined in {time.monotonic() - began:.1f} s"
-            said = (done.stderr or done.stdout).strip()[-500:]
-            self._say(f"{host.name} did not join yet: {said}")
-        raise NoLaboratory(f"{host.name} did not join in {JOIN_TRIES} tries: {said}")
+            output = (done.stderr or done.stdout).strip()[-500:]
+            self._say(f"{host.name} did not join yet: {output}")
+        raise NoLaboratory(f"{host.name} did not join in {JOIN_TRIES} tries: {output}")

@@ -43,7 +43,7 @@ class Target:
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> None:
-    """One connection of a client, both ways, each until its sender has said all."""
+    """One connection of a client, both ways, each until the end of its input."""
     try:
         async with asyncio.timeout(CONNECTS_WITHIN_S):
             to_host, from_client = await target.connect()

@@ -40,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Connections from one host to a port of another. `sample`: what a plain one said, as far as it can be printed."""
+    """Connections from one host to a port of another. `sample`: the printable beginning of a plain one."""
 
     client: str
     server: str
@@ -50,8 +50,8 @@ class Hop:
     sample: str = ""
 
     def __str__(self) -> str:
-        said = "TLS" if self.is_encrypted else f"PLAIN: {self.sample}"
-        return f"{self.client} -> {self.server}:{self.port} ({self.connections}): {said}"
+        transport = "TLS" if self.is_encrypted else f"PLAIN: {self.sample}"
+        return f"{self.client} -> {self.server}:{self.port} ({self.connections}): {transport}"
 
 
 @dataclass

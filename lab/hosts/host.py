@@ -79,8 +79,8 @@ def boot(specification: Specification) -> int:
         os.close(reading)
         _become_init(specification, writing)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        answer: dict[str, Any] = json.loads(said.readline() or '{"error": "it exited immediately"}')
+    with os.fdopen(reading) as pipe_end:
+        answer: dict[str, Any] = json.loads(pipe_end.readline() or '{"error": "it exited immediately"}')
     print(json.dumps({"pid": pid, **answer}), flush=True)
     return pid
 

@@ -110,8 +110,8 @@ class Laboratory:
 
     def _tell_cloud(self, name: str) -> None:
         if self._cloud and self._cloud.stdin:
-            said = {"host": name, "power": name in self.running, "shut_down": name in self.shut_down}
-            self._cloud.stdin.write(json.dumps(said).encode() + b"\n")
+            reply = {"host": name, "power": name in self.running, "shut_down": name in self.shut_down}
+            self._cloud.stdin.write(json.dumps(reply).encode() + b"\n")
 
     def _target(self, each: Listener) -> str:
         host = self.topology.host(each.host)
@@ -163,10 +163,10 @@ class Laboratory:
         watching = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lab.hosts.hops", str(seconds)), stdin=PIPE, stdout=PIPE, cwd=CHECKOUT
         )
-        said, _ = await asyncio.wait_for(watching.communicate(self._orders()), READY_WITHIN_S + seconds)
+        reply, _ = await asyncio.wait_for(watching.communicate(self._orders()), READY_WITHIN_S + seconds)
         if watching.returncode != 0:
             raise NoLaboratory(f"Connections cannot be watched; why is in {self._places.log}.")
-        return json.loads(said)
+        return json.loads(reply)
 
     def _do(self, steps: Steps) -> None:
         for namespace, lines in steps:
@@ -188,13 +188,13 @@ class Laboratory:
             _ip(None, [f"netns add {name}"])
             self._do(host_cable(self.topology, host, added.link_local if added else ()))
             self.change(self.conditions.with_power(name, on=True))
-            said = await self._start_host(name)
+            reply = await self._start_host(name)
         except NoLaboratory:
             self.change(self.conditions.with_power(name, on=False))
             self._unplug(name)
             raise
         self.shut_down.discard(name)
-        running = Running(said["pid"], said["outside"], os.pidfd_open(said["pid"]))
+        running = Running(reply["pid"], reply["outside"], os.pidfd_open(reply["pid"]))
         self.running[name] = running
         asyncio.get_running_loop().add_reader(running.watch, self._ended, name, running)
         self._tell_cloud(name)
@@ -211,10 +211,10 @@ class Laboratory:
         starting.stdin.write(json.dumps(self._specification(name)).encode() + b"\n")
         line = await asyncio.wait_for(starting.stdout.readline(), READY_WITHIN_S)
         await starting.wait()
-        said: dict[str, Any] = json.loads(line or b'{"error": "it said nothing"}')
-        if "error" in said:
-            raise NoLaboratory(f"{name} does not boot: {said['error']}. More may be in {self._places.log}.")
-        return said
+        reply: dict[str, Any] = json.loads(line or b'{"error": "it exited without an answer"}')
+        if "error" in reply:
+            raise NoLaboratory(f"{name} does not boot: {reply['error']}. More may be in {self._places.log}.")
+        return reply
 
     async def power_off(self, name: str) -> None:
         """Power a host off: first its packets stop, then all its processes. Its files stay.

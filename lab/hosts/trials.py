@@ -187,7 +187,7 @@ class Trial:
         """All rounds; whether all went well.
 
         Raises:
-            NoLaboratory: the fleet is not whole, so that nothing could be judged.
+            NoLaboratory: the fleet is not whole, so no trial is possible.
         """
         for number in range(rounds):
             for name, step in self._steps(kind, targets):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.models.neuron_cell import REQUESTS, SLOTS, Request, serve
-from bench.models.neuron_on_cpu import CASES, MACHINES, cases_on, judged, settings_of, version_of
+from bench.models.neuron_on_cpu import CASES, MACHINES, cases_on, checked, settings_of, version_of
 from engine_agent.protocol.neuron_targets import TARGET_BY_NAME
 
 
@@ -65,8 +65,8 @@ def test_every_case_is_rendered_for_the_target_and_its_machines(target: str) -> 
 
 def test_only_the_same_tokens_are_right_and_an_end_only_where_it_is_known() -> None:
     plain, ending = CASES[0], next(case for case in CASES if case.ends)
-    assert judged(plain, {"texts": [[1, 2], [3]]}, [[1, 2], [3]]) == ("3 of 3 tokens as transformers", True)
-    assert judged(plain, {"texts": [[1, 2], [4]]}, [[1, 2], [3]]) == ("2 of 3 tokens as transformers", False)
-    assert judged(plain, {"ends": "ValueError: no"}, [[1]]) == ("ValueError: no", False)
-    assert judged(ending, {"ends": f"RuntimeError: {ending.ends}"}, [[1]])[1]
-    assert not judged(ending, {"texts": [[1]]}, [[1]])[1], "it runs by now: say so"
+    assert checked(plain, {"texts": [[1, 2], [3]]}, [[1, 2], [3]]) == ("3 of 3 tokens as transformers", True)
+    assert checked(plain, {"texts": [[1, 2], [4]]}, [[1, 2], [3]]) == ("2 of 3 tokens as transformers", False)
+    assert checked(plain, {"ends": "ValueError: no"}, [[1]]) == ("ValueError: no", False)
+    assert checked(ending, {"ends": f"RuntimeError: {ending.ends}"}, [[1]])[1]
+    assert not checked(ending, {"texts": [[1]]}, [[1]])[1], "it runs by now: say so"
