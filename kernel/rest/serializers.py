@@ -74,7 +74,7 @@ class RecordSerializer(serializers.ModelSerializer[_Row]):
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         declared = copy.deepcopy(self._declared_fields)
-        column = self.Meta.model._meta.get_field
+        column = self.Meta.model._meta.get_field  # type: ignore[attr-defined]
         return {
             name: declared[name] if name in declared else column_field(column(name), read_only=True)
             for name in self.Meta.fields

@@ -1,4 +1,4 @@
-"""Which places artifacts may be read from, and what of a manifest is refused before any file is read. Pure."""
+"""Checks where artifacts may be read from, and refuses bad manifests before any file is read. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ class Place:
         return f"s3://{self.host}/{self.path}".rstrip("/") if self.scheme == "s3" else f"file://{self.path}"
 
     def holds(self, other: "Place") -> bool:
-        """Whether the other place is this one or lies in it."""
+        """Whether the other place is this one or inside it."""
         if (self.scheme, self.host) != (other.scheme, other.host):
             return False
         return self.path in ("", other.path) or other.path.startswith(self.path + "/")

@@ -324,7 +324,7 @@ def _once(params: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 class _Prefix:
-    """A prefix of a bucket, written with the credentials of whoever runs this."""
+    """A prefix of a bucket, written with the caller's credentials."""
 
     def __init__(self, place: Place) -> None:
         import boto3  # takes a while
@@ -417,4 +417,4 @@ class _Prefix:
         except NoCredentialsError as error:
             raise BadArtifact(f"{where}: there are no AWS credentials; see `aws configure`, or a role") from error
         except BotoCoreError as error:
-            raise BadArtifact(f"{where} was not uploaded: {error}; push again to go on") from error
+            raise BadArtifact(f"{where} was not uploaded: {error}; push again to continue") from error

@@ -74,7 +74,7 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     goodput = serializers.FloatField(allow_null=True, help_text="The highest rate that held, in requests a second.")
     broke_at = serializers.FloatField(allow_null=True, help_text="The lowest rate above it that broke.")
     concurrency = serializers.FloatField(
-        allow_null=True, help_text="Requests at once of a cell that answers, at `goodput`."
+        allow_null=True, help_text="Concurrent requests of an answering cell, at `goodput`."
     )
     watts = serializers.FloatField(help_text="As its machines are rated, together.")
     price_per_hour = serializers.FloatField(help_text="Of its machines together, in US dollars.")
@@ -174,7 +174,7 @@ class BenchmarkFilter(filters.FilterSet):
 
 
 class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
-    """What versions can carry: the highest rate at which enough requests are inside an objective."""
+    """The load that versions carry: the highest rate at which enough requests are inside an objective."""
 
     serializer_class = BenchmarkSerializer
     filterset_class = BenchmarkFilter
@@ -237,7 +237,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     )
     @action(detail=False, methods=["get"], pagination_class=None, filterset_class=None)
     def best(self, request: Request) -> Response:
-        """Which version on which instance type is best for a use, and why; nothing where none was measured."""
+        """The best measured version and instance type for a use, with the reason; empty if none was measured."""
         asked = request.query_params
         try:
             workload = parse_workload(asked.get("workload", "")).text
@@ -306,7 +306,7 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
     version = serializers.CharField(source="version.reference", help_text="`model@version` that is searched around.")
     state = serializers.ChoiceField(choices=choices(BenchmarkState))
     tone = serializers.ChoiceField(choices=choices(Tone))
-    reason = serializers.CharField(help_text="What it does, or what was found.")
+    reason = serializers.CharField(help_text="Progress, or the result.")
     workload = serializers.CharField(help_text=WORKLOAD_HELP)
     slo = serializers.CharField(help_text=SLO_HELP)
     varied = serializers.DictField(help_text=VARIED_HELP)
@@ -336,7 +336,7 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
 class StartSearchSerializer(StrictSerializer):
     version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
     deployment = serializers.CharField(
-        max_length=96, help_text="Of one region, which nobody else needs meanwhile: it is rolled out again and again."
+        max_length=96, help_text="Of one region, without other users meanwhile: it is rolled out repeatedly."
     )
     region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
     varied = serializers.DictField(help_text=VARIED_HELP)

@@ -85,7 +85,7 @@ class Benchmark(models.Model):
         return BENCHMARK_TONE[BenchmarkState(self.state)]
 
     def known_by(self) -> BenchmarkKey:
-        """What it measured, as its key has it."""
+        """The subject of the measurement, as in its key."""
         workload = self.parsed_workload().digest
         machine = (self.instance_type, self.fingerprint)
         return BenchmarkKey(self.version_digest, *machine, workload, self.slo, self.seed, self.split)

@@ -1,6 +1,6 @@
 """What a benchmark measures, and where its requests go. Only the fleet and traffic know; traffic registers both.
 
-The registry lies below them and imports nothing of theirs.
+The registry is below them and imports none of their modules.
 
 Benchmarks as readers see them, and what they say together.
 
@@ -304,7 +304,7 @@ def searches_described() -> QuerySet[ConfigurationSearch]:
 
 
 def search_view(row: ConfigurationSearch) -> SearchView:
-    """What the planner goes by; of a row of `searches_described` without a query more."""
+    """Returns the planner's input. A row of `searches_described` needs no further query."""
     known = (
         row if "candidates" in getattr(row, "_prefetched_objects_cache", {}) else searches_described().get(pk=row.pk)
     )

@@ -17,12 +17,12 @@ from models_registry.versions.selectors import latest_calibration
 
 
 class StoreCalibrationSerializer(StrictSerializer):
-    calibration = serializers.DictField(help_text="The `calibration.json` that the trainer wrote beside the heads.")
+    calibration = serializers.DictField(help_text="The `calibration.json` that the trainer wrote next to the heads.")
     step_costs = serializers.ListField(
         child=serializers.DictField(),
         required=False,
         default=list,
-        help_text="What steps cost by tokens that they verify, one for each instance type.",
+        help_text="Step costs by number of verified tokens, one per instance type.",
     )
 
 

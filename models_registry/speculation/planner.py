@@ -250,7 +250,7 @@ class Choice:
 
 
 def read_step_cost(stated: Any) -> StepCost:
-    """What steps cost, of a document. Rows of several contexts are averaged.
+    """Reads step costs from a document. Rows of several contexts are averaged.
 
     Raises:
         BadStepCost: it is none.
@@ -294,12 +294,12 @@ def gains_by_size(tokens: Sequence[float], cost: StepCost, batch: int) -> tuple[
 
 
 def guessed_at(ranges: Sequence[Sequence[int]], batch: int) -> int:
-    """How many are guessed with so many sequences; the last range goes on."""
+    """Returns the draft length for a number of sequences; the last range is open-ended."""
     return next((tokens for first, _, tokens in reversed(ranges) if first <= batch), 0)
 
 
 def choose(figures: TaskFigures, cost: StepCost, *, is_tree: bool, least_gain: float = LEAST_GAIN) -> Choice:
-    """What pays most at each batch size that was measured or lies between. Larger batches never guess more."""
+    """Returns the best draft length at each batch size, measured or between. Larger batches never guess more."""
     tokens = figures.tree if is_tree else figures.chain
     most = len(tokens) - 1
     chosen: dict[int, int] = {}
@@ -327,7 +327,7 @@ def choose(figures: TaskFigures, cost: StepCost, *, is_tree: bool, least_gain: f
 
 
 def _ranges(chosen: Mapping[int, int], most_batch: int) -> tuple[BatchRange, ...]:
-    """Behind what was measured it is off: nobody knows."""
+    """Speculation is off beyond the measured range."""
     ranges: list[BatchRange] = []
     for batch, each in chosen.items():
         if ranges and ranges[-1][2] == each:

@@ -1,4 +1,4 @@
-"""What a search may vary, and the columns of the draft that follow from one choice. Pure.
+"""Parameters that a search may vary, and the draft's columns for one choice. Pure.
 
 Of a version: `engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`,
 and the whole of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts
@@ -32,7 +32,7 @@ Cells = int | Mapping[str, int]
 _POOLS = ("prefill", "decode", "mixed")
 WHOLE = ("max_concurrency", *OBJECTS, CELLS)
 PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
-"""How many requests an engine runs at once: the first that is stated. How many tokens a step has at most."""
+"""Options for concurrent requests of an engine (the first stated one counts), and for tokens per step."""
 LIMITS = frozenset({*PLACES, BUDGET})
 """Bound what a step has, and do not change what it costs."""
 
@@ -167,7 +167,7 @@ def is_apart(choice: Iterable[tuple[str, Any]]) -> bool:
 
 
 def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:
-    """Requests that an engine of this choice runs at once; `usual`: as its base does."""
+    """Concurrent requests of an engine with this choice; `usual`: those of its base."""
     stated = dict(choice)
     return next((int(stated[name]) for name in PLACES if isinstance(stated.get(name), int)), usual)
 
@@ -229,7 +229,7 @@ HOPEFUL_SHARE = 0.7
 MOST_CANDIDATES = 512
 
 Choice = tuple[tuple[str, Any], ...]
-"""What differs from the version that is searched around, by name; names in the order in which they were stated."""
+"""Differences from the base version by name, in the order in which they were stated."""
 Measured = Mapping[tuple[Choice, float], float]
 """Goodput per chip by choice and fidelity, 0 where no rate held."""
 
@@ -252,7 +252,7 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """When a search ends though it could go on."""
+    """Limits that end a search early."""
 
     most_trials: int = 40
     most_s: float = 12 * 3600.0
@@ -290,7 +290,7 @@ def choices_of(varied: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
     """
     count = math.prod(len(values) for values in varied.values())
     if count > MOST_CANDIDATES:
-        raise TooMany(f"{count} combinations; a search takes {MOST_CANDIDATES}: vary less at once")
+        raise TooMany(f"{count} combinations; a search takes {MOST_CANDIDATES}: vary fewer options")
     return tuple(tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
 
 
@@ -324,7 +324,7 @@ def plan_search(
 
 
 def hopeful(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> tuple[Choice, ...]:
-    """Those worth measuring, or measured already, the best first; what nobody predicted is kept."""
+    """Candidates worth measuring or already measured, best first. Those without a prediction are kept."""
     known = {choice: value for choice in choices if (value := _known(choice, predicted, measured)) is not None}
     best = max(known.values(), default=0.0)
     kept = [
@@ -390,7 +390,7 @@ def _rounds(
 
 
 def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
-    """One of each shape first, that with the widest limits, which sees most loads; then those that nobody predicts."""
+    """First one of each shape, with the widest limits, which sees most loads; then those without a prediction."""
     shapes = {shape_of(other) for other, _ in measured}
     widest = math.prod(value for name, value in choice if name in LIMITS and isinstance(value, int) and value > 0)
     return shape_of(choice) in shapes, choice in predicted, -float(widest)

@@ -106,7 +106,7 @@ def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
 
 
 def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement | None:
-    """The verdict, if these are enough to tell; None: go on. `outcomes` are in the order in which requests were due,
+    """Returns the verdict, or None if more requests are needed. `outcomes` are in the order in which requests were due,
     without a gap: those that end first are the quick ones. `rate`: at which they were due; 0: they are independent."""
     look = _look(len(outcomes))
     if look is None:
@@ -146,7 +146,7 @@ def _independent(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
 
 
 def _look(requests: int) -> int | None:
-    """Which look this is, None if it is time for none: they are due at 25, 50, 100, … requests."""
+    """Returns the number of the interim test that is due, or None. Tests are due at 25, 50, 100, … requests."""
     quotient, rest = divmod(requests, FIRST_LOOK)
     is_due = rest == 0 and quotient > 0 and quotient & (quotient - 1) == 0
     return quotient.bit_length() - 1 if is_due else None
@@ -253,7 +253,7 @@ def _on_grid(rate: float, rules: GoodputRules) -> float:
 # The interval is Clopper's and Pearson's (Biometrika 26, 1934): never narrower than its confidence says.
 
 HALVINGS = 50
-"""Halvings of [0, 1]: beyond the precision that anybody reads."""
+"""Halvings of [0, 1], beyond any shown precision."""
 
 
 def at_most_by_chance(successes: int, trials: int, share: float) -> float:
@@ -313,7 +313,7 @@ class MeasuredShape:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What the version that is searched around has where a choice does not say: requests at once, tokens of a step."""
+    """The base version's concurrent requests and tokens per step, where a choice states none."""
 
     places: int
     step_tokens: int | None = None

@@ -277,7 +277,7 @@ class Aim(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A benchmark that is done, at the rate that held. `split`: how its cells were told apart by role, empty: all were
-    mixed. None: not known, as of a machine without a price."""
+    mixed. None if unknown, such as for a machine without a price."""
 
     benchmark: int
     version: str
@@ -291,7 +291,7 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """What runs, where, and how its cells are told apart."""
+        """The version, its region, and how its cells are distinguished."""
         return f"{self.version} on {self.instance_type}" + (f" as {self.split}" if self.split else "")
 
 

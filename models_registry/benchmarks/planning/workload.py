@@ -90,7 +90,7 @@ OPTIONS = ("sigma", "prefix", "groups", "arrival", "prompts", "longest")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request must keep to be inside: seconds to its first token, and between its tokens on average."""
+    """Limits of a request: seconds to its first token, and mean seconds between tokens."""
 
     ttft_s: float
     itl_s: float

@@ -62,7 +62,7 @@ def benchmark_rules(stated: Mapping[str, Any]) -> GoodputRules:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRequest:
-    """What somebody wants measured; `region` "": the deployment's only one. See `Benchmark`."""
+    """A requested measurement; an empty `region` means the deployment's only one. See `Benchmark`."""
 
     version: ModelVersion
     deployment: str
@@ -176,7 +176,7 @@ def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping
 
 
 def benchmark_note(row: Benchmark, *, now: datetime, **columns: Any) -> bool:
-    """Note how far it is. False: it was ended by somebody else."""
+    """Stores the progress. Returns False if the benchmark was ended meanwhile."""
     noted = Benchmark.objects.filter(pk=row.pk, state=BenchmarkState.RUNNING.value).update(seen_at=now, **columns)
     if noted:
         for name, value in columns.items():

@@ -53,7 +53,7 @@ RUNNING = BenchmarkState.RUNNING.value
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What somebody wants searched; see `ConfigurationSearch`. `region` "": the deployment's only one."""
+    """A requested search; see `ConfigurationSearch`. An empty `region` means the deployment's only one."""
 
     version: ModelVersion
     deployment: str
@@ -68,7 +68,7 @@ class SearchRequest:
 
 
 def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> ConfigurationSearch:
-    """Search around what a deployment serves, which nobody else should need meanwhile: it is rolled out to one version
+    """Search around what a deployment serves, which must have no other users meanwhile: it is rolled out to one version
     after the other, and at the end to what it has now.
 
     Raises:
@@ -279,7 +279,7 @@ def _retire_losers(row: ConfigurationSearch, now: datetime) -> str:
         try:
             if version.state == VersionState.DRAFT:
                 draft_delete(version_id=version.pk, actor="switchyard", now=now)
-            elif version.state == VersionState.VALIDATED:  # not what somebody released meanwhile
+            elif version.state == VersionState.VALIDATED:  # not one that was released meanwhile
                 why = f"{row} ended without it: {why}"
                 version_retire(version_id=version.pk, why=why, actor="switchyard", now=now)
         except Conflict as used:

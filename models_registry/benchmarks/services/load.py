@@ -1,6 +1,6 @@
 """Sends one streamed completion over HTTP/1.1 and notes when each piece came. Connections are kept for later requests.
 
-A client of its own because it must cost little: it shares a host with what it measures, and a stream of tokens is a
+A separate client, because it must cost little: it shares a host with what it measures, and a stream of tokens is a
 piece every few milliseconds. It reads what Switchyard's own proxies and OpenAI-compatible engines answer.
 
 Offers load at one rate until its point is judged. Open loop: each request is sent when it is due, whatever became of
@@ -61,7 +61,7 @@ class _Piece(msgspec.Struct):
 
 
 class BadAnswer(Exception):
-    """What came back is no answer that can be read; the text says why."""
+    """The response cannot be read; the text says why."""
 
 
 class LoadClient:
@@ -193,7 +193,7 @@ MOST_AT_ONCE = 4096
 """Requests under way. A cell with so many is far beyond any objective, and this host must not run out of sockets."""
 HOPELESS_AFTER = 20
 REFUSALS = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
-"""That no lower rate would mend."""
+"""Errors that a lower rate would not avoid."""
 
 
 class HopelessPoint(Exception):
@@ -310,7 +310,9 @@ class _Point:
         self._refuse_hopeless()
         if sending.done() and not sending.cancelled():
             sending.result()
-            return judge_whole([*self._outcomes, Outcome(False, 0.0)], self._rules, self._rate)  # too many at once
+            return judge_whole(
+                [*self._outcomes, Outcome(False, 0.0)], self._rules, self._rate
+            )  # too many concurrent requests
         if not self._outcomes or not self._is_over(self._warm_s + self._length_s()):
             return None
         return judge_whole(self._outcomes, self._rules, self._rate)

@@ -2,7 +2,7 @@
 seed and rate give the same requests. It sends nothing.
 
 The process of benchmarks: takes the one whose turn it is, measures point after point, and stores each. Any number
-may run, and any may be killed at any moment: one has the lease, and goes on from the points that are stored.
+may run, and any may be killed at any moment: the holder of the lease continues from the stored points.
 
 It decides nothing: which rate comes next and when a point is over is planned elsewhere.
 """
@@ -249,7 +249,7 @@ log = logging.getLogger(__name__)
 
 
 class _Ended(Exception):
-    """Somebody else ended the benchmark, or has the lease."""
+    """The benchmark was ended, or another process has the lease."""
 
 
 class BenchmarkRunner:
@@ -289,10 +289,10 @@ class BenchmarkRunner:
                 if await self.step():
                     continue
             except DatabaseError as error:
-                log.warning("the database does not answer, going on in %g s: %s", DATABASE_PAUSE_S, error)
+                log.warning("the database does not respond, trying again in %g s: %s", DATABASE_PAUSE_S, error)
                 pause_s = DATABASE_PAUSE_S
             except Exception:
-                log.exception("a benchmark could not go on; trying again")
+                log.exception("a benchmark failed; trying again")
             await asyncio.sleep(pause_s)
 
     def _claimed(self) -> Benchmark | None:

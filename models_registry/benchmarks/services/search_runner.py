@@ -1,5 +1,5 @@
 """Advances searches over configurations: a draft, its validation, a rollout, a benchmark, the next. All of it is in
-rows, so any process may be killed at any moment, and another goes on.
+rows, so any process may be killed at any moment, and another continues.
 
 It decides nothing: what is measured next, and when it is over, is planned elsewhere.
 """
@@ -66,9 +66,9 @@ class SearchRunner:
             try:
                 await sync_to_async(self.step, thread_sensitive=True)()
             except DatabaseError as error:
-                log.warning("the database does not answer, going on: %s", error)
+                log.warning("the database does not respond: %s", error)
             except Exception:
-                log.exception("a search could not go on; trying again")
+                log.exception("a search failed; trying again")
             try:
                 await asyncio.wait_for(stopping.wait(), self._look_every_s)
             except TimeoutError:
@@ -138,7 +138,7 @@ def _advance_trial(row: ConfigurationSearch, trial: SearchTrial, now: datetime) 
 def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) -> ModelVersion:
     """The draft of a configuration, named after its search."""
     columns = choice_columns(row.version, candidate.as_choice(), row.instance_type)
-    with transaction.atomic():  # a draft that nobody knows would be in the way of the next process
+    with transaction.atomic():  # an unrecorded draft would block the next process
         version = _like(row, columns) or draft_create(
             model=row.version.model_id,
             version=f"{row.version.version[:40]}-s{row.pk}-{candidate.number}",
@@ -221,7 +221,7 @@ def _restore(row: ConfigurationSearch, now: datetime) -> bool:
 
 
 def _wait_for(row: ConfigurationSearch, trial: SearchTrial, reason: str, now: datetime) -> bool:
-    """Until the configuration is served, but not for ever."""
+    """Waits until the configuration is served, with a limit."""
     if now - trial.begun_at > SERVES_WITHIN:
         candidate_refuse(trial.candidate, f"it was not served within an hour: {reason}", now=now)
         return True

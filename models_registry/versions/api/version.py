@@ -204,7 +204,7 @@ class RenderingSerializer(serializers.Serializer[Any]):
     engine = serializers.CharField(help_text="That serves it there; empty where nothing of it can be read.")
     artifact_uri = serializers.CharField()
     artifact_digest = serializers.CharField()
-    max_concurrency = serializers.IntegerField(help_text="Requests of one cell at once.")
+    max_concurrency = serializers.IntegerField(help_text="Concurrent requests of one cell.")
     problem = serializers.CharField(help_text="Why it cannot be served there: field, value and rule. Empty if it can.")
     degrees = DegreesSerializer(allow_null=True, help_text="Stated ones, and the defaults of the instance type.")
     arguments = serializers.ListField(
@@ -256,12 +256,12 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     adapters = AdapterSerializer(many=True, help_text="LoRA adapters, each served under its own name.")
     roles = serializers.DictField(
         child=serializers.DictField(),
-        help_text="What `prefill` and `decode` cells have otherwise; empty: nothing.",
+        help_text="Differences of `prefill` and `decode` cells; empty: none.",
     )
     by_type = serializers.DictField(
         child=serializers.DictField(), help_text="Instance type -> what differs there; empty: it is the same on all."
     )
-    renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
+    renderings = serializers.SerializerMethodField(help_text="Its cell on each instance type.")
     validation = serializers.SerializerMethodField(help_text="Null before the first one.")
 
     class Meta:
@@ -380,7 +380,8 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     @action(detail=True, methods=["post"])
     def validate(self, request: Request, id: str) -> Response:
         """Have a draft validated: its artifacts are read and compared with their digests, a cell must be possible on an
-        instance type, and golden prompts or a waiver must be there. The work goes on after this answer; `validation`
+        instance type, and golden prompts or a waiver must be there. The work continues after this response;
+        `validation`
         shows how far it is, and why it failed. 409 if it is no draft, or is being validated."""
         version = self.get_object()
         validation_start(version_id=version.pk, actor=actor_of(request), now=clock.now())

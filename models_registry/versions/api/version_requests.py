@@ -37,7 +37,9 @@ class DegreeSerializer(serializers.DictField):
 
 class AskedGoldenPromptSerializer(StrictSerializer):
     prompt = serializers.CharField(max_length=4000, trim_whitespace=False)
-    expect = serializers.CharField(max_length=1000, trim_whitespace=False, help_text="What the answer must contain.")
+    expect = serializers.CharField(
+        max_length=1000, trim_whitespace=False, help_text="Text that the answer must contain."
+    )
 
 
 class AskedAdapterSerializer(StrictSerializer):
@@ -138,7 +140,7 @@ class ChangeDraftSerializer(StrictSerializer):
     roles = serializers.DictField(
         child=serializers.DictField(),
         required=False,
-        help_text="What `prefill` and `decode` cells have otherwise: `parallelism` (instance type -> `tp`), "
+        help_text="Differences of `prefill` and `decode` cells: `parallelism` (instance type -> `tp`), "
         "`engine_options`, `max_concurrency`.",
     )
     by_type = serializers.DictField(
@@ -249,7 +251,7 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
 
     @extend_schema(operation_id="engine_allowances_delete", responses={200: EngineAllowanceSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Take an allowance back; engines that run go on, none is started with it. Responds with what it was."""
+        """Withdraw an allowance. Running engines keep it. Responds with the former allowance."""
         row = self.get_object()
         shown = EngineAllowanceSerializer(row).data
         engine_allowance_withdraw(allowance_id=row.pk, actor=actor_of(request), now=clock.now())

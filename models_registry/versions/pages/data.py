@@ -94,7 +94,7 @@ class ModelPage:
 
 @dataclass(frozen=True, slots=True)
 class CellOfVersion:
-    """What a cell is on one instance type: `degrees` as text, `arguments` as one line for each flag."""
+    """A cell on one instance type: `degrees` as text, `arguments` as one line per flag."""
 
     instance_type: str
     problem: str
@@ -270,12 +270,12 @@ def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
 
 
 def _is_option(name: str) -> bool:
-    """Golden prompts have a fragment of their own."""
+    """Golden prompts have a separate fragment."""
     return not name.startswith("golden_")
 
 
 def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
-    """What a cell of it is, by instance type."""
+    """Its cell on each instance type."""
     return tuple(
         CellOfVersion(
             instance_type=each.instance_type,
@@ -338,7 +338,7 @@ def _siblings(version: ModelVersion) -> tuple[str, ...]:
 
 
 def version_measures(version: ModelVersion, now: datetime) -> tuple[MeasuredCells, ...]:
-    """What its cells were measured to do in the last hour, each since it became ready, in one query."""
+    """Measurements of its cells in the last hour, each since it became ready, in one query."""
     values: dict[str, Any] = {
         "version": version.pk,
         "since": now - MEASURED_FOR,

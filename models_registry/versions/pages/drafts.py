@@ -161,7 +161,7 @@ def draft_edit(request: HttpRequest, key: str) -> HttpResponse:
 
 
 def _save(form: Submission, version: ModelVersion, values: dict[str, Any]) -> dict[str, str]:
-    """Errors by field, "" for those of no field. None: it was saved."""
+    """Returns errors by field, "" for errors without a field, or None if the draft was saved."""
     serializer = EditDraftSerializer(data={**values, "revision": form.text("revision") or None})
     if not serializer.is_valid():
         return {field: _first_error({field: error}) for field, error in serializer.errors.items()}

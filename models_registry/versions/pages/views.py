@@ -42,7 +42,7 @@ EVENTS_OF_ONE_VERSION = 30
 EFFECTS: dict[str, str] = {
     "validate": "Its artifacts are read and compared with their digests, which can take minutes. If all match, the "
     "version is validated and can no longer be edited.",
-    "release": "It can be rolled out. Nothing moves by itself.",
+    "release": "It can be rolled out. No cell changes until a rollout.",
     "retire": "It can never be rolled out again. This cannot be undone.",
     "delete": "The draft and its validations are deleted. This cannot be undone.",
 }

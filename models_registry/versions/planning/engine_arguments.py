@@ -57,7 +57,7 @@ STATED_ELSEWHERE: Mapping[str, str] = {
     "additional_config": "engine_options.neuron_config",
     **dict.fromkeys(("enable_lora", "lora_modules", "max_lora_rank"), "adapters"),
 }
-"""Options of vLLM that a version states in fields of its own, and in which."""
+"""Options of vLLM that have their own field of a version -> that field."""
 SCHEDULING_POLICIES = ("fcfs", "priority")
 """vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
 LEAST_BATCH_PROMPT_TOKENS = 16
@@ -71,7 +71,7 @@ MEDUSA_UNSERVED = (
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What a version is on one instance type; `notes` are sentences about what is allowed but worth knowing."""
+    """A version rendered for one instance type. `notes`: warnings about allowed settings."""
 
     degrees: Degrees
     plan: EnginePlan
@@ -167,7 +167,8 @@ def _check_adapters(spec: VersionSpec, adapters: tuple[VersionAdapter, ...], deg
 def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None:
     """The field with the first option or variable that its engine may not be given, and why; None if all of them may.
 
-    Rendering does not ask: a version of before a list became shorter goes on as a cell until its agent starts it anew.
+    Rendering does not check this: a version from before a list became shorter keeps running until its agent restarts
+    it.
     """
     for name, value in spec.engine_options.items():
         if (spec.engine == "neuron" and name in NEURON_OWN_OPTIONS) or _stated_elsewhere(name):
@@ -328,7 +329,7 @@ GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
 
 
 def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
-    """What vLLM is told. A draft lies where its URI says; the agent replaces one that it had to fetch.
+    """Returns vLLM's options for it. A draft model is at its URI; the agent replaces the path of a fetched one.
 
     Raises:
         InvalidVersion: another option of the version does not go with it.

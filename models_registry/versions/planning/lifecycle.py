@@ -100,7 +100,7 @@ class BrokenRule(ValueError):
 
 
 def check_draft(spec: VersionSpec) -> None:
-    """Check each field by itself, then as it is on every instance type where something differs.
+    """Checks each field, then the combination on every instance type that differs.
 
     Raises:
         BrokenRule: the first field that breaks a rule.
@@ -127,7 +127,7 @@ def _check_fields(spec: VersionSpec) -> None:
 
 
 def _check_type(spec: VersionSpec, kind: str) -> None:
-    """What breaks a rule on this instance type alone is named where the version states it."""
+    """Names a field that breaks a rule on this instance type where the version states it."""
     _read("by_type", spec.on, kind)
     on_type = spec.on(kind)
     try:

@@ -52,7 +52,7 @@ ON_DEMAND: Mapping[str, float] = {
 
 CHIP_WATTS: Mapping[str, float] = {"h100": 700, "h200": 700, "b200": 1000, "a100": 400, "l40s": 350, "l4": 72}
 """By accelerator, from NVIDIA's data sheets, "Max thermal design power", of SXM modules where there are some; read on
-2026-11-26. AWS publishes none of its own chips: what they draw is unknown until an operator states it."""
+2026-11-26. AWS publishes no figures for its chips: their power draw is unknown until an operator states it."""
 
 VCPU_WATTS, VCPU_IDLE_WATTS = 3.5, 0.74
 """Of a machine with processors alone, for each vCPU at full and at no load. Cloud Carbon Footprint, "Methodology",
@@ -178,7 +178,7 @@ class Degrees:
 
 NAMES = tuple(field.name for field in fields(Degrees))
 WITHIN = "within"
-"""Stated beside the degrees, as it follows from them: how many network nodes, counted from the widest, the machines of
+"""Stated with the degrees, from which it follows: how many network nodes, counted from the widest, the machines of
 a cell must share (EC2 names three or four). Unsaid: any."""
 WITHIN_MAX = 8
 
@@ -282,7 +282,7 @@ class _Rules:
             )
 
     def check_generic(self) -> None:
-        """A program of others is one process on one node; what it does with the node's devices is its own."""
+        """A third-party engine is one process on one node, which manages the node's devices itself."""
         for name, value in self.spec.parallelism.get(self.machine.name, {}).items():
             if name in DEGREES and value != 1:
                 raise self.broken(name, "engine generic runs one process on one node, so it must be 1")

@@ -95,7 +95,7 @@ DECIDED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("is_prefix_caching", "is_block_kv_layout"), "engine_options.enable_prefix_caching"),
     **dict.fromkeys(("pa_num_blocks", "pa_block_size"), "engine_options.enable_prefix_caching and block_size"),
 }
-"""Keys that a version states in fields of its own, and in which."""
+"""Keys that have their own field of a version -> that field."""
 
 
 def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
@@ -184,7 +184,7 @@ def _batching(spec: VersionSpec) -> JsonObject:
 def _sampling(degrees: Degrees, speculation: Speculation | None) -> JsonObject:
     """Every request's own temperature, top-k and top-p, as the plugin has it by default.
 
-    Each node draws random numbers of its own and feeds its own tokens back, so over several nodes they must not be
+    Each node draws different random numbers and feeds back its tokens, so over several nodes they must not be
     drawn: their shares of one sequence would be of different texts. Medusa's guesses are read at places that its
     library's own number of guesses gives.
     """

@@ -125,7 +125,7 @@ def _listed(value: Any) -> list[int]:
     return value if isinstance(value, list) and value else [value if isinstance(value, int) else 0]
 
 
-# Which build of the Neuron stack a version is rendered for on a machine, and what that build refuses.
+# Chooses the build of the Neuron stack for a machine, and refuses what that build does not support.
 
 NEURON_TARGET_OPTION = "neuron_target"
 """Of a version's `engine_options`: the name of a target; left out, its machines' default."""
@@ -184,5 +184,5 @@ def is_without_efa(machine: InstanceShape) -> bool:
 
 
 def target_note(target: NeuronTarget) -> str:
-    """What its nodes must have installed, as a sentence."""
+    """Returns the software that its nodes need, as a sentence."""
     return f"rendered for {target}"

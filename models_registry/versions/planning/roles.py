@@ -1,7 +1,8 @@
-"""What cells of a version are in each role, and the fingerprint of what prefill cells hand over to decode cells. Pure.
+"""Renders a version for each role, and fingerprints the KV layout that prefill cells hand over to decode cells. Pure.
 
 A version is the same weights in every role; its field `roles` states what prefill and decode cells have otherwise: how
-tensors are split, options of the engine, how many requests at once. What must be equal for a handover cannot be stated
+tensors are split, options of the engine, how many concurrent requests. What must be equal for a handover cannot be
+stated
 there. `engine_agent` does the handover; the fleet decides how many cells have which role.
 """
 
@@ -21,14 +22,14 @@ CONNECTORS: Mapping[str, str] = MappingProxyType({"sim": "sim-1", "vllm": "NixlC
 """By engine: what carries a prompt from cell to cell, and the version of how it is used. Engines that are not named
 hand over nothing."""
 OF_LAYOUT = ("block_size", "dtype", "kv_cache_dtype", "max_model_len", "quantization")
-"""Options of the engine that say how a KV cache lies in memory, or what is in it: the same in every role."""
+"""Engine options that determine layout or content of the KV cache: the same in every role."""
 GUESSES_FROM_TEXT = "ngram"
 """The way to speculate that needs no second KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """What cells of a role have otherwise than the version states. `tp`: instance type -> tensor-parallel degree;
+    """Differences of a role's cells from the version. `tp`: instance type -> tensor-parallel degree;
     `max_concurrency` None: the version's."""
 
     tp: Mapping[str, int]
@@ -95,7 +96,7 @@ def _options(spec: VersionSpec, where: str, stated: Any) -> RoleOptions:
 
 
 def role_concurrency(stored: Mapping[str, Any]) -> dict[str, int]:
-    """Role -> requests at once of its cells, of what a version was stored with and states otherwise than its own."""
+    """Role -> concurrent requests of its cells, where they differ from the version's."""
     return {role: options["max_concurrency"] for role, options in stored.items() if options.get("max_concurrency")}
 
 

@@ -145,7 +145,7 @@ in them."""
 LAID_OVER = ("engine_options", "engine_env")
 """Stated by type, they add to what the version says, and null takes one away; other fields take its place."""
 BY_TYPE = ("engine", "artifact_uri", "artifact_digest", "max_concurrency", "ready_timeout_s", *OF_AN_ENGINE)
-"""What may differ by instance type, beside the degrees of `parallelism`."""
+"""Fields that may differ by instance type, besides the degrees of `parallelism`."""
 UNSAID: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
 """Of a digest an empty text says that it is not known yet."""
 READY_TIMEOUT_MAX_S = 24 * 3600.0
@@ -153,7 +153,7 @@ READY_TIMEOUT_MAX_S = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HeadCounts:
-    """What the model has of things that degrees must divide; None where unknown, and then nothing is checked.
+    """Counts in the model that degrees must divide; None where unknown, which is not checked.
 
     `attention` query heads, `kv` key-value heads, `layers` decoder layers.
     """
@@ -209,7 +209,7 @@ class VersionSpec:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a prompt with its answer, as the engine is told: its own option wins."""
+        """Maximum tokens of a prompt with its answer: the engine's option, else the version's."""
         stated = (value for name, value in self.engine_options.items() if name.replace("-", "_") == "max_model_len")
         found = next(stated, None)
         return found if isinstance(found, int) and found > 0 else self.context_length
@@ -371,11 +371,12 @@ def _neuron(fields: FieldReader) -> NeuronQuantization:
 ADAPTERS_MAX = 32
 """Of one version: as many names in every list of models and every engine's memory."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What `--max-lora-rank` may be (vLLM 0.32, `vllm/config/lora.py`); the engine makes room for the next one above."""
+"""Values of `--max-lora-rank` (vLLM 0.32, `vllm/config/lora.py`); the engine makes room for the next one above."""
 USUAL_RANK = 16
 """Of an adapter that states none: vLLM's own default."""
 MOST_AT_ONCE = 8
-"""Adapters whose requests run in one step, unless the version says `max_loras`: each takes room beside the weights."""
+"""Adapters whose requests run in one step, unless the version says `max_loras`: each takes memory next to the
+weights."""
 ENGINES_WITH_ADAPTERS = ("sim", "vllm")
 
 
@@ -454,6 +455,6 @@ def vllm_adapter_options(adapters: Sequence[VersionAdapter]) -> dict[str, Any]:
     return {
         "enable_lora": True,
         "max_loras": min(len(adapters), MOST_AT_ONCE),
-        "max_cpu_loras": len(adapters),  # else one that was not used lately is read from disk within a step
+        "max_cpu_loras": len(adapters),  # else an idle adapter is read from disk within a step
         "max_lora_rank": next(rank for rank in RANKS if rank >= greatest),
     }

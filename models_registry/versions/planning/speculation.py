@@ -26,7 +26,7 @@ Accuracies = tuple[tuple[float, ...], ...]
 """By head, then by rank: the share of calibration tokens at which this head's guess of this rank was the right one."""
 
 PROBABILITY_SLACK = 1e-9
-"""How far the shares of one head may exceed 1 in sum, for the rounding of whoever measured them."""
+"""Rounding tolerance: the shares of one head may sum to this much above 1."""
 
 
 class BadTree(ValueError):
@@ -190,7 +190,7 @@ BatchRange = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ngram:
-    """Guesses what followed the last tokens when they occurred before: `tokens` at once, matching from
+    """Guesses the tokens that followed an earlier occurrence of the last tokens: `tokens` per step, matching from
     `lookup_min` to `lookup_max` of them."""
 
     tokens: int
@@ -201,7 +201,7 @@ class Ngram:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Weights of their own guess `tokens` tokens in a chain: a smaller model, one trained on the target's features
+    """Separate weights guess `tokens` tokens in a chain: a smaller model, one trained on the target's features
     (EAGLE), or heads on the target (Medusa as vLLM has it, best guesses only)."""
 
     method: Method
@@ -271,7 +271,7 @@ def _refuse_tree(fields: FieldReader) -> None:
 
 def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
     """The field `tokens_per_batch_size` as vLLM takes it: ranges of batch sizes that begin at 1 and do not overlap;
-    between and behind them the range before goes on."""
+    between and after ranges the previous range applies."""
     stated = fields.given("tokens_per_batch_size")
     if stated is None:
         return ()

@@ -4,7 +4,7 @@
 Moves validated versions on: to released by an operator, to retired once unused. And guards, for the
 fleet, that what it is about to use is fit for it.
 
-Every change holds the version's row lock while it asks who uses it, and whoever begins to use one takes the same lock.
+Every change holds the version's row lock while it checks who uses it; a new user takes the same lock.
 
 Widens what engines may be given, by one name for one engine: by an admin, with a reason, and where the rule requires
 it only once a second admin approved. Taking an allowance back needs no approval.
@@ -99,7 +99,7 @@ def model_delete(*, name: str, actor: str, now: datetime) -> None:
 def draft_create(
     *, model: str, version: str, based_on: str, columns: Mapping[str, Any], actor: str, now: datetime
 ) -> ModelVersion:
-    """Add a draft. What `columns` leave unsaid comes from the version `based_on` (`model@version`), if it names one.
+    """Add a draft. Columns that are left out come from the version `based_on` (`model@version`), if given.
 
     Raises:
         InvalidInput: an unknown model or version, or a field that breaks a rule.
@@ -339,7 +339,7 @@ def engine_allowance_request(
 
 @transaction.atomic
 def engine_allowance_withdraw(*, allowance_id: int, actor: str, now: datetime) -> None:
-    """Take an allowance back: from now on no version is written with it and no engine started. What runs goes on."""
+    """Withdraw an allowance: no version is written with it and no engine is started. Running engines keep it."""
     row = EngineAllowance.objects.select_for_update().get(pk=allowance_id)
     row.delete()
     _event("withdrawn", f"{row} is not allowed any more, by {actor}", row, actor, now)
@@ -354,7 +354,9 @@ def _checked_name(engine: str, name: str) -> str:
         message = f"name is {name!r}; it must be an option, --trust-remote-code, or a variable, LD_PRELOAD"
         raise InvalidInput(field="name", rule="name", message=message)
     if is_agents_own(known):
-        raise InvalidInput(field="name", rule="allowed", message=f"{known} is set by agents alone; nobody can allow it")
+        raise InvalidInput(
+            field="name", rule="allowed", message=f"{known} is set by agents alone and cannot be allowed"
+        )
     refused = refused_variable(engine, known) if is_variable else refused_option(engine, known, None)
     if refused is None:
         raise Conflict(f"engine {engine} may be given {known} already")

@@ -1,4 +1,4 @@
-"""A folder becomes an artifact in S3 that nodes can fetch, once and for ever."""
+"""A folder becomes an immutable artifact in S3 that nodes can fetch."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Benchmarks over HTTP: who may ask for one, what is refused by name, and what is told of a use."""
+"""Benchmarks over HTTP: permissions, refusals, and the report of a use."""
 
 from typing import Any
 

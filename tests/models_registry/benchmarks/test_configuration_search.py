@@ -1,5 +1,5 @@
 """A search from its start to the version that it found: drafts, rollouts and benchmarks, each killed process made good
-by the next, and every configuration with its reason. What a fleet would do is told by the test."""
+by the next, and every configuration with its reason. The test plays the fleet."""
 
 from datetime import timedelta
 from typing import Any
@@ -34,7 +34,7 @@ BASE_S, WORK_S = 0.020, 0.1625
 
 
 class Fleet:
-    """Serves what it is asked to at once, unless `answer` says otherwise."""
+    """Serves the requested version immediately, unless `answer` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.version = rows.version(nodes=1, max_concurrency=64)

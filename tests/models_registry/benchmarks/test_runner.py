@@ -38,7 +38,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
 
 @pytest.fixture
 def target(engine: Member, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What benchmarks are told of the fleet; a test changes it."""
+    """State of the fleet as benchmarks see it; tests change it."""
     row = rows.version()
     port = int(engine.url.rpartition(":")[2])
     described = BenchmarkTarget(

@@ -25,7 +25,7 @@ def draft() -> ModelVersion:
 
 
 def form(draft: ModelVersion, **other: str) -> dict[str, Any]:
-    """What the browser sends when nothing was touched but `other`."""
+    """Returns the form as a browser sends it when only `other` was changed."""
     return {field.name: field.text for field in draft_fields(draft)} | {"revision": str(draft.revision)} | other
 
 

@@ -1,4 +1,4 @@
-"""Two transitions at once, on real PostgreSQL: one wins, and the other is told why it did not."""
+"""Two concurrent transitions on real PostgreSQL: one wins, and the other gets the reason."""
 
 from collections.abc import Callable
 from functools import partial

@@ -44,7 +44,7 @@ def start(row: ModelVersion) -> Validation:
 
 
 def advance(folder: Path, clock: Clock | None = None, limits: ArtifactLimits = LIMITS, **slice_: Any) -> Validation:
-    """One slice, over artifacts beside this folder; returns the youngest validation."""
+    """Runs one slice over artifacts next to this folder and returns the youngest validation."""
     sources = (parse_place(folder.parent.as_uri()),)
     validations_advance(Slice(sources, limits, clock or Clock(), **slice_))
     return Validation.objects.latest("id")

@@ -1,4 +1,4 @@
-"""Adapters: what a version may say of them, and what each engine is told."""
+"""Adapters: checks of a version, and each engine's options."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What cells of a version are in each role, and the fingerprint of what they hand over."""
+"""Versions rendered for each role, and the fingerprint of the KV layout."""
 
 from dataclasses import replace
 from typing import Any

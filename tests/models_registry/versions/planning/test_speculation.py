@@ -1,6 +1,6 @@
 """The tree is the best there is, by every tree there could be, and bad trees are named.
 
-Speculation: what each engine is told, and what it is not offered.
+Speculation: each engine's options, and the methods that it refuses.
 """
 
 import json
