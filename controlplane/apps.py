@@ -1,3 +1,5 @@
+import gc
+
 from django.apps import AppConfig
 
 
@@ -9,3 +11,5 @@ class ControlplaneConfig(AppConfig):
     def ready(self) -> None:
         from controlplane import celery  # noqa: F401 - from here on `celery.current_app` is ours
         from controlplane.observability import signals  # noqa: F401 - from here on tasks are numbered and counted
+
+        gc.enable()

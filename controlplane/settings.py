@@ -4,8 +4,10 @@ Each variable that a person may set has a docstring below its setting. docs/oper
 as a table, which `python -m tests.docs.variables_page` writes. "Default: …" goes into the column of the default.
 """
 
+import gc
 import json
 import os
+import sys
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,12 @@ from kernel.process_role import (
 
 if process_role() is not ProcessRole.COMMAND:
     os.umask(0o077)  # whatever a service writes is its account's own: locks, schedules, metrics, logs
+
+# A tenth of each process's start: what is imported now lives on, and a collection among it finds nothing.
+# `ControlplaneConfig.ready` enables it again.
+gc.disable()
+# Another twentieth: the command line of httpx, with rich and pygments. httpx works without it.
+sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
