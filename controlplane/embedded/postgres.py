@@ -46,7 +46,15 @@ _SETTINGS = {
     "log_timezone": "UTC",
     "jit": "off",  # compiling costs more than it saves on short queries
 }
-_TESTS_ONLY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_TESTS_ONLY = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",  # tests take back what they write, and each test file would set it off
+}
 
 
 @dataclass(frozen=True, slots=True)
