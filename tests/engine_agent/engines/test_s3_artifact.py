@@ -16,8 +16,8 @@ from engine_agent.engines import s3_artifact
 from engine_agent.engines.artifacts import (
     CannotFetch,
     Entry,
+    acquire,
     entry_of,
-    hold,
     make_room,
     mark_damaged,
     verify_folder,
@@ -49,7 +49,7 @@ class Store:
         return entry_of(self.artifact.digest, self.cache)
 
     def fetch(self) -> Path:
-        os.close(hold(self.entry, self._download, lambda: None))
+        os.close(acquire(self.entry, self._download, lambda: None))
         return self.entry.folder
 
     def _download(self) -> None:
