@@ -1,7 +1,4 @@
-"""Bodies of requests about deployments. Types and ranges are checked here; what values mean is for the services.
-
-Deployments over HTTP: create, read, change, scale and delete them. Decides nothing; services do.
-"""
+"""Deployments over HTTP: create, read, change, scale and delete them. Checks types and ranges; services decide."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -65,8 +62,7 @@ CELLS_SCHEMA = {
 
 @extend_schema_field(CELLS_SCHEMA)
 class CellsField(serializers.Field[Any, Any, Any, Any]):
-    """A number of cells, a range of them as `{"min": 2, "max": 8}`, or cells by role as
-    `{"prefill": 1, "decode": 3}`."""
+    """A number of cells, a range as `{"min": 2, "max": 8}`, or cells by role as `{"prefill": 1, "decode": 3}`."""
 
     number = serializers.IntegerField(
         min_value=0,
@@ -85,44 +81,44 @@ class CellsField(serializers.Field[Any, Any, Any, Any]):
             raise serializers.ValidationError(str(wrong), "range") from None
 
 
-def _by_type() -> serializers.DictField:
+def _by_type_field() -> serializers.DictField:
     return serializers.DictField(
         child=serializers.DictField(child=serializers.IntegerField(min_value=0, max_value=CELLS_MOST)),
         required=False,
-        help_text="Region -> instance type -> how many of its cells should be on it; the rest is wherever is best. In "
-        "a change, other regions stay as they are, and an empty object leaves all cells of a region to that.",
+        help_text="Region -> instance type -> target cells on it. The planner places the rest. In a change, other "
+        "regions stay unchanged, and an empty object lets the planner place all cells of a region.",
     )
 
 
 class WantedCellsSerializer(StrictSerializer):
-    """How many cells a region should have, or within which range the autoscaler sets their number."""
+    """Target number of cells in a region, or the range for the autoscaler."""
 
     region = serializers.CharField(max_length=64)
     cells = CellsField(
-        help_text="A number, which ends a range and roles; `min` and `max`; or `prefill` and `decode`, and `mixed` "
-        "where there are such cells."
+        help_text="A number, which ends a range and roles; or `min` and `max`; or `prefill` and `decode`, with "
+        "optional `mixed`."
     )
 
 
-def _each_once(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_unique_regions(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [place["region"] for place in wanted]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise serializers.ValidationError(f"each region once; more than once here: {', '.join(twice)}", "unique")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise serializers.ValidationError(f"repeated regions: {', '.join(repeated)}", "unique")
     return wanted
 
 
 class ScaleSerializer(StrictSerializer):
-    """Regions that are not named stay as they are."""
+    """Regions that are not listed stay unchanged."""
 
     regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
-    by_type = _by_type()
+    by_type = _by_type_field()
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return _each_once(wanted)
+        return _check_unique_regions(wanted)
 
 
-def _instance_types(**options: Any) -> serializers.ListField:
+def _instance_types_field(**options: Any) -> serializers.ListField:
     child = serializers.CharField(max_length=64)
     return column_field(Deployment._meta.get_field("instance_types"), child=child, min_length=1, **options)
 
@@ -131,16 +127,16 @@ class _Columns(ColumnsSerializer):
     markets = column_field(
         Deployment._meta.get_field("markets"), child=serializers.CharField(max_length=16), max_length=len(Market)
     )
-    by_type = _by_type()
+    by_type = _by_type_field()
 
 
 class ChangeDeploymentSerializer(_Columns):
-    """Whatever is left out stays as it is. Another model version comes by a rollout."""
+    """Missing fields stay unchanged. A rollout changes the model version."""
 
     regions = serializers.ListField(
-        child=WantedCellsSerializer(), min_length=1, required=False, help_text="Others stay as they are."
+        child=WantedCellsSerializer(), min_length=1, required=False, help_text="Other regions stay unchanged."
     )
-    instance_types = _instance_types(required=False)
+    instance_types = _instance_types_field(required=False)
 
     class Meta:
         model = Deployment
@@ -148,23 +144,23 @@ class ChangeDeploymentSerializer(_Columns):
         examples = {"regions": [{"region": "us-west-2", "cells": 3}]}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return _each_once(wanted)
+        return _check_unique_regions(wanted)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if not attrs:
             allowed = ", ".join(self.fields)
-            message = f"changes nothing; give one of: {allowed}"
+            message = f"changes nothing; set one of: {allowed}"
             raise serializers.ValidationError({"regions": serializers.ErrorDetail(message, "required")})
         return attrs
 
 
 class CreateDeploymentSerializer(_Columns):
-    name = serializers.RegexField(NAME, max_length=96, help_text="Letters, digits, `-` and `_`; it never changes.")
+    name = serializers.RegexField(NAME, max_length=96, help_text="Letters, digits, `-` and `_`; it cannot be changed.")
     model_version = serializers.CharField(max_length=170, help_text="`model@version`")
-    instance_types = _instance_types()
+    instance_types = _instance_types_field()
     regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
     allow_unreleased = serializers.BooleanField(
-        required=False, default=False, help_text="Take a validated version that is not released."
+        required=False, default=False, help_text="Accept a validated version that is not released."
     )
 
     class Meta:
@@ -173,11 +169,11 @@ class CreateDeploymentSerializer(_Columns):
         examples = {"update_policy": {"canary_bake_s": 60.0}}
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return _each_once(wanted)
+        return _check_unique_regions(wanted)
 
 
 SHARED_WITH_OTHERS = frozenset({"team", "priority", "preemptible", "preempts"})
-"""Who may operate this deployment alone may not say whose machines it gets."""
+"""These affect other deployments, so a grant for a single deployment does not suffice."""
 
 
 class CellRangeSerializer(serializers.Serializer[Any]):
@@ -188,17 +184,17 @@ class CellRangeSerializer(serializers.Serializer[Any]):
 class CellPoolsSerializer(serializers.Serializer[Any]):
     prefill = serializers.IntegerField()
     decode = serializers.IntegerField()
-    mixed = serializers.IntegerField(required=False, help_text="Left out: none.")
+    mixed = serializers.IntegerField(required=False, help_text="Default: none.")
 
 
 class RolePlanSerializer(serializers.Serializer[RoleState]):
-    """What the planner of roles last wanted. It is so only where it acts."""
+    """The latest plan of roles. The cells follow it only if it acts."""
 
     prefill = serializers.IntegerField()
     decode = serializers.IntegerField()
     mixed = serializers.IntegerField()
-    acting = serializers.BooleanField(help_text="The cells follow; else it is what they would be.")
-    carries = serializers.FloatField(allow_null=True, help_text="Requests a second within both limits; null: unknown.")
+    acting = serializers.BooleanField(help_text="Whether the cells follow the plan.")
+    carries = serializers.FloatField(allow_null=True, help_text="Requests per second within limits; null: unknown.")
     mixed_carries = serializers.FloatField(allow_null=True, help_text="The same with mixed cells alone.")
     from_tokens = serializers.IntegerField(
         allow_null=True, help_text="Uncached tokens from which a prompt is handed over; null: 512."
@@ -210,26 +206,18 @@ class RolePlanSerializer(serializers.Serializer[RoleState]):
 
 class PlaceSerializer(serializers.Serializer[Any]):
     region = serializers.CharField()
-    cells = serializers.IntegerField(help_text="How many there should be.")
-    range = CellRangeSerializer(
-        allow_null=True, help_text="Within which the autoscaler may set that number; null: a person alone does."
-    )
-    pools = CellPoolsSerializer(
-        allow_null=True, help_text="How many of them should have which role, stated or planned; null: all are mixed."
-    )
-    role_plan = RolePlanSerializer(allow_null=True, help_text="Null: its roles are not planned, or not yet.")
+    cells = serializers.IntegerField(help_text="Target number of cells.")
+    range = CellRangeSerializer(allow_null=True, help_text="Range for the autoscaler; null: only users set the number.")
+    pools = CellPoolsSerializer(allow_null=True, help_text="Cells per role, stated or planned; null: all are mixed.")
+    role_plan = RolePlanSerializer(allow_null=True, help_text="Null: no plan, or not yet.")
     by_type = serializers.DictField(
         child=serializers.IntegerField(),
-        help_text="How many of them should be on which instance type; the rest is wherever is best.",
+        help_text="Target cells per instance type; the planner places the rest.",
     )
-    types = serializers.DictField(
-        child=serializers.IntegerField(), help_text="How many cells there are now on which instance type."
-    )
-    ready = serializers.IntegerField(help_text="How many serve now.")
-    granted = serializers.IntegerField(
-        allow_null=True, help_text="How many of them it may have while machines are short; null: all."
-    )
-    grant_reason = serializers.CharField(help_text="Why no more; empty: it may have all.")
+    types = serializers.DictField(child=serializers.IntegerField(), help_text="Current cells per instance type.")
+    ready = serializers.IntegerField(help_text="Ready cells.")
+    granted = serializers.IntegerField(allow_null=True, help_text="Cells allowed while machines are scarce; null: all.")
+    grant_reason = serializers.CharField(help_text="Why it is not allowed more; empty: it is allowed all.")
 
     class Meta:
         examples = {
@@ -239,9 +227,9 @@ class PlaceSerializer(serializers.Serializer[Any]):
 
 
 class DeploymentSerializer(RecordSerializer[Deployment]):
-    # The context holds, under `ready`, (deployment, region) -> number of ready cells; under `types`, of all by type.
+    # Context: `ready`, (deployment, region) -> ready cells; `types`, (deployment, region) -> cells per type.
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
-    regions = serializers.SerializerMethodField(help_text="In the order of names.")
+    regions = serializers.SerializerMethodField(help_text="Sorted by name.")
 
     class Meta:
         model = Deployment
@@ -276,9 +264,9 @@ def _role_plan(place: DeploymentRegion) -> dict[str, Any] | None:
 
 class DeploymentFilter(filters.FilterSet):
     serving_class = filters.ChoiceFilter(choices=choices(ServingClass))
-    region = filters.CharFilter(field_name="regions__region_id", help_text="Should serve in this region.")
+    region = filters.CharFilter(field_name="regions__region_id", help_text="Deployments in this region.")
     model = filters.CharFilter(field_name="model_version__model_id")
-    instance_type = filters.CharFilter(method="on_type", help_text="Its cells may be on this one.")
+    instance_type = filters.CharFilter(method="on_type", help_text="Deployments that list this type.")
     team = filters.CharFilter()
 
     class Meta:
@@ -290,7 +278,7 @@ class DeploymentFilter(filters.FilterSet):
 
 
 class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
-    """Which model version serves, where, and with how many cells."""
+    """The model version that serves, its regions and its cells."""
 
     serializer_class = DeploymentSerializer
     filterset_class = DeploymentFilter
@@ -325,8 +313,8 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         operation_id="deployments_create", request=CreateDeploymentSerializer, responses={200: DeploymentSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Serve a model version in these regions. Its cells are placed on spares, or on nodes that are launched. 409 if
-        the name is taken."""
+        """Creates a deployment of a model version. Its cells are placed on spares or on launched nodes. 409 if the name
+        is taken."""
         payload = CreateDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         columns = dict(payload.validated_data)
@@ -340,10 +328,10 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         responses={200: DeploymentSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given, and set the number of cells in the named regions, or its range. New cells are placed
-        on spares, or on nodes that are launched; superfluous ones drain first. 202 with a request if that empties a
-        region and evacuating one takes two; what else was given is done. Team, priority and what may be taken
-        concern other deployments: a grant for this one alone does not do for these."""
+        """Changes the given fields and the target cells of the listed regions. New cells are placed on spares or
+        launched nodes; surplus cells are drained first. 202 with a request if this empties a region and evacuations
+        need approval; all other changes are applied. Team, priority and preemption affect other deployments, so a grant
+        for this deployment alone does not suffice."""
         deployment = self.get_object()
         payload = ChangeDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
@@ -364,9 +352,8 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
 
     @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a deployment for good, with its ended rollouts and its traffic settings. Responds with what it was.
-        409 while a region should have cells of it, a cell has not stopped, or a rollout is active: scale it to 0
-        first."""
+        """Deletes a deployment, its ended rollouts and its traffic settings, and returns it. 409 while it has target
+        cells, live cells or an active rollout: scale it to 0 first."""
         deployment = self.get_object()
         shown = self.get_serializer(deployment).data
         deployment_delete(name=deployment.name, actor=actor_of(request), now=clock.now())

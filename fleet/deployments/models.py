@@ -1,4 +1,4 @@
-"""Deployments: which model version serves, where, and how many cells of it."""
+"""Tables of deployments: the model version that serves, the regions, and the number of cells in each."""
 
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
@@ -24,18 +24,18 @@ from models_registry.versions.models import ModelVersion
 
 
 class Deployment(models.Model):
-    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice."""
+    """A model version to serve. `next_ordinal` numbers its cells; numbers are never reused."""
 
     SETTABLE = (
         "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
         "preemptible", "preempts", "instance_types",
     )  # fmt: skip
-    """Columns that a request may set and change: API, documents and command line follow this list."""
+    """Columns that requests may set. The API, documents and the command line follow this list."""
 
     name = models.SlugField(max_length=96, primary_key=True)
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
     instance_types = models.JSONField(
-        help_text="That its cells may be on, the preferred first. A cell is on one of them."
+        help_text="Instance types of its cells, the preferred first. Each cell uses one of them."
     )
     serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
     drain_deadline_s = models.FloatField(
@@ -55,7 +55,7 @@ class Deployment(models.Model):
     scaling = models.JSONField(
         default=dict,
         blank=True,
-        help_text="How it is scaled where cells are a range. Differences from the defaults or, in a change, from the "
+        help_text="Scaling where cells are a range. Differences from the defaults or, in a change, from the "
         "current policy: `mode` (`shadow` or `act`), `target_utilisation`, `slo_burn`, `itl_p95_ms`, `down_after_s`, "
         "`start_up_s`, `budget_per_hour`, `roles` (`stated` or `planned`), `itl_p99_ms`, and `schedule` as a whole.",
     )
@@ -74,18 +74,18 @@ class Deployment(models.Model):
         null=True,
         blank=True,
         validators=[MaxValueValidator(PRIORITY_MOST)],
-        help_text="The higher gets machines first when they are short; null: from its serving class.",
+        help_text="Higher priorities get scarce machines first; null: from its serving class.",
     )
     preemptible = models.BooleanField(
         null=True,
         blank=True,
-        help_text="Whether others may take its cells below the start of its range; null: only if its class is batch.",
+        help_text="Whether others may take cells below its minimum; null: only if its class is batch.",
     )
     preempts = models.CharField(
         max_length=8,
         choices=choices(Preempts),
         default=Preempts.MIN.value,
-        help_text="For which of its cells it takes machines of lower priorities: `min`, the start of its range or the "
+        help_text="Cells for which it takes machines from lower priorities: `min`, the start of its range or the "
         "number that was set; `need`, all; `nothing`.",
     )
     next_ordinal = models.PositiveIntegerField(default=1)
@@ -107,37 +107,33 @@ class Deployment(models.Model):
         return self.name
 
     def policy(self) -> UpdatePolicy:
-        """How its cells may be updated, the defaults filled in."""
+        """The update policy with its defaults."""
         return parse_policy(self.update_policy)
 
     def objective(self) -> Objective:
-        """What its users may expect, the defaults filled in."""
+        """The objective with the defaults of its serving class."""
         return parse_objective(self.slo, ServingClass(self.serving_class))
 
     def scaling_policy(self) -> ScalingPolicy:
-        """How it is scaled where its cells are a range, the defaults filled in."""
+        """The scaling policy with its defaults."""
         return parse_scaling_policy(self.scaling)
 
     @property
     def plans_roles(self) -> bool:
-        """Whether the roles of its cells are planned, rather than stated by a person."""
+        """Whether the planner chooses the roles of its cells."""
         return bool(self.scaling.get("roles") == RolesBy.PLANNED.value)
 
     def sharing(self) -> SharingPolicy:
-        """Who it goes before when machines are short, what its serving class says filled in."""
+        """The sharing policy with the defaults of its serving class."""
         stated = SharingPolicy(self.priority, self.preemptible, Preempts(self.preempts))
         return stated.of_class(ServingClass(self.serving_class))
 
 
 class DeploymentRegion(models.Model):
-    """How many cells of a deployment a region should have, and how many of them, `prefill` and `decode`, should have
-    these roles; the rest is mixed. `by_type`: how many should be on which instance type; the planner says where the
-    rest goes. `cells_min` and `cells_max`: between which the autoscaler may set that number; None:
-    a person alone does.
-
-    `cells_granted`: how many of them it may have while machines are short (`fleet.planning.shares`); None: all.
-    `granted_at`: when that was decided, `grant_rule` and `grant_reason` by what and why.
-    """
+    """Target number of cells in a region, of which `prefill` and `decode` have these roles; the rest is mixed.
+    `by_type`: cells per instance type; the planner places the rest. `cells_min` and `cells_max`: the range within which
+    the autoscaler sets `cells`; None: only users do. `cells_granted`: cells allowed while machines are scarce
+    (`fleet.quotas.planning`), with `granted_at`, `grant_rule` and `grant_reason`; None: all."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
@@ -172,27 +168,27 @@ class DeploymentRegion(models.Model):
 
     @property
     def range(self) -> CellRange | None:
-        """Between which the autoscaler may set the number of cells."""
+        """The range within which the autoscaler sets the number of cells, or None."""
         if self.cells_min is None or self.cells_max is None:
             return None
         return CellRange(self.cells_min, self.cells_max)
 
     @property
     def pools(self) -> CellPools | None:
-        """How many cells should have which role; None: all are mixed."""
+        """Cells per role, or None if all are mixed."""
         split = split_within(self.cells, self.prefill, self.decode)
         return CellPools(split.prefill, split.decode, split.mixed) if split.is_apart else None
 
     def stated(self, *, plans_roles: bool) -> Cells:
-        """What a person stated of its cells: roles are no part of it where they are planned."""
+        """The target as a user stated it. Excludes planned roles."""
         return self.range or (None if plans_roles else self.pools) or self.cells
 
     @property
     def split(self) -> RoleSplit:
-        """How many of those that there should be while machines are short have which role."""
+        """Roles of the cells allowed while machines are scarce."""
         return split_within(self.cells_in_force, self.prefill, self.decode)
 
     @property
     def cells_in_force(self) -> int:
-        """How many there should be while machines are short."""
+        """Cells allowed while machines are scarce."""
         return self.cells if self.cells_granted is None else min(self.cells, self.cells_granted)

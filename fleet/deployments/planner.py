@@ -1,21 +1,9 @@
-"""What users of a deployment may expect, and how fast its error budget burns. Pure.
+"""Plain data of deployments, with their bounds and checks: objectives and error budgets, update policies, sharing of
+machines, and names that applications use. Text and numbers from requests are parsed here, and errors name the field.
+Never reads the database or the clock.
 
-Burn rates over two windows, a long one for weight and a short one so that an alarm ends soon after its cause: Google,
-"The Site Reliability Workbook", chapter 5, table 5-8. A burn rate of 1 uses up the budget just in time.
-
-How a deployment may be updated: what may be down at once, in which waves, and what a version must prove.
-
-Pure data with its bounds. Text and numbers from outside come in through `parse_policy`, which names what is wrong.
-
-What empties a region of a deployment, whichever way it is requested. Pure.
-
-What deployments and teams may claim of machines: a deployment's priority, what others may take from it and for what
-it takes from others, what it was set to have and may have now, and quotas. Pure data; `fleet.planning.shares` decides.
-
-Names that applications ask for, of deployments, models and adapters: whether a new one is taken. Pure.
-
-Every region's ingress lists every deployment, so a name is one for the whole fleet. A model's name may lead to several
-deployments (docs/design/ingress.md#splits); an adapter's leads to one, and is no model's.
+Burn rates use a long window for significance and a short one, so that an alarm ends soon after its cause: Google, "The
+Site Reliability Workbook", chapter 5, table 5-8. A burn rate of 1 uses up the budget exactly at its end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +21,7 @@ from kernel.tones import Tone
 
 
 class InvalidObjective(ValueError):
-    """An objective that breaks a rule. `field` is the key; the text names it, the value and the rule."""
+    """An invalid objective. `field` is the key; the text names it, the value and the rule."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -42,8 +30,8 @@ class InvalidObjective(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """`availability` is the share of requests that must not fail, `ttft_share` that of requests whose first token
-    must come within `ttft_ms`."""
+    """`availability`: share of requests that must succeed; `ttft_share`: share whose first token must arrive within
+    `ttft_ms`."""
 
     availability: float = 0.995
     ttft_ms: float = 2000.0
@@ -60,7 +48,7 @@ RANGES = {"availability": (0.5, 0.99999), "ttft_ms": (1.0, 3_600_000.0), "ttft_s
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """What happened in one window of time. `served` had a first token, `slow` of them too late."""
+    """Counts of one time window. `slow`: requests whose first token was late."""
 
     requests: int = 0
     errors: int = 0
@@ -69,7 +57,7 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Two windows whose burn rates must both exceed `limit`. The budget is that of 30 days."""
+    """Raised if the burn rates of both windows exceed `limit`. The budget covers 30 days."""
 
     long_s: int
     short_s: int
@@ -87,7 +75,7 @@ WINDOWS_S = tuple(sorted({seconds for alarm in ALARMS for seconds in (alarm.long
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """How fast one budget burns. `rates`: window in seconds -> burn rate, None without requests in it."""
+    """The burn of one budget. `rates`: window in seconds -> burn rate, or None without requests."""
 
     what: str
     objective: float
@@ -97,12 +85,11 @@ class Burn:
 
     @property
     def percent(self) -> float:
-        """The objective in percent."""
         return round(100 * self.objective, 3)
 
 
 def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> Objective:
-    """The objective with what is stated, and the rest from the defaults of its serving class.
+    """The objective with the stated values, and the defaults of its serving class for the rest.
 
     Raises:
         InvalidObjective: an unknown key, or a value of the wrong type or outside its range.
@@ -111,7 +98,7 @@ def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> O
     values = {field.name: getattr(base, field.name) for field in fields(Objective)}
     for name, value in stated.items():
         if name not in values:
-            raise InvalidObjective(name, f"there is no objective {name!r}; there are: {', '.join(values)}")
+            raise InvalidObjective(name, f"unknown objective {name!r}; known: {', '.join(values)}")
         low, high = RANGES[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise InvalidObjective(name, f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
@@ -120,18 +107,18 @@ def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> O
 
 
 def burns(objective: Objective, seen: Mapping[int, RequestCounts]) -> tuple[Burn, ...]:
-    """How the two budgets burn. `seen`: window in seconds, each of `WINDOWS_S` -> what happened in it until now."""
-    failed = {window: _rate(what.errors, what.requests, objective.availability) for window, what in seen.items()}
+    """Burn of the two budgets. `seen`: window in seconds, each of `WINDOWS_S` -> its counts until now."""
+    failed = {window: _burn_rate(what.errors, what.requests, objective.availability) for window, what in seen.items()}
     late = {window: late_burn(objective, what) for window, what in seen.items()}
     return (
-        _judged("requests that succeed", objective.availability, failed),
-        _judged(f"first tokens within {objective.ttft_ms:g} ms", objective.ttft_share, late),
+        _burn_verdict("requests that succeed", objective.availability, failed),
+        _burn_verdict(f"first tokens within {objective.ttft_ms:g} ms", objective.ttft_share, late),
     )
 
 
 def late_burn(objective: Objective, seen: RequestCounts) -> float | None:
-    """How many times too fast late first tokens burn their budget; None: no request had one."""
-    return _rate(seen.slow, seen.requests - seen.errors, objective.ttft_share)
+    """Burn rate of late first tokens, or None if no request had one."""
+    return _burn_rate(seen.slow, seen.requests - seen.errors, objective.ttft_share)
 
 
 def total(seen: Iterable[RequestCounts]) -> RequestCounts:
@@ -141,22 +128,22 @@ def total(seen: Iterable[RequestCounts]) -> RequestCounts:
     )
 
 
-def _rate(bad: int, of: int, objective: float) -> float | None:
+def _burn_rate(bad: int, of: int, objective: float) -> float | None:
     return min(1.0, bad / of) / (1.0 - objective) if of > 0 else None
 
 
-def _judged(what: str, objective: float, rates: Mapping[int, float | None]) -> Burn:
+def _burn_verdict(what: str, objective: float, rates: Mapping[int, float | None]) -> Burn:
     for alarm in ALARMS:
         long, short = rates.get(alarm.long_s), rates.get(alarm.short_s)
         if long is not None and short is not None and min(long, short) > alarm.limit:
-            reason = f"burns {long:.1f} times too fast over {_hours(alarm.long_s)} and still does"
+            reason = f"burns {long:.1f} times too fast over {_window_text(alarm.long_s)} and still does"
             return Burn(what, objective, rates, alarm.tone, reason)
     if all(rate is None for rate in rates.values()):
-        return Burn(what, objective, rates, Tone.IDLE, "no request to judge by")
+        return Burn(what, objective, rates, Tone.IDLE, "no requests")
     return Burn(what, objective, rates, Tone.OK, "within its budget")
 
 
-def _hours(seconds: int) -> str:
+def _window_text(seconds: int) -> str:
     return "the last hour" if seconds == 3600 else f"the last {seconds // 3600} hours"
 
 
@@ -171,14 +158,15 @@ Waves = Annotated[
 
 
 class UpdateStrategy(StrEnum):
-    """In place: cells go down and come back on their own nodes. Surge: a new cell comes first, then an old one goes."""
+    """`in_place`: cells are drained and return on their own nodes. `surge`: a new cell starts before an old one is
+    stopped."""
 
     IN_PLACE = "in_place"
     SURGE = "surge"
 
 
 class GoodputMissing(StrEnum):
-    """What a gate does where no benchmark compares both versions."""
+    """Behaviour of a gate if no benchmark compares both versions."""
 
     PAUSE = "pause"
     GO_ON = "go_on"
@@ -189,12 +177,10 @@ class InvalidPolicy(InvalidField):
 
 
 class GatePolicy(msgspec.Struct, frozen=True):
-    """What the gate after each wave compares. Ratios are of updated to control cells at the same time.
-
-    `significance`: the probability at which a difference that large would be chance, below which it counts.
-    `goodput_ratio`: what the new version must carry of what the old one does, by benchmarks of both under the same
-    conditions; 0: nobody asks. Below it, or without such benchmarks where `goodput_missing` says so, it pauses.
-    """
+    """Limits of the gate after each wave. Ratios are updated to control cells over the same time. `significance`: a
+    difference counts if its probability by chance is lower. `goodput_ratio`: required goodput of the new version
+    relative to the old one, in benchmarks under the same conditions; 0 switches it off. The rollout pauses below it,
+    and also without benchmarks if `goodput_missing` is `pause`."""
 
     error_ratio: Ratio = 2.0
     latency_ratio: Ratio = 1.25
@@ -205,12 +191,9 @@ class GatePolicy(msgspec.Struct, frozen=True):
 
 
 class UpdatePolicy(msgspec.Struct, frozen=True):
-    """Counts are cells; `_s` are seconds.
-
-    `max_unavailable` bounds what is down by our own doing: in a region together with what broke by itself, and over
-    the deployment. `surge` cells may be there beyond the wanted ones. `progress_deadline_s` without any progress pauses
-    a rollout (Nomad: 10 min). `max_failed_cells` failures of updated cells end it; a cell counts once per start.
-    """
+    """Counts are cells; `_s` are seconds. `max_unavailable`: limit of planned disruptions, per region including failed
+    cells, and over the whole deployment. `surge`: cells allowed above the target. `progress_deadline_s`: pauses a
+    rollout without progress (Nomad: 10 min). `max_failed_cells`: failed starts of updated cells that end a rollout."""
 
     strategy: UpdateStrategy = UpdateStrategy.IN_PLACE
     max_unavailable: Cells = 1
@@ -227,10 +210,11 @@ class UpdatePolicy(msgspec.Struct, frozen=True):
 
 
 def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) -> UpdatePolicy:
-    """The policy with what is stated, and the rest from `base` (the defaults where there is none).
+    """The policy with the stated values, and `base` (or the defaults) for the rest.
 
     Raises:
-        InvalidPolicy: an unknown key, a value of the wrong type or outside its range, or values that exclude another.
+        InvalidPolicy: an unknown key, a value of the wrong type or outside its range, or values that exclude each
+            other.
     """
     try:
         policy = struct_changed(base or UpdatePolicy(), stated, path="policy")
@@ -242,7 +226,7 @@ def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) ->
 
 
 def policy_as_json(policy: UpdatePolicy) -> dict[str, Any]:
-    """What `parse_policy` reads back into an equal policy."""
+    """The form that `parse_policy` reads."""
     plain: dict[str, Any] = msgspec.to_builtins(policy)
     return {**plain, "waves_percent": list(policy.waves_percent)}
 
@@ -258,21 +242,20 @@ def _check_strategy(policy: UpdatePolicy) -> None:
             "max_unavailable", "max_unavailable is 0; in_place must take down at least 1 cell at a time"
         )
     if policy.strategy is UpdateStrategy.SURGE and policy.surge == 0:
-        raise InvalidPolicy("surge", "surge is 0; the strategy surge needs at least 1 cell beyond the wanted ones")
+        raise InvalidPolicy("surge", "surge is 0; the strategy surge needs at least 1")
 
 
 EMPTIED_BELOW = 0.1
-"""A region that keeps less than a tenth, of its cells or of its own requests, is empty for those who would not have it
-emptied."""
+"""A region that keeps less than this share of its cells or of its own requests counts as emptied."""
 
 
 def empties_origin(shares: Mapping[str, float], origin: str) -> bool:
-    """Whether a region keeps next to none of its own requests."""
+    """Whether a region keeps almost none of its own requests."""
     return shares.get(origin, 0.0) < EMPTIED_BELOW
 
 
 def emptied_regions(before: Mapping[str, int], cells: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of `cells`, the new numbers, that keep next to none of the cells that they should have had `before`."""
+    """Regions of `cells`, the new targets, that keep almost none of the cells in `before`."""
     return tuple(sorted(region for region, count in cells.items() if count < EMPTIED_BELOW * before.get(region, 0)))
 
 
@@ -282,12 +265,12 @@ PRIORITIES: Mapping[ServingClass, int] = {
     ServingClass.NEAR_REALTIME: 4,
     ServingClass.BATCH: 2,
 }
-"""With room between them and at both ends for what a person states."""
+"""Leaves room for operators' own values between and around them."""
 
 
 class Preempts(StrEnum):
-    """For which of its cells a deployment takes machines of lower priority: those that its range begins with (a number
-    that a person set counts whole), all that it should have, or none."""
+    """Cells for which a deployment takes machines from lower priorities: those up to the minimum of its range (or a
+    number set by a user), all, or none."""
 
     MIN = "min"
     NEED = "need"
@@ -295,7 +278,7 @@ class Preempts(StrEnum):
 
 
 class GrantRule(StrEnum):
-    """Why a place has fewer cells than were set, or no fewer any more."""
+    """Why a place has fewer cells than its target, or no longer has."""
 
     QUOTA = "quota"
     RECLAIM = "reclaim"
@@ -305,30 +288,30 @@ class GrantRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
-    """`priority`: 0 to `PRIORITY_MOST`, the higher goes first. `preemptible`: whether a higher one, or the team that
-    a machine was borrowed from, may take cells below its floor, too. None: as its serving class has it."""
+    """`priority`: 0 to `PRIORITY_MOST`; higher ones go first. `preemptible`: whether a higher one, or the team that
+    lent a machine, may also take cells below its minimum. None: the default of its serving class."""
 
     priority: int | None = None
     preemptible: bool | None = None
     preempts: Preempts = Preempts.MIN
 
     def of_class(self, serving_class: ServingClass) -> "SharingPolicy":
-        """With what the serving class says where nothing is stated."""
+        """With the defaults of the serving class filled in."""
         priority = PRIORITIES[serving_class] if self.priority is None else self.priority
         is_batch = serving_class is ServingClass.BATCH
         return replace(self, priority=priority, preemptible=is_batch if self.preemptible is None else self.preemptible)
 
 
 UNSTATED = SharingPolicy(PRIORITIES[ServingClass.REALTIME], preemptible=False)
-"""Of a deployment of which nothing is said."""
+"""Default of a deployment without any setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """What a deployment was set to have in a region: `asked` cells, of which `floor` are no surplus; None: all, as of a
-    number that a person set. `granted`: how many of them it may have while machines are short, since when and by which
-    rule; None: all. `prefill` and `decode`: so many of the asked cells should have these roles, the rest is mixed.
-    `by_type`: so many should be on these instance types, the rest wherever is best."""
+    """A deployment's target in a region. `asked`: cells, of which `floor` are not surplus (None: all, for a number set
+    by a user). `granted`: cells allowed while machines are scarce (None: all), with time and rule. `prefill` and
+    `decode`: cells with these roles; the rest is mixed. `by_type`: cells on these instance types; the rest is placed
+    freely."""
 
     asked: int
     floor: int | None = None
@@ -351,8 +334,8 @@ class ClaimView:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """Machines of an instance type that a team is entitled to, in a region, or, where it names none, over all of them.
-    `borrow_most`: how many of other teams it may borrow; None: any number."""
+    """Machines of an instance type that a team is entitled to in a region, or in total without one. `borrow_most`:
+    machines that it may borrow from other teams (None: unlimited)."""
 
     team: str
     instance_type: str
@@ -363,9 +346,9 @@ class QuotaView:
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """`patience_s`: how long a cell waits for machines before others make room for it; where machines are bought, and
-    come after a while, so much longer than they take to boot. `kept_s`: how long a cell that was taken is not given
-    back: a start and a drain take minutes, and load that comes back within them would only move cells to and fro."""
+    """`patience_s`: how long a cell waits for machines before others make room for it, plus the boot time where
+    machines are bought. `kept_s`: how long a taken cell is not given back. Starts and drains take minutes, so load that
+    returns earlier would only move cells back and forth."""
 
     patience_s: float = 30.0
     kept_s: float = 600.0
@@ -373,8 +356,8 @@ class ShareSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """A name, of which deployment, and what it is there. `adapter_of`: the version (`model@version`) whose adapter it
-    is; empty: it is the deployment's own name, or its model's."""
+    """A name, its deployment and its kind. `adapter_of`: the version (`model@version`) whose adapter it is, or "" for
+    the name of the deployment or its model."""
 
     name: str
     deployment: str
@@ -389,8 +372,8 @@ class ServedName:
 
 
 def name_collision(wanted: Iterable[ServedName], served: Iterable[ServedName]) -> str:
-    """Why these names cannot be served beside those that are, naming both; empty if they can. Versions of one
-    deployment may have an adapter in common: during a rollout both are served."""
+    """Why these names collide with served ones, naming both, or "". Versions of one deployment may share an adapter,
+    because a rollout serves both."""
     there = list(served)
     for new in wanted:
         for old in there:
@@ -398,7 +381,5 @@ def name_collision(wanted: Iterable[ServedName], served: Iterable[ServedName]) -
             both_adapters = bool(new.adapter_of and old.adapter_of)
             may_share = same_deployment if both_adapters else not (new.adapter_of or old.adapter_of)
             if new.name == old.name and not may_share:
-                return (
-                    f"{new} would have the name of {old}; each name that applications ask for leads to one: rename it"
-                )
+                return f"{new} has the same name as {old}; rename it"
     return ""

@@ -1,7 +1,5 @@
-"""Model versions as the fleet uses them: which ones machines of a type can serve, and who uses one.
-
-The names that deployments are asked for by, and the check that a version brings none that is taken.
-"""
+"""Reads what deployments serve: whether a version fits instance types, who uses a version, and the names that
+applications use, with a check that none is taken. Never writes."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,18 +23,18 @@ from models_registry.versions.planning.roles import apart_objection, role_spec
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances, version_stated
 
-NAMED = 5
-"""Uses that are named before the rest is counted."""
+MAX_NAMED_USES = 5
+"""Number of uses listed by name."""
 
 
 def version_fit(
     reference: str, kinds: Iterable[InstanceShape], *, allow_unreleased: bool, field: str, model: str = ""
 ) -> ModelVersion:
-    """The version that `model@version` names, if a cell of it can be made on all of these instance types. `field`: what
-    a refusal speaks of.
+    """The version named `model@version`, if its cells can run on all of these instance types. `field`: the request's
+    field for errors.
 
     Raises:
-        InvalidInput: unknown, of another model than `model` (its deployment's version), not released, or no fit.
+        InvalidInput: it is unknown, of another model than `model`, not released, or does not fit.
     """
 
     def refuse(rule: str, message: str) -> InvalidInput:
@@ -44,13 +42,13 @@ def version_fit(
 
     version = version_stated(reference, field=field)
     if model and version.model_id != model.partition("@")[0]:
-        raise refuse("same_model", f"{reference} is another model than {model}")
+        raise refuse("same_model", f"{reference} is not a version of {model}")
     if version.state == VersionState.RETIRED:
         raise refuse("released", f"{reference} is retired")
     if version.state == VersionState.DRAFT:
-        raise refuse("released", f"{reference} is a draft, which may still change; validate it first")
+        raise refuse("released", f"{reference} is a draft; validate it first")
     if not may_be_rolled_out(VersionState(version.state), allow_unreleased=allow_unreleased):
-        raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
+        raise refuse("released", f"{reference} is {version.state}; release it, or set allow_unreleased")
     try:
         spec = version.spec(engine_allowances())
         for kind in kinds:
@@ -62,7 +60,7 @@ def version_fit(
 
 
 def version_uses(version_id: int) -> list[str]:
-    """Deployments of the version, active rollouts from or to it (I7: a rollback stays reachable), and live cells."""
+    """Deployments, active rollouts (I7: a rollback must stay possible) and live cells that use the version."""
     deployments = Deployment.objects.filter(model_version=version_id).values_list("name", flat=True)
     either = Q(from_version=version_id) | Q(to_version=version_id)
     rollouts = Rollout.objects.filter(either, state__in=ACTIVE).values_list("pk", "deployment_id")
@@ -70,27 +68,27 @@ def version_uses(version_id: int) -> list[str]:
     uses = [f"deployment {name}" for name in deployments]
     uses += [f"rollout {number} of {deployment}" for number, deployment in rollouts.order_by("pk")]
     uses += [f"cell {name}" for name in cells.order_by("id").values_list("id", flat=True)]
-    return uses if len(uses) <= NAMED else [*uses[:NAMED], f"{len(uses) - NAMED} more"]
+    return uses if len(uses) <= MAX_NAMED_USES else [*uses[:MAX_NAMED_USES], f"{len(uses) - MAX_NAMED_USES} more"]
 
 
 def fleet_shapes(names: Collection[str] | None = None) -> dict[str, InstanceShape]:
-    """The fleet's instance types, all or these."""
+    """The fleet's instance types, all or those named."""
     rows = InstanceType.objects.all() if names is None else InstanceType.objects.filter(name__in=names)
     return {row.name: row.shape() for row in rows}
 
 
 def concurrency_on(version: ModelVersion, instance_type: str) -> int:
-    """Requests at once that a cell of a version on this type was tested for.
+    """Concurrent requests that a cell of the version on this type was tested for.
 
     Raises:
-        InvalidVersion: it says nothing of this type.
+        InvalidVersion: it does not cover this type.
     """
     return version.spec().on(instance_type).max_concurrency
 
 
 def concurrency_by_type(version: ModelVersion) -> dict[tuple[str, str], int]:
-    """Instance type and role -> requests at once of such a cell, of a version that differs by type; types that it says
-    nonsense of are left out."""
+    """(instance type, role) -> concurrent requests, for a version that differs by type. Types with invalid data are
+    left out."""
     if not version.by_type:
         return {}
     spec, found = version.spec(), dict[tuple[str, str], int]()
@@ -101,7 +99,7 @@ def concurrency_by_type(version: ModelVersion) -> dict[tuple[str, str], int]:
 
 
 def engine_on(version: ModelVersion, instance_type: str) -> str:
-    """The engine of its cells on this type; the version's own where what it says of the type cannot be read."""
+    """Engine of its cells on this type, or the version's own if the type's data are invalid."""
     try:
         return version.spec().on(instance_type).engine
     except InvalidVersion:
@@ -109,30 +107,30 @@ def engine_on(version: ModelVersion, instance_type: str) -> str:
 
 
 def shapes_of(deployment: Deployment) -> list[InstanceShape]:
-    """The instance types that its cells may be on, the preferred first."""
-    there = fleet_shapes(deployment.instance_types)
-    return [there[name] for name in deployment.instance_types]
+    """Instance types of its cells, the preferred first."""
+    by_name = fleet_shapes(deployment.instance_types)
+    return [by_name[name] for name in deployment.instance_types]
 
 
 def roles_objection(version: ModelVersion, kinds: Sequence[InstanceShape]) -> str:
-    """Why cells of a version cannot have roles on these instance types; empty: they can. What one hands over another
-    must be able to take, so they are all of one type."""
+    """Why cells of a version cannot have roles on these instance types, or "". Prefill and decode cells exchange KV
+    data, so all must be of one type."""
     if len(kinds) > 1:
-        return f"cells by role are of one instance type, and there are {len(kinds)}: list one"
+        return f"cells with roles need a single instance type, but {len(kinds)} are listed"
     return apart_objection(version.spec(engine_allowances()), kinds[0])
 
 
 def instance_shapes() -> Mapping[str, InstanceShape]:
-    """The fleet's instance types, and the public ones that it has no row of."""
+    """The fleet's instance types, and the public ones that it lacks."""
     return {**INSTANCE_TYPES, **fleet_shapes()}
 
 
 def check_names_free(deployment: str, version: ModelVersion, *, field: str) -> None:
-    """Check the names that a deployment has with this version. Of two that come at one time both may pass: routing then
+    """Checks the names that a deployment has with this version. Two concurrent requests may both pass; routing then
     gives the name to one (`traffic.routing.planning.tables.resolve_adapters`).
 
     Raises:
-        InvalidInput: one is another's; the text names both.
+        InvalidInput: a name is taken; the text names both.
     """
     wanted = [*_own_names(deployment, version), *_adapters(deployment, version)]
     if collision := name_collision(wanted, [*served_names(), *_own_names(deployment, version)]):
@@ -140,8 +138,8 @@ def check_names_free(deployment: str, version: ModelVersion, *, field: str) -> N
 
 
 def served_names() -> list[ServedName]:
-    """Of every deployment: its own, its model's, and the adapters of its version, of versions that it is moved from or
-    to, and of its cells."""
+    """Names in use: of each deployment and its model, and of adapters of its version, its active rollouts' versions and
+    its cells' versions."""
     names = []
     for row in Deployment.objects.select_related("model_version"):
         names += [*_own_names(row.name, row.model_version), *_adapters(row.name, row.model_version)]

@@ -23,10 +23,10 @@ def test_it_makes_as_many_cells_and_nodes_as_asked(monkeypatch: pytest.MonkeyPat
     serving = Cell.objects.filter(state="ready").first()
     assert serving is not None
     assert cell_load(serving).ttft_p50_ms == 95.0
-    with pytest.raises(CommandError, match="there is a fleet in this database already"):
+    with pytest.raises(CommandError, match="the database has a fleet already"):
         call_command("seed_scale")
 
 
 def test_more_cells_than_nodes_are_refused() -> None:
-    with pytest.raises(CommandError, match="5 cells need at least as many nodes, and there are 4"):
+    with pytest.raises(CommandError, match="5 cells need at least as many nodes, not 4"):
         call_command("seed_scale", cells=5, nodes=4)

@@ -1,7 +1,5 @@
-"""Deployments: what they want, what they have, and whether their users are fine.
-
-The instance types of a deployment: how many of its cells are on which, what each carries and costs.
-"""
+"""Data of the pages about deployments: target and live cells, load, shares of machines, and instance types with
+capacity and cost. Reads only."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +29,7 @@ CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 class Service(StrEnum):
-    """How a deployment, or its part in a region, looks to its users."""
+    """State of a deployment, in total or in a region, for its users."""
 
     SERVING = "serving"
     DEGRADED = "degraded"
@@ -49,7 +47,7 @@ SERVICE_TONE: dict[Service, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class RegionCells:
-    """What a deployment wants in one region, and how many live cells it has there: `states` maps state -> number."""
+    """Target and live cells of a deployment in one region. `states`: state -> number of cells."""
 
     region: str
     wanted: int
@@ -73,12 +71,11 @@ class RegionCells:
 
 
 Placed = tuple[Deployment, tuple[RegionCells, ...]]
-"""A deployment by region."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRow:
-    """A deployment by region. `silent` counts ready cells whose load is unknown, so `load` misses them."""
+    """A deployment by region. `silent`: ready cells without load reports, which `load` therefore misses."""
 
     deployment: Deployment
     shares: tuple[RegionCells, ...]
@@ -104,7 +101,7 @@ class DeploymentRow:
 
     @property
     def errors_percent(self) -> float | None:
-        """Failed requests of the last hour in percent of all, refused ones included, or None without any request."""
+        """Failed and rejected requests in percent of all requests of the last hour, or None without requests."""
         return 100.0 * self.last_hour.errors / self.last_hour.requests if self.last_hour.requests else None
 
 
@@ -123,18 +120,18 @@ def service_of(*, ready: int, wanted: int) -> Service:
 
 
 def deployments_placed(*, text: str = "") -> tuple[Placed, ...]:
-    """Every deployment, or those with this text in their name, in three queries."""
+    """Deployments, filtered by a text in their name. Three queries."""
     deployments = _deployments()
     return _placed(deployments.filter(name__icontains=text) if text else deployments)
 
 
 def deployment_list(placed: Sequence[Placed], *, now: datetime, filtered: bool = False) -> DeploymentList:
-    """Deployments with the load of their live cells summed up, in one query."""
-    return DeploymentList(rows=_rows(placed, now), filtered=filtered)
+    """Deployments with the summed load of their live cells. One query."""
+    return DeploymentList(rows=_deployment_rows(placed, now), filtered=filtered)
 
 
 def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
-    return next(iter(_rows(_placed(_deployments().filter(name=name)), now)), None)
+    return next(iter(_deployment_rows(_placed(_deployments().filter(name=name)), now)), None)
 
 
 def _deployments() -> "QuerySet[Deployment]":
@@ -144,19 +141,21 @@ def _deployments() -> "QuerySet[Deployment]":
 def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
     rows = list(deployments)
     counts = _cell_counts([deployment.name for deployment in rows])
-    return tuple((deployment, _shares(deployment, counts)) for deployment in rows)
+    return tuple((deployment, _cells_by_region(deployment, counts)) for deployment in rows)
 
 
-def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
+def _deployment_rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
     names = [deployment.name for deployment, _ in placed]
     loads, seen = loads_by_deployment(names, now), seen_in_last_hour(map(deployment_subject, names), now)
     return tuple(
-        _row(deployment, shares, loads.get(deployment.name, NO_LOAD), seen[deployment_subject(deployment.name)])
+        _deployment_row(
+            deployment, shares, loads.get(deployment.name, NO_LOAD), seen[deployment_subject(deployment.name)]
+        )
         for deployment, shares in placed
     )
 
 
-def _row(
+def _deployment_row(
     deployment: Deployment, shares: tuple[RegionCells, ...], total: SummedLoad, last_hour: RequestCounts
 ) -> DeploymentRow:
     silent = sum(share.ready for share in shares) - total.ready_cells
@@ -173,11 +172,11 @@ def _cell_counts(deployments: Sequence[str]) -> CellCounts:
     return counts
 
 
-def _shares(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ...]:
-    """The deployment by region, `regions__region` loaded."""
+def _cells_by_region(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ...]:
+    """The deployment by region. Needs `regions__region` prefetched."""
     wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
     wanted = {wish.region_id: wish.cells for wish in wishes}
-    # A region that was taken out of the deployment still has cells until they have drained.
+    # A removed region keeps cells until they are drained.
     regions = dict.fromkeys((*wanted, *(region for name, region in counts if name == deployment.name)))
     return tuple(
         RegionCells(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
@@ -185,12 +184,9 @@ def _shares(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ..
     )
 
 
-# Who gets machines when they are short: a deployment's own part of it, and the quotas of teams.
-
-
 @dataclass(frozen=True, slots=True)
 class LimitedPlace:
-    """A region in which it may have fewer cells than were set, or had a while ago."""
+    """A region with a grant below its target, now or recently."""
 
     place: DeploymentRegion
 
@@ -202,7 +198,7 @@ class LimitedPlace:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a page shows of one deployment."""
+    """A deployment's priority, team and grants."""
 
     deployment: str
     team: str
@@ -233,14 +229,14 @@ def shares_of(deployment: Deployment) -> Shares:
 
 
 def quota_table() -> QuotaTable:
-    """Every team's quota of every type, in four queries."""
+    """All quotas, in four queries."""
     return QuotaTable(tuple(quota_uses()))
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """A deployment's cells on an instance type in a region. `stated`: how many a person wants there; None: whatever is
-    best. `capacity`: requests at once that one was tested for; `machines` that it takes; `price` of one of these."""
+    """A deployment's cells on an instance type in a region. `stated`: target set by a user, if any; `capacity`: tested
+    concurrent requests per cell; `machines`: per cell; `price`: per machine."""
 
     region: str
     instance_type: str
@@ -253,18 +249,18 @@ class TypeRow:
 
     @property
     def per_hour(self) -> float | None:
-        """US dollars an hour of a cell; None: unknown."""
+        """US dollars per hour and cell, or None if unknown."""
         return None if self.price.usd is None else self.price.usd * self.machines
 
     @property
     def per_request(self) -> float | None:
-        """US dollars an hour for a request at once; None: unknown."""
+        """US dollars per hour and concurrent request, or None if unknown."""
         return None if self.per_hour is None else self.per_hour / self.capacity
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentTypes:
-    """`is_choice`: its cells may be on one type or another; `problem`: why its version cannot be read."""
+    """`is_choice`: it lists several types; `problem`: why its version is unreadable, or ""."""
 
     rows: tuple[TypeRow, ...]
     is_choice: bool

@@ -1,4 +1,5 @@
-"""The list of deployments, the page of one, and the page that scales it after predicting the effect."""
+"""The list of deployments, the page of one, the page that scales it after a forecast, and the day plan. Services
+decide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,12 +57,12 @@ EVENTS_OF_ONE_DEPLOYMENT = 30
 MAX_DIGITS = 5
 
 
-def _list(request: PageRequest) -> DeploymentList:
+def _deployment_rows(request: PageRequest) -> DeploymentList:
     text = request.text("q")
     return deployment_list(deployments_placed(text=text), now=request.now, filtered=bool(text))
 
 
-def _filter(request: PageRequest) -> Filter:
+def _deployment_filter(request: PageRequest) -> Filter:
     return Filter(text_label="Find by name", text_name="q", text=request.text("q"))
 
 
@@ -72,28 +73,28 @@ def _deployment(request: PageRequest) -> DeploymentRow:
     return row
 
 
-def _cells(request: PageRequest) -> CellList:
+def _deployment_cells(request: PageRequest) -> CellList:
     return cells_of(request.key, request.now)
 
 
-def _model(request: PageRequest) -> Deployment:
+def _deployment_model(request: PageRequest) -> Deployment:
     return get_object_or_404(Deployment, pk=request.key)
 
 
 def _slo(request: PageRequest) -> Slo:
-    return slo_of(request.once(_model), request.now)
+    return slo_of(request.once(_deployment_model), request.now)
 
 
 def _types(request: PageRequest) -> DeploymentTypes:
-    return deployment_types(request.once(_model), request.now)
+    return deployment_types(request.once(_deployment_model), request.now)
 
 
 def _autoscaling(request: PageRequest) -> Autoscaling:
-    return autoscaling_of(request.once(_model))
+    return autoscaling_of(request.once(_deployment_model))
 
 
 def _shares(request: PageRequest) -> Shares:
-    return shares_of(request.once(_model))
+    return shares_of(request.once(_deployment_model))
 
 
 def _quotas(request: PageRequest) -> QuotaTable:
@@ -101,20 +102,20 @@ def _quotas(request: PageRequest) -> QuotaTable:
 
 
 def _roles(request: PageRequest) -> Roles:
-    return roles_of(request.once(_model), request.now)
+    return roles_of(request.once(_deployment_model), request.now)
 
 
 def _forecasts(request: PageRequest) -> Forecasts:
     return forecasts_of(request.key, request.now)
 
 
-def _load(request: PageRequest) -> LoadCharts:
-    objective_ms = request.once(_model).objective().ttft_ms
+def _deployment_load(request: PageRequest) -> LoadCharts:
+    objective_ms = request.once(_deployment_model).objective().ttft_ms
     subject = deployment_subject(request.key)
     return load_charts(subject, span=request.text("span"), now=request.now, ttft_objective_ms=objective_ms)
 
 
-def _events(request: PageRequest) -> EventList:
+def _events_of_deployment(request: PageRequest) -> EventList:
     return deployment_events(request.key, EVENTS_OF_ONE_DEPLOYMENT)
 
 
@@ -122,10 +123,12 @@ DEPLOYMENTS = Page(
     section="deployments",
     title="Deployments",
     fragments=(
-        Fragment("deployments-table", "", ("deployments", "cells", "load"), "fleet/deployments/table.html", _list),
+        Fragment(
+            "deployments-table", "", ("deployments", "cells", "load"), "fleet/deployments/table.html", _deployment_rows
+        ),
         Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", _quotas),
     ),
-    narrow=_filter,
+    narrow=_deployment_filter,
 )
 
 DEPLOYMENT = Page(
@@ -169,10 +172,10 @@ DEPLOYMENT = Page(
             _shares,
         ),
         Fragment("deployment-forecast", "Forecast", ("forecast",), "fleet/autoscaling/forecast.html", _forecasts),
-        Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _load),
+        Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
         Fragment("deployment-actions", "Actions", (), "fleet/deployments/actions.html", _deployment),
-        Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _cells),
-        Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events),
+        Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
+        Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),
     charts=True,
 )
@@ -180,7 +183,7 @@ DEPLOYMENT = Page(
 
 @dataclass(frozen=True, slots=True)
 class RegionCells:
-    """How many cells a deployment wants in a region now, and how many the form sets, or between which numbers."""
+    """Cells of a deployment in a region: the current target and the form's."""
 
     region: str
     now: Cells
@@ -188,7 +191,6 @@ class RegionCells:
 
     @property
     def field(self) -> str:
-        """The form's field for this region."""
         return f"cells-{self.region}"
 
     @property
@@ -197,10 +199,10 @@ class RegionCells:
 
 
 def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[RegionCells, ...]:
-    """Every region; without a form, as it is.
+    """Every region. Without a form, the current targets.
 
     Raises:
-        InvalidInput: a field is no possible number of cells.
+        InvalidInput: a field is no valid number of cells.
     """
     places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     cells = []
@@ -208,32 +210,32 @@ def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[R
         place = places.get(region)
         now = place.stated(plans_roles=deployment.plans_roles) if place else 0
         text = form.text(f"cells-{region}", cells_to_text(now)) if form else cells_to_text(now)
-        cells.append(RegionCells(region, now, _stated(region, text)))
+        cells.append(RegionCells(region, now, _cells_in_field(region, text)))
     return tuple(cells)
 
 
-def _stated(region: str, text: str) -> Cells:
+def _cells_in_field(region: str, text: str) -> Cells:
     stated = cells_from_text(text)
     if stated is None:
-        raise InvalidInput(field="regions", rule="range", message=_impossible(region, text))
+        raise InvalidInput(field="regions", rule="range", message=_cells_error(region, text))
     try:
         return parse_cells(stated, f"the cells in {region}")
     except InvalidScaling as wrong:
-        message = _impossible(region, text) if isinstance(stated, int) else str(wrong)
+        message = _cells_error(region, text) if isinstance(stated, int) else str(wrong)
         raise InvalidInput(field="regions", rule="range", message=message) from None
 
 
-def _impossible(region: str, text: str) -> str:
+def _cells_error(region: str, text: str) -> str:
     rule = f"the number must be from 0 to {CELLS_MOST}, or a range such as 2-8, or cells by role such as 1p+3d"
     return f"{text[:20]!r} cells in {region}; {rule}"
 
 
-def _changes(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:
+def _changed_cells(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:
     return {one.region: one.new for one in cells if one.new != one.now}
 
 
 def _scale(form: Submission, deployment: Deployment) -> object:
-    changes = _changes(_cells_by_region(deployment, form))
+    changes = _changed_cells(_cells_by_region(deployment, form))
     return deployment_scale_or_request(name=deployment.pk, cells=changes, actor=form.actor, now=form.now)
 
 
@@ -251,9 +253,9 @@ def _forecast(form: Submission, deployment: Deployment, cells: Mapping[str, Cell
 
 
 def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
-    """What the form's numbers would do; nothing if they change none."""
+    """The forecast of the form's numbers, or {} if they change nothing."""
     cells = _cells_by_region(deployment, form)
-    if not (changes := _changes(cells)):
+    if not (changes := _changed_cells(cells)):
         return {}
     fields = tuple(Field(one.field, kind="hidden", value=one.value) for one in cells)
     return {
@@ -280,14 +282,11 @@ deployment_scale_page = action_page_view(
 )
 
 
-# The plan of the day: what the fleet is going to have, for whom, and what it costs.
-
-
-def _plan(request: PageRequest) -> DayPlanView:
+def _day_plan(request: PageRequest) -> DayPlanView:
     return day_plan_view(deployment=request.text("deployment"), region=request.text("region"), now=request.now)
 
 
-def _plan_filter(request: PageRequest) -> Filter:
+def _day_plan_filter(request: PageRequest) -> Filter:
     choices = (choose_deployment(request), choose_region(request))
     return Filter(text_label="", text_name="", text="", choices=choices)
 
@@ -296,6 +295,6 @@ DAY_PLAN = Page(
     section="deployments",
     title="Plan of the day",
     charts=True,
-    fragments=(Fragment("day-plan", "", ("capacity-plan",), "fleet/capacity/plan.html", _plan),),
-    narrow=_plan_filter,
+    fragments=(Fragment("day-plan", "", ("capacity-plan",), "fleet/capacity/plan.html", _day_plan),),
+    narrow=_day_plan_filter,
 )

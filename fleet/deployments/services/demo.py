@@ -1,4 +1,4 @@
-"""The demo fleet: what `make up` shows. Running it again changes nothing that an operator has changed since."""
+"""Seeds the demo fleet of `make up`. Running it again never changes what an operator has changed."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -23,12 +23,12 @@ CELLS: dict[str, dict[str, dict[str, int]]] = {
     "machines": {"sim-70b": dict.fromkeys(REGIONS, 1)},
     "aws": {},
 }
-"""Provider of the demo's regions -> deployment -> region -> cells. Where hosts join, four in each region leave two to
-heal with. Regions of a cloud are declared by who has their stacks, and deployments in them follow."""
+"""Provider of the demo's regions -> deployment -> region -> cells. Where hosts join, four per region leave two for
+repairs. Cloud regions and their deployments are created by the operator."""
 TYPES = {"aws": "trn1.32xlarge"}
-"""Provider -> what its cells are made of, where that is not `LOCAL`."""
+"""Instance type per provider, if not `LOCAL`."""
 
-# Prompts to which the weights and the simulator each give the same text every time.
+# Prompts with a deterministic answer, per engine.
 GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
 GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
 
@@ -40,7 +40,7 @@ SIM_70B: dict[str, Any] = {
     "load_time_s": 3,
     "seed": 7,
 }
-# What operators can roll out: a better version, and unreleased ones that no gate should let pass.
+# Versions to roll out: a better one, and unreleased ones that the gate must reject.
 SIM_70B_FASTER: dict[str, Any] = {**SIM_70B, "decode_step_ms": 12.5}
 SIM_70B_BAD: dict[str, dict[str, Any]] = {
     "bad-crash": {**SIM_70B, "fault": '{"kind":"crash"}'},
@@ -48,22 +48,22 @@ SIM_70B_BAD: dict[str, dict[str, Any]] = {
     "bad-answer": {**SIM_70B, "fault": '{"kind":"wrong_answer"}'},
 }
 DEMO_POLICY: dict[str, Any] = {"min_healthy_s": 5, "canary_bake_s": 10, "bake_s": 10}
-"""Minutes shrink to seconds, so that a rollout can be watched."""
+"""Minutes become seconds, so that a rollout can be watched."""
 SURGE_POLICY: dict[str, Any] = {**DEMO_POLICY, "strategy": "surge", "surge": 1}
-"""For a deployment of one cell, which may not go down for its rollout."""
+"""For a deployment of one cell, which must not go down during a rollout."""
 
 SMOLLM2_VLLM: dict[str, Any] = {
     "enforce_eager": True,
-    # CPUs round 16-bit sums differently, and a small model's text then differs from one machine to the next. In 32 bits
-    # it does not, for twice the memory: 270 MB more of weights a cell, and 128 MiB more of cache a rank.
+    # CPUs round 16-bit sums differently, so a small model's text differs between machines. 32 bits avoid that for twice
+    # the memory: 270 MB more of weights per cell, and 128 MiB more of cache per rank.
     "dtype": "float32",
     "kv_cache_memory_bytes": 268435456,
-    # Clients' tools: a call that is required fits its schema also from a model that was not trained for it. By itself
-    # the engine holds only those tools to their schemas that say `"strict": true`, which hardly a client does.
+    # Makes required tool calls fit their schema even from a model that was not trained for tools. Without it,
+    # the engine enforces only schemas with `"strict": true`, which few clients send.
     "enable_auto_tool_choice": True,
     "tool_call_parser": "hermes",
     "tool_strict_level": "parameter",
-    # What the model's authors recommend for chat; the engine's default of 1.0 makes a small model ramble.
+    # The authors' recommendation for chat. The engine's default of 1.0 makes a small model ramble.
     "override_generation_config": '{"temperature": 0.2, "top_p": 0.9}',
 }
 SMOLLM2_SIM: dict[str, Any] = {
@@ -80,15 +80,14 @@ SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperatur
 SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
 
 SEEDED = re.compile(r"sim|135m-(fp32-)?[0-9a-f]{8}")
-"""Names of the versions of smollm2 that stand for each other, as the machine and the weights allow.
-
-Without `fp32` it is what earlier releases served in 16 bits."""
+"""Names of smollm2 versions that the demo may exchange for each other. Names without `fp32` are 16-bit versions of
+earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Medusa heads for the demo's SmolLM2 that somebody trained on this machine, with their calibration; `step_cost`
-    None: nobody measured what steps cost here."""
+    """Medusa heads for the demo's SmolLM2 that were trained on this machine, with their calibration. `step_cost` is
+    None if step times were not measured."""
 
     uri: str
     digest: str
@@ -98,7 +97,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where the converted SmolLM2 lies. None of it is needed when the `sim` engine stands in for it."""
+    """Location of the converted SmolLM2. Not needed with the `sim` engine."""
 
     uri: str
     digest: str
@@ -106,11 +105,8 @@ class Weights:
 
 
 def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, provider: str = "local") -> None:
-    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`; with heads:
-    a version that guesses with them, too.
-
-    `provider`: of regions that are new, a key of `CELLS`.
-    """
+    """Creates regions, instance types, models, versions and deployments of the demo. Without `weights`, all use `sim`;
+    with heads, there is also a version that speculates. `provider`: of new regions, a key of `CELLS`."""
     with transaction.atomic():
         for name, shape in INSTANCE_TYPES.items():
             InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
@@ -124,7 +120,7 @@ def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, prov
         versions = {"smollm2": (_smollm2(weights, now), SURGE_POLICY), "sim-70b": (sim_70b, DEMO_POLICY)}
         for deployment, cells in CELLS[provider].items():
             version, policy = versions[deployment]
-            _deploy(deployment, version, cells, policy, now)
+            _create_deployment(deployment, version, cells, policy, now)
 
 
 def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
@@ -139,7 +135,7 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
             "engine": "vllm",
             "artifact_uri": weights.uri,
             "artifact_digest": weights.digest,
-            # Of the weights as they are built for two ranks: padded from 9 and 3, which two ranks cannot share.
+            # Padded from 9 and 3, which two ranks cannot share.
             "attention_heads": 12,
             "kv_heads": 4,
             "layers": 30,
@@ -149,25 +145,25 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
 
     def version(name: str, options: dict[str, Any]) -> ModelVersion:
         machines = {LOCAL: {"nodes": 2, "tp": 2}}
-        return _version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
+        return _register_version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
 
     version(f"{name}-calm", SMOLLM2_SIM_CALM if weights is None else SMOLLM2_VLLM_CALM)
     if weights is not None and weights.heads is not None:
-        _with_heads(model, f"{name}-medusa-{_short(weights.heads.digest)}", weights.heads, engine, now)
+        _with_heads(model, f"{name}-medusa-{_short_digest(weights.heads.digest)}", weights.heads, engine, now)
     return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
 
 
-def _short(digest: str) -> str:
+def _short_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")[:8]
 
 
 def _with_heads(model: Model, name: str, heads: Heads, columns: dict[str, Any], now: datetime) -> None:
-    """A version that guesses with these heads as much as pays at each batch size, and its calibration."""
+    """A calibrated version that speculates with these heads as much as pays at each batch size."""
     if ModelVersion.objects.filter(model=model, version=name).exists():
         return
     speculation: dict[str, Any] = {"method": "medusa", "draft_uri": heads.uri, "draft_digest": heads.digest}
-    speculation |= {"tokens": heads.calibration["heads"], "tokens_per_batch_size": _ranges(heads)}
-    row = _version(
+    speculation |= {"tokens": heads.calibration["heads"], "tokens_per_batch_size": _tokens_by_batch_size(heads)}
+    row = _register_version(
         model,
         name,
         {LOCAL: {"nodes": 1, "tp": 1}},
@@ -181,9 +177,9 @@ def _with_heads(model: Model, name: str, heads: Heads, columns: dict[str, Any], 
     calibration_store(version_id=row.pk, document=heads.calibration, step_costs=costs, actor="switchyard", now=now)
 
 
-def _ranges(heads: Heads) -> list[list[int]]:
-    """What a deployment is asked nobody knows, so the task counts for which guessing is off first. Where steps were not
-    measured, as they were on two cores: chat lost from batches of 4 on."""
+def _tokens_by_batch_size(heads: Heads) -> list[list[int]]:
+    """Batch sizes and guessed tokens. The mix of tasks is unknown, so the task that stops paying first counts. Without
+    measured steps: on two cores, chat lost from batches of 4."""
     if heads.step_cost is None:
         return [[1, 3, heads.calibration["heads"]], [4, 4, 0]]
     cost = read_step_cost(heads.step_cost)
@@ -200,7 +196,7 @@ def _sim_70b(instance_type: str, now: datetime) -> ModelVersion:
     )
 
     def version(name: str, options: dict[str, Any], state: VersionState = VersionState.RELEASED) -> ModelVersion:
-        return _version(
+        return _register_version(
             model,
             name,
             {instance_type: {"nodes": 2, "tp": 1}},
@@ -220,13 +216,13 @@ def _sim_70b(instance_type: str, now: datetime) -> ModelVersion:
     return first
 
 
-def _version(
+def _register_version(
     model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
 ) -> ModelVersion:
     state = columns.pop("state", VersionState.RELEASED)
     existing = ModelVersion.objects.filter(model=model, version=name).first()
     if existing is not None:
-        if existing.state == VersionState.DRAFT:  # as earlier releases seeded it; drafts are not rolled out any more
+        if existing.state == VersionState.DRAFT:  # seeded by earlier releases
             ModelVersion.objects.filter(pk=existing.pk).update(state=state)
         return existing
     return version_register(
@@ -241,7 +237,9 @@ def _version(
     )
 
 
-def _deploy(name: str, version: ModelVersion, cells: dict[str, int], policy: dict[str, Any], now: datetime) -> None:
+def _create_deployment(
+    name: str, version: ModelVersion, cells: dict[str, int], policy: dict[str, Any], now: datetime
+) -> None:
     deployment, created = Deployment.objects.get_or_create(
         name=name,
         defaults={
@@ -256,5 +254,5 @@ def _deploy(name: str, version: ModelVersion, cells: dict[str, int], policy: dic
             DeploymentRegion(deployment=deployment, region_id=region, cells=count) for region, count in cells.items()
         )
     elif deployment.model_version_id != version.pk and SEEDED.fullmatch(deployment.model_version.version):
-        # `make up ENGINE=…` switched the engine: new cells take the new version. What operators chose stays.
+        # `make up ENGINE=…` switched the engine. An operator's own version stays.
         Deployment.objects.filter(name=name).update(model_version=version)

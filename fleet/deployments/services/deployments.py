@@ -1,4 +1,5 @@
-"""Changes what a deployment should be. The reconciler brings the fleet there."""
+"""Creates, changes, scales and deletes deployments, with approval where a rule requires it. Each change and its event
+share a transaction. Never changes cells: the reconciler does."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -53,7 +54,7 @@ from kernel.tones import Tone
 from models_registry.versions.services.drafts import version_hold
 
 EVACUATE_RULE = "evacuate-region"
-"""The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
+"""Approval rule for everything that empties a region: its evacuation, fixed shares, and scaling it down."""
 
 
 def deployment_create(
@@ -67,16 +68,14 @@ def deployment_create(
     allow_unreleased: bool = False,
     **columns: Any,
 ) -> Deployment:
-    """Serve a model version (`model@version`) on machines of these types, with so many cells in these regions.
-    `columns`: of `Deployment.SETTABLE`, and `by_type` by region.
+    """Creates a deployment of a model version (`model@version`) on these instance types. `columns` are from
+    `Deployment.SETTABLE`; `by_type` is per region.
 
     Raises:
-        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, a broken policy
-            or range, markets for a region that has none, or a name, of it or of an adapter, that applications ask
-            others for.
+        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, an invalid
+            policy or range, markets for a region without any, roles that the version or the instance types do not
+            support, or the name of a deployment, model or adapter that is in use.
         Conflict: the name is taken, or the version was retired meanwhile.
-
-    Cells by role need a version whose cells can hand prompts over, and one instance type.
     """
     kinds = [kind.shape() for kind in instance_types_named(instance_types)]
     version = version_fit(model_version, kinds, allow_unreleased=allow_unreleased, field="model_version")
@@ -84,13 +83,13 @@ def deployment_create(
     check_roles(version, kinds, cells.values())
     by_type: ByType = columns.pop("by_type", {})
     if "update_policy" in columns:
-        columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
+        columns["update_policy"] = _stored_policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
     if "scaling" in columns:
-        columns["scaling"] = _scaling(columns["scaling"], ScalingPolicy())
+        columns["scaling"] = _stored_scaling(columns["scaling"], ScalingPolicy())
     if "markets" in columns:
-        columns["markets"] = _markets(columns["markets"])
-        _check_regions_have_markets(columns["markets"], _least_of(cells))
+        columns["markets"] = _stored_markets(columns["markets"])
+        _check_regions_have_markets(columns["markets"], _minimum_by_region(cells))
     try:
         with transaction.atomic():
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
@@ -99,37 +98,38 @@ def deployment_create(
                 name=name, model_version=version, instance_types=list(instance_types), created_at=now, **columns
             )
             DeploymentRegion.objects.bulk_create(
-                DeploymentRegion(deployment=deployment, region_id=region, **_columns(stated, DeploymentRegion(cells=0)))
+                DeploymentRegion(
+                    deployment=deployment, region_id=region, **_target_columns(stated, DeploymentRegion(cells=0))
+                )
                 for region, stated in sorted(cells.items())
             )
             by_type_set(deployment, by_type)
-            _record(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
+            _record_change(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
     except IntegrityError:
-        raise Conflict(f"there is a deployment {name!r} already") from None
+        raise Conflict(f"a deployment {name!r} exists already") from None
     return deployment
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
-    """Change these columns of `Deployment.SETTABLE`, and `by_type`. Parts of the update policy, the SLO and the scaling
-    that are not given stay.
+    """Changes the given columns of `Deployment.SETTABLE`. Missing keys of the update policy, SLO or scaling stay.
 
     Raises:
-        InvalidInput: a broken policy, an unknown market, or markets for a region that has none; instance types on which
-            it cannot be, or cells wanted on one that it does not list.
+        InvalidInput: an invalid policy, an unknown market, markets for a region without any, unsuitable instance types,
+            or cells on a type that is not listed.
         Conflict: it has cells on an instance type that is no longer listed.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
         if "update_policy" in columns:
-            columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
+            columns["update_policy"] = _stored_policy(columns["update_policy"], deployment.policy())
         if "scaling" in columns:
-            columns["scaling"] = _scaling(columns["scaling"], deployment.scaling_policy())
+            columns["scaling"] = _stored_scaling(columns["scaling"], deployment.scaling_policy())
             check_planned_roles(deployment, columns["scaling"])
         if "slo" in columns:
             columns["slo"] = {**deployment.slo, **columns["slo"]}
             _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
         if "markets" in columns:
-            columns["markets"] = _markets(columns["markets"])
+            columns["markets"] = _stored_markets(columns["markets"])
             _check_regions_have_markets(columns["markets"], _cells_of(deployment))
         if "instance_types" in columns:
             columns["instance_types"] = instance_types_changed(deployment, columns["instance_types"])
@@ -142,39 +142,39 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
         changed |= {f"by_type.{region}": wanted for region, wanted in by_type_set(deployment, by_type).items()}
         if changed:
             message = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
-            _record(deployment, "changed", message, actor, now, **changed)
+            _record_change(deployment, "changed", message, actor, now, **changed)
     return deployment
 
 
 def deployment_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a deployment, its stopped cells, its ended rollouts, and its traffic settings.
+    """Deletes a deployment, its stopped cells, its ended rollouts and its traffic settings.
 
     Raises:
-        Conflict: it should have cells, has some that have not stopped, or an active rollout; all of these are named.
+        Conflict: it has target cells, live cells or an active rollout; the text names them.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
-        if holds := _holds(deployment):
+        if blockers := _deletion_blockers(deployment):
             raise Conflict(
-                f"{name} is not deleted while it has {'; '.join(holds)}. Scale it to 0 and wait for its cells"
+                f"{name} cannot be deleted while it has {'; '.join(blockers)}. Scale it to 0 and wait for its cells"
             )
         deployment.rollouts.all().delete()
         deployment.cells.all().delete()
-        _record(deployment, "deleted", f"{name} deleted by {actor}", actor, now)
+        _record_change(deployment, "deleted", f"{name} deleted by {actor}", actor, now)
         deployment.delete()
 
 
-def _holds(deployment: Deployment) -> list[str]:
+def _deletion_blockers(deployment: Deployment) -> list[str]:
     wanted = deployment.regions.filter(cells__gt=0).values_list("region_id", "cells")
     live = deployment.cells.exclude(state=CellState.STOPPED.value).order_by("id").values_list("id", flat=True)
     rollouts = deployment.rollouts.filter(state__in=ACTIVE).values_list("pk", flat=True)
-    holds = [f"{count} cells to keep in {region}" for region, count in wanted]
-    holds += [f"{len(live)} cells that have not stopped, such as {live[0]}"] if live else []
-    return holds + [f"rollout {number}, which is active" for number in rollouts]
+    blockers = [f"{count} target cells in {region}" for region, count in wanted]
+    blockers += [f"{len(live)} live cells, such as {live[0]}"] if live else []
+    return blockers + [f"active rollout {number}" for number in rollouts]
 
 
-def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
-    """The policy as it is stored: what differs from the defaults."""
+def _stored_policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
+    """The stored form: only what differs from the defaults."""
     try:
         policy = parse_policy(stated, base)
     except InvalidPolicy as wrong:
@@ -183,8 +183,8 @@ def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
     return {key: value for key, value in policy_as_json(policy).items() if value != defaults[key]}
 
 
-def _scaling(stated: Mapping[str, Any], base: ScalingPolicy) -> dict[str, Any]:
-    """The policy as it is stored: what differs from the defaults."""
+def _stored_scaling(stated: Mapping[str, Any], base: ScalingPolicy) -> dict[str, Any]:
+    """The stored form: only what differs from the defaults."""
     try:
         policy = parse_scaling_policy(stated, base)
     except InvalidScaling as wrong:
@@ -203,7 +203,7 @@ def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
         raise InvalidInput(field=f"slo.{wrong.field}", rule="objective", message=str(wrong)) from None
 
 
-def _markets(stated: Sequence[str]) -> list[str]:
+def _stored_markets(stated: Sequence[str]) -> list[str]:
     try:
         return stored(parse_markets(stated))
     except InvalidMarkets as wrong:
@@ -215,20 +215,20 @@ def _cells_of(deployment: Deployment) -> dict[str, int]:
 
 
 def _check_regions_have_markets(markets: Sequence[str], cells: Mapping[str, int]) -> None:
-    """Where machines are bought in no market, a deployment that insists on some would wait for ever."""
+    """A deployment with markets would wait forever in a region without any."""
     if not markets:
         return
     wanted = [region for region, count in cells.items() if count]
     for region, provider in Region.objects.filter(name__in=wanted).order_by("name").values_list("name", "provider"):
         if not provider_limits(provider).has_markets:
             message = (
-                f"machines of {region} (provider {provider}) are bought in no market, so none could be used with "
-                f"markets {', '.join(markets)}; state no markets, or no cells there"
+                f"provider {provider} of {region} has no markets, so no machine there matches "
+                f"markets {', '.join(markets)}; remove the markets, or the cells in {region}"
             )
             raise InvalidInput(field="markets", rule="provider", message=message)
 
 
-def _record(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:
+def _record_change(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:
     event_record(
         kind=f"deployment.{what}",
         message=message,
@@ -243,10 +243,10 @@ def _record(deployment: Deployment, what: str, message: str, actor: str, now: da
 
 
 def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
-    """Region -> its cells, as requests and documents state them.
+    """Region -> cells as stated in requests and documents.
 
     Raises:
-        InvalidInput: neither a number nor a range.
+        InvalidInput: neither a number, a range nor cells by role.
     """
     try:
         return {place["region"]: parse_cells(place["cells"], f"regions.{place['region']}.cells") for place in places}
@@ -256,42 +256,40 @@ def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
 
 @transaction.atomic
 def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool:
-    """Set how many cells the named regions should have, or between which numbers the autoscaler may choose; a plain
-    number ends a range. Other regions stay as they are.
-
-    Returns False, and writes nothing, if that is what they have already.
+    """Sets the number of cells of the named regions, or the range for the autoscaler; a number ends a range. Returns
+    False and writes nothing if nothing changes.
 
     Raises:
-        InvalidInput: an unknown region, a number outside 0 … `CELLS_MOST`, or cells where there are no markets though
-            the deployment states some.
+        InvalidInput: an unknown region, a number outside 0 … `CELLS_MOST`, or a region without the deployment's
+            markets.
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
     check_roles(deployment.model_version, shapes_of(deployment), cells.values())
-    _check_regions_have_markets(deployment.markets, _least_of(cells))
+    _check_regions_have_markets(deployment.markets, _minimum_by_region(cells))
     before = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     nothing = DeploymentRegion(cells=0)
     changed = False
     for region, stated in sorted(cells.items()):
-        there = before.get(region, nothing)
-        if region in before and stated == there.stated(plans_roles=deployment.plans_roles):
+        current = before.get(region, nothing)
+        if region in before and stated == current.stated(plans_roles=deployment.plans_roles):
             continue
         changed = True
-        columns = _columns(stated, there, keeps_roles=deployment.plans_roles)
+        columns = _target_columns(stated, current, keeps_roles=deployment.plans_roles)
         DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults=columns)
         count = columns["cells"]
         if not isinstance(stated, CellRange):
             ScalingState.objects.filter(place__deployment=deployment, place__region=region).delete()
         event_record(
             kind="deployment.scaled",
-            message=f"{name} in {region} from {there.cells} to {count} cells{_stated_text(there, stated)}, "
+            message=f"{name} in {region} from {current.cells} to {count} cells{_stated_text(current, stated)}, "
             f"requested by {actor}",
             tone=Tone.MOVING,
             now=now,
             actor=actor,
             region=region,
             deployment=name,
-            detail={"was": there.cells, "cells": count, **_stated_detail(stated)},
+            detail={"was": current.cells, "cells": count, **_stated_detail(stated)},
         )
     if changed:
         announce_scaled(name)
@@ -299,29 +297,29 @@ def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: 
 
 
 def announce_scaled(name: str) -> None:
-    """Once the transaction is committed: pages look again, and the reconciler at once."""
+    """Refreshes pages and wakes the reconciler after the commit."""
     live.push("deployments", name)
     wake_ups.send("fleet.reconcile")
 
 
-def _columns(stated: Cells, there: DeploymentRegion, *, keeps_roles: bool = False) -> dict[str, int | None]:
-    """Of a row: a range keeps the number that there is, as far as it lies within. Whatever states no roles ends them,
-    unless they are planned."""
+def _target_columns(stated: Cells, current: DeploymentRegion, *, keeps_roles: bool = False) -> dict[str, int | None]:
+    """Columns of a row. A range keeps the current number if it is within. A target without roles ends them unless they
+    are planned."""
     no_range = {"cells_min": None, "cells_max": None}
     if isinstance(stated, CellPools):
         return {"cells": stated.total, "prefill": stated.prefill, "decode": stated.decode, **no_range}
     roles: dict[str, int | None] = {} if keeps_roles else {"prefill": 0, "decode": 0}
     if isinstance(stated, CellRange):
-        return {"cells": stated.clamped(there.cells), "cells_min": stated.min, "cells_max": stated.max, **roles}
+        return {"cells": stated.clamped(current.cells), "cells_min": stated.min, "cells_max": stated.max, **roles}
     return {"cells": stated, **no_range, **roles}
 
 
-def _stated_text(there: DeploymentRegion, stated: Cells) -> str:
+def _stated_text(current: DeploymentRegion, stated: Cells) -> str:
     if isinstance(stated, CellRange):
-        return f", by load within {stated}"
+        return f", autoscaled within {stated}"
     if isinstance(stated, CellPools):
         return f", {stated}"
-    return f", by load within {there.range} no more" if there.range else ""
+    return f", no longer autoscaled within {current.range}" if current.range else ""
 
 
 def _stated_detail(stated: Cells) -> dict[str, Any]:
@@ -330,11 +328,11 @@ def _stated_detail(stated: Cells) -> dict[str, Any]:
     return {"range" if isinstance(stated, CellRange) else "pools": cells_as_json(stated)}
 
 
-def _least_of(cells: Mapping[str, Cells]) -> dict[str, int]:
-    return {region: _least(stated) for region, stated in cells.items()}
+def _minimum_by_region(cells: Mapping[str, Cells]) -> dict[str, int]:
+    return {region: _minimum_cells(stated) for region, stated in cells.items()}
 
 
-def _least(stated: Cells) -> int:
+def _minimum_cells(stated: Cells) -> int:
     if isinstance(stated, int):
         return stated
     return stated.min if isinstance(stated, CellRange) else stated.total
@@ -342,16 +340,16 @@ def _least(stated: Cells) -> int:
 
 @transaction.atomic
 def deployment_scale_or_request(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool | Approval:
-    """Scale or, where that empties a region and evacuations require approval, request it.
+    """Scales, or requests approval if that empties a region and evacuations require it.
 
     Raises:
-        InvalidInput: as `deployment_scale` does.
+        InvalidInput: see `deployment_scale`.
     """
     _check_cells(cells)
     deployment = Deployment.objects.select_for_update().get(name=name)
     before = _cells_of(deployment)
     after = {
-        region: _columns(stated, DeploymentRegion(cells=before.get(region, 0)))["cells"] or 0
+        region: _target_columns(stated, DeploymentRegion(cells=before.get(region, 0)))["cells"] or 0
         for region, stated in cells.items()
     }
     emptied = emptied_regions(before, after)
@@ -367,8 +365,8 @@ def _perform_scale(arguments: Mapping[str, Any], actor: str, now: datetime) -> s
     name = arguments["name"]
     cells = {region: parse_cells(stated, "cells") for region, stated in arguments["cells"].items()}
     if not Deployment.objects.filter(name=name).exists():
-        raise Conflict(f"there is no deployment {name!r} any more")
-    return "scaled" if deployment_scale(name=name, cells=cells, actor=actor, now=now) else "it was so already"
+        raise Conflict(f"deployment {name!r} was deleted")
+    return "scaled" if deployment_scale(name=name, cells=cells, actor=actor, now=now) else "nothing to change"
 
 
 EMPTY_BY_SCALING = FleetAction("empty-by-scaling", "Scale a region down to nothing", _perform_scale, settable=False)
@@ -390,4 +388,4 @@ def _check_regions_exist(regions: Iterable[str], field: str) -> None:
     for region in regions:
         if region not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise InvalidInput(field=field, rule="exists", message=f"there is no region {region!r}; there are: {names}")
+            raise InvalidInput(field=field, rule="exists", message=f"unknown region {region!r}; known: {names}")

@@ -1,8 +1,5 @@
-"""Instance types, as requests name them.
-
-On which instance types a deployment's cells may be, how many of them a person wants on which, and whether they can
-have roles there.
-"""
+"""Checks the instance types of deployments: names in requests, cells per type, and whether cells can have roles.
+Writes only `by_type`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -23,11 +20,11 @@ def instance_type_named(name: str) -> InstanceType:
     """The instance type that a request names.
 
     Raises:
-        InvalidInput: there is none; it says which there are.
+        InvalidInput: it is unknown; the text lists the known ones.
     """
     kind = InstanceType.objects.filter(name=name).first()
     if kind is None:
-        raise _unknown(name, "instance_type")
+        raise _unknown_type(name, "instance_type")
     return kind
 
 
@@ -35,32 +32,33 @@ def instance_types_named(names: Sequence[str]) -> list[InstanceType]:
     """The instance types that a request lists, in its order.
 
     Raises:
-        InvalidInput: none, one twice, or one that there is not.
+        InvalidInput: the list is empty, or has an unknown or repeated name.
     """
     if not names or len(set(names)) < len(names):
-        message = "names one twice" if names else "names none; name the ones that its cells may be on, the first first"
+        message = "repeats a name" if names else "is empty; list the instance types of its cells, the preferred first"
         raise InvalidInput(field="instance_types", rule="list", message=message)
     found = {kind.name: kind for kind in InstanceType.objects.filter(name__in=names)}
     if missing := [name for name in names if name not in found]:
-        raise _unknown(missing[0], "instance_types")
+        raise _unknown_type(missing[0], "instance_types")
     return [found[name] for name in names]
 
 
-def _unknown(name: str, field: str) -> InvalidInput:
-    there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
-    return InvalidInput(field=field, rule="exists", message=f"there is no instance type {name!r}; there are: {there}")
+def _unknown_type(name: str, field: str) -> InvalidInput:
+    known = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
+    return InvalidInput(field=field, rule="exists", message=f"unknown instance type {name!r}; known: {known}")
 
 
 ByType = Mapping[str, Mapping[str, int]]
-"""Region -> instance type -> cells that should be on it."""
+"""Region -> instance type -> target cells on it."""
 
 
 def instance_types_changed(deployment: Deployment, names: Sequence[str]) -> list[str]:
-    """Check another list of types for a deployment that is there, and forget what was stated of one that is gone.
+    """Checks a new list of types for an existing deployment. Removes `by_type` entries without cells of types that are
+    no longer listed.
 
     Raises:
-        InvalidInput: an unknown type, one that a version of it cannot be on, or several where cells have roles.
-        Conflict: it has cells on one that is no longer listed, or wants some there.
+        InvalidInput: an unknown type, one that does not fit a version in use, or several although cells have roles.
+        Conflict: it has cells, or target cells, on a type that is no longer listed.
     """
     kinds = [kind.shape() for kind in instance_types_named(names)]
     ends = {deployment.model_version.reference}
@@ -76,39 +74,38 @@ def instance_types_changed(deployment: Deployment, names: Sequence[str]) -> list
     if held is not None:
         kind = held.instance_type_id
         raise Conflict(
-            f"{deployment.name} has cells on {kind}, such as {held.id}; want 0 there first, in by_type of each region"
+            f"{deployment.name} has cells on {kind}, such as {held.id}; set 0 for it in by_type of each region first"
         )
     for place in deployment.regions.all():
         stated = {kind: count for kind, count in place.by_type.items() if kind in names}
         for kind, count in place.by_type.items():
             if count and kind not in stated:
-                raise Conflict(f"{place.region_id} wants {count} cells on {kind}; want 0 there first, in by_type")
+                raise Conflict(
+                    f"{place.region_id} has a target of {count} cells on {kind}; set 0 for it in by_type first"
+                )
         if stated != place.by_type:
             DeploymentRegion.objects.filter(pk=place.pk).update(by_type=stated)
     return list(names)
 
 
 def check_by_type(by_type: ByType, instance_types: Sequence[str]) -> None:
-    """Check that cells are wanted on listed types alone.
-
-    Raises:
-        InvalidInput: on another one, or where there is no choice.
-    """
+    """Raises:
+    InvalidInput: cells on a type that is not listed, or a choice of 0 cells everywhere."""
     for region, wanted in by_type.items():
         for kind in wanted:
             if kind not in instance_types:
-                message = f"{kind!r} is none of its instance types, which are: {', '.join(instance_types)}"
+                message = f"{kind!r} is not one of its instance types: {', '.join(instance_types)}"
                 raise InvalidInput(field=f"by_type.{region}", rule="listed", message=message)
         if wanted and not any(count for count in wanted.values()) and set(wanted) == set(instance_types):
-            message = "wants no cell on any of its instance types; leave one of them out, or scale the region to 0"
+            message = "has 0 cells on every instance type; leave one out, or scale the region to 0"
             raise InvalidInput(field=f"by_type.{region}", rule="some", message=message)
 
 
 def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, int]]:
-    """Write how many cells of the named regions should be on which types. Returns what changed.
+    """Sets the target cells per type of the named regions. Returns what changed.
 
     Raises:
-        InvalidInput: a type that is not listed, or a region in which it has no cells to state this of.
+        InvalidInput: a type that is not listed, or a region that the deployment does not have.
     """
     check_by_type(by_type, deployment.instance_types)
     places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
@@ -116,8 +113,8 @@ def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, 
     for region, wanted in sorted(by_type.items()):
         place = places.get(region)
         if place is None:
-            there = ", ".join(sorted(places)) or "none"
-            message = f"it has no cells in {region!r}; its regions are: {there}"
+            known = ", ".join(sorted(places)) or "none"
+            message = f"the deployment is not in {region!r}; its regions: {known}"
             raise InvalidInput(field=f"by_type.{region}", rule="exists", message=message)
         if dict(wanted) != place.by_type:
             place.by_type = changed[region] = dict(wanted)
@@ -126,11 +123,8 @@ def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, 
 
 
 def check_roles(version: ModelVersion, kinds: Sequence[InstanceShape], stated: Iterable[Cells]) -> None:
-    """Cells by role take a version that can hand prompts over on these machines.
-
-    Raises:
-        InvalidInput: it cannot.
-    """
+    """Raises:
+    InvalidInput: the cells have roles, which the version or the instance types do not support."""
     if not any(isinstance(one, CellPools) and one.prefill for one in stated):
         return
     if objection := roles_objection(version, kinds):
@@ -138,11 +132,8 @@ def check_roles(version: ModelVersion, kinds: Sequence[InstanceShape], stated: I
 
 
 def check_planned_roles(deployment: Deployment, scaling: Mapping[str, Any]) -> None:
-    """The same for roles that are planned.
-
-    Raises:
-        InvalidInput: it cannot.
-    """
+    """Raises:
+    InvalidInput: roles are to be planned, which the version or the instance types do not support."""
     if scaling.get("roles") != RolesBy.PLANNED.value:
         return
     if objection := roles_objection(deployment.model_version, shapes_of(deployment)):

@@ -1,7 +1,5 @@
-"""A large fleet in an empty database, to see how screens and API carry it. Nothing of it runs: there are no agents.
-
-It is made of plain rows, in a shape that does not depend on chance, so that two runs can be compared.
-"""
+"""Seeds a large fleet into an empty database, to measure screens and the API. It has no agents, so nothing runs. The
+rows do not depend on chance, so that two runs can be compared."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -33,9 +31,9 @@ DEPLOYMENTS = 10
 BATCH = 1000
 EVENTS_PER_CELL = 20
 REPORT_IN = timedelta(hours=1)
-"""Reports are of a time to come, so that they stay fresh during a measurement."""
+"""Reports are dated in the future, so that they stay fresh during a measurement."""
 ODD_STATES = {7: CellState.STARTING, 101: CellState.DRAINING, 203: CellState.FAILED, 307: CellState.PENDING}
-"""Of each 400 cells, the number of the one in this state; all others are ready."""
+"""Of each 400 cells, the number of the one in this state. All others are ready."""
 LOAD = Load(
     ttft_p50_ms=95.0,
     ttft_p99_ms=400.0,
@@ -72,16 +70,16 @@ class SeedCounts:
 
 @transaction.atomic
 def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bool = True) -> SeedCounts:
-    """Make so many cells on so many nodes, over ten regions and ten deployments, with events and load of their past.
+    """Creates cells and nodes over ten regions and ten deployments, with past events and load.
 
     Raises:
-        Conflict: there is a fleet already, or there are fewer nodes than cells.
+        Conflict: a fleet exists already, or there are fewer nodes than cells.
     """
     if Region.objects.exists():
-        raise Conflict("there is a fleet in this database already; seed a large one into an empty database")
+        raise Conflict("the database has a fleet already; use an empty one")
     if nodes < cells:
-        raise Conflict(f"{cells} cells need at least as many nodes, and there are {nodes}")
-    InstanceType.objects.bulk_create(InstanceType(**{"name": name, **asdict(kind)}) for name, kind in _kinds())
+        raise Conflict(f"{cells} cells need at least as many nodes, not {nodes}")
+    InstanceType.objects.bulk_create(InstanceType(**{"name": name, **asdict(kind)}) for name, kind in _instance_types())
     regions = Region.objects.bulk_create(Region(name=f"region-{n:02d}", position=n) for n in range(REGIONS))
     deployments = [_deployment(number, cells, nodes, now) for number in range(DEPLOYMENTS)]
     _nodes(nodes, now)
@@ -94,12 +92,12 @@ def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bo
     return SeedCounts(len(regions), len(deployments), len(made), nodes)
 
 
-def _kinds() -> Iterator[tuple[str, Any]]:
+def _instance_types() -> Iterator[tuple[str, Any]]:
     yield from INSTANCE_TYPES.items()
 
 
 def _deployment(number: int, cells: int, nodes: int, now: datetime) -> Deployment:
-    """As many deployments as the nodes allow have two nodes to a cell, and one of ten nodes stays spare."""
+    """As many deployments as possible have two nodes per cell. One node in ten stays spare."""
     twice = number < DEPLOYMENTS * min(1.0, max(0.0, 0.9 * nodes / cells - 1))
     model = Model.objects.create(name=f"model-{number:02d}", created_at=now)
     made = [

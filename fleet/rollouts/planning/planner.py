@@ -213,9 +213,9 @@ def _advance_stage(case: _RolloutCase, reason: str) -> ChangeRollout:
 
 def _next_in_rollback(case: _RolloutCase) -> ChangeRollout | None:
     rollout = case.progress.rollout
-    not_ready = [cell for cell in case.cells() if cell.version != rollout.from_version]
+    not_returned = [cell for cell in case.cells() if cell.version != rollout.from_version]
     disrupted = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
-    if not not_ready and not disrupted:
+    if not not_returned and not disrupted:
         return case.change(RolloutState.ROLLED_BACK, f"every cell is at {rollout.from_version} again")
     return None
 

@@ -89,7 +89,7 @@ def test_a_policy_is_stated_in_parts() -> None:
     assert change(scaling={"mode": "shadow"}).json()["scaling"].keys() == {"schedule"}
     assert rules(change(scaling={"mode": "on"})) == {"scaling.mode": "policy"}
     refused = change(scaling={"schedule": [{**window, "region": "mars"}]})
-    assert "there is no region 'mars'; there are: us-east-1, us-west-2" in messages(refused)
+    assert "unknown region 'mars'; known: us-east-1, us-west-2" in messages(refused)
 
 
 def test_places_show_the_last_look_and_how_they_are_left_while_there_was_none() -> None:

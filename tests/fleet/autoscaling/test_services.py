@@ -121,7 +121,7 @@ def test_a_plain_number_ends_the_range_and_what_was_remembered() -> None:
     assert (place().cells, place().range) == (5, None)
     assert not ScalingState.objects.exists()
     message = Event.objects.order_by("-id")[0].message
-    assert message == "sim-70b in us-east-1 from 5 to 5 cells, by load within 1 to 8 no more, requested by ada"
+    assert message == "sim-70b in us-east-1 from 5 to 5 cells, no longer autoscaled within 1 to 8, requested by ada"
     assert ranged_fleet(NOW).deployments == ()
 
 
@@ -130,7 +130,7 @@ def test_a_range_keeps_the_number_that_there_is_as_far_as_it_may() -> None:
         deployment_scale(name="sim-70b", cells={EAST: stated}, actor="ada", now=NOW)
         assert place().cells == cells
     newest = Event.objects.order_by("-id")[0]
-    assert newest.message == "sim-70b in us-east-1 from 4 to 3 cells, by load within 1 to 3, requested by ada"
+    assert newest.message == "sim-70b in us-east-1 from 4 to 3 cells, autoscaled within 1 to 3, requested by ada"
     assert newest.detail == {"was": 4, "cells": 3, "range": {"min": 1, "max": 3}}
 
 

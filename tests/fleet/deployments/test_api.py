@@ -205,7 +205,7 @@ def test_deleting_needs_what_was_looked_at() -> None:
 def test_what_serves_is_not_deleted_and_says_what_it_has() -> None:
     rows.cell("c-1")
     detail = bearer().delete(URL, headers={"if-match": "*"}).json()["detail"]
-    assert "1 cells to keep in us-east-1" in detail
+    assert "1 target cells in us-east-1" in detail
     assert "such as c-1" in detail
     assert Deployment.objects.exists()
 

@@ -1,4 +1,4 @@
-"""The demo fleet: recorded once, and what operators changed since is theirs."""
+"""The demo fleet is seeded once, and operators' changes stay."""
 
 from typing import Any
 

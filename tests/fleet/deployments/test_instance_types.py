@@ -1,4 +1,4 @@
-"""Deployments on several instance types: what is stated, refused, stored and seen by planners."""
+"""Deployments on several instance types: requests, errors, rows and planners' views."""
 
 from typing import Any
 
@@ -83,9 +83,9 @@ def test_a_new_deployment_lists_its_types_in_order() -> None:
 @pytest.mark.parametrize(
     ("types", "rule", "words"),
     [
-        ([], "list", "names none"),
-        ([KIND, KIND], "list", "names one twice"),
-        ([KIND, "mars"], "exists", "there is no instance type 'mars'"),
+        ([], "list", "is empty"),
+        ([KIND, KIND], "list", "repeats a name"),
+        ([KIND, "mars"], "exists", "unknown instance type 'mars'"),
     ],
 )
 def test_a_list_of_types_that_makes_no_sense_is_refused(types: list[str], rule: str, words: str) -> None:
@@ -134,10 +134,10 @@ def test_a_mix_is_stated_by_region_said_and_ended() -> None:
         (
             {EAST: {"mars": 1}},
             f"by_type.{EAST}",
-            "'mars' is none of its instance types, which are: local.cpu, local.big",
+            "'mars' is not one of its instance types: local.cpu, local.big",
         ),
-        ({"mars": {KIND: 1}}, "by_type.mars", "it has no cells in 'mars'; its regions are: us-east-1"),
-        ({EAST: {KIND: 0, OTHER: 0}}, f"by_type.{EAST}", "wants no cell on any of its instance types"),
+        ({"mars": {KIND: 1}}, "by_type.mars", "the deployment is not in 'mars'; its regions: us-east-1"),
+        ({EAST: {KIND: 0, OTHER: 0}}, f"by_type.{EAST}", "has 0 cells on every instance type"),
     ],
 )
 def test_a_mix_that_cannot_be_is_refused(by_type: dict[str, dict[str, int]], field: str, words: str) -> None:
@@ -153,7 +153,7 @@ def test_a_type_is_taken_off_the_list_once_nothing_is_on_it_and_nothing_wants_it
         change(instance_types=[KIND])
     Cell.objects.filter(pk=cell.pk).update(state=CellState.STOPPED.value)
     change(by_type={EAST: {OTHER: 1}})
-    with pytest.raises(Conflict, match=r"us-east-1 wants 1 cells on local\.big; want 0 there first"):
+    with pytest.raises(Conflict, match=r"us-east-1 has a target of 1 cells on local\.big; set 0 for it"):
         change(instance_types=[KIND])
     change(by_type={EAST: {OTHER: 0, KIND: 1}})
     assert change(instance_types=[KIND]).instance_types == [KIND]
@@ -165,11 +165,11 @@ def test_cells_by_role_are_of_one_type() -> None:
         lambda: deployment_scale(name="sim-70b", cells={EAST: CellPools(1, 2)}, actor="ada", now=NOW),
         lambda: change(scaling={"roles": "planned"}),
     ):
-        with pytest.raises(InvalidInput, match="cells by role are of one instance type, and there are 2: list one"):
+        with pytest.raises(InvalidInput, match="cells with roles need a single instance type, but 2 are listed"):
             refused_change()
     change(instance_types=[KIND])
     deployment_scale(name="sim-70b", cells={EAST: CellPools(1, 2)}, actor="ada", now=NOW)
-    with pytest.raises(InvalidInput, match="list one"):
+    with pytest.raises(InvalidInput, match="but 2 are listed"):
         change(instance_types=BOTH)
 
 

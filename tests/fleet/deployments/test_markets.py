@@ -1,4 +1,4 @@
-"""In which markets a deployment's machines may be bought: stated, refused, and passed on to what is launched for it."""
+"""Markets of a deployment: requests, errors, and launches."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_a_region_whose_machines_are_of_no_market_is_named() -> None:
     assert change(markets=["spot"]).status_code == 200
     refused = change(regions=_cells("us-west-2"))
     assert rules(refused) == {"markets": "provider"}
-    assert "machines of us-west-2 (provider local) are bought in no market" in messages(refused)
+    assert "provider local of us-west-2 has no markets" in messages(refused)
     assert change(regions=[{"region": "us-west-2", "cells": 0}]).status_code == 200
     assert change(markets=[], regions=_cells("us-west-2")).status_code == 200
     assert rules(change(markets=["spot"])) == {"markets": "provider"}

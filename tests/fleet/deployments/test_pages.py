@@ -1,4 +1,4 @@
-"""The page of a deployment: its error budget, its load, and scaling it after a prediction."""
+"""The page of a deployment: error budget, load, and scaling after a forecast."""
 
 from datetime import timedelta
 
@@ -51,7 +51,7 @@ def test_a_budget_that_burns_is_bad() -> None:
 
 
 def test_without_requests_no_budget_is_judged() -> None:
-    assert part("deployment-slo").count("no request to judge by") == 2
+    assert part("deployment-slo").count("no requests") == 2
 
 
 def test_the_objective_is_a_line_across_its_chart() -> None:

@@ -1,9 +1,4 @@
-"""Update policies from outside: what is filled in, and what is refused by name.
-
-Which names may be served side by side, and what is said of those that may not.
-
-Error budgets burn at a rate; an alarm needs a long window and a short one.
-"""
+"""Parsing of update policies, collisions of names, and burn rates of error budgets."""
 
 from typing import Any
 
@@ -49,7 +44,7 @@ def test_a_policy_survives_its_row() -> None:
         ({"strategy": "blue_green"}, "strategy", "it must be in_place or surge"),
         ({"max_unavailable": 0}, "max_unavailable", "in_place must take down at least 1 cell"),
         ({"max_unavailable": "1"}, "max_unavailable", "a whole number from 0 to 1000"),
-        ({"strategy": "surge"}, "surge", "needs at least 1 cell"),
+        ({"strategy": "surge"}, "surge", "needs at least 1"),
         ({"waves_percent": [50, 20, 100]}, "waves_percent", "growing list of whole percentages"),
         ({"waves_percent": [50]}, "waves_percent", "the last of them 100"),
         ({"bake_s": -1}, "bake_s", "a number from 0 to 86400"),
@@ -96,17 +91,17 @@ TUNED = ServedName("tuned", "chat", "llama@2")
         (
             ServedName("chat", "b", "m@1"),
             DEPLOYMENT,
-            "adapter chat of m@1, deployment b would have the name of deploym",
+            "adapter chat of m@1, deployment b has the same name as deploym",
         ),
         (
             ServedName("chat", "chat", "m@1"),
             DEPLOYMENT,
-            "adapter chat of m@1, deployment chat would have the name of d",
+            "adapter chat of m@1, deployment chat has the same name as d",
         ),
-        (ServedName("llama", "b", "m@1"), MODEL, "would have the name of model llama of deployment chat; each name"),
-        (ServedName("tuned", "b", "m@1"), TUNED, "would have the name of adapter tuned of llama@2, deployment chat;"),
-        (ServedName("tuned", "tuned"), TUNED, "deployment tuned would have the name of adapter tuned of llama@2, dep"),
-        (ServedName("tuned", "b"), TUNED, "model tuned of deployment b would have the name of adapter tuned of llama@"),
+        (ServedName("llama", "b", "m@1"), MODEL, "has the same name as model llama of deployment chat; rename it"),
+        (ServedName("tuned", "b", "m@1"), TUNED, "has the same name as adapter tuned of llama@2, deployment chat;"),
+        (ServedName("tuned", "tuned"), TUNED, "deployment tuned has the same name as adapter tuned of llama@2, dep"),
+        (ServedName("tuned", "b"), TUNED, "model tuned of deployment b has the same name as adapter tuned of llama@"),
     ],
 )
 def test_an_adapter_has_its_name_for_itself(new: ServedName, old: ServedName, said: str) -> None:
@@ -163,7 +158,7 @@ def test_what_is_not_stated_comes_from_the_serving_class() -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ({"uptime": 1}, "there is no objective 'uptime'; there are: availability, ttft_ms, ttft_share"),
+        ({"uptime": 1}, "unknown objective 'uptime'; known: availability, ttft_ms, ttft_share"),
         ({"availability": 1.0}, "availability is 1.0; it must be a number from 0.5 to 0.99999"),
         ({"ttft_ms": True}, "ttft_ms is True; it must be a number from 1 to 3.6e\\+06"),
     ],

@@ -1,4 +1,4 @@
-"""An adapter's name is checked when a version is about to be served, against all that is."""
+"""Adapter names are checked against all names in use before a version serves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_rollout_to_a_version_whose_adapter_another_deployment_serves_is_refus
         rollout_propose(deployment="sim-70b", version="sim-70b@2", policy={})
     assert (refused.value.field, refused.value.rule) == ("version", "distinct")
     assert str(refused.value).startswith(
-        "adapter tuned of sim-70b@2, deployment sim-70b would have the name of adapter tuned of other@1, deployment oth"
+        "adapter tuned of sim-70b@2, deployment sim-70b has the same name as adapter tuned of other@1, deployment oth"
     )
 
 
@@ -98,12 +98,10 @@ def test_a_deployment_whose_name_or_model_is_an_adapter_s_is_refused() -> None:
     create("other", "other@1")
     version("1", model="tuned")
     for name, reference in (("tuned", "sim-70b@1"), ("new", "tuned@1")):
-        with pytest.raises(InvalidInput, match="would have the name of adapter tuned of other@1"):
+        with pytest.raises(InvalidInput, match="has the same name as adapter tuned of other@1"):
             create(name, reference)
     version("1", "new2", model="own")
-    with pytest.raises(
-        InvalidInput, match="adapter new2 of own@1, deployment new2 would have the name of deployment n"
-    ):
+    with pytest.raises(InvalidInput, match="adapter new2 of own@1, deployment new2 has the same name as deployment n"):
         create("new2", "own@1")
     assert set(Deployment.objects.values_list("name", flat=True)) == {"sim-70b", "other"}
 

@@ -1,4 +1,4 @@
-"""What the fleet tells the model registry."""
+"""Uses of a version that the fleet reports to the model registry."""
 
 import pytest
 
