@@ -204,7 +204,9 @@ async def test_who_cannot_wait_so_long_is_told_at_once(ingress: RunningIngress) 
         pass
 
 
-@pytest.mark.parametrize(("by", "told"), [(Withheld.QUOTA, "quota of its team"), (Withheld.MACHINES, "go before it")])
+@pytest.mark.parametrize(
+    ("by", "told"), [(Withheld.QUOTA, "quota of its team"), (Withheld.MACHINES, "higher priority")]
+)
 @pytest.mark.processes
 @pytest.mark.asyncio
 async def test_who_would_wait_for_a_cell_that_may_have_no_machines_is_told_at_once(
