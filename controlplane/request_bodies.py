@@ -35,9 +35,11 @@ AGENT_ONLY_PATHS = ("/agents/", "/join")
 INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
 """Of applications: ingresses forward them over the connection that agents use."""
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 REFUSED = b"agents connect to the port for agents (SWITCHYARD_AGENT_PORT), over TLS\n"
 UNKNOWN = b"this port is for agents\n"
 
@@ -50,7 +52,7 @@ class PathsOf:
         self._prefixes = prefixes
         self._are_served = are_served
 
-    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Decoded already. The router of WebSockets takes off all slashes before it looks.
         path = "/" + scope.get("path", "").lstrip("/")
         if path.startswith(self._prefixes) == self._are_served or scope["type"] not in ("http", "websocket"):
@@ -173,12 +175,6 @@ LEAST_BYTES_PER_S = 32 * 1024
 """After `GRACE_S`, of the whole body so far: 200 MiB have 1 h 47 min, 1 MiB has 42 s."""
 WAITING_FOR_PLACE_S = 30.0
 DISCONNECT = {"type": "http.disconnect"}
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)

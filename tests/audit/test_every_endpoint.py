@@ -10,8 +10,9 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import resolve
 
-from audit.middleware import AuditMiddleware, exemption, login_recording
+from audit.middleware import AuditMiddleware, exemption
 from audit.models import AuditRecord
+from audit.signals import login_recording
 from kernel.events import event_record
 from tests.audit.endpoints import Endpoint, unsafe_endpoints
 from tests.controlplane.dashboard.clients import signed_in

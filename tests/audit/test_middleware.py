@@ -13,8 +13,8 @@ from django.test import Client, RequestFactory
 
 from accounts.models import ApiToken
 from audit import middleware
-from audit.middleware import login_recording
 from audit.services import DENIALS_RECORDED, DENIALS_WITHIN
+from audit.signals import login_recording
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.services.enrolment import join_token_issue
 from fleet.nodes.models import Node

@@ -8,7 +8,8 @@ import pytest
 from engine_agent.protocol.messages import Load, TokenCheck
 from fleet.faults.models import Incident
 from fleet.faults.planning.drift import TOKENS_DRIFT
-from fleet.faults.services.watch import FRESH_FOR, token_drift_check
+from fleet.faults.selectors import FRESH_FOR
+from fleet.faults.services.watch import token_drift_check
 from fleet.nodes.models import NodeReport
 from tests.fleet import rows
 from tests.fleet.rows import NOW
