@@ -178,7 +178,7 @@ def test_a_warm_up_is_as_long_as_a_request_may_take() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("prompt", "output", "itl_ms"), [(1000, 150, 40.0), (3000, 50, 80.0), (600, 100, 30.0)])
 def test_on_sim_the_knee_is_the_computed_one(prompt: int, output: int, itl_ms: float, seed: int) -> None:
     """Within 5 % of what its parameters say, in ten points at most; repeats with other jitter within 3 %."""
