@@ -118,7 +118,7 @@ class ScaleSerializer(StrictSerializer):
         return _check_unique_regions(wanted)
 
 
-def _instance_types_field(**options: Any) -> serializers.ListField:
+def _instance_types_field(**options: Any) -> serializers.Field[Any, Any, Any, Any]:
     child = serializers.CharField(max_length=64)
     return column_field(Deployment._meta.get_field("instance_types"), child=child, min_length=1, **options)
 
