@@ -1,4 +1,4 @@
-"""What traffic shows under /api/v1/ (path, view set, noun), and to applications under /v1/async/ (`urlpatterns`)."""
+"""Routes of traffic under /api/v1/ (path, view set, noun), and `urlpatterns` under /v1/async/."""
 
 from django.urls import path, re_path
 

@@ -5,7 +5,7 @@ class TrafficConfig(AppConfig):
     name = "traffic"
 
     def ready(self) -> None:
-        """Register what packages below need of traffic: second approvals, ingresses among the agents, benchmarks."""
+        """Registers approvals, ingress agents and benchmarks with the packages below."""
         from accounts.services.approval import fleet_action_register
         from fleet.releases.selectors import agent_source_register
         from models_registry.benchmarks.selectors import register_benchmark_targets

@@ -1,22 +1,13 @@
-"""Every table of traffic, where Django looks for them; each noun declares its own."""
+"""Lists all tables of traffic for Django. Import models from their noun."""
 
 from traffic.async_requests.models import AsyncRequest, RefusedMessage, RequestQueue
 from traffic.batches.models import Batch, BatchRange, BatchTimeline, StoredFile
 from traffic.demand.models import ForecastRecord, Series
 from traffic.entry.models import Entry, EntryRevision, EntryTarget
 from traffic.keys.models import ApplicationKey, KeyPolicy
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficRule, TrafficShift, TrafficWindow
 from traffic.responses.models import StoredResponse
-from traffic.routing.models import (
-    Ingress,
-    IngressReport,
-    PoolHold,
-    RoutingTable,
-    TrafficMatrix,
-    TrafficOverride,
-    TrafficRule,
-    TrafficShift,
-    TrafficWindow,
-)
+from traffic.routing.models import Ingress, IngressReport, PoolHold, RoutingTable
 from traffic.tenants.models import TenantGrant, TenantWebhook
 from traffic.usage.models import (
     Budget,

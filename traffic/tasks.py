@@ -1,4 +1,4 @@
-"""Celery tasks of traffic: control loops and housekeeping."""
+"""Celery tasks of traffic: control loops and housekeeping. Each calls services and decides nothing."""
 
 import logging
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _planner = Planner()
 
 @shared_task(name="traffic.publish", base=ControlLoop)
 def publish() -> bool:
-    """A pass of the control loop. Controllers may run it at once: a revision is published once."""
+    """Several controllers may run this at the same time; each revision is published once."""
     tables_publish(now=clock.now(), cache=_routing)
     drained_cells_mark(now=clock.now(), cache=_routing)
     revocations_confirm(now=clock.now())
@@ -43,7 +43,7 @@ def publish() -> bool:
 
 @shared_task(name="traffic.autopilot", base=ControlLoop)
 def autopilot() -> bool:
-    """A pass of the control loop; while another controller is at it, nothing is done."""
+    """Does nothing while another controller runs it."""
     if autopilot_run(now=clock.now()):
         wake_ups.send("traffic.publish")
     return True
@@ -51,15 +51,14 @@ def autopilot() -> bool:
 
 @shared_task(name="traffic.autoscale", base=ControlLoop)
 def autoscale() -> bool:
-    """A pass of the control loop; while another controller is at it, nothing is done."""
+    """Does nothing while another controller runs it."""
     autoscaling_run(now=clock.now())
     return True
 
 
 @shared_task(name="traffic.entry", base=ControlLoop)
 def entry() -> bool:
-    """A pass of the control loop: ingresses of regions in a cloud, targets of their load balancers, and DNS.
-    What another controller is at is left to it. Whatever one step raises, the others are made."""
+    """Cloud ingresses, targets of their load balancers, and DNS. A failed step does not stop the others."""
     failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _made(step)]
     return not failed
 
@@ -75,28 +74,28 @@ def _made(step: Callable[..., object]) -> bool:
 
 @shared_task(name="traffic.ensure_ingresses", base=ControlLoop)
 def ensure_ingresses() -> bool:
-    """A pass of the control loop; each ingress is booted by one controller at a time."""
+    """Each ingress is booted by one controller at a time."""
     ingresses_ensure(now=clock.now())
     return True
 
 
 @shared_task(name="traffic.demand", base=ControlLoop)
 def demand() -> bool:
-    """A pass of the planner's loop; while another planner measures, nothing is done."""
+    """Does nothing while another planner measures."""
     _meter.look(now=clock.now())
     return True
 
 
 @shared_task(name="traffic.plan", base=ControlLoop)
 def plan() -> bool:
-    """A pass of the planner's loop: forecasts when they are due, and the plan of the day that follows them."""
+    """Makes forecasts when they are due, and the daily plan that follows from them."""
     _planner.look(now=clock.now())
     return True
 
 
 @signals.worker_shutdown.connect
 def planner_stop(**_: object) -> None:
-    """Stop the child that plans the day; does nothing in a worker that has none."""
+    """Stops the child process that plans the day, if this worker has one."""
     _planner.stop()
 
 

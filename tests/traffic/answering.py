@@ -1,4 +1,4 @@
-"""An ingress that answers one question on each connection as a test says, over real TCP, plain or by TLS."""
+"""A stand-in ingress that answers one request per connection as a test says, over TCP or TLS."""
 
 import asyncio
 import ssl
@@ -16,8 +16,8 @@ Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def ingress(
     says: Says, sent: bytearray | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[IngressAddress]:
-    """Where it is. It reads a request whose body is `{}` (into `sent`) and then does what `says` does. With `tls` it
-    listens where other regions come in."""
+    """Yields its address. It reads a request with the body `{}` into `sent`, and then calls `says`. With `tls` it
+    listens on the hop port."""
     serving: list[asyncio.Task[Any]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A store in a bucket of the cloud of tests, and what this host calls made to go there."""
+"""A store in a bucket of the test cloud, with all calls of this host directed there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ FILES = "s3://switchyard-files/east"
 
 @contextmanager
 def cloud_of_files(patch: pytest.MonkeyPatch, *buckets: str) -> Iterator[World]:
-    """A cloud with these buckets, which our calls go to and repeat nothing by themselves."""
+    """A cloud with these buckets; calls go there and are not retried."""
     world = World()
     with serve(world):
         clients = cache(world.client)
@@ -28,7 +28,7 @@ def cloud_of_files(patch: pytest.MonkeyPatch, *buckets: str) -> Iterator[World]:
             s3.create_bucket(Bucket=bucket)
         yield world
         world.faults.clear()
-        for bucket in ("switchyard-files", *buckets):  # names are those of all accounts, and of the next test
+        for bucket in ("switchyard-files", *buckets):  # names are global, also for the next test
             for key in keys(world, bucket):
                 s3.delete_object(Bucket=bucket, Key=key)
             s3.delete_bucket(Bucket=bucket)
@@ -45,7 +45,7 @@ def uploads(world: World, bucket: str = "switchyard-files") -> list[Any]:
 
 
 def lost_answer(operation: str) -> Fault:
-    """It is carried out, and nobody hears of it."""
+    """The call is carried out, but its response is lost."""
     return Fault(operation, when=When.AFTER, ending=Ending.RESET)
 
 

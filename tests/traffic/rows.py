@@ -1,9 +1,4 @@
-"""Rows and a stand-in ingress for tests of near-real-time requests.
-
-Files and batches for tests, and a runner that works until they have ended.
-
-Days of demand, and rounds of forecasts, as rows.
-"""
+"""Rows, files, batches and forecasts for tests of traffic, a stand-in ingress, and a runner of batches."""
 
 import asyncio
 import json
@@ -76,7 +71,7 @@ def answering_json(status: int = 200, body: bytes = ANSWER) -> Answer:
 
 @contextmanager
 def standin_ingress() -> Iterator[Receiver]:
-    """A server in the place of an ingress; it answers 200 unless it is told otherwise."""
+    """A server in place of an ingress; it answers 200 by default."""
     with receiver() as standin:
         standin.answer = answering_json()
         yield standin
@@ -94,7 +89,7 @@ def line(number: int | str, content: str = "why?", **changes: Any) -> dict[str, 
 
 
 def jsonl(*lines: object) -> bytes:
-    """A file; what is bytes already goes in as it is."""
+    """Joins lines to a file; bytes are used as they are."""
     return b"".join((each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n" for each in lines)
 
 
@@ -120,7 +115,7 @@ def begun(content: bytes, tenant: str = "", *, key: str = "", now: datetime = NO
 
 def begun_with(tenant: str = "", *, key: str = "", now: datetime = NOW, settings: BatchSettings = SOON,
                **asked: Any) -> Batch:  # fmt: skip
-    """A batch over what is asked for."""
+    """A batch created from this request."""
     payload = {"endpoint": ENDPOINT, "completion_window": "24h", **asked}
     return batch_create(
         application=Application(tenant=tenant, key=key),
@@ -146,7 +141,7 @@ async def work_on_batches(stopping: asyncio.Event, settings: BatchSettings = SOO
 
 
 async def worked_until(done: Callable[[], Any], settings: BatchSettings = SOON, limit_s: float = 60.0) -> None:
-    """Run one process of batches until `done`, which is asked in the database's thread, is true."""
+    """Runs a batch process until `done`, evaluated in the database's thread, is true."""
     stopping = asyncio.Event()
     running = asyncio.create_task(work_on_batches(stopping, settings))
     try:
@@ -185,7 +180,7 @@ def answer(text: str = "ho", **members: Any) -> JsonObject:
 
 
 def kept(application: Application = ACME, *, text: str = "ho", now: datetime = NOW, **members: Any) -> str:
-    """The id of a response that its application waited for."""
+    """The ID of a response that its application waited for."""
     passed = begin(application, now=now, store=True, **members)
     assert isinstance(passed, PassedOn)
     response_keep(passed=passed, answer={**answer(text), **passed.marks(is_kept=True)}, now=now)
@@ -199,7 +194,7 @@ def in_background(application: Application = ACME, **members: Any) -> str:
 
 
 def attempt(received: AttemptResponse, now: datetime = NOW) -> bytes:
-    """Have a sender make what waits; returns what it sent."""
+    """Has a sender attempt what is waiting; returns what it sent."""
     (leased,) = async_requests_claim(count=1, full=(), now=now, settings=SENDING)
     async_attempt_settle(leased=leased, received=received, now=now, settings=SENDING)
     return leased.body
@@ -210,7 +205,7 @@ EAST = "us-east-1"
 
 
 def demand_days(count: int, load: float = 20.0, serving_class: str = "realtime") -> None:
-    """Whole days of a load that stays, up to `MADE`, of the deployment `sim-70b` in its first region."""
+    """Whole days of constant load, up to `MADE`, of `sim-70b` in its first region."""
     deployment, region = rows.deployment(where=EAST), rows.region(EAST)
     for ago in range(count + 1):
         slots = 288 if ago else 144
@@ -230,7 +225,7 @@ def forecast_row(
     serving_class: str = "realtime",
     judged: bool = True,
 ) -> DemandForecast:
-    """A forecast of the same load all day, with a p90 of 1.2 times and a p99 of 1.5 times as much."""
+    """A forecast of constant load, with a p90 of 1.2 and a p99 of 1.5 times as much."""
     return DemandForecast.objects.create(
         deployment=rows.deployment(where=origin),
         origin=rows.region(origin),

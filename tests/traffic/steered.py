@@ -1,4 +1,4 @@
-"""Two regions with cells, ingresses and traffic, as rows; time passes by reports."""
+"""Two regions with cells, ingresses and traffic, as rows; reports advance time."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,11 +17,11 @@ from traffic.routing.services.tables import tables_publish
 
 EAST, WEST = "us-east-1", "us-west-2"
 SLOTS = 10
-"""Requests at once of each cell."""
+"""Concurrent requests per cell."""
 
 
 class Steered:
-    """`rates`: requests a second of each region's applications; each takes a second."""
+    """`rates`: requests per second of each region's applications; each takes one second."""
 
     REPORT_EVERY_S = 2
 
@@ -50,7 +50,7 @@ class Steered:
         Cell.objects.filter(region_id=region).update(state=CellState.READY.value)
 
     def run(self, seconds: float) -> list[str]:
-        """Let time pass; returns the deployments whose shares changed, each time they did."""
+        """Advances time; returns the changed deployments of each pass with changes."""
         changed = []
         until = self.now + timedelta(seconds=seconds)
         while self.now < until:
@@ -80,7 +80,7 @@ class Steered:
 
 
 def _telemetry(total: int, rate: float, cells: list[str]) -> dict[str, Any]:
-    """As if no request were ever spilled: arrivals are what counts here, not where they went."""
+    """Reports without spilled requests, since only arrivals matter here."""
     pool = {"requests_total": total, "spilled_to": {}}
     busy = {cell: {"in_flight": rate / len(cells)} for cell in cells}
     return {"worker_pid": 1, "pools": {"sim-70b": pool}, "cells": busy}

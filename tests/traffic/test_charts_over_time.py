@@ -1,4 +1,4 @@
-"""Shares hold between two changes, and an hour without requests is zero, not a gap."""
+"""Shares are constant between two changes, and an hour without requests is zero, not a gap."""
 
 from datetime import timedelta
 
@@ -7,8 +7,8 @@ import pytest
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet.rows import NOW
 from traffic.keys.pages.data import HOURS_SHOWN, key_chart, tenant_chart
+from traffic.region_shares.models import TrafficShift
 from traffic.region_shares.pages.data import share_charts
-from traffic.routing.models import TrafficShift
 from traffic.usage.models import UsageHour
 
 pytestmark = pytest.mark.django_db

@@ -1,8 +1,6 @@
-"""Near-real-time requests as applications see them: `/v1/async/…`, in the forms of OpenAI's API. An ingress passes
-these requests on as they are, key included; the caller is identified here, by the same keys.
-
-Over HTTP: queues whose messages are near-real-time requests, and why some of those are none. Decides nothing.
-"""
+"""Near-real-time requests under `/v1/async/` for applications, in OpenAI's format, and request queues for operators.
+Ingresses forward these requests unchanged, so the application is identified here by its key. Decides nothing; services
+do."""
 
 import json
 from datetime import datetime, timedelta
@@ -34,14 +32,14 @@ from traffic.tenants.selectors import Application, UnknownApplication, applicati
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RETRY_AFTER_S = 5
-APPLICATIONS = "requests of applications are counted as usage, by key; they change nothing that operators run"
+APPLICATIONS = "applications' requests are counted as usage, by key; they change nothing that operators run"
 
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 @only("POST")
 def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
-    """POST /v1/async/chat/completions, /v1/async/completions: 202 and where to ask for the outcome."""
+    """POST /v1/async/chat/completions or /v1/async/completions: 202 and the URL of the outcome."""
     now, settings = clock.now(), AsyncSettings()
     try:
         application = _application(request, now)
@@ -68,7 +66,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("GET", "DELETE")
 def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
-    """GET: how a request stands. DELETE: cancel it, unless it has ended."""
+    """GET: state of a request. DELETE: cancel it, unless it has ended."""
     now = clock.now()
     try:
         application = _application(request, now)
@@ -86,13 +84,13 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest) -> HttpResponseBase:
-    """Every other path below /v1/async/."""
+    """Responds with 404 to any other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
-    return _refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; there are {known} and /v1/async/ID"))
+    return _refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; known: {known} and /v1/async/ID"))
 
 
 def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
-    """A request as its application sees it; times in seconds since 1970."""
+    """Returns a request in the application's format; times are Unix seconds."""
     ended_at = request.ended_at
     return {
         "id": request.id,
@@ -135,14 +133,14 @@ def _application(request: HttpRequest, now: datetime) -> Application:
 
 
 def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
-    """The body, not read where its length says that it is too long."""
+    """Returns the body, without reading it if its stated length is too large."""
     too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     length = request.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) > settings.max_body_bytes:
         raise too_long
     try:
         return request.body
-    except RequestDataTooBig:  # one that came in chunks, without a length
+    except RequestDataTooBig:  # a chunked body, without a stated length
         raise too_long from None
 
 
@@ -166,11 +164,11 @@ class RefusedMessageSerializer(serializers.ModelSerializer[RefusedMessage]):
 
 
 class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
-    key = serializers.CharField(source="key.prefix", help_text="Prefix of the key whose requests its messages are.")
+    key = serializers.CharField(source="key.prefix", help_text="Prefix of the key that its messages use.")
     tenant = serializers.CharField(source="key.tenant")
-    reason = serializers.CharField(help_text="Why it is not read; empty while it is.")
-    waiting = serializers.IntegerField(allow_null=True, help_text="About how many messages it has.")
-    refused = serializers.SerializerMethodField(help_text="The last messages that were left for its dead letters.")
+    reason = serializers.CharField(help_text="Why it is not read, or empty.")
+    waiting = serializers.IntegerField(allow_null=True, help_text="Approximate number of messages.")
+    refused = serializers.SerializerMethodField(help_text="The last messages left for its dead-letter queue.")
 
     class Meta:
         model = RequestQueue
@@ -191,7 +189,7 @@ class DeclareRequestQueueSerializer(StrictSerializer):
 
 
 class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[RequestQueue]):
-    """Queues of SQS whose messages are near-real-time requests of a key."""
+    """SQS queues whose messages are near-real-time requests of a key."""
 
     serializer_class = RequestQueueSerializer
     lookup_field = "id"
@@ -210,7 +208,7 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
         responses={200: RequestQueueSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Let senders take the messages of a queue as requests of a key. 409 if they do already."""
+        """Bind a queue to a key, so that senders read it. Returns 409 if it is bound already."""
         body = DeclareRequestQueueSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = request_queue_declare(**body.validated_data, actor=actor_of(request), now=clock.now())
@@ -218,7 +216,7 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
 
     @extend_schema(operation_id="request_queues_delete", responses={200: RequestQueueSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Take no more messages of a queue; those that wait stay in it. Responds with what it was."""
+        """Stop reading a queue; its messages stay there. Responds with the deleted row."""
         row = self.get_object()
         shown = RequestQueueSerializer(row).data
         request_queue_withdraw(queue_id=row.pk, actor=actor_of(request), now=clock.now())

@@ -1,4 +1,4 @@
-"""Near-real-time requests: what was accepted, who is sending it, and how it ended."""
+"""Near-real-time requests and their outcomes, and request queues with their refused messages."""
 
 import secrets
 
@@ -14,7 +14,7 @@ OPEN_STATES = sorted(state.value for state in OPEN)
 
 
 def new_id() -> str:
-    """128 random bits: whoever does not know it cannot ask for it."""
+    """128 random bits, so that IDs cannot be guessed."""
     return f"ar_{secrets.token_hex(16)}"
 
 
@@ -23,8 +23,8 @@ def new_callback_secret() -> str:
 
 
 class AsyncRequest(models.Model):
-    """One accepted request. `attempts` counts the times that it was leased, and fences senders that lost their lease;
-    `failures` those that an engine may have begun. `body` is emptied when the request ends."""
+    """One accepted request. `attempts` counts leases and fences senders that lost theirs; `failures` counts attempts
+    that an engine may have started. `body` is emptied when the request ends."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_id)
     tenant = models.CharField(max_length=64, blank=True)
@@ -75,16 +75,13 @@ class AsyncRequest(models.Model):
         return f"{self.id}: {self.state}"
 
 
-# Queues of SQS whose messages become near-real-time requests, and messages of theirs that could not.
+# SQS queues whose messages become near-real-time requests, and messages that could not.
 
 
 class RequestQueue(models.Model):
-    """A queue that the senders read. Its messages are requests of `key` and of its tenant, whatever they say.
-
-    `read_at`: when one last answered a receive, or needed none. `waiting`: about how many messages it has, null until
-    that is known.
-    `reason`: why it is not read; empty while it is.
-    """
+    """A queue that senders read. Its messages are requests of `key` and its tenant, whatever they contain. `read_at`:
+    the last successful receive, or the last time none was needed. `waiting`: approximate number of messages, null if
+    unknown. `reason`: why it is not read, or empty."""
 
     url = models.CharField(max_length=200, unique=True)
     aws_region = models.CharField(max_length=32)
@@ -109,7 +106,7 @@ class RequestQueue(models.Model):
 
 
 class RefusedMessage(models.Model):
-    """A message that is left for the queue's dead letters, once, however often it came. `at`: when it came first."""
+    """A message left for the dead-letter queue, one row per message. `at` is its first receive."""
 
     queue = models.ForeignKey(RequestQueue, on_delete=models.CASCADE, related_name="refused")
     message = models.CharField(max_length=100)

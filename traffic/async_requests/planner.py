@@ -1,11 +1,7 @@
-"""Decides the life of a near-real-time request: how long it may take, what an answer to it means, when it is tried
-again. Pure. A request ends once, in exactly one of four ways; until then it is tried again as long as that can help.
-
-Decides what a message of a queue of requests is: which request it asks for, or why it is none. Also which queues may
-be declared, and how many messages there is room for. Pure.
-
-A message is written by whoever may send to the queue. It says what it wants done, and never whose it is.
-"""
+"""Decides the life of a near-real-time request: its time limit, the meaning of an answer, and when to retry. Also
+parses messages of request queues and decides which queues may be declared and how many messages to receive. Pure. A
+request ends once, in one of four states; until then it is retried as long as that can help. A message decides what is
+requested, never on whose behalf."""
 
 import json
 import re
@@ -19,7 +15,7 @@ from kernel.tones import Tone
 
 
 class AsyncState(StrEnum):
-    """`sending`: a sender has it, until its lease ends."""
+    """`sending`: leased by a sender."""
 
     QUEUED = "queued"
     SENDING = "sending"
@@ -43,40 +39,38 @@ ASYNC_TONE: dict[AsyncState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class AsyncSettings:
-    """Every bound of near-real-time requests. Seconds unless the name says otherwise."""
+    """Limits of near-real-time requests. Seconds unless the name says otherwise."""
 
     default_limit_s: float = 900.0
-    """Near-real-time work has its SLO in minutes (docs/design/applications.md#serving-classes)."""
+    """The SLO of near-real-time work is in minutes (docs/design/applications.md#serving-classes)."""
     longest_limit_s: float = 86_400.0
     kept_s: float = 86_400.0
-    """How long an outcome can be fetched, from its end."""
+    """How long an outcome can be fetched after its end."""
     max_body_bytes: int = 1024 * 1024
-    """Some 250,000 tokens of text."""
+    """About 250,000 tokens of text."""
     max_answer_bytes: int = 4 * 1024 * 1024
     max_open_per_tenant: int = 1000
     max_sending_per_tenant: int = 16
-    """By all senders together; a key's own limit of concurrency counts where it is lower."""
+    """Over all senders; a lower concurrency limit of the key applies."""
     max_sending: int = 64
     lease_s: float = 15.0
-    """A sender that died is noticed after this; a living one renews three times meanwhile."""
+    """Detects a dead sender after this time; a live one renews three times within it."""
     renew_every_s: float = 3.0
     poll_s: float = 0.25
-    """How soon a sender sees what is new or was cancelled."""
+    """Poll interval for new and cancelled requests."""
     quiet_after_s: float = 60.0
     quiet_poll_s: float = 1.0
-    """How soon a sender sees the first request, once there has been none for `quiet_after_s`."""
+    """Poll interval after `quiet_after_s` without a request."""
     first_retry_s: float = 0.5
     longest_retry_s: float = 30.0
     max_failures: int = 5
-    """Attempts that an engine may have begun and not finished; a request that kills engines must not kill them all."""
+    """Attempts that an engine may have started without finishing; this keeps one request from killing every engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResponse:
-    """What an attempt brought. `status` None: no answer; `sent` False: no engine can have begun it.
-
-    `retry_after_s`: when to come back, by the one who answered. `reason`: why there is no answer.
-    """
+    """Result of an attempt. `status` None: no answer. `sent` False: no engine can have started it. `retry_after_s` is
+    the responder's value; `reason` says why there is no answer."""
 
     status: int | None
     body: bytes = b""
@@ -87,7 +81,7 @@ class AttemptResponse:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an attempt means. `state` QUEUED: try again at `due_at`; else it is how the request ends."""
+    """Meaning of an attempt. With state QUEUED it is retried at `due_at`; otherwise it ends in this state."""
 
     state: AsyncState
     reason: str = ""
@@ -96,13 +90,13 @@ class Verdict:
 
 
 UNSENT = frozenset({401, 408, 409, 425, 429, 503})
-"""Nobody began it: a key that the ingress has not heard of yet, a time-out on the way in, too much at once."""
+"""No engine started it: the ingress does not know the key yet, a timeout before the engine, or overload."""
 MOVED = 300
 
 
 def judge(received: AttemptResponse, *, attempts: int, failures: int, deadline_at: datetime, now: datetime,
           settings: AsyncSettings) -> Verdict:  # fmt: skip
-    """What an attempt means: the `attempts`th, after `failures` that counted."""
+    """Returns the meaning of the `attempts`th attempt after `failures` that counted."""
     if is_complete_answer(received):
         return Verdict(AsyncState.DONE)
     reason = received.reason or _said(received)
@@ -118,7 +112,7 @@ def judge(received: AttemptResponse, *, attempts: int, failures: int, deadline_a
 
 
 def is_complete_answer(received: AttemptResponse) -> bool:
-    """Whether this is an engine's whole answer. One that is cut short, or no JSON, is none."""
+    """Whether this is an engine's complete answer. Truncated or invalid JSON is not."""
     if received.status is None or not 200 <= received.status < MOVED:
         return False
     try:
@@ -128,27 +122,27 @@ def is_complete_answer(received: AttemptResponse) -> bool:
 
 
 def retry_after_s(attempts: int, settings: AsyncSettings) -> float:
-    """Seconds until the next attempt after so many."""
+    """Returns the seconds until the next attempt."""
     return float(min(settings.first_retry_s * 2.0 ** min(attempts - 1, 20), settings.longest_retry_s))
 
 
 def limit_of(asked_ms: str | None, settings: AsyncSettings) -> float:
-    """Seconds that a request may take, of what its header says.
+    """Returns the time limit in seconds that a request's header asks for.
 
     Raises:
-        ValueError: no whole number of milliseconds, or out of range; the text says what would be right.
+        ValueError: not a whole number of milliseconds, or out of range; the text says what is valid.
     """
     if asked_ms is None:
         return settings.default_limit_s
     longest_ms = round(settings.longest_limit_s * 1000)
     if not asked_ms.isascii() or not asked_ms.isdecimal() or not 0 < int(asked_ms[:12]) <= longest_ms:
-        raise ValueError(f"must be milliseconds from now, a whole number from 1 to {longest_ms}, not {asked_ms[:40]!r}")
+        raise ValueError(f"must be a whole number of milliseconds from 1 to {longest_ms}, not {asked_ms[:40]!r}")
     return int(asked_ms) / 1000
 
 
 class Window:
-    """How many requests for one model one region is asked to answer at once: one more for each that it answers, half as
-    many when it says that it has too much (additive increase, multiplicative decrease; RFC 5681)."""
+    """Requests in flight to one model in one region: one more per answer, half as many on overload (additive increase,
+    multiplicative decrease; RFC 5681)."""
 
     FIRST = 8.0
     MOST = 64.0
@@ -162,7 +156,7 @@ class Window:
         return self.sending >= int(self._size)
 
     def ended(self, received: AttemptResponse) -> None:
-        """One of those that were sent has ended."""
+        """Records the end of one sent request."""
         self.sending -= 1
         if received.status in {429, 503}:
             self._size = max(1.0, self._size / 2)
@@ -171,7 +165,7 @@ class Window:
 
 
 def _said(received: AttemptResponse) -> str:
-    """What an error answer says, in short."""
+    """Short text of an error answer."""
     try:
         message = str(json.loads(received.body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -180,20 +174,20 @@ def _said(received: AttemptResponse) -> str:
 
 
 NAME_LETTERS = 31
-"""Of a queue's own name: its bucket is called as the queue is, in 63 letters at most."""
+"""Length of a queue's own name; its bucket has the same name, which S3 limits to 63 letters."""
 MOST_QUEUES = 16
-"""Of an install: each is a long poll, and up to ten messages of 1 MiB in memory."""
+"""Per installation: each queue takes a long poll and up to ten messages of 1 MiB in memory."""
 RECEIVED_AT_ONCE = 10
 HANDLE_S = 30.0
-"""Within this the messages of one receive are taken; what is not begun by then comes again."""
+"""Time to process the messages of one receive; the others are received again."""
 VISIBILITY_S = 6 * round(HANDLE_S)
-"""How long they are hidden from others meanwhile. Six times the limit, as AWS advises for its own consumers."""
+"""SQS hides received messages for this time: six times the limit, as AWS advises."""
 UNREAD_AFTER_S = 60.0
-"""A queue that nobody could read for this long is an incident."""
+"""An incident opens if a queue could not be read for this long."""
 LONGEST_PAUSE_S = 60.0
 REASON_LETTERS = 500
 KEY_LETTERS = 1024
-"""Of S3."""
+"""Limit of S3."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 POINTERS = frozenset(
     {
@@ -201,15 +195,15 @@ POINTERS = frozenset(
         "com.amazon.sqs.javamessaging.MessageS3Pointer",  # of the library's first major version
     }
 )
-"""How Amazon's Extended Client Library says that a body is in S3."""
+"""Marker of Amazon's Extended Client Library for a body in S3."""
 
 _HOST = re.compile(r"https://sqs\.([a-z]{2}(?:-[a-z0-9]{1,12}){1,3}-[0-9])\.amazonaws\.com(?:\.cn)?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 
 
 class QueueState(StrEnum):
-    """`new`: nobody has read it yet. `full`: there is no room for more requests now. `stopped`: its key opens nothing.
-    `unread`: AWS does not let us, or does not answer."""
+    """`new`: not read yet. `full`: no room for more requests. `stopped`: its key is not valid. `unread`: AWS denies
+    access or does not respond."""
 
     NEW = "new"
     READING = "reading"
@@ -228,12 +222,12 @@ QUEUE_TONE: dict[QueueState, Tone] = {
 
 
 class NoRequest(ValueError):
-    """A message that asks for nothing that could be done; its text says what was wrong and what would be right."""
+    """A message without a valid request; the text says what is wrong and what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """Where a queue is. `name` is also that of the one bucket that its messages may point into."""
+    """Location of a queue. `name` is also the name of the only bucket that its messages may refer to."""
 
     url: str
     region: str
@@ -243,7 +237,7 @@ class QueueAddress:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a message asks for, less its body. None: not said."""
+    """A message's request without its body. None means unstated."""
 
     path: str
     idempotency_key: str
@@ -252,41 +246,41 @@ class Asked:
 
 
 def queue_address(url: str, install: str) -> QueueAddress:
-    """The queue of a URL, as `deploy/aws/requests.yaml` names those of this install.
+    """Parses a queue URL as `deploy/aws/requests.yaml` creates it for this installation.
 
     Raises:
-        ValueError: it is none of those. Others the control plane may not read, and the queue of notices is no client's.
+        ValueError: any other queue. The control plane may not read those, and its queue of notices is not for clients.
     """
     host, account, name = [*url.rsplit("/", 2), "", ""][:3]
     found = _HOST.fullmatch(host)
     if found is None or not (account.isascii() and account.isdecimal() and len(account) == 12):
-        raise ValueError(f"{url[:200]!r} is no queue: say https://sqs.REGION.amazonaws.com/ACCOUNT/NAME")
+        raise ValueError(f"{url[:200]!r} is not a queue URL: use https://sqs.REGION.amazonaws.com/ACCOUNT/NAME")
     prefix = f"{install}-requests-"
     own = name.removeprefix(prefix)
     if own == name or len(own) > NAME_LETTERS or not _NAME.fullmatch(own):
-        ours = f"{prefix}NAME, with at most {NAME_LETTERS} small letters, digits and hyphens in NAME"
-        raise ValueError(f"{name[:100]!r} is no queue of requests of this install: they are called {ours}")
+        ours = f"{prefix}NAME, with at most {NAME_LETTERS} lower-case letters, digits and hyphens in NAME"
+        raise ValueError(f"{name[:100]!r} is not a request queue of this installation: their names are {ours}")
     return QueueAddress(url, found[1], account, name)
 
 
 def asked_by(message_id: str, attributes: Mapping[str, str]) -> Asked:
-    """What a message's attributes say. They are the headers of the endpoint, and its path; others mean nothing.
+    """Reads a message's attributes: the endpoint's headers and path. Others are ignored.
 
     Raises:
-        NoRequest: an attribute is given twice, names a key, or an endpoint that is none.
+        NoRequest: an attribute is repeated, names a key, or is an unknown endpoint.
     """
     said: dict[str, str] = {}
     for name, value in attributes.items():
         if name.casefold() in said:
-            raise NoRequest(f"the attribute {name[:100]} is given twice, in two spellings; give it once")
+            raise NoRequest(f"the attribute {name[:100]} is given twice, in two spellings")
         said[name.casefold()] = value
     if "authorization" in said:
-        raise NoRequest("a message names no key: it is sent with the key that an admin bound to the queue")
+        raise NoRequest("a message cannot name a key: the queue is bound to one")
     path = said.get("endpoint", ENDPOINTS[0])
     if path not in ENDPOINTS:
-        raise NoRequest(f"the attribute Endpoint is {path[:100]!r}; there are {' and '.join(ENDPOINTS)}")
+        raise NoRequest(f"the attribute Endpoint is {path[:100]!r}; known: {' and '.join(ENDPOINTS)}")
     if "idempotency-key" in said and not said["idempotency-key"]:
-        raise NoRequest("the attribute Idempotency-Key is empty; leave it out, and the id of the message counts")
+        raise NoRequest("the attribute Idempotency-Key is empty; omit it to use the message ID")
     return Asked(
         path=path,
         idempotency_key=said.get("idempotency-key", message_id),
@@ -296,10 +290,10 @@ def asked_by(message_id: str, attributes: Mapping[str, str]) -> Asked:
 
 
 def pointed_at(body: str, queue: QueueAddress) -> str | None:
-    """The key of the object that holds the request, in the queue's own bucket; None: the message itself holds it.
+    """Returns the key of the object with the request, in the queue's own bucket; None if the message has the request.
 
     Raises:
-        NoRequest: it points elsewhere, or nowhere.
+        NoRequest: the pointer is invalid or names another bucket.
     """
     if not body.lstrip(" \t\r\n").startswith("["):
         return None  # a request is an object
@@ -313,7 +307,7 @@ def pointed_at(body: str, queue: QueueAddress) -> str | None:
         raise NoRequest(_NO_POINTER)
     if bucket != queue.name:
         raise NoRequest(
-            f"the message points to the bucket {str(bucket)[:100]!r}; bodies of this queue lie in {queue.name}"
+            f"the message points to the bucket {str(bucket)[:100]!r}; this queue's bodies must be in {queue.name}"
         )
     return key
 
@@ -325,13 +319,13 @@ _NO_POINTER = (
 
 
 def is_for_later(status: int) -> bool:
-    """Whether a refusal with this HTTP status says nothing against the request: too many wait, or nothing serves."""
+    """Whether a refusal with this HTTP status is temporary: too many requests wait, or no region serves."""
     return status in {429, 503}
 
 
 def room(*, waiting: int, most_waiting: int, last_minute: int, per_minute: int) -> int:
-    """How many messages may be received now. What could not be accepted is not received: each receive of a message
-    brings it nearer to the dead letters. `per_minute` 0: no limit."""
+    """Returns how many messages may be received now. Messages that could not be accepted are not received, because each
+    receive brings them nearer to the dead-letter queue. `per_minute` 0 means no limit."""
     left = most_waiting - waiting
     if per_minute:
         left = min(left, per_minute - last_minute)
@@ -339,16 +333,16 @@ def room(*, waiting: int, most_waiting: int, last_minute: int, per_minute: int) 
 
 
 def pause_s(failures: int) -> float:
-    """Seconds before a queue is tried again after so many failures in a row."""
+    """Returns the seconds to wait after this many failures in a row."""
     return min(2.0 ** min(failures - 1, 20), LONGEST_PAUSE_S)
 
 
 def is_unread(read_at: datetime | None, declared_at: datetime, now: datetime) -> bool:
-    """Whether nobody has read a queue for so long that a person must know."""
+    """Whether the queue has been unread for so long that an incident must open."""
     return (now - (read_at or declared_at)).total_seconds() > UNREAD_AFTER_S
 
 
 def reason_text(text: str) -> str:
-    """A reason as it can be stored and shown, whatever a message had it say."""
+    """Limits untrusted text to a form that can be stored and shown."""
     whole = text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return whole if len(whole) <= REASON_LETTERS else f"{whole[:REASON_LETTERS]}…"

@@ -1,4 +1,4 @@
-"""What is known of near-real-time requests, and of where they go."""
+"""Reads near-real-time requests and the regions and ingresses that serve them. It never writes."""
 
 from datetime import datetime, timedelta
 
@@ -10,12 +10,12 @@ from traffic.tenants.selectors import Application
 
 
 def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
-    """The request, if it is the application's tenant's. Without the answer's owner it does not exist (I15)."""
+    """Returns the request if it belongs to the application's tenant, else None (I15)."""
     return AsyncRequest.objects.filter(id=request_id, tenant=application.tenant).first()
 
 
 def accepted_since(application: Application, now: datetime, seconds: float) -> int:
-    """How many requests this key had accepted in the last seconds."""
+    """Returns how many requests of this key were accepted in the last seconds."""
     since = now - timedelta(seconds=seconds)
     of_tenant = AsyncRequest.objects.filter(tenant=application.tenant, created_at__gt=since)
     return of_tenant.filter(key=application.key).count()
@@ -26,14 +26,14 @@ def open_requests(tenant: str) -> int:
 
 
 def serving_region(named: str) -> str | None:
-    """The region that a request came through if it has an ingress, else any that has; None without ingresses."""
+    """Returns the region of a request's ingress, or else any region with an ingress; None without ingresses."""
     regions = Ingress.objects.order_by("region_id").values_list("region_id", flat=True)
     return named if named in regions else regions.first()
 
 
 def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
-    """Deployments that answer to a model's name, by the region's newest table; None before the first, or where that
-    cannot be read."""
+    """Returns deployments that answer a model name, by the region's newest table; None if there is none or it is
+    unreadable."""
     table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
     if table is None:
         return None
@@ -46,7 +46,7 @@ def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
 
 
 def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
-    """Region -> its ingresses, in a stable order."""
+    """Returns ingresses by region, in a stable order."""
     addresses: dict[str, list[IngressAddress]] = {}
     for ingress in ingress_addresses():
         addresses.setdefault(ingress.region, []).append(ingress)

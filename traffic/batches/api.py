@@ -1,9 +1,5 @@
-"""Batches as applications see them: `/v1/batches…`, in the forms of OpenAI's API.
-
-What applications may ask of batches, below /v1/batches/.
-
-Over HTTP: batches of all tenants, for operators. Shows nothing of their content, and decides nothing.
-"""
+"""OpenAI's Batch API under `/v1/batches` for applications, and batches of all tenants for operators, without their
+content. Decides nothing; services do."""
 
 from collections.abc import Callable
 
@@ -44,14 +40,14 @@ from traffic.tenants.api import list_json, list_query, list_rows, only
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
-APPLICATIONS = "batches of applications are counted as usage, by key; they change nothing that operators run"
+APPLICATIONS = "applications' batches are counted as usage, by key; they change nothing that operators run"
 
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 @only("GET", "POST")
 def batches(request: HttpRequest) -> HttpResponseBase:
-    """GET: the tenant's batches. POST: begin one."""
+    """GET: the tenant's batches. POST: create one."""
 
     def answer(application: Application) -> HttpResponseBase:
         now = clock.now()
@@ -76,7 +72,7 @@ def batches(request: HttpRequest) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("GET")
 def detail(request: HttpRequest, batch_id: str) -> HttpResponseBase:
-    """How a batch stands."""
+    """GET: one batch."""
 
     def answer(application: Application) -> HttpResponseBase:
         batch = batch_of(application.tenant, batch_id)
@@ -101,8 +97,8 @@ def cancel(request: HttpRequest, batch_id: str) -> HttpResponseBase:
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Every other path below /v1/batches."""
-    message = "Unknown request URL; there are /v1/batches, /v1/batches/ID and /v1/batches/ID/cancel"
+    """Responds with 404 to any other path below /v1/batches."""
+    message = "Unknown request URL; known: /v1/batches, /v1/batches/ID and /v1/batches/ID/cancel"
     return refused(ApplicationRefused(404, "unknown_url", message))
 
 
@@ -135,18 +131,20 @@ urlpatterns = [
 
 class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
     code = serializers.CharField()
-    line = serializers.IntegerField(allow_null=True, help_text="Of the input file, from 1; null: the file as a whole.")
+    line = serializers.IntegerField(
+        allow_null=True, help_text="Line of the input file, from 1; null for the whole file."
+    )
 
 
 class BatchSerializer(serializers.ModelSerializer[Batch]):
     region = serializers.CharField(source="region_id")
     tone = serializers.SerializerMethodField()
-    completed = serializers.SerializerMethodField(help_text="Lines that were answered.")
-    failed = serializers.SerializerMethodField(help_text="Lines that ended otherwise.")
-    lines_per_s = serializers.SerializerMethodField(help_text="Over its whole run; null before.")
-    estimated_end_at = serializers.SerializerMethodField(help_text="At that rate; null unless it is in progress.")
+    completed = serializers.SerializerMethodField(help_text="Completed lines.")
+    failed = serializers.SerializerMethodField(help_text="Lines with an error.")
+    lines_per_s = serializers.SerializerMethodField(help_text="Mean over its whole run; null before.")
+    estimated_end_at = serializers.SerializerMethodField(help_text="Estimate at that rate; null unless in progress.")
     errors = BatchErrorSerializer(  # type: ignore[assignment]
-        many=True, help_text="What is wrong with its input, or why every line failed."
+        many=True, help_text="Errors of its input, or why every line failed."
     )
 
     class Meta:
@@ -204,7 +202,7 @@ class BatchFilter(filters.FilterSet):
 
 
 class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
-    """Batches of all tenants. Applications have their own view of theirs, `/v1/batches` of an ingress."""
+    """Batches of all tenants. Applications use `/v1/batches` of an ingress."""
 
     serializer_class = BatchSerializer
     filterset_class = BatchFilter
@@ -223,7 +221,7 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     @extend_schema(operation_id="batches_cancel", request=CancelBatchSerializer, responses={200: BatchSerializer})
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
-        """Send nothing more of a batch; what was answered can be read by its tenant. 409 if it has ended."""
+        """Cancel a batch; its tenant can read the completed lines. Returns 409 if it has ended."""
         body = CancelBatchSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = self.get_object()

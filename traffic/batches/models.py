@@ -1,5 +1,5 @@
-"""Files of applications, batches over them, and the ranges of lines that are leased. No row has a request or an answer
-in it: those lie in the file store."""
+"""Files of applications, batches over them, and leased ranges of lines. Requests and answers are in the file store,
+never in rows."""
 
 import secrets
 
@@ -17,7 +17,7 @@ OPEN_STATES = sorted(state.value for state in OPEN)
 
 
 def new_file_id() -> str:
-    """128 random bits: whoever does not know it cannot ask for it."""
+    """128 random bits, so that IDs cannot be guessed."""
     return f"file-{secrets.token_hex(16)}"
 
 
@@ -26,8 +26,8 @@ def new_batch_id() -> str:
 
 
 class StoredFile(models.Model):
-    """A file of one tenant; its bytes are in the file store under `files/<id>`. `lines` were counted when it came, and
-    `model` is what its first line names: both for estimates alone."""
+    """A file of one tenant; its bytes are in the file store as `files/<id>`. `lines` and `model` (of the first line)
+    are from the upload and serve only estimates."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_file_id)
     tenant = models.CharField(max_length=64, blank=True)
@@ -50,15 +50,16 @@ class StoredFile(models.Model):
 
 
 class Batch(models.Model):
-    """One batch of one tenant.
+    """A batch of one tenant. Its input is a file of the tenant or the object `input_uri`, whose validated content
+    `input_etag` names.
 
-    `fence` numbers the leases on the batch itself, for validating and finalizing it, and `work_fence` is that whose
-    work file is the batch's; `validations` counts those leases that began to validate it and did not end well;
-    `expired` says that its time ran out before its lines did. Its input is a file of the tenant's or an object,
-    `input_uri`, whose content when it was validated `input_etag` names. The counts are exact once it has ended, and
-    until then those of its ranges come on top. `at_risk_at`: since when its deadline is in danger and its owner
-    knows; `raised_at`: since when its lines are sent as near-real-time for that; `cells_asked_at`: since when the
-    plan of the day is to buy cells for it. `paced_at`: when the last of these was, after `paced_done` lines.
+    - `fence` numbers the leases on the batch itself, for validating and finalizing. `work_fence` is the lease that
+      wrote the current work file. `validations` counts leases whose validation failed.
+    - `expired`: the time ran out before all lines were done.
+    - Counts are exact once the batch has ended; until then, add those of its ranges.
+    - `at_risk_at`: when its deadline was first at risk and its owner was notified. `raised_at`: when its lines became
+      near-real-time. `cells_asked_at`: when the daily plan was asked for cells. `paced_at`: the last of these steps,
+      after `paced_done` lines.
     """
 
     id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
@@ -124,8 +125,8 @@ class Batch(models.Model):
 
 
 class BatchTimeline(models.Model):
-    """How far a batch was over time: lines with an answer and lines that failed, every `step_s` seconds of its work, of
-    bounded length (`traffic.batches.planning.pacing`); null: nobody looked then."""
+    """Progress of a batch: completed and failed lines every `step_s` seconds, of bounded length (`planning.pacing`).
+    Null means no sample."""
 
     batch = models.OneToOneField(Batch, on_delete=models.CASCADE, primary_key=True, related_name="samples")
     step_s = models.PositiveIntegerField(default=FIRST_STEP_S)
@@ -140,8 +141,8 @@ class BatchTimeline(models.Model):
 
 
 class BatchRange(models.Model):
-    """Lines of an open batch, as a part of its work file: `start` and `end` are bytes. A lease is one attempt at it and
-    writes a journal of its own, named by `fence`; the counts are those of all journals so far."""
+    """Lines of an open batch, as bytes `start` to `end` of its work file. Each lease is one attempt and writes its own
+    journal, named by `fence`; the counts cover all journals."""
 
     batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="ranges")
     number = models.PositiveIntegerField()

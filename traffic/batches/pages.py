@@ -1,7 +1,5 @@
-"""Batches as their pages show them: how far each is, how fast, and when about it ends. Nothing of their content.
-
-The list of batches, and the page of one with its action.
-"""
+"""Pages of batches: the list, and one with its progress, rate, estimated end and cancel action. They never show
+content."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,7 +38,7 @@ class BatchRow:
 
     @property
     def is_late(self) -> bool:
-        """Whether it ends after its time at the rate that it has."""
+        """Whether it will miss its deadline at its present rate."""
         end_at = self.standing.estimated_end_at
         return end_at is not None and end_at > self.batch.expires_at
 
@@ -76,7 +74,7 @@ def batch_find(batch_id: str, now: datetime) -> BatchRow | None:
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """How far a batch was over time; no charts: nobody has looked yet."""
+    """Progress of a batch over time; without samples there are no charts."""
 
     batch: str
     charts: tuple[Chart, ...]
@@ -89,7 +87,7 @@ def batch_progress(row: BatchRow) -> BatchProgress:
     if samples is None or began_at is None:
         return BatchProgress(batch.id, (), has_begun=began_at is not None)
     timeline, window_s = samples.timeline(), (batch.expires_at - began_at).total_seconds()
-    late = (Band("its time is over", batch.expires_at, None, Colour.BAD),)
+    late = (Band("overdue", batch.expires_at, None, Colour.BAD),)
     ends_at = began_at + timedelta(seconds=timeline.step_s * (len(timeline.completed) - 1))
     bands = late if ends_at > batch.expires_at else ()
     lines = (
@@ -109,7 +107,7 @@ def batch_progress(row: BatchRow) -> BatchProgress:
 
 
 CANCELLABLE = frozenset({BatchState.VALIDATING, BatchState.IN_PROGRESS})
-CANCEL_EFFECT = "Nothing more of it is sent. Its tenant can read what was answered."
+CANCEL_EFFECT = "No more lines are sent. Its tenant can read completed lines."
 
 
 def _list(request: PageRequest) -> BatchList:
@@ -119,7 +117,7 @@ def _list(request: PageRequest) -> BatchList:
 def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), ("open", "open"), *choices(BatchState))
     state = choose_labelled(request, "state", options)
-    return Filter(text_label="Find by id, tenant or model", text_name="q", text=request.text("q"), choices=(state,))
+    return Filter(text_label="ID, tenant or model", text_name="q", text=request.text("q"), choices=(state,))
 
 
 def _batch(request: PageRequest) -> BatchRow:

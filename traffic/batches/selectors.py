@@ -1,9 +1,5 @@
-"""What is known of files. Whoever is not the tenant of one finds none (I15).
-
-What the plan of the day leaves to batches of a model in a region, in lines a second.
-
-What is known of batches. Whoever is not the tenant of one finds none (I15).
-"""
+"""Reads files, batches, measured rates and the room that the daily plan leaves to batches. It never writes. Tenants see
+only their own files and batches (I15)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,7 +42,7 @@ def stored_files(tenant: str, now: datetime, purpose: str | None) -> "QuerySet[S
 
 
 def stored_of_tenant(tenant: str) -> tuple[int, int]:
-    """How many files a tenant has, and how many bytes: of an index alone."""
+    """Returns the number of a tenant's files and their bytes, from an index only."""
     totals = StoredFile.objects.filter(tenant=tenant).order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
     return totals["n"], totals["size"] or 0
 
@@ -57,9 +53,8 @@ def file_facts(file: StoredFile) -> FileFacts:
 
 @dataclass(frozen=True)
 class BatchBudgets:
-    """`served`: deployment by the names that it is asked for by; `line_s`: how long a line takes in a place: as long as
-    requests took there while none had to wait. Places of which that is not known, or without a fresh plan, have no
-    budget that anybody could count on."""
+    """`served` maps requested names to deployments; `line_s` is the seconds per line in a place, as requests took there
+    without queueing. Places where that is unknown, or without a fresh plan, have no budget."""
 
     now: datetime
     plans: Mapping[Place, PlacePlan] = field(default_factory=dict)
@@ -67,7 +62,7 @@ class BatchBudgets:
     line_s: Mapping[Place, float] = field(default_factory=dict)
 
     def rate(self, region: str, model: str, until: datetime) -> float | None:
-        """Lines a second in the mean of the time until then; None: nobody knows."""
+        """Returns the mean lines per second until then, or None if unknown."""
         within_s = (until - self.now).total_seconds()
         found = self._of(region, model)
         if found is None or within_s <= 0:
@@ -76,7 +71,7 @@ class BatchBudgets:
         return batch_seconds(plan, self.now, within_s) / line_s / within_s
 
     def time_s(self, region: str, model: str, lines: int) -> float | None:
-        """In how many seconds so many lines have had room, with a reserve; None: nobody knows."""
+        """Returns the seconds in which these lines have room, with a reserve, or None if unknown."""
         found = self._of(region, model)
         return batch_time_s(found[0], self.now, lines * found[1] / RESERVE) if found else None
 
@@ -87,7 +82,7 @@ class BatchBudgets:
 
 
 def batch_budgets(now: datetime) -> BatchBudgets:
-    """Of all models. One query where there is no plan, four where there is one."""
+    """For all models: one query without a plan, four with one."""
     plans = place_plans(now)
     if not plans:
         return BatchBudgets(now)
@@ -97,13 +92,13 @@ def batch_budgets(now: datetime) -> BatchBudgets:
 
 
 def served_names(deployments: Iterable[Deployment]) -> dict[str, str]:
-    """Name -> deployment: of its model, unless a deployment has that name itself."""
+    """Maps names to deployments: a deployment's own name outranks the name of its model."""
     rows = sorted(deployments, key=lambda row: row.name, reverse=True)
     return {row.model_version.model_id: row.name for row in rows} | {row.name: row.name for row in rows}
 
 
 def line_times(deployments: Iterable[str]) -> dict[Place, float]:
-    """Seconds that a request took in a place while none had to wait, where the autoscaler has seen that."""
+    """Seconds per request without queueing, by place, as the autoscaler measured them."""
     rows = ScalingState.objects.filter(place__deployment__in=list(deployments)).select_related("place")
     found = {(row.place.deployment_id, row.place.region_id): row.load.get("service_s") for row in rows}
     return {place: float(seconds) for place, seconds in found.items() if seconds}
@@ -112,7 +107,7 @@ def line_times(deployments: Iterable[str]) -> dict[Place, float]:
 MEASURED_SINCE = timedelta(days=7)
 HEARD_WITHIN = timedelta(seconds=15)
 MEASURED_LINES = 50
-"""Below that a batch says nothing of how fast its model is."""
+"""A batch with fewer lines says nothing about its model's speed."""
 
 
 def batch_of(tenant: str, batch_id: str) -> Batch | None:
@@ -128,7 +123,7 @@ def open_batches(tenant: str) -> int:
 
 
 def tallies(batches: Iterable[Batch]) -> dict[str, Tally]:
-    """Lines with an outcome so far, by batch: of an open one the sum over its ranges."""
+    """Returns lines with an outcome, by batch; of open batches the sum over their ranges."""
     found = {batch.id: Tally(batch.completed, batch.failed, batch.input_tokens, batch.cached_tokens,
                              batch.output_tokens, batch.reasoning_tokens) for batch in batches}  # fmt: skip
     rows = BatchRange.objects.filter(batch__in=list(found)).order_by().values("batch")
@@ -138,14 +133,14 @@ def tallies(batches: Iterable[Batch]) -> dict[str, Tally]:
 
 
 def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
-    """OpenAI's object; times in whole seconds since 1970. `switchyard` is what only we have."""
+    """Returns OpenAI's object; times are Unix seconds. `switchyard` has fields beyond OpenAI's."""
     shown: dict[str, Any] = {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
         "model": batch.model or None,
         "errors": {"object": "list", "data": batch.errors} if batch.errors else None,
-        "input_file_id": batch.input_file_id,  # a text whatever it is, to OpenAI's client
+        "input_file_id": batch.input_file_id,  # always a text for OpenAI's client
         "completion_window": "24h",
         "status": batch.state,
         "output_file_id": batch.output_file_id or None,
@@ -180,7 +175,7 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
 
 
 def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, str, str]]:
-    """Batches with lines that nobody has leased: each with its region and model. `rates`: by `region model`."""
+    """Returns batches with unleased lines, with their region and model. `rates` is by `region model`."""
     waiting = Q(ranges__done=False) & (Q(ranges__leased_until=None) | Q(ranges__leased_until__lte=now))
     rows = Batch.objects.filter(waiting, state=BatchState.IN_PROGRESS.value, expires_at__gt=now).distinct()
     rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
@@ -190,7 +185,7 @@ def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, s
 
 
 def _job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
-    """The rate that it can still get: what the plan of the day leaves until its deadline, else what it gets now."""
+    """Uses the rate that the daily plan leaves until the deadline, or else the present one."""
     planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
     rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
     remaining = batch.lines - done.completed - done.failed
@@ -198,7 +193,7 @@ def _job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudge
 
 
 def measured_rate(region: str, model: str, now: datetime) -> float:
-    """Lines a second that batches of a model were answered with of late, the slower half of them; 0: not known."""
+    """Returns the lines per second of recent batches of a model, from the slower half of them; 0 if unknown."""
     recent = Batch.objects.filter(
         region=region, model=model, finalizing_at__gt=now - MEASURED_SINCE, lines__gte=MEASURED_LINES
     ).filter(state=BatchState.COMPLETED.value)
@@ -208,7 +203,7 @@ def measured_rate(region: str, model: str, now: datetime) -> float:
 
 
 def lines_ahead(region: str, model: str) -> int:
-    """Of all open batches of a model, those without an outcome."""
+    """Returns the lines without an outcome in all open batches of a model."""
     rows = Batch.objects.filter(region=region, model=model, state__in=OPEN_STATES)
     total = rows.aggregate(n=Sum("lines"))["n"] or 0
     done = BatchRange.objects.filter(batch__in=rows).aggregate(n=Sum(F("completed") + F("failed")))["n"] or 0
@@ -217,7 +212,7 @@ def lines_ahead(region: str, model: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BatchStanding:
-    """How far a batch is. `share` of its lines from 0 to 1; the rate is over its whole run, None before."""
+    """Progress of a batch. `share` of its lines is 0 to 1; the rate covers its whole run, None before it."""
 
     completed: int
     failed: int
@@ -231,7 +226,7 @@ class BatchStanding:
 
 
 def batches_described() -> "QuerySet[Batch]":
-    """All batches, with what their ranges have so far as `ranges_completed` and `ranges_failed`."""
+    """Returns all batches, annotated with `ranges_completed` and `ranges_failed`."""
     totals = BatchRange.objects.filter(batch=OuterRef("pk")).order_by().values("batch")
     return Batch.objects.annotate(
         ranges_completed=Coalesce(Subquery(totals.annotate(n=Sum("completed")).values("n")), 0),
@@ -240,7 +235,7 @@ def batches_described() -> "QuerySet[Batch]":
 
 
 def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
-    """Of one of `batches_described`."""
+    """Progress of a row from `batches_described`."""
     tally = Tally(batch.completed + batch.ranges_completed, batch.failed + batch.ranges_failed)  # type: ignore[attr-defined]
     done = tally.completed + tally.failed
     rate = _rate(batch, tally, now)
@@ -255,12 +250,11 @@ def batches_by_state() -> list[dict[str, Any]]:
 
 
 STEP_FIELDS = {PaceStep.RAISE: "raised_at", PaceStep.ASK: "cells_asked_at", PaceStep.TELL: "at_risk_at"}
-"""Where a batch has the time of each step."""
+"""Column with the time of each step."""
 
 
 def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]:
-    """Batches in progress, each with the policy of the deployment that answers to its model; where that has none, with
-    what the installation says."""
+    """Returns batches in progress with the policy of their model's deployment, or the installation's."""
     batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now))
     if not batches:
         return []
@@ -282,7 +276,7 @@ def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]
 
 
 def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
-    """Its rate counts from its last step on: what was before says nothing of whether that helped."""
+    """The rate counts from the last step, to show whether that helped."""
     answered = done.completed + done.failed
     began_at = batch.in_progress_at or batch.created_at
     since = batch.paced_at or began_at
@@ -302,7 +296,7 @@ def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime)
 
 
 def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
-    """By the model names that batches ask for: what the policies of their deployments say, where they do."""
+    """Policies of deployments by model name, where they are stated."""
     stated = {
         name: policy.batch_at_risk for name, policy in traffic_policies().items() if policy.batch_at_risk is not None
     }
@@ -315,7 +309,7 @@ def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
 def _warnings(batch: Batch) -> list[dict[str, Any]]:
     if batch.at_risk_at is None:
         return []
-    message = "At its rate the batch misses its deadline. Lines that have not run by then are reported as expired."
+    message = "At its present rate the batch misses its deadline. Unfinished lines are reported as expired."
     return [{"code": "deadline_at_risk", "message": message}]
 
 
@@ -338,7 +332,7 @@ def _seconds(at: datetime | None) -> int | None:
 
 
 def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
-    """What leaders reported just now of these cells' batch requests; None of a cell that reported nothing of them."""
+    """Returns the recent batch load of these cells as leaders report it; None for a cell without a report."""
     names = list(cells)
     leaders = CellMember.objects.filter(cell_id__in=names, rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN)
     rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
@@ -347,8 +341,7 @@ def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
 
 
 def batch_totals(now: datetime) -> dict[tuple[str, str], BatchLoad]:
-    """Batch requests of ready cells and their windows together, by region and deployment: what leaders reported of
-    late."""
+    """Returns recent batch requests and windows of ready cells, by region and deployment."""
     leaders = CellMember.objects.filter(
         rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
     ).filter(node__report__cell=F("cell_id"))
@@ -365,7 +358,8 @@ def batch_totals(now: datetime) -> dict[tuple[str, str], BatchLoad]:
 
 
 def ready_cells(region: str, model: str) -> list[str]:
-    """Cells that take new requests for a model, by its region's newest table; none where that cannot be read."""
+    """Returns cells that take new requests for a model, by the newest table of its region; none if that is
+    unreadable."""
     table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
     if table is None:
         return []

@@ -1,7 +1,5 @@
-"""The planner's child: reads a view of the fleet from standard input and writes the plan of the day. It is a separate
-process because the solver may take a minute and much memory, and a process that hangs or grows can be killed.
-
-    python -m traffic.capacity.child < view > plan
+"""The planner's child process: reads a view of the fleet from standard input and writes the daily plan (MessagePack).
+It is a separate process because the solver may take a minute and much memory, and so can be limited and killed.
 """
 
 import resource
@@ -12,12 +10,11 @@ import msgspec
 from fleet.capacity.planning.view import CapacityView
 
 MEMORY_MOST = 4 * 2**30
-"""Bytes of addresses: libraries reserve far more than they use."""
+"""Bytes of address space, of which libraries reserve far more than they use."""
 SECONDS_MOST = 60
 
 
 def main() -> None:
-    """Plan one day."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MOST, MEMORY_MOST))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS_MOST, SECONDS_MOST))
     view = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=CapacityView)

@@ -1,11 +1,7 @@
-"""Runs the autoscaler: looks at every place whose cells are a range, asks the planner, and has the fleet apply it.
-
-No pass depends on the one before it but for what that wrote down; whatever is lost is decided again.
-
-Plans the day after each round of forecasts: hands a child what is known, and stores its plan.
-
-A look never waits for the child. One that does not end is ended, and the plan of before counts until it is too old.
-"""
+"""Runs the autoscaler, the role planner and the daily plan: reads places, calls the planners, and applies their
+decisions through the fleet's services. Passes depend only on stored rows, so lost work is decided again. The daily plan
+runs in a child process after each round of forecasts; a pass never waits for it. A hanging child is killed, and the
+previous plan counts until it is too old."""
 
 import logging
 import os
@@ -51,14 +47,14 @@ from traffic.routing.models import PoolHold
 
 LEASE = "autoscaler"
 PASS_LIMIT_S = 20.0
-"""A pass takes tens of milliseconds; after this another controller may try."""
+"""A pass takes tens of milliseconds; after this time another controller may try."""
 
 log = logging.getLogger(__name__)
 
 
 def autoscaling_run(*, now: datetime) -> list[str]:
-    """One pass over all deployments. Returns those whose cells change; nothing while another controller is at it.
-    Without a range anywhere it is one query."""
+    """Runs one pass over all deployments. Returns those whose cells change; empty while another controller runs it.
+    Makes one query if no deployment has a range."""
     if not has_ranges():
         return []
     holder = this_holder()
@@ -94,7 +90,7 @@ def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
 
 
 def _per_cell(view: ScalingView, place: ScaledPlace) -> float:
-    """Requests at once of a cell there; the mean where they are not alike."""
+    """Concurrency of a cell; the mean if cells differ."""
     return round(view.at(place).per_cell, 2) if place.capacities else view.per_cell
 
 
@@ -102,16 +98,15 @@ def _rounded(load: dict[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else round(value, 2) for name, value in load.items()}
 
 
-# Keeps what ingresses are told of deployments that may have no cells: for how long a request waits for the first
-# one, when that is expected, and whether it may have machines at all. Only while the autoscaler would start one:
-# else waiting would be for nothing.
+# Request holds for deployments that scale to zero: how long a request waits for the first cell, when that is expected,
+# and what prevents it. Without autoscaling the wait would be pointless, so there is no hold.
 
 _TOLD = ("for_s", "cold_start_s", "ready_at", "regions", "withheld")
 _STARTS = (CellState.PENDING.value, CellState.STARTING.value)
 
 
 def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> bool:
-    """Write what has changed; returns whether anything did, of which ingresses are then told."""
+    """Writes changed holds. Returns whether ingresses need new tables."""
     held = {one.view.deployment: one for one in scaled if one.acting and may_be_empty(one.view.policy, _ranges(one))}
     there = {row.deployment_id: row for row in PoolHold.objects.all()}
     started = _started(held) if held else {}
@@ -152,7 +147,7 @@ def _is_same(row: PoolHold, other: PoolHold) -> bool:
 
 
 def _started(names: Iterable[str]) -> dict[str, list[datetime]]:
-    """When the cells were created that start now."""
+    """Creation times of the cells that are starting."""
     started: dict[str, list[datetime]] = defaultdict(list)
     cells = Cell.objects.filter(deployment__in=list(names), state__in=_STARTS).order_by()
     for name, created_at in cells.values_list("deployment_id", "created_at"):
@@ -160,14 +155,14 @@ def _started(names: Iterable[str]) -> dict[str, list[datetime]]:
     return started
 
 
-# Runs the planner of roles: looks at every place whose roles are planned, and has the fleet apply what is decided.
+# The role planner.
 
 ROLES_LEASE = "role-planner"
 ROLES_PASS_LIMIT_S = 20.0
 
 
 def roles_plan(*, now: datetime) -> list[str]:
-    """One pass. Returns the deployments whose cells change their roles; nothing while another controller is at it."""
+    """Runs one pass. Returns deployments whose cells change roles; empty while another controller runs it."""
     holder = this_holder()
     if lease_take(name=ROLES_LEASE, holder=holder, ttl_s=ROLES_PASS_LIMIT_S, now=now) is None:
         return []
@@ -183,7 +178,7 @@ def roles_plan(*, now: datetime) -> list[str]:
 
 
 ENDED_AFTER_S = 90.0
-"""A plan takes seconds; on a host that starves, longer."""
+"""A plan takes seconds, or longer on an overloaded host."""
 NICE = 10
 ERROR_MOST = 300
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -192,7 +187,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A plan that is being made, since when, by whom, and where it is written."""
+    """A running plan: its start, process and output file."""
 
     began: datetime
     child: subprocess.Popen[bytes]
@@ -201,14 +196,14 @@ class _UnderWay:
 
 
 class DayPlanner:
-    """The plans of one controller."""
+    """Daily plans of one controller."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "traffic.capacity.child")) -> None:
         self._command = command
         self._under_way: _UnderWay | None = None
 
     def begin(self, *, now: datetime) -> bool:
-        """Begin a plan by what is known now; False: there is nothing to plan by, or one is under way."""
+        """Starts a plan from the present state. Returns False without a forecast, or if one is running."""
         if self._under_way is not None:
             return False
         view = capacity_view(now)
@@ -230,7 +225,7 @@ class DayPlanner:
         return True
 
     def look(self, *, now: datetime) -> bool:
-        """See whether it is over, and store it; to be called every few seconds. True: there is a new plan."""
+        """Checks the child and stores its plan. Call it every few seconds. Returns whether there is a new plan."""
         found = self._under_way
         if found is None:
             return False
@@ -256,7 +251,7 @@ class DayPlanner:
         return self._under_way.child if self._under_way else None
 
     def stop(self) -> None:
-        """End what is under way: the process ends."""
+        """Kills the child, because this process exits."""
         if self._under_way is not None:
             self._under_way.child.kill()
             self._under_way.child.wait()
@@ -266,7 +261,7 @@ class DayPlanner:
 
 
 def _read(answer: IO[bytes]) -> CapacityPlan | None:
-    """None: it was not written whole."""
+    """Returns None if the output is incomplete."""
     answer.seek(0)
     try:
         return msgspec.msgpack.decode(answer.read(), type=CapacityPlan)
@@ -274,16 +269,16 @@ def _read(answer: IO[bytes]) -> CapacityPlan | None:
         return None
 
 
-# Keeps plans of the day: the newest is what counts, those before it show what was thought.
+# Stored daily plans: the newest counts; older ones are history.
 
 PLANS_KEPT = 48
-"""Four hours of them."""
+"""Four hours of plans."""
 
 
 @transaction.atomic
 def day_plan_store(*, plan: CapacityPlan, took_s: float, now: datetime) -> DayPlan:
-    """Store a plan, in place of one from the same time, and forget old ones. What of the fleet was removed meanwhile is
-    left out."""
+    """Stores a plan, replacing one of the same time, and deletes old ones. Deployments and regions that were deleted
+    meanwhile are omitted."""
     DayPlan.objects.filter(at=plan.at).delete()
     row = DayPlan.objects.create(
         at=plan.at,
@@ -327,7 +322,7 @@ def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
             )
 
 
-# The pass of loop `traffic.plan`: forecasts, and the plan of the day that follows them.
+# The pass of loop `traffic.plan`: forecasts, and the daily plan that follows them.
 
 
 class Planner:
@@ -336,8 +331,7 @@ class Planner:
         self._day = day or DayPlanner()
 
     def look(self, *, now: datetime) -> bool:
-        """To be called every few seconds. Returns True if there are new forecasts, from which a plan of the day is then
-        made in a child process."""
+        """Call it every few seconds. Returns True after new forecasts; a child process then makes the daily plan."""
         has_new = self._forecaster.look(now=now) is not None
         if has_new:
             self._day.begin(now=now)
@@ -345,5 +339,4 @@ class Planner:
         return has_new
 
     def stop(self) -> None:
-        """Stop the child that plans the day: the process ends."""
         self._day.stop()

@@ -1,4 +1,4 @@
-"""Over HTTP: the load that is expected of each series, and how far forecasts were off. Read only."""
+"""Forecasts of each series and their past errors over HTTP. Read only."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from traffic.demand.models import DemandForecast
 
 
 class HorizonErrorsSerializer(serializers.Serializer[Any]):
-    """A method at a horizon, by forecasts of the last 7 days as they were made."""
+    """Errors of a method at a horizon, over the forecasts of the last 7 days."""
 
     horizon_s = serializers.IntegerField(help_text="Until the end of the slot that was forecast.")
     method = serializers.CharField()
@@ -69,8 +69,8 @@ class ForecastFilter(filters.FilterSet):
 
 
 class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandForecast]):
-    """The newest forecast of each deployment's load, by the region that sends it and the serving class: a day from
-    `made_at` on. The planner makes one every five minutes."""
+    """Newest forecast of each deployment's load, by origin region and serving class, for a day from `made_at` on. The
+    planner makes one every five minutes."""
 
     serializer_class = DemandForecastSerializer
     filterset_class = ForecastFilter

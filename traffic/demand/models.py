@@ -1,4 +1,4 @@
-"""Demand by series: what was measured, slot by slot, what is expected, and how far forecasts were off."""
+"""Measured demand by series and slot, its forecasts, and their errors."""
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -9,7 +9,7 @@ from fleet.regions.models import Region
 
 
 class Series(models.Model):
-    """Whose demand it is: a deployment's, by the region whose applications send it, and by serving class."""
+    """Demand for a deployment from one origin region in one serving class."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
     origin = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="+")
@@ -27,8 +27,8 @@ class Series(models.Model):
 
 
 class DemandDay(Series):
-    """A day (UTC) of a series. `loads`: requests at once, the mean of each five minutes from midnight on; null: not
-    reported whole. It ends with the last slot that was."""
+    """A day (UTC) of a series. `loads` are mean concurrent requests per five minutes from midnight on, null if
+    incompletely reported; the list ends with the last measured slot."""
 
     day = models.DateField()
     loads = ArrayField(models.FloatField(null=True), default=list)
@@ -41,10 +41,9 @@ class DemandDay(Series):
 
 
 class DemandForecast(Series):
-    """The newest forecast of a series: slots of `slot_s` seconds from `made_at` on, `methods` that each is forecast by.
-    `ledger`: `fleet.capacity.planning.forecast.Calibration` as of `ledger_at`; `is_judged`: its quantiles rest on
-    errors
-    that were seen."""
+    """The newest forecast of a series: slots of `slot_s` seconds from `made_at` on, and the `methods` of each. `ledger`
+    is the `Calibration` (`fleet.capacity.planning.forecast`) as of `ledger_at`; `is_judged`: its quantiles are based on
+    past errors."""
 
     made_at = models.DateTimeField()
     slot_s = models.PositiveIntegerField()
@@ -64,9 +63,8 @@ class DemandForecast(Series):
 
 
 class ForecastRecord(models.Model):
-    """What was forecast twice an hour, by method, at `fleet.capacity.planning.forecast_series.LEADS`. Kept for as
-    long as it is
-    judged by."""
+    """Half-hourly forecasts by method at `LEADS` (`fleet.capacity.planning.forecast_series`), kept until they have been
+    compared with demand."""
 
     series = models.ForeignKey(DemandForecast, on_delete=models.CASCADE, related_name="records")
     made_at = models.DateTimeField(db_index=True)

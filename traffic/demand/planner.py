@@ -1,13 +1,10 @@
-"""From what ingresses and cells report to the demand of each series, and its mean over a slot. Pure.
+"""Derives the demand of each series, and its mean over a slot, from reports of ingresses and cells; and the concurrency
+needed to finish queued work in time. Pure.
 
-An ingress counts what it gives its own cells, wherever that came from, and what it has sent to other regions. So what a
-region's applications have under way is both, less what other regions sent there. What a silent region sends counts
-where it is served. Classes are told apart by cells: an ingress does not count them.
-
-How many requests at once it takes to be done in time with what batches and near-real-time requests queue. Pure.
-
-Whatever is queued takes a little, so that there is a cell for it; and as its deadlines come nearer, more.
-"""
+An ingress counts requests in its own cells, from any region, and requests that it sent to other regions. The load of a
+region's applications is the sum, less what other regions sent there. Requests from a silent region count where they are
+served. Ingresses do not count serving classes, so cells' reports divide the load. Any queued work needs a minimum, so
+that it has a cell, and more as deadlines approach."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,9 +14,9 @@ from engine_agent.protocol.states import ServingClass
 from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, SeriesKey
 
 COVERED_LEAST = 0.8
-"""Of a slot that must have been seen of a series; less is a hole."""
+"""Share of a slot that must have been observed; otherwise it is a gap."""
 LONGEST_LOOK_S = 20.0
-"""For so long a look counts at most; of what comes after it nothing is known."""
+"""A sample counts for at most this long; later time is unknown."""
 
 GUEST = ServingClass.BATCH.value
 Place = tuple[str, str]
@@ -28,8 +25,8 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PoolLook:
-    """A deployment at the ingresses of a region: `here` are requests with its cells or waiting for one, `sent` those
-    that are with other regions; `sent_to`: by region, how many went there since its ingresses started."""
+    """A deployment at the ingresses of a region: `here` counts requests in its cells or waiting for one, `sent` those
+    at other regions; `sent_to` is the total sent to each region since the ingresses started."""
 
     here: float
     sent: float = 0.0
@@ -42,8 +39,8 @@ class PoolLook:
 
 
 def origin_loads(pools: Mapping[str, PoolLook], before: Mapping[str, PoolLook]) -> dict[str, float]:
-    """Requests at once of the applications of each region that reported. What is with other regions is laid to them as
-    what went there since the look before; if nothing did, as all that ever did."""
+    """Returns concurrent requests of each reporting region's applications. Requests at other regions are divided by
+    what was sent to each since the previous sample, or in all if nothing was."""
     loads = {region: pool.here + pool.sent for region, pool in pools.items()}
     for region, pool in pools.items():
         went = _went(pool, before.get(region))
@@ -63,8 +60,8 @@ def _went(pool: PoolLook, before: PoolLook | None) -> Mapping[str, float]:
 def series_loads(
     deployment: str, own_class: str, origins: Mapping[str, float], in_cells: Mapping[Place, Mapping[str, float]]
 ) -> dict[SeriesKey, float]:
-    """The load of each origin by class: as the cells of that region tell them apart, else as all of the deployment do,
-    else all of its own class. `in_cells`: requests at once by class, as leaders report them."""
+    """Returns the load of each origin by class, divided as in that region's cells, or else in all cells of the
+    deployment, or else all in its own class. `in_cells` has concurrent requests by class, as leaders report them."""
     everywhere: dict[str, float] = defaultdict(float)
     for (name, _), classes in in_cells.items():
         for serving_class, count in classes.items() if name == deployment else ():
@@ -81,14 +78,14 @@ def series_loads(
 
 
 def guest_share(cells: Iterable[Mapping[str, float]]) -> float:
-    """Which part of what cells work on is batch work, from 0 to 1, by what each says of itself: requests at once by
-    class. Each counts alike, whatever numbers it claims, so one that lies moves it by its own part."""
+    """Returns the share of batch work in cells, 0 to 1. Each cell has the same weight regardless of its numbers, so a
+    wrong one changes only its own part."""
     shares = [classes.get(GUEST, 0.0) / total for classes in cells if (total := sum(classes.values())) > 0]
     return sum(shares) / len(shares) if shares else 0.0
 
 
 class SlotMeans:
-    """What was seen of one slot so far. Each look counts for the time since the one before it."""
+    """Samples of the current slot. Each counts for the time since the previous one."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -97,7 +94,7 @@ class SlotMeans:
         self._seen_s: dict[Place, float] = defaultdict(float)
 
     def add(self, at_s: float, places: Iterable[Place], loads: Mapping[SeriesKey, float]) -> None:
-        """A look within this slot. `places`: deployments in origin regions of which it tells."""
+        """Adds a sample. `places` are the deployments and origin regions that it covers."""
         seen_s = min(max(0.0, at_s - self._seen_until_s), LONGEST_LOOK_S)
         self._seen_until_s = max(self._seen_until_s, at_s)
         for place in places:
@@ -106,7 +103,7 @@ class SlotMeans:
             self._sums[key] += load * seen_s
 
     def means(self, known: Iterable[SeriesKey]) -> dict[SeriesKey, float]:
-        """Of all series that were seen for long enough and have load, or are known to have had some."""
+        """Returns the means of series that were observed long enough and have, or had, load."""
         keys = {*known, *(key for key, total in self._sums.items() if total > 0)}
         whole = {place: seen_s for place, seen_s in self._seen_s.items() if seen_s >= COVERED_LEAST * HISTORY_SLOT_S}
         return {
@@ -117,17 +114,17 @@ class SlotMeans:
 
 
 def slot_of(at_s: float) -> int:
-    """The number of the slot that a moment is in, since 1970."""
+    """Returns the number of the slot since 1970."""
     return int(at_s // HISTORY_SLOT_S)
 
 
 LEAST_LEFT_S = 60.0
-"""A deadline that is nearer asks for no more: it would ask for the whole fleet for a second."""
+"""Nearer deadlines ask for no more; otherwise they would ask for the whole fleet for a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
-    """`requests` that are queued; `per_s`: of each, one over the seconds that are left for it, summed up."""
+    """`requests` in queues; `per_s` is the sum of 1 / (seconds to the deadline)."""
 
     requests: float = 0.0
     per_s: float = 0.0
@@ -137,12 +134,12 @@ class QueuedWork:
 
 
 def work_until(requests: int, left_s: float) -> QueuedWork:
-    """So many requests that share a deadline."""
+    """Returns requests that share a deadline."""
     return QueuedWork(requests, requests / max(left_s, LEAST_LEFT_S))
 
 
 def requests_at_once(work: QueuedWork, service_s: float | None) -> float:
-    """By Little's law, and no more than there are. Where nobody knows how long one takes it is one at a time."""
+    """Returns the concurrency by Little's law, at most the number of requests; one if the service time is unknown."""
     if work.requests <= 0:
         return 0.0
     return min(work.requests, work.per_s * service_s if service_s is not None else 1.0)

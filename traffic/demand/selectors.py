@@ -1,4 +1,4 @@
-"""Series of demand with their past, as the forecasters take them, and what is expected of them."""
+"""Reads series with their past for forecasters, and expected loads. It never writes."""
 
 from array import array
 from collections import defaultdict
@@ -14,22 +14,22 @@ from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, Forecast, Se
 from fleet.nodes.models import NodeReport
 from traffic.demand.models import DemandDay, DemandForecast
 from traffic.demand.planner import Place, guest_share
-from traffic.routing.models import TrafficMatrix
+from traffic.region_shares.models import TrafficMatrix
 
 HISTORY = timedelta(days=9)
-"""Methods need a week and an hour, ledgers the week of their records and a day of lead."""
+"""Methods need a week and an hour, ledgers a week of records and a day of lead."""
 FORECAST_FRESH_FOR = timedelta(minutes=20)
-"""Four rounds of the planner; an older forecast is none."""
+"""Four rounds of the planner; older forecasts are ignored."""
 FRESH_FOR = timedelta(seconds=15)
-"""As long as the region autopilot counts a report."""
+"""Age limit of reports, as in the region autopilot."""
 CLASSES = frozenset(one.value for one in ServingClass)
-"""What a cell calls otherwise makes no series."""
+"""Other classes in reports are ignored."""
 SLOTS_A_DAY = 86_400 // HISTORY_SLOT_S
 
 
 def series_pasts(until: datetime) -> Iterable[tuple[SeriesKey, "array[float]"]]:
-    """Series -> its loads in slots of `HISTORY_SLOT_S` up to `until`, which ends a slot; NaN where there is a hole,
-    from the first day that is known. Series of which nothing is known in that time are left out."""
+    """Returns the loads of each series in slots of `HISTORY_SLOT_S` up to the slot end `until`, from its first known
+    day; NaN marks a gap. Series without data in that time are omitted."""
     rows = DemandDay.objects.filter(day__gte=(until - HISTORY).date(), day__lte=until.date()).values_list(
         "deployment_id", "origin_id", "serving_class", "day", "loads"
     )
@@ -54,7 +54,7 @@ def forecast_of(row: DemandForecast) -> Forecast:
 
 
 def forecasts(now: datetime, deployment: str = "") -> list[Forecast]:
-    """The newest forecast of each series, of all deployments or this one, where it is not too old."""
+    """Returns the newest, recent forecast of each series, of one or all deployments."""
     rows = DemandForecast.objects.filter(made_at__gte=now - FORECAST_FRESH_FOR).defer("ledger", "p99")
     return [forecast_of(row) for row in (rows.filter(deployment=deployment) if deployment else rows)]
 
@@ -62,9 +62,9 @@ def forecasts(now: datetime, deployment: str = "") -> list[Forecast]:
 def expected_loads(
     now: datetime, within_s: Mapping[str, float], without: str = "batch"
 ) -> dict[tuple[str, str], float]:
-    """Deployment, serving region -> requests at once, by the sum of the greatest p90 of its series within the time that
-    is given for the deployment, shared among regions as its requests are now. Series of the class `without` are guests
-    and count for nothing; nor do those whose quantiles rest on no errors yet."""
+    """Returns (deployment, serving region) -> expected concurrent requests: the sum of the series' highest p90 within
+    each deployment's lead time, at the present shares. Series of class `without`, and those without past errors, are
+    excluded."""
     rows = DemandForecast.objects.filter(
         made_at__gte=now - FORECAST_FRESH_FOR, deployment__in=list(within_s), is_judged=True
     )
@@ -80,7 +80,7 @@ def expected_loads(
 
 
 def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
-    """Requests at once by class, as the leaders of cells report them of their own cell."""
+    """Returns concurrent requests by class, as leaders report them of their own cell."""
     found: dict[Place, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for place, classes in _cells_by_class(now):
         for serving_class, count in classes.items():
@@ -89,7 +89,7 @@ def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
 
 
 def guest_shares(now: datetime) -> dict[Place, float]:
-    """Which part of what a deployment's cells work on in a region is batch work."""
+    """Returns the share of batch work in a deployment's cells, by region."""
     cells: dict[Place, list[Mapping[str, float]]] = defaultdict(list)
     for place, classes in _cells_by_class(now):
         cells[place].append(classes)

@@ -1,12 +1,7 @@
-"""Measures the demand of each series, and writes the mean of each slot once it is over. Looks read what ingresses and
-cells have reported anyway; what was seen of the slot so far is in this process, so a planner that is killed in its
-middle leaves a hole.
-
-Forecasts all series in rounds of five minutes and stores the forecasts.
-
-A round takes about a millisecond a series and 30 ms for each error ledger that is renewed, in the controller. A
-series that cannot be forecast is logged, and the other series are forecast.
-"""
+"""Measures the demand of each series, writes the mean of each past slot, and forecasts all series every five minutes.
+Samples come from stored reports, and those of the current slot are in memory only, so a killed planner leaves a gap. A
+round takes about 1 ms per series and 30 ms per renewed error ledger. A series that cannot be forecast is logged and
+skipped."""
 
 import logging
 from collections import defaultdict
@@ -34,9 +29,9 @@ if TYPE_CHECKING:
 
 LEASE = "traffic:demand"
 LEASE_S = 20.0
-"""After this another planner may measure; a look takes tens of milliseconds, and there is one every 5 s."""
+"""After this time another planner may measure. A sample takes tens of milliseconds, every 5 s."""
 DAYS_KEPT = timedelta(days=36)
-"""Five weeks and the day that is not over."""
+"""Five weeks and the current day."""
 SLOTS_A_DAY = 86_400 // HISTORY_SLOT_S
 _WRITE = """
     INSERT INTO traffic_demandday (deployment_id, origin_id, serving_class, day, loads)
@@ -53,7 +48,7 @@ _WRITE = """
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is known now, by deployment: its pools in the regions that have all reported, and its loads."""
+    """A sample by deployment: its pools in regions that have fully reported, and its loads."""
 
     pools: Mapping[str, Mapping[str, PoolLook]]
     loads: Mapping[SeriesKey, float]
@@ -64,14 +59,14 @@ class _Look:
 
 
 class DemandMeter:
-    """The measuring of one planner. Of several one measures at a time."""
+    """Measurements of one planner; a lease admits one planner at a time."""
 
     def __init__(self) -> None:
         self._open: SlotMeans | None = None
         self._before: Mapping[str, Mapping[str, PoolLook]] = {}
 
     def look(self, *, now: datetime) -> int:
-        """Take a look. Returns how many series got the mean of a slot that ended."""
+        """Takes a sample. Returns the number of series whose past slot was written."""
         if lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_S, now=now) is None:
             self._open = None
             return 0
@@ -87,7 +82,7 @@ class DemandMeter:
 
 
 def slot_write(slot: SlotMeans) -> int:
-    """Write the means of a slot, of all series in one statement. Returns how many there are."""
+    """Writes the means of a slot in one statement. Returns their number."""
     starts_at = datetime.fromtimestamp(slot.index * HISTORY_SLOT_S, UTC)
     days = DemandDay.objects.filter(day__gte=(starts_at - timedelta(days=1)).date())
     known = {SeriesKey(*row) for row in days.values_list("deployment_id", "origin_id", "serving_class")}
@@ -111,7 +106,7 @@ def slot_write(slot: SlotMeans) -> int:
 
 
 def demand_trim(*, now: datetime) -> None:
-    """Forget days that no forecast looks at."""
+    """Deletes days that no forecast reads."""
     DemandDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
 
 
@@ -127,13 +122,13 @@ def _look(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -> _Look:
 
 
 def _pool(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolLook | None:
-    """None: one of the region's ingresses has not reported lately, or not of this deployment."""
+    """Returns None if an ingress of the region has no recent report of this deployment."""
     whole = PoolLook(0.0)
     for ingress in ingresses:
         row = ingress.telemetry.get("pools", {}).get(deployment)
         if row is None or ingress.seen_at is None or now - ingress.seen_at > FRESH_FOR:
             return None
-        # HAProxy's sessions of a backend: those with a server and those that wait for one.
+        # HAProxy's sessions of a backend are those on a server and those in its queue.
         whole += PoolLook(row.get("in_flight", 0), row.get("spilled_in_flight", 0), row.get("spilled_to", {}))
     return whole
 
@@ -141,27 +136,27 @@ def _pool(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolL
 FORECAST_LEASE = "traffic:forecast"
 FORECAST_LEASE_S = 120.0
 WAITS_S = 12.0
-"""After a slot's end, for its means to be written."""
+"""Delay after a slot's end until its means are written."""
 LEDGER_DUE_AFTER = timedelta(hours=1)
 LEDGERS_LEAST, LEDGERS_SHARE = 4, 4
-"""A round renews this many ledgers, or one in this many of those that are due, so that they are spread over rounds."""
+"""A round renews at least this many due ledgers, or this share of them, to spread the work."""
 NEVER = datetime.fromtimestamp(0, UTC)
 RECORD_EVERY_S = 1_800
 RECORDS_KEPT = timedelta(days=8)
-"""A week, and the day of their last horizon."""
+"""A week, and the day of the last horizon."""
 _RENEWED = ("made_at", "slot_s", "p50", "p90", "p99", "methods", "is_judged")
 
 log = logging.getLogger(__name__)
 
 
 class Forecaster:
-    """The rounds of one controller. A lease lets one at a time make them."""
+    """Rounds of one controller; a lease admits one at a time."""
 
     def __init__(self) -> None:
         self._last: datetime | None = None
 
     def look(self, *, now: datetime) -> int | None:
-        """Make a round if one is due. Returns how many forecasts it stored, or None if it was not due or there is no
+        """Runs a round if it is due. Returns the number of stored forecasts, or None if it is not due or there is no
         series."""
         made_at = datetime.fromtimestamp(now.timestamp() // HISTORY_SLOT_S * HISTORY_SLOT_S, UTC)
         is_due = made_at != self._last and (now - made_at).total_seconds() >= WAITS_S
@@ -175,7 +170,7 @@ class Forecaster:
 
 
 def forecasts_make(*, made_at: datetime, now: datetime) -> int | None:
-    """Forecast all series from `made_at` on. Returns how many forecasts were stored, or None if there is no series."""
+    """Forecasts all series from `made_at` on. Returns the number of stored forecasts, or None if there is no series."""
     rows = {row.key: row for row in DemandForecast.objects.defer("p50", "p90", "p99", "methods")}
     pasts = dict(series_pasts(made_at))
     if not pasts:
@@ -197,8 +192,8 @@ def forecasts_make(*, made_at: datetime, now: datetime) -> int | None:
 
 
 def forecasts_store(made: Iterable[tuple["Made", Calibration | None]], *, made_at: datetime, now: datetime) -> int:
-    """Store the forecasts of a round, each with its ledger if that was renewed. Returns how many were stored. Series of
-    deployments and regions that were removed meanwhile are left out."""
+    """Stores forecasts, with renewed ledgers. Returns their number. Series of deleted deployments and regions are
+    skipped."""
     deployments = set(Deployment.objects.values_list("name", flat=True))
     regions = set(Region.objects.values_list("name", flat=True))
     stored = [
@@ -226,7 +221,7 @@ def forecasts_store(made: Iterable[tuple["Made", Calibration | None]], *, made_a
 
 
 def forecasts_trim(*, now: datetime) -> None:
-    """Delete records that are too old for the ledger, and forecasts of series that ended long ago."""
+    """Deletes records that are too old for the ledger, and forecasts of series that ended long ago."""
     ForecastRecord.objects.filter(made_at__lt=now - RECORDS_KEPT).delete()
     DemandForecast.objects.filter(made_at__lt=now - RECORDS_KEPT).delete()
 
@@ -234,8 +229,8 @@ def forecasts_trim(*, now: datetime) -> None:
 def _forecast(
     key: SeriesKey, made_at: datetime, slots: Sequence[float], before: Calibration, records: Sequence[Record] | None
 ) -> tuple["Made | None", Calibration | None]:
-    """The forecast, and the ledger if `records` are given to renew it. Imports numpy, which no other Django process
-    that imports this module needs."""
+    """Returns the forecast, and the ledger if `records` are given to renew it. Imports numpy here, because other Django
+    processes do not need it."""
     import numpy as np
 
     from fleet.capacity.planning.forecast import calibrate, forecast_series, past_of
@@ -265,7 +260,7 @@ def _row(one: "Made", ledger: Calibration | None, now: datetime) -> DemandForeca
 def _ledgers_due(
     pasts: Iterable[SeriesKey], rows: Mapping[SeriesKey, DemandForecast], now: datetime
 ) -> frozenset[SeriesKey]:
-    """Of the ledgers that are due, those that have waited longest."""
+    """The due ledgers that have waited longest."""
     waiting = sorted((at, key) for key in pasts if (at := _ledger_at(rows.get(key))) <= now - LEDGER_DUE_AFTER)
     return frozenset(key for _, key in waiting[: max(LEDGERS_LEAST, len(waiting) // LEDGERS_SHARE)])
 
@@ -283,7 +278,7 @@ def _records(series: Sequence[int]) -> dict[int, list[Record]]:
 
 
 def _ledger(row: DemandForecast | None) -> Calibration:
-    """Empty if the stored ledger has another form, as that of another release may."""
+    """Empty if another release stored the ledger in an unknown form."""
     try:
         return msgspec.convert(row.ledger, Calibration) if row else Calibration()
     except msgspec.ValidationError:

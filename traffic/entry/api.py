@@ -1,5 +1,5 @@
-"""Over HTTP: which region's entry clients reach, what was planned about that, and every attempt to publish it. Decides
-nothing; services do."""
+"""The DNS entry over HTTP: planned shares, published weights, and every attempt to publish. Decides nothing; services
+do."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -60,7 +60,7 @@ class EntrySerializer(serializers.ModelSerializer[Entry]):
 
 
 def _newest(entry: Entry) -> EntryRevision | None:
-    """The attempt that stands there, or may."""
+    """The attempt that is or may be published."""
     there = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
     return next((each for each in entry.revisions.all() if each.state in there), None)
 
@@ -84,7 +84,7 @@ class EntryFilter(filters.FilterSet):
 
 
 class EntryViewSet(ReadOnlyModelViewSet[Entry]):
-    """The DNS name by which clients reach all regions, where stacks of regions have one."""
+    """DNS name that brings clients to all regions, if the stacks of regions define one."""
 
     serializer_class = EntrySerializer
     filterset_class = EntryFilter
@@ -101,7 +101,7 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
 
     @extend_schema(operation_id="entry_change", request=EntryChangeSerializer, responses={200: EntrySerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Plan which share of clients each region's entry gets. They move within minutes, by 5 points or more."""
+        """Plan each region's share of clients. They move within minutes, by 5 points or more."""
         entry = self.get_object()
         body = EntryChangeSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -111,8 +111,8 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
     @extend_schema(operation_id="entry_adopt", request=EntryAdoptSerializer, responses={200: EntrySerializer})
     @action(detail=True, methods=["post"])
     def adopt(self, request: Request, name: str) -> Response:
-        """Replace what stands there though it is not ours: a person's records, or another control plane's. 409 if it is
-        not what you looked at."""
+        """Replace records that this control plane did not write: a person's, or another control plane's. Returns 409 if
+        they have changed since `seen`."""
         entry = self.get_object()
         body = EntryAdoptSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -144,7 +144,7 @@ class EntryRevisionFilter(filters.FilterSet):
 
 
 class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
-    """Every attempt to publish weights with its reason and what became of it, newest first; the last 200."""
+    """Attempts to publish weights with reason and outcome, newest first; the last 200."""
 
     serializer_class = EntryRevisionSerializer
     filterset_class = EntryRevisionFilter

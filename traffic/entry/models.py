@@ -1,4 +1,4 @@
-"""Which region's entry clients reach: what operators planned, and every set of weights that was published."""
+"""The DNS entry with operators' planned shares, every published set of weights, and load balancer targets."""
 
 from django.db import models
 
@@ -8,13 +8,10 @@ from traffic.entry.planner import RevisionState, Target
 
 
 class Entry(models.Model):
-    """The DNS name by which clients reach all regions.
-
-    `shares`: region -> share of the clients, as planned; regions that are not named have 1.0. `revision` grows with
-    every change of them, and is what changes compare and set. `held`: why what stands there is not what is wanted.
-    `seen`: the fingerprint of what was read last, and `adopted`: of what an operator let us replace though it is not
-    ours.
-    """
+    """The DNS name that brings clients to all regions. `shares` maps a region to its planned share of clients (default
+    1.0); `revision` is for compare-and-set. `held`: why the records are not as wanted, or empty. `seen` is the
+    fingerprint of the records at the last read, `adopted` that of foreign records that an operator allowed to
+    replace."""
 
     name = models.CharField(max_length=255, primary_key=True)
     shares = models.JSONField(default=dict, blank=True)
@@ -36,9 +33,9 @@ class Entry(models.Model):
 
 
 class EntryRevision(models.Model):
-    """One attempt to publish weights, written before its call. `token` is in the text that it writes, and in no other:
-    by it a lost answer is found. `records`: as they were sent. `change_id`: Route 53's; "" while its answer is not
-    known."""
+    """One attempt to publish weights, written before its call. `token` is part of the published text record and unique
+    to it, so a lost response can be resolved. `records` are as sent. `change_id` is Route 53's, empty until its
+    response."""
 
     entry = models.ForeignKey(Entry, on_delete=models.CASCADE, related_name="revisions")
     revision = models.PositiveBigIntegerField()
@@ -61,8 +58,8 @@ class EntryRevision(models.Model):
 
 
 class EntryTarget(models.Model):
-    """What a load balancer was told about an ingress, which may be no more: an address alone says nothing, it is used
-    again. `deregistered_at`: since when it gets nothing new."""
+    """A registration of an ingress in a target group; the ingress may be deleted. Addresses are reused and so do not
+    identify it. `deregistered_at`: since when it gets no new connections."""
 
     ingress = models.CharField(max_length=64)
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="+")
@@ -80,5 +77,4 @@ class EntryTarget(models.Model):
         return f"{self.ingress} at {self.address}:{self.port}"
 
     def view(self) -> Target:
-        """The row as the planner takes it."""
         return Target(self.ingress, self.group, self.address, self.port, draining=self.deregistered_at is not None)

@@ -1,19 +1,15 @@
-"""Decides what share of all clients DNS brings to each region's entry. Pure.
+"""Decides each region's share of clients in DNS, the Route 53 records of it, and the load balancer targets of
+ingresses. Pure.
 
-Which region's entry a client reaches is one thing, which region serves its request another: the latter is the region
-autopilot's, every 2 s, and nothing of it is looked at here. Only what no ingress can do moves clients: an entry that is
-dead, a region that is evacuated for real, and shares that an operator planned.
+The entry decides which region a client reaches; the region autopilot decides every 2 s which region serves its
+requests. Only what ingresses cannot handle moves clients: a dead entry, a region that is evacuated for real, and
+operators' planned shares.
 
-The records by which Route 53 brings clients to regions, and the batch that puts new ones in the place of old ones.
+A Route 53 batch deletes each record exactly as read, including the text record with the revision, and creates all anew,
+so it fails as a whole if any record has changed.
 
-Pure. A batch deletes each record exactly as it was read and creates all anew, the text with the revision among them: it
-changes nothing at all if anything of it is not as it was, whoever changed it.
-
-Decides which ingresses a load balancer sends connections to. Pure.
-
-An ingress is registered once it reports a table, and taken out before it drains. One that falls silent stays: the load
-balancer's own checks know better. Addresses are used again, so a target is known by its ingress, too.
-"""
+An ingress is registered once it reports a table, and deregistered before it drains. A silent ingress stays, since the
+load balancer's health checks know better. Addresses are reused, so a target is identified by its ingress as well."""
 
 import hashlib
 import json
@@ -27,15 +23,15 @@ from typing import Any
 from kernel.ages import age_text
 
 WHOLE = 255
-"""Weights sum to it: the greatest of a Route 53 record."""
+"""Sum of the weights: the maximum of a Route 53 record."""
 
 Weights = Mapping[str, int]
-"""Region -> weight; those with 0 get nobody."""
+"""Region -> weight; regions with 0 get no clients."""
 
 
 class RevisionState(StrEnum):
-    """Of one attempt to publish weights. `SENDING`: whether it was carried out is not known. `PENDING`: it was, and not
-    every server has it. `LOST`: something else stands there, or it was refused."""
+    """State of an attempt to publish. `SENDING`: its outcome is unknown. `PENDING`: accepted, but not on every server
+    yet. `LOST`: refused, or replaced by others."""
 
     SENDING = "sending"
     PENDING = "pending"
@@ -46,13 +42,10 @@ class RevisionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EntrySettings:
-    """`pause_s`, `least_points`: between two changes that nobody is in a hurry for, and how large one must be, in
-    points of the clients: resolvers keep an answer for up to a minute, so finer steps are only noise.
-
-    `dead_after_s`: without a word of any of its ingresses, or with none that runs a table. `alive_after_s`: how long it
-    must then have been well. `together_s`: entries that die within it die rather in our view than in the world.
-    `pending_limit_s`: usually 60 s; a change that takes longer keeps nobody in a hurry waiting.
-    """
+    """`pause_s` and `least_points` (points of the clients) limit non-urgent changes: resolvers cache answers for up to
+    a minute, so smaller steps have no effect. `dead_after_s`: time without reports or tables from any of its ingresses.
+    `alive_after_s`: time that it must then be healthy. `together_s`: entries that die within it indicate a fault of
+    observation. `pending_limit_s`: usually 60 s; longer changes do not delay urgent ones."""
 
     pause_s: float = 60.0
     least_points: float = 5.0
@@ -64,9 +57,9 @@ class EntrySettings:
 
 @dataclass(frozen=True, slots=True)
 class EntryRegion:
-    """A region with an entry. `share`: of all clients, as planned; shares need not sum to 1. One of `alive_since` and
-    `dead_since` is set: since when at least one of its ingresses answers, or none does. `moved`: its entry has another
-    address than was published."""
+    """A region with an entry. `share` of all clients as planned, in any unit. Either `alive_since` or `dead_since` is
+    set: since when any of its ingresses responds, or none does. `moved`: the entry's address has changed since
+    publication."""
 
     name: str
     share: float
@@ -78,9 +71,9 @@ class EntryRegion:
 
 @dataclass(frozen=True, slots=True)
 class EntryView:
-    """`weights`: as published last, with `revision`, 0 before the first; `numbered`: the greatest number that any
-    attempt had. `pending_since`: not every server has them yet. `foreign`: what stands there instead is not of this
-    control plane; "" while it is."""
+    """`weights` and `revision` (0 at first) are as published; `numbered` is the highest number of any attempt.
+    `pending_since`: not on every server yet. `foreign`: describes records that this control plane did not write, or
+    empty."""
 
     regions: tuple[EntryRegion, ...]
     weights: Weights
@@ -93,7 +86,7 @@ class EntryView:
 
 @dataclass(frozen=True, slots=True)
 class PublishEntry:
-    """Put these weights in place of revision `seen`, as `revision`."""
+    """Replace revision `seen` with these weights as `revision`."""
 
     weights: Weights
     seen: int
@@ -103,8 +96,8 @@ class PublishEntry:
 
 @dataclass(frozen=True, slots=True)
 class HoldEntry:
-    """Leave what is there, though it is not what is wanted. `needs_person`: until somebody does something. `passing`:
-    nothing could be learned this time."""
+    """Leave the records although they are not as wanted. `needs_person`: until an operator acts. `passing`: the read
+    failed this time."""
 
     reason: str
     needs_person: bool = False
@@ -112,7 +105,7 @@ class HoldEntry:
 
 
 def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> PublishEntry | HoldEntry | None:
-    """What to do about the entry of all clients; None: it is as wanted."""
+    """Returns what to do about the entry, or None if it is as wanted."""
     if not view.regions:
         return None
     if view.foreign:
@@ -135,17 +128,17 @@ def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> Publi
 
 
 def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole weights that sum to 255, by largest remainder: the greater share never has the lesser weight.
+    """Returns whole weights that sum to 255, by largest remainder: a larger share never gets a smaller weight.
 
     Raises:
-        ValueError: there is nobody to give them to. To Route 53 all zero means all alike.
+        ValueError: no region has a share. Route 53 treats all-zero weights as equal.
     """
     total = sum(shares.values())
     if total <= 0:
         raise ValueError("no region is left to send clients to")
     exact = {name: WHOLE * share / total for name, share in shares.items()}
     weights = {name: int(value) for name, value in exact.items()}
-    # Of remainders that are equal once rounded, the greater share's comes first.
+    # Of remainders that are equal after rounding, the larger share's comes first.
     by_remainder = sorted(exact, key=lambda name: (weights[name] - exact[name], -shares[name], name))
     for name in by_remainder[: WHOLE - sum(weights.values())]:
         weights[name] += 1
@@ -153,9 +146,9 @@ def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def _dead(view: EntryView, settings: EntrySettings, now: datetime) -> frozenset[str] | HoldEntry:
-    """Regions whose entries count as dead; or why that is not believed."""
+    """Returns regions whose entries count as dead, or why that is implausible."""
     dead = {region.name for region in view.regions if _is_dead(region, view, settings, now)}
-    if len(dead) == len(view.regions):  # better one that has only just come back than nobody
+    if len(dead) == len(view.regions):  # better one that has just returned than none
         dead = {region.name for region in view.regions if region.alive_since is None}
     if len(dead) == len(view.regions):
         return HoldEntry("no region's entry answers: rather nothing is seen than nothing is there")
@@ -175,7 +168,7 @@ def _is_in_use(view: EntryView, name: str) -> bool:
 
 
 def _is_dead(region: EntryRegion, view: EntryView, settings: EntrySettings, now: datetime) -> bool:
-    """By the clock of what it was: one in use is dead after a while, one out of use is alive after a while."""
+    """Hysteresis: a region in use is dead after a while; one out of use is alive after a while."""
     if region.dead_since is not None:
         is_new = view.revision > 0 and not view.weights.get(region.name, 0)
         return is_new or (now - region.dead_since).total_seconds() >= settings.dead_after_s
@@ -186,8 +179,8 @@ def _is_dead(region: EntryRegion, view: EntryView, settings: EntrySettings, now:
 
 
 def _shares(view: EntryView, dead: frozenset[str]) -> dict[str, float]:
-    """What each is to get: of those that live nobody evacuated; if all are, all that live; all alike if none of them
-    was planned to get any."""
+    """Returns each region's share: of living regions that are not evacuated, or else of all living ones; equal if none
+    has a planned share."""
     live = [region for region in view.regions if region.name not in dead]
     serving = [region for region in live if not region.evacuated] or live
     planned = {region.name: region.share for region in serving}
@@ -197,7 +190,7 @@ def _shares(view: EntryView, dead: frozenset[str]) -> dict[str, float]:
 
 
 def _held(view: EntryView, wanted: Weights, urgent: bool, settings: EntrySettings, now: datetime) -> str:
-    """Why now is not the time; "" if it is."""
+    """Returns why to wait, or ""."""
     pending_s = (now - view.pending_since).total_seconds() if view.pending_since else None
     if pending_s is not None and (not urgent or pending_s < settings.pending_limit_s):
         return f"revision {view.revision} is not yet known to all servers"
@@ -227,16 +220,15 @@ def _reason(view: EntryView, dead: frozenset[str], wanted: Weights) -> str:
 
 TEXT_TTL_S = 10
 RECORD_TYPE = "A"
-"""An alias to a load balancer; it has a time to live of its own, 60 s."""
+"""An alias to a load balancer; its TTL is 60 s."""
 _TEXT = re.compile(r'"switchyard rev=([0-9]{1,15}) token=([0-9a-f]{32})"')
 
 RecordSet = Mapping[str, Any]
-"""As Route 53's API has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryTargetName:
-    """A load balancer: its DNS name and the hosted zone in which that lies."""
+    """A load balancer: its DNS name and hosted zone."""
 
     dns_name: str
     zone: str
@@ -244,7 +236,7 @@ class EntryTargetName:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What was read: the records of the entry's name, and the text with its revision, exactly."""
+    """The records of the entry's name and the text record with its revision, exactly as read."""
 
     records: tuple[RecordSet, ...] = ()
     text: RecordSet | None = None
@@ -256,34 +248,34 @@ class Standing:
 
     @property
     def weights(self) -> dict[str, int]:
-        """Set identifier -> weight."""
+        """Returns set identifier -> weight."""
         return {each["SetIdentifier"]: int(each["Weight"]) for each in self.records if "Weight" in each}
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same records, in any order."""
+        """Independent of the order of records."""
         whole = [sorted(json.dumps(_plain(each), sort_keys=True) for each in self.records), self.value]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
 def text_name(name: str) -> str:
-    """Where the revision of an entry's records stands."""
+    """Name of the text record with the revision."""
     return f"_switchyard.{name}"
 
 
 def text_value(revision: int, token: str) -> str:
-    """As the text states it. `token`: 32 hexadecimal digits, of this attempt alone."""
+    """Content of the text record. `token`: 32 hexadecimal digits, unique to the attempt."""
     return f'"switchyard rev={revision} token={token}"'
 
 
 def token_of(value: str) -> str:
-    """The token that a text states; "" if it is none of ours."""
+    """Returns the token of a text record, or "" if it is not this control plane's."""
     match = _TEXT.fullmatch(value)
     return match.group(2) if match else ""
 
 
 def records_of(name: str, weights: Mapping[str, int], targets: Mapping[str, EntryTargetName]) -> tuple[RecordSet, ...]:
-    """One weighted record for each region."""
+    """Returns one weighted record per region."""
     return tuple(
         {
             "Name": name,
@@ -301,14 +293,15 @@ def records_of(name: str, weights: Mapping[str, int], targets: Mapping[str, Entr
 
 
 def is_same(one: Iterable[RecordSet], other: Iterable[RecordSet]) -> bool:
-    """Whether records say the same, however Route 53 spells names."""
+    """Compares records regardless of Route 53's spelling of names."""
     return _sorted(one) == _sorted(other)
 
 
 def swap(
     name: str, standing: Standing, records: Sequence[RecordSet], revision: int, token: str
 ) -> list[dict[str, Any]]:
-    """The changes of the batch. Deletions come first: a name may not be weighted and unweighted in between."""
+    """Returns the changes of the batch. Deletions come first, since a name cannot be weighted and unweighted at
+    once."""
     text = {
         "Name": text_name(name),
         "Type": "TXT",
@@ -346,7 +339,7 @@ def _spelt(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TargetIngress:
-    """`ready`: it runs a table. `leaving`: it is to take nothing new."""
+    """`ready`: it runs a table. `leaving`: it must get nothing new."""
 
     id: str
     address: str
@@ -357,7 +350,7 @@ class TargetIngress:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What was registered for an ingress, in one group. `draining`: it was taken out, and may still have streams."""
+    """A registration of an ingress in one group. `draining`: deregistered, possibly with open streams."""
 
     ingress: str
     group: str
@@ -368,7 +361,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """`forget`: targets whose address is another ingress's by now, so that nothing is to be said about them."""
+    """`forget`: targets whose address now belongs to another ingress, so no call may be made about them."""
 
     register: tuple[Target, ...] = ()
     deregister: tuple[Target, ...] = ()
@@ -376,8 +369,8 @@ class TargetPlan:
 
 
 def plan_targets(groups: Collection[str], ingresses: Sequence[TargetIngress], targets: Sequence[Target]) -> TargetPlan:
-    """What to say to the load balancer. The last target of a group that serves stays until another one does, unless its
-    ingress is no more."""
+    """Returns registrations and deregistrations. The last serving target of a group stays until another serves, unless
+    its ingress is deleted."""
     there = {(each.ingress, each.group): each for each in targets}
     by_id = {each.id: each for each in ingresses}
     register = tuple(
@@ -404,7 +397,7 @@ def plan_targets(groups: Collection[str], ingresses: Sequence[TargetIngress], ta
 
 
 def _is_registered(target: Target | None, ingress: TargetIngress) -> bool:
-    """Also while it still drains under another address: first that one ends."""
+    """Also while it drains under another address, since that must end first."""
     if target is None:
         return False
     return not target.draining or (target.address, target.port) != (ingress.address, ingress.port)

@@ -1,4 +1,4 @@
-"""What is known of the entry of all clients: where its records are, which regions it has, and which of these answer."""
+"""Reads the DNS entry's records, regions, and which regions respond. It never writes."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from traffic.routing.models import Ingress, IngressReport
 from traffic.routing.planning.ingresses import SILENT_AFTER_S
 
 STANDS = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
-"""States of attempts that stand there, or may."""
+"""States of attempts that are or may be published."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryStated:
-    """As the stacks of regions state it. `targets`: region -> its load balancer. `problem`: they contradict each
-    other."""
+    """The entry according to the stacks of regions. `targets` maps a region to its load balancer. `problem`: the stacks
+    contradict each other."""
 
     name: str
     zone: str
@@ -34,7 +34,7 @@ class EntryStated:
 
 
 def entry_stated() -> EntryStated | None:
-    """The entry of all regions; None where no region's stack has one."""
+    """Returns the entry, or None if no region's stack has one."""
     stated: EntryStated | None = None
     for row in CloudRegion.objects.filter(state=CloudRegionState.READY.value).order_by("region__position", "region_id"):
         try:
@@ -58,7 +58,7 @@ def entry_stated() -> EntryStated | None:
 
 
 def entry_regions(entry: Entry, stated: EntryStated, newest: EntryRevision | None, now: datetime) -> list[EntryRegion]:
-    """The regions with a load balancer, as the planner takes them."""
+    """Returns the regions with a load balancer for the planner."""
     evacuated = {
         order.region
         for order in overrides_in_force(now)
@@ -100,7 +100,7 @@ def _region(
     if alive:
         since = min(report.connection_changed_at or now for report in alive)
         return EntryRegion(name, share, alive_since=since, evacuated=evacuated, moved=moved)
-    if listening_since is None:  # nobody could have heard them
+    if listening_since is None:  # no controller could have received reports
         return EntryRegion(name, share, alive_since=now, evacuated=evacuated, moved=moved)
     heard = [report.last_seen_at for report in reports if report.last_seen_at is not None]
     since = max([*heard, listening_since])
@@ -108,18 +108,18 @@ def _region(
 
 
 def _answers(report: IngressReport, now: datetime) -> bool:
-    """It is heard, and runs a table: without one HAProxy answers nobody."""
+    """Whether it is connected and has a table; without one HAProxy answers no request."""
     if not report.connected or report.last_seen_at is None or not report.revision:
         return False
     return now - report.last_seen_at < timedelta(seconds=SILENT_AFTER_S)
 
 
 def entries_described() -> QuerySet[Entry]:
-    """Entries with their last attempts."""
+    """Returns entries with their last attempts."""
     return Entry.objects.prefetch_related(Prefetch("revisions", EntryRevision.objects.defer("records")))
 
 
 def standing_revision(entry: Entry) -> EntryRevision | None:
-    """The attempt that stands there as far as is known; None before the first."""
+    """Returns the published attempt as far as known; None before the first."""
     known = (RevisionState.PENDING.value, RevisionState.IN_FORCE.value)
     return entry.revisions.filter(state__in=known).order_by("-revision").first()

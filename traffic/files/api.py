@@ -1,9 +1,6 @@
-"""Files as applications see them: `/v1/files…`, in the forms of OpenAI's API. An upload's bytes go from the form's
-parser to the file store in pieces, and a download's from there; no file is ever whole in memory. Who uploads, how much
-and how slowly is checked before Django spools the form (`controlplane.request_bodies`).
-
-What applications may ask of files, below /v1/files/.
-"""
+"""OpenAI's Files API under `/v1/files` for applications. Uploads are streamed from the form's parser to the file store
+and downloads from it, so no file is in memory as a whole. Who uploads, how much and how fast is checked before Django
+spools the form (`controlplane.request_bodies`)."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -44,7 +41,7 @@ APPLICATIONS = "files of applications are theirs to keep and delete; they change
 @audit_exempt(APPLICATIONS)
 @only("GET", "POST")
 def files(request: HttpRequest) -> HttpResponseBase:
-    """GET: the tenant's files. POST: keep one more."""
+    """GET: the tenant's files. POST: upload one."""
 
     def answer() -> HttpResponseBase:
         application = _application(request)
@@ -65,7 +62,7 @@ def files(request: HttpRequest) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("GET", "DELETE")
 def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
-    """GET: what is known of a file. DELETE: forget it."""
+    """GET: metadata of a file. DELETE: delete it."""
 
     def answer() -> HttpResponseBase:
         application = _application(request)
@@ -81,13 +78,13 @@ def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("GET")
 def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
-    """The bytes of a file."""
+    """GET: the bytes of a file."""
 
     def answer() -> HttpResponseBase:
         file = _file(_application(request), file_id)
         try:
             opened = file_store().open(stored_name(file.id))
-        except NoSuchFile:  # deleted just now
+        except NoSuchFile:  # deleted meanwhile
             raise file_not_found(file_id) from None
         headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
         return StreamingHttpResponse(_pieces(opened), content_type="application/octet-stream", headers=headers)
@@ -98,13 +95,13 @@ def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Every other path below /v1/files."""
+    """Responds with 404 to any other path below /v1/files."""
     message = "Unknown request URL; there are /v1/files, /v1/files/ID and /v1/files/ID/content"
     return refused(ApplicationRefused(404, "unknown_url", message))
 
 
 class StoreHandler(FileUploadHandler):
-    """Takes the form's one file, in pieces, into the store."""
+    """Streams the form's only file into the store."""
 
     def __init__(self, settings: FileSettings) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of applications: what may be uploaded, how long it is kept, and how OpenAI's Files API shows it. Pure."""
+"""Files of applications: validation of uploads, expiry, and OpenAI's format. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from traffic.tenants.planner import ApplicationRefused
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 MAX_NAME_LETTERS = 255
 SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 2_592_000
-"""OpenAI's bounds of `expires_after[seconds]`."""
+"""OpenAI's limits of `expires_after[seconds]`."""
 
 
 class FilePurpose(StrEnum):
-    """`batch` is what batches read, `batch_output` what they wrote."""
+    """Batches read `batch` and write `batch_output`."""
 
     BATCH = "batch"
     BATCH_OUTPUT = "batch_output"
@@ -24,16 +24,16 @@ class FilePurpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """Every bound of files. OpenAI's where it has one."""
+    """Limits of files, with OpenAI's values where it has any."""
 
     max_bytes: int = 200 * 1024 * 1024
     kept_s: int = 30 * 86_400
     """OpenAI's default for files of batches."""
     max_files_per_tenant: int = 10_000
     max_bytes_per_tenant: int = 100 * 1024**3
-    """OpenAI's 100 GB of an organisation."""
+    """OpenAI's 100 GB per organisation."""
     uploads_at_once: int = 8
-    """Whole forms that one web process stores; the others wait."""
+    """Forms that one web process stores at the same time; the others wait."""
     uploads_at_once_per_tenant: int = 3
 
 
@@ -48,7 +48,7 @@ class FileFacts:
 
 
 def file_json(file: FileFacts) -> dict[str, Any]:
-    """OpenAI's object; times in whole seconds since 1970."""
+    """Returns OpenAI's object; times are Unix seconds."""
     return {
         "id": file.id,
         "object": "file",
@@ -65,7 +65,7 @@ def file_json(file: FileFacts) -> dict[str, Any]:
 def checked_purpose(purpose: str | None) -> FilePurpose:
     """
     Raises:
-        ApplicationRefused: it is none that an application may upload for.
+        ApplicationRefused: applications may not upload for this purpose.
     """
     if purpose != FilePurpose.BATCH.value:
         said = f"not {purpose[:40]!r}" if purpose else "and is missing"
@@ -74,10 +74,10 @@ def checked_purpose(purpose: str | None) -> FilePurpose:
 
 
 def checked_name(name: str | None) -> str:
-    """A file's name, without the folders that some clients send.
+    """Returns a file's name without the folders that some clients send.
 
     Raises:
-        ApplicationRefused: it does not end in .jsonl, or is no name.
+        ApplicationRefused: it is invalid or does not end in .jsonl.
     """
     plain = re.split(r"[/\\]", name or "")[-1]
     if not plain.endswith(".jsonl") or not plain.isprintable() or len(plain) > MAX_NAME_LETTERS:
@@ -87,19 +87,19 @@ def checked_name(name: str | None) -> str:
 
 
 def expiry_of(anchor: str | None, seconds: str | int | None, now: datetime, settings: FileSettings) -> datetime:
-    """When a file is forgotten, by `expires_after` or by default.
+    """Returns when a file expires, by `expires_after` or by default.
 
     Raises:
-        ApplicationRefused: `expires_after` is not as OpenAI has it.
+        ApplicationRefused: `expires_after` is invalid in OpenAI's API.
     """
     return now + timedelta(seconds=expiry_seconds(anchor, seconds, "expires_after") or settings.kept_s)
 
 
 def expiry_seconds(anchor: str | None, seconds: str | int | None, name: str) -> int | None:
-    """Seconds of an expiry policy; None where there is none.
+    """Returns the seconds of an expiry policy, or None without one.
 
     Raises:
-        ApplicationRefused: as above.
+        ApplicationRefused: the policy is invalid.
     """
     if anchor is None and seconds is None:
         return None
@@ -114,7 +114,7 @@ def expiry_seconds(anchor: str | None, seconds: str | int | None, name: str) -> 
 
 
 def first_model(content: bytes) -> str:
-    """The model that a file's first line names; empty where it names none. What is wrong with it is said later."""
+    """Returns the model of a file's first line, or "" if it names none. Validation of the batch reports errors."""
     try:
         model = decode_json(content.split(b"\n", 1)[0])["body"]["model"]
     except (ValueError, KeyError, TypeError, IndexError):

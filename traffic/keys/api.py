@@ -1,5 +1,5 @@
-"""Application keys over HTTP: make, read, limit, rotate, revoke, whether one is required, and which version of them
-each ingress enforces. Decides nothing; services do."""
+"""Application keys over HTTP, and the version of them that each ingress enforces. Parses, calls one service, renders;
+decides nothing."""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ COUNTS = ["requests_24h", "limited_24h", "errors_24h"]
 class KeySerializer(serializers.ModelSerializer[ApplicationKey]):
     deployments = serializers.ListField(child=serializers.CharField(), help_text="Empty: every one.")
     serving_class = serializers.ChoiceField(
-        choices=choices(ServingClass), help_text="The most urgent; a request that asks for more gets this."
+        choices=choices(ServingClass), help_text="The most urgent class; requests for a higher one get this."
     )
     state = serializers.SerializerMethodField()
     tone = serializers.SerializerMethodField()
@@ -45,11 +45,11 @@ class KeySerializer(serializers.ModelSerializer[ApplicationKey]):
     )
     revocation_lag_s = serializers.FloatField(allow_null=True, help_text="From `revoked_at` until then.")
     requests_24h = serializers.IntegerField(default=0)
-    limited_24h = serializers.IntegerField(default=0, help_text="Of those, over a limit.")
-    errors_24h = serializers.IntegerField(default=0, help_text="Of those, answered with 5xx.")
+    limited_24h = serializers.IntegerField(default=0, help_text="Those over a limit.")
+    errors_24h = serializers.IntegerField(default=0, help_text="Those answered with 5xx.")
 
     allowed_origins = serializers.ListField(
-        child=serializers.CharField(), help_text="Of pages that may show it from a browser. Empty: none."
+        child=serializers.CharField(), help_text="Origins of browser pages that may use it. Empty for none."
     )
 
     class Meta:
@@ -97,7 +97,7 @@ class KeyDetailSerializer(KeySerializer):
 
 
 class NewKeySerializer(KeySerializer):
-    key = serializers.CharField(help_text="What the application shows. Nobody can read it again.")
+    key = serializers.CharField(help_text="The key's text. It cannot be read again.")
 
     class Meta(KeySerializer.Meta):
         fields = [*KeySerializer.Meta.fields, "key"]
@@ -113,7 +113,7 @@ class ChangeKeySerializer(StrictSerializer):
         child=serializers.CharField(max_length=300),
         max_length=MAX_ORIGINS,
         required=False,
-        help_text="Of pages that may show it from a browser, such as `https://app.example`. Empty: none.",
+        help_text="Origins of browser pages that may use it, such as `https://app.example`. Empty for none.",
     )
 
     def validate_allowed_origins(self, value: list[str]) -> list[str]:
@@ -125,7 +125,7 @@ class ChangeKeySerializer(StrictSerializer):
 
 class CreateKeySerializer(ChangeKeySerializer):
     name = serializers.CharField(max_length=96)
-    tenant = serializers.RegexField(TENANT, help_text="1 to 64 letters, digits and `._-`; cells count by it.")
+    tenant = serializers.RegexField(TENANT, help_text="1 to 64 letters, digits and `._-`; usage is counted by it.")
     deployments = serializers.ListField(
         child=serializers.CharField(max_length=128), max_length=100, required=False, help_text="Empty: every one."
     )
@@ -140,7 +140,7 @@ class RotateKeySerializer(StrictSerializer):
         min_value=1,
         max_value=MAX_GRACE_S,
         default=int(ROTATION_GRACE.total_seconds()),
-        help_text="How long the old key goes on opening, in seconds.",
+        help_text="How long the old key stays valid, in seconds.",
     )
 
 
@@ -150,7 +150,7 @@ class RequireKeysSerializer(WhySerializer):
 
 class KeyPolicySerializer(serializers.ModelSerializer[KeyPolicy]):
     required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
-        help_text="Nobody is served without a key."
+        help_text="Whether every request needs a key."
     )
     version = serializers.IntegerField(help_text="Grows with every change of any key.")
 
@@ -172,8 +172,8 @@ class KeyFilter(filters.FilterSet):
 
 
 class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationKey]):
-    """What applications show to be served. Ingresses check keys and their limits by themselves, from hashes; a limit
-    holds in each region, shared by its ingresses."""
+    """Keys of applications. Ingresses check keys and limits from hashes, without the control plane. A limit applies per
+    region and is shared by its ingresses."""
 
     filterset_class = KeyFilter
     lookup_field = "prefix"
@@ -206,13 +206,13 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
 
     @extend_schema(operation_id="keys_create", request=CreateKeySerializer, responses={200: NewKeySerializer})
     def create(self, request: Request) -> Response:
-        """Make a key. This answer is the only one that shows it."""
+        """Create a key. Only this response shows its text."""
         fields = _validated(CreateKeySerializer(data=request.data))
         return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **fields))
 
     @extend_schema(operation_id="keys_change", request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
-        """Change what is given. 409 if the key is revoked."""
+        """Change the given fields. Returns 409 if the key is revoked."""
         fields = _validated(ChangeKeySerializer(data=request.data))
         key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **fields)
         return Response(KeyDetailSerializer(self.get_object()).data)
@@ -220,7 +220,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(operation_id="keys_revoke", request=WhySerializer, responses={200: KeyDetailSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Refuse a key from now on. 409 if it is revoked already."""
+        """Revoke a key. Returns 409 if it is revoked already."""
         fields = _validated(WhySerializer(data=request.data))
         key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=fields["why"])
         return Response(KeyDetailSerializer(self.get_object()).data)
@@ -228,7 +228,8 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(operation_id="keys_rotate", request=RotateKeySerializer, responses={200: NewKeySerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
-        """Make a key that says the same; this one expires after `grace_s`. 409 if it is revoked or has expired."""
+        """Create a key with the same settings; this one expires after `grace_s`. Returns 409 if it is revoked or has
+        expired."""
         grace = timedelta(seconds=_validated(RotateKeySerializer(data=request.data))["grace_s"])
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
@@ -243,7 +244,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])
     def require(self, request: Request) -> Response:
-        """Serve nobody without a key, or again everybody, in the whole fleet."""
+        """Require a key for every request in the whole fleet, or no longer."""
         fields = _validated(RequireKeysSerializer(data=request.data))
         return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **fields)).data)
 
@@ -261,8 +262,8 @@ class KeyRingSerializer(serializers.ModelSerializer[Ingress]):
     ingress = serializers.CharField(source="id")
     region = serializers.CharField(source="region_id")
     connected = serializers.BooleanField()
-    version = serializers.IntegerField(help_text="Of the keys that it enforces; 0: from before the first key.")
-    wanted_version = serializers.IntegerField(help_text="Of the keys in its region's newest table.")
+    version = serializers.IntegerField(help_text="Version of keys that it enforces; 0 before the first key.")
+    wanted_version = serializers.IntegerField(help_text="Version of keys in its region's newest table.")
 
     class Meta:
         model = Ingress
@@ -278,7 +279,7 @@ class KeyRingFilter(filters.FilterSet):
 
 
 class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
-    """The keys as each ingress has them: an ingress enforces what it acknowledged, connected or not."""
+    """Versions of the keys at each ingress. An ingress enforces the version that it acknowledged, connected or not."""
 
     serializer_class = KeyRingSerializer
     filterset_class = KeyRingFilter

@@ -1,4 +1,4 @@
-"""Application keys, and whether one is required. The text of a key is shown once and stored as a hash."""
+"""Application keys, and whether one is required. The text of a key is shown once and stored only as a hash."""
 
 from datetime import datetime
 
@@ -11,12 +11,9 @@ from traffic.keys.planner import KEY_TONE, KeyState, key_state
 
 
 class ApplicationKey(models.Model):
-    """What an application shows to be served, for one tenant. A limit of 0 is none; no deployments: all of them. Pages
-    of browsers may show it if they are of one of `allowed_origins`.
-
-    `revoked_version` is the version of all keys (`KeyPolicy`) that no longer has this one, and `refused_everywhere_at`
-    when the last ingress had that version in force.
-    """
+    """A key of one tenant. A limit of 0 means none; no deployments means all. Browser pages of `allowed_origins` may
+    use it. `revoked_version` is the first `KeyPolicy.version` without this key; `refused_everywhere_at` is when the
+    last ingress enforced that version."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -51,15 +48,15 @@ class ApplicationKey(models.Model):
 
     @property
     def revocation_lag_s(self) -> float | None:
-        """From the revocation until no ingress took the key any more, in seconds; None until then."""
+        """Returns the seconds from the revocation until every ingress refused the key; None until then."""
         if self.revoked_at is None or self.refused_everywhere_at is None:
             return None
         return round((self.refused_everywhere_at - self.revoked_at).total_seconds(), 3)
 
 
 class KeyPolicy(models.Model):
-    """The one row about all keys. `version` grows with every change of any of them; routing tables name it. `change`
-    is random, and another with every change, also after a restored backup has set the version back."""
+    """Single row about all keys. `version` grows with every change and is named by routing tables. `change` is a random
+    value per change, so that versions also differ after a backup is restored."""
 
     required = models.BooleanField(default=False)
     version = models.PositiveBigIntegerField(default=0)

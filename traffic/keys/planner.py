@@ -1,8 +1,7 @@
-"""Application keys: what state one is in, what the ingresses get of them, when a revoked one is refused everywhere, and
-what revoking or requiring keys would do. Also the texts by which the control plane itself sends what applications
-handed in for later: each is derived from the installation's secret, so nothing is stored or handed over, and routing
-tables carry its digest beside the application's own. Such a text is another way to show the same key: what the key does
-not open, or has no more tokens for, it does not open later either. Pure."""
+"""Decides the state of a key, what ingresses get of it, when every ingress refuses a revoked key, and the effect of
+revoking or requiring keys. Pure. It also derives the key texts with which the control plane sends accepted requests:
+they come from the installation's secret, so they are never stored, and routing tables carry their digest next to that
+of the application's key. A derived text grants exactly what the application's key grants at that time."""
 
 import hashlib
 import hmac
@@ -20,7 +19,7 @@ from kernel.tones import Tone
 
 LIMITS = ("requests_per_min", "tokens_per_min", "max_concurrent")
 MAX_ORIGINS = 20
-"""Of one key; each is an entry of every ingress's map."""
+"""Per key; each origin is an entry of every ingress's map."""
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -35,7 +34,7 @@ KEY_TONE = {KeyState.ACTIVE: Tone.OK, KeyState.EXPIRED: Tone.IDLE, KeyState.REVO
 
 @dataclass(frozen=True, slots=True)
 class KeyStanding:
-    """The version of all keys, and whether one is required to be served. Version 0: there never was a key."""
+    """The version of all keys, and whether a key is required. Version 0 means that no key was ever created."""
 
     version: int = 0
     required: bool = False
@@ -56,20 +55,20 @@ def key_state(*, revoked_at: datetime | None, expires_at: datetime | None, now: 
 
 
 def checked_origin(text: str) -> str:
-    """The origin of a page, as a browser will write it.
+    """Returns the origin as a browser writes it.
 
     Raises:
-        ValueError: it is none; the text says what one looks like.
+        ValueError: it is not an origin; the text shows the format.
     """
     origin = text.strip().casefold().removesuffix("/")
     origin = origin.removesuffix(_USUAL_PORTS.get(origin.partition(":")[0], "\0"))
     if not ORIGIN.fullmatch(origin):
-        raise ValueError(f"{text[:80]!r} is no origin: write scheme, host and port, such as https://app.example:8443")
+        raise ValueError(f"{text[:80]!r} is not an origin: use scheme, host and port, such as https://app.example:8443")
     return origin
 
 
 def key_ring(standing: KeyStanding, ingresses: int) -> JsonObject:
-    """What a stored routing table says of keys: how each of a region's ingresses must have them. Empty before the first
+    """Returns the part of a stored routing table about keys, for the ingresses of a region. Empty before the first
     key."""
     if standing.version == 0:
         return {}
@@ -77,22 +76,20 @@ def key_ring(standing: KeyStanding, ingresses: int) -> JsonObject:
 
 
 def describe_keys(before: JsonObject, after: JsonObject) -> list[str]:
-    """How two of these differ, one phrase each."""
+    """Returns one phrase per difference."""
     changes = []
     if before.get("required", False) != after.get("required", False):
         changes.append("keys are required" if after["required"] else "keys are no longer required")
     if before.get("version", 0) != after.get("version", 0) and not changes:
         changes.append("keys changed")
     if before and before["ingresses"] != after["ingresses"]:
-        changes.append(f"{after['ingresses']} ingresses share the limits of keys")
+        changes.append(f"{after['ingresses']} ingresses share key limits")
     return changes
 
 
 def shared_keys(keys: Iterable[ApiKey], ingresses: int) -> tuple[ApiKey, ...]:
-    """The keys as each of so many ingresses enforces them: each counts alone, so each gets its share of a limit.
-
-    A share is never 0, which would be no limit; so more ingresses than a limit has units allow one each.
-    """
+    """Returns the keys as each of `ingresses` enforces them. Each ingress counts alone, so it gets its part of a limit.
+    A part is at least 1, because 0 would mean no limit."""
     if ingresses <= 1:
         return tuple(keys)
     return tuple(_shared(key, ingresses) for key in keys)
@@ -104,16 +101,14 @@ def _shared(key: ApiKey, ingresses: int) -> ApiKey:
 
 
 def plan_refused(revoked: Iterable[RevokedKey], in_force: Mapping[str, int]) -> tuple[str, ...]:
-    """Prefixes of those keys that no ingress takes any more; `in_force` maps ingress -> the version that it enforces.
-
-    Without any ingress none could take one.
-    """
+    """Returns the prefixes of keys that every ingress refuses. `in_force` maps an ingress to the version that it
+    enforces. Without ingresses, all keys count as refused."""
     oldest = min(in_force.values(), default=None)
     return tuple(key.prefix for key in revoked if oldest is None or oldest >= key.version)
 
 
 USUAL_LAG_S = 5
-"""What is promised while ingresses are connected; `key.refused` events say what it was."""
+"""Expected time while ingresses are connected; `key.refused` events have the actual times."""
 
 
 def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime | None) -> str:
@@ -127,7 +122,7 @@ def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime
 
 
 def requiring_effect(*, required: bool, active_keys: int) -> str:
-    """One sentence for the other position of the switch."""
+    """Returns a sentence about the effect of changing the policy."""
     if required:
         return "Requests without a key are served again, without a tenant and without limits."
     keys = "1 key" if active_keys == 1 else f"{active_keys} keys"
@@ -140,39 +135,39 @@ _SECRET_LETTERS = 48
 
 
 PLAYGROUND_TENANT = "switchyard-playground"
-"""Whose requests those of the dashboard's playground are, where keys are required."""
+"""Tenant of requests from the dashboard's playground, where keys are required."""
 
 
 def sender_key_text(prefix: str, secret: str) -> str:
-    """What the sender shows for a request that came with the key of this prefix."""
+    """Returns the text that the sender uses for a request of the key with this prefix."""
     return _internal_text(_SENDER, prefix, secret)
 
 
 def with_sender(key: ApiKey, secret: str) -> ApiKey:
-    """The key with the digest of the text that the sender shows for it."""
+    """Returns the key with the digest of its sender text."""
     return msgspec.structs.replace(key, sender_digest=_digest(sender_key_text(key.prefix, secret)))
 
 
 def is_counted(prefix: str, proof: str, secret: str) -> bool:
-    """Whether an ingress says that it has counted a request against this key: it knows the digest of the other text,
-    which the application does not."""
+    """Returns whether the ingress's acknowledgement proves that it counted a request against this key. It needs the
+    digest of the sender text, which the application does not know."""
     return hmac.compare_digest(_digest(sender_key_text(prefix, secret)).encode(), proof.encode())
 
 
 def playground_key_text(secret: str) -> str:
-    """What the playground shows; people who may use it are bound by their roles, not by this key."""
+    """Returns the playground's key text. Its users are limited by their roles, not by this key."""
     return _internal_text(_PLAYGROUND, "", secret)
 
 
 def playground_key(secret: str) -> ApiKey:
-    """The key of the playground, as routing tables carry it."""
+    """Returns the playground's key for routing tables."""
     text = playground_key_text(secret)
     prefix, tenant = text.split("_")[1], PLAYGROUND_TENANT
     return ApiKey(prefix, _digest(text), tenant, serving_class=ServingClass.NEAR_REALTIME.value)
 
 
 def _internal_text(purpose: str, name: str, secret: str) -> str:
-    """The middle part is twice as long as in other keys, so that it is none of them."""
+    """The middle part is twice as long as in application keys, so they cannot collide."""
     prefix = hashlib.sha256(f"{purpose}\0{name}".encode()).hexdigest()[:16]
     proof = hmac.new(secret.encode(), f"{purpose}\0{name}".encode(), "sha256").hexdigest()
     return f"sw_{prefix}_{proof[:_SECRET_LETTERS]}"

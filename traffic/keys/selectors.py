@@ -1,4 +1,4 @@
-"""Application keys as routing tables, lists and pages need them."""
+"""Reads application keys for routing tables, lists and pages. It never writes."""
 
 import functools
 from datetime import datetime, timedelta
@@ -17,13 +17,13 @@ from traffic.usage.models import Budget, UsageHour
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
 KEY_RING = "key_ring"
-"""In the body of a stored routing table: which version of the keys goes with it. The keys themselves do not, because
-thousands of them would be stored again with every change of a cell."""
+"""Key in the body of a stored routing table: the version of its application keys. The keys are not stored there,
+because thousands would be copied with every change of a cell."""
 USAGE_SHOWN = timedelta(hours=24)
 
 
 def key_policy() -> KeyPolicy:
-    """Whether keys are required; the defaults before the first change."""
+    """Returns the policy, with defaults before the first change."""
     return KeyPolicy.objects.first() or KeyPolicy()
 
 
@@ -33,10 +33,8 @@ def key_standing() -> KeyStanding:
 
 
 def keys_for_ingresses() -> tuple[ApiKey, ...]:
-    """The keys that ingresses must know now; thousands are loaded only when one of them has changed.
-
-    They may be newer than the table that they go with, which is right, too: they never have what was revoked before it.
-    """
+    """Returns the current keys; they are loaded only if one has changed. They may be newer than the table that they
+    accompany, and never include a key that was revoked before it."""
     change = KeyPolicy.objects.values_list("change", flat=True).first()
     return _unrevoked_keys(change) if change else ()
 
@@ -65,16 +63,13 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
 
 
 def tenants_stopped() -> tuple[str, ...]:
-    """Tenants whose budget is used up, so that their keys are refused."""
+    """Returns the tenants whose budget is used up; their keys are refused."""
     return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True).distinct())
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:
-    """Ingresses with the `version` of keys that each enforces and the one it should.
-
-    One that never reported, or whose table is so old that it is no longer kept, counts as knowing of no change: it
-    may be serving all the same.
-    """
+    """Returns ingresses with their enforced and expected `version` of keys. An ingress that never reported, or whose
+    table is no longer stored, counts as version 0, since it may be serving."""
     in_force = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision=OuterRef("report__revision"))
     newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
     return Ingress.objects.annotate(
@@ -90,19 +85,18 @@ def _version_of(tables: QuerySet[RoutingTable]) -> Subquery:
 
 
 def keys_in_force() -> dict[str, int]:
-    """Ingress -> the version of keys that it enforces."""
+    """Returns the enforced version of keys by ingress."""
     rows: QuerySet[Any] = ingresses_with_keys()
     return {row.id: row.version for row in rows}
 
 
 def ingresses_waited_for(version: int) -> tuple[str, ...]:
-    """Ingresses that do not enforce this version of the keys yet."""
+    """Returns the ingresses that do not enforce this version yet."""
     return tuple(sorted(ingress for ingress, there in keys_in_force().items() if there < version))
 
 
 def keys_described(now: datetime) -> QuerySet[ApplicationKey]:
-    """Keys with what each requested in the hours since `now` less `USAGE_SHOWN`, as ingresses counted: `requests_24h`,
-    `limited_24h`, `errors_24h`."""
+    """Returns keys with `requests_24h`, `limited_24h` and `errors_24h`, as ingresses counted."""
     hours = UsageHour.objects.filter(key=OuterRef("prefix"), hour__gte=now - USAGE_SHOWN).order_by().values("key")
     used = {
         f"{name}_24h": Coalesce(

@@ -1,8 +1,6 @@
-"""Creates, changes, rotates and revokes application keys, each with its event, published to the ingresses at once.
-
-Every change takes the one row of `KeyPolicy`, so versions of the keys follow one another. The text of a key is returned
-once and never stored.
-"""
+"""Creates, changes, rotates and revokes application keys, each with its event, and publishes them to ingresses
+immediately. Every change locks the single `KeyPolicy` row, so versions are sequential. The text of a key is returned
+once and never stored."""
 
 import uuid
 from collections.abc import Iterable
@@ -26,17 +24,17 @@ from traffic.keys.selectors import keys_in_force
 
 PUBLISH_TASK = "traffic.publish"
 ROTATION_GRACE = timedelta(hours=24)
-"""How long a rotated key goes on opening, so that an application can be given the new one in its own time."""
+"""A rotated key stays valid this long, so that the application can switch."""
 
 
 EXPIRED_TOLD = timedelta(days=30)
-"""How long a key is refused as expired; then it is unknown, and every table is shorter."""
+"""Expired keys are refused as expired for this time and as unknown afterwards, which keeps tables short."""
 RETIRED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key and its text, which cannot be read again."""
+    """A key with its text, which cannot be read again."""
 
     key: ApplicationKey
     text: str
@@ -55,10 +53,10 @@ def key_create(
     allowed_origins: Iterable[str] = (),
     **limits: int,
 ) -> NewKey:
-    """A new key for a tenant.
+    """Creates a key for a tenant.
 
     Raises:
-        InvalidInput: an unknown deployment, or an expiry that has passed.
+        InvalidInput: an unknown deployment, or an expiry in the past.
     """
     policy = _lock_policy()
     scope = _checked_scope(deployments)
@@ -73,11 +71,11 @@ def key_create(
 
 @transaction.atomic
 def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> ApplicationKey:
-    """Change limits, name, origins or expiry of a key that is not revoked.
+    """Changes limits, name, origins or expiry.
 
     Raises:
         Conflict: the key is revoked.
-        InvalidInput: an expiry that has passed.
+        InvalidInput: an expiry in the past.
     """
     policy = _lock_policy()
     key = _unrevoked(prefix)
@@ -93,8 +91,8 @@ def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> App
 
 @transaction.atomic
 def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROTATION_GRACE) -> NewKey:
-    """A new key that says all that this one does. This one expires after `grace`, or at its own time if that is sooner.
-    Queues of requests are of the new one at once.
+    """Creates a key with the same settings. The old key expires after `grace`, or at its expiry if that is sooner.
+    Request queues use the new key immediately.
 
     Raises:
         Conflict: the key is revoked or has expired.
@@ -109,14 +107,14 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
     old.save(update_fields=["expires_at"])
     RequestQueue.objects.filter(key=old).update(key=new.key)
-    change = f"rotated: sw_{new.key.prefix} takes its place, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
+    change = f"rotated: sw_{new.key.prefix} replaces it, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
     _changed(policy, old, change, Tone.MOVING, actor, now)
     return new
 
 
 @transaction.atomic
 def key_revoke(*, prefix: str, actor: str, now: datetime, why: str = "") -> ApplicationKey:
-    """Refuse a key from now on, at every ingress as soon as it hears of it.
+    """Revokes a key. Each ingress refuses it once it has the next table.
 
     Raises:
         Conflict: it is revoked already.
@@ -131,7 +129,7 @@ def key_revoke(*, prefix: str, actor: str, now: datetime, why: str = "") -> Appl
 
 @transaction.atomic
 def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") -> KeyPolicy:
-    """Require a key of every request, or no longer. Repeating it changes nothing."""
+    """Requires a key for every request, or no longer. Repeating it changes nothing."""
     policy = _lock_policy()
     if policy.required == required:
         return policy
@@ -140,7 +138,7 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
     change = "requests without a key are refused" if required else "requests without a key are served"
     event_record(
         kind="keys.required" if required else "keys.not_required",
-        message=f"from now on {change}, requested by {actor}{f': {why}' if why else ''}",
+        message=f"{change} now, requested by {actor}{f': {why}' if why else ''}",
         tone=Tone.MOVING,
         now=now,
         actor=actor,
@@ -149,7 +147,7 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
 
 
 def keys_retire(*, now: datetime) -> list[str]:
-    """Revoke keys that expired so long ago that ingresses need not name the reason. Returns their prefixes."""
+    """Revokes keys that expired long ago, so that ingresses no longer list them. Returns their prefixes."""
     ended = ApplicationKey.objects.filter(revoked_at=None, expires_at__lt=now - EXPIRED_TOLD)
     prefixes = list(ended.order_by("id").values_list("prefix", flat=True)[:RETIRED_AT_ONCE])
     for prefix in prefixes:
@@ -158,7 +156,7 @@ def keys_retire(*, now: datetime) -> list[str]:
 
 
 def revocations_confirm(*, now: datetime) -> list[str]:
-    """Note which revoked keys every ingress refuses by now. Returns their prefixes."""
+    """Records which revoked keys every ingress refuses. Returns their prefixes."""
     pending = ApplicationKey.objects.filter(revoked_at__isnull=False, refused_everywhere_at=None)
     revoked = [RevokedKey(prefix, version or 0) for prefix, version in pending.values_list("prefix", "revoked_version")]
     if not revoked:
@@ -169,7 +167,7 @@ def revocations_confirm(*, now: datetime) -> list[str]:
 
 @transaction.atomic
 def key_ring_change() -> None:
-    """Have every ingress get its keys anew, because something about them that is no key's own has changed."""
+    """Publishes the keys to every ingress again, after a change of other facts about them."""
     _next_version(_lock_policy())
 
 
@@ -181,7 +179,7 @@ def _confirm(prefix: str, now: datetime) -> bool:
         key = ApplicationKey.objects.get(prefix=prefix)
         event_record(
             kind="key.refused",
-            message=f"key {key} is refused everywhere, {key.revocation_lag_s:.1f} s after it was revoked",
+            message=f"every ingress refuses key {key}, {key.revocation_lag_s:.1f} s after its revocation",
             tone=Tone.OK,
             now=now,
             detail={"key": prefix, "tenant": key.tenant, "lag_s": key.revocation_lag_s},

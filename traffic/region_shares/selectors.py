@@ -1,7 +1,5 @@
-"""Loads what the region autopilot looks at, in a constant number of queries however many deployments there are.
-
-Reads the deployments and regions that may be without a usable cell; details only of those that look so.
-"""
+"""Reads the autopilot's input in a constant number of queries, and the deployments and regions that may lack a usable
+cell. It never writes."""
 
 import sys
 from collections import Counter, defaultdict
@@ -22,6 +20,7 @@ from fleet.reconcile.planning.states import CellState
 from kernel.row_cache import WrittenTables
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.roles import role_concurrency
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionView, TrafficView, preview_override
 from traffic.region_shares.planning.load import (
     CellStanding,
@@ -36,27 +35,27 @@ from traffic.region_shares.planning.load import (
 )
 from traffic.region_shares.planning.placement import latencies_ms
 from traffic.region_shares.planning.policy import (
+    ActiveOverrides,
     BadMatrix,
     EvacuationMode,
     InvalidTrafficPolicy,
     Matrix,
-    Orders,
     OverrideKind,
     OverrideView,
     TrafficPolicy,
-    orders_for,
+    overrides_for,
     read_matrix,
 )
-from traffic.routing.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
+from traffic.routing.models import Ingress, IngressReport
 from traffic.routing.planning.tables import Steering
 
 UP = "up"
-"""As an ingress agent reports a cell."""
+"""State of a usable cell in reports of ingress agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngressView:
-    """What an ingress last reported; `seen_at` None: nothing yet that could be counted on."""
+    """The last report of an ingress; `seen_at` is None without a usable report."""
 
     id: str
     seen_at: datetime | None
@@ -66,7 +65,7 @@ class IngressView:
 
 @dataclass(frozen=True, slots=True)
 class ReadyCell:
-    """A cell that its fleet calls ready, and how many requests at once its version was tested for on its type."""
+    """A ready cell, and the concurrency that its version was tested for on its instance type."""
 
     id: str
     deployment: str
@@ -76,11 +75,11 @@ class ReadyCell:
 
 
 def ingress_views() -> dict[str, list[IngressView]]:
-    """Region -> its ingresses."""
+    """Returns ingresses by region."""
     views: dict[str, list[IngressView]] = defaultdict(list)
     for ingress in Ingress.objects.select_related("report"):
         report: IngressReport | None = getattr(ingress, "report", None)
-        # Without a table, as one starts that has lost its journal, it knows of no cell and cannot say that one is down.
+        # An ingress without a table, such as one that lost its journal, knows no cells and cannot report one as down.
         view = (
             IngressView(ingress.id, report.last_seen_at, report.cells, report.telemetry)
             if report and report.revision > 0
@@ -120,12 +119,12 @@ def ready_cells() -> list[ReadyCell]:
 
 
 def traffic_policies() -> dict[str, TrafficPolicy]:
-    """Deployment -> its policy; those with the defaults, or with one that cannot be read, have none here."""
+    """Returns policies by deployment, without default and unreadable ones."""
     return _read_policies()[0]
 
 
 def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
-    """And deployment -> what is wrong with its policy."""
+    """Also returns errors of unreadable policies, by deployment."""
     policies, problems = {}, {}
     for rule in TrafficRule.objects.all():
         try:
@@ -136,7 +135,7 @@ def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
 
 
 def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
-    """Deployment -> its shares, and deployment -> what is wrong with them."""
+    """Returns shares, and errors of unreadable shares, by deployment."""
     matrices, problems = {}, {}
     for name, shares in TrafficMatrix.objects.values_list("deployment_id", "shares"):
         try:
@@ -147,7 +146,7 @@ def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
 
 
 def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
-    """Orders not ended and not expired."""
+    """Returns overrides that have neither ended nor expired."""
     return tuple(override_view(row) for row in active_overrides(now))
 
 
@@ -156,7 +155,6 @@ def active_overrides(now: datetime) -> Iterable[TrafficOverride]:
 
 
 def override_view(row: TrafficOverride) -> OverrideView:
-    """The row as the pure planners take it."""
     return OverrideView(
         id=row.pk or 0,
         kind=OverrideKind(row.kind),
@@ -175,8 +173,8 @@ _RULES, _MATRICES, _OVERRIDES = ((table,) for table in STEERING_TABLES)
 def steerings(
     deployments: Iterable[str], now: datetime, written: WrittenTables | None = None
 ) -> tuple[dict[str, Steering], dict[str, str]]:
-    """Deployment -> what its pools in the routing tables must follow, and deployment -> why nobody can say that.
-    `written`: what is known of `STEERING_TABLES`."""
+    """Returns what routing pools must follow, and errors of unreadable rows, by deployment. `written` caches the rows
+    of `STEERING_TABLES`."""
     known = written or WrittenTables(())
     policies, bad_policies = known.get("policies", _RULES, _read_policies)
     matrices, bad_matrices = known.get("matrices", _MATRICES, _read_matrices)
@@ -185,7 +183,7 @@ def steerings(
         name: Steering(
             matrix=matrices.get(name, {}),
             policy=policies.get(name, TrafficPolicy()),
-            closed=orders_for(name, overrides, now).closed,
+            closed=overrides_for(name, overrides, now).closed,
         )
         for name in deployments
     }
@@ -193,7 +191,7 @@ def steerings(
 
 
 def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[TrafficMatrix, TrafficView]]:
-    """Deployment -> its row, unsaved before the first plan, and what is decided upon; `deployment` "": all of them."""
+    """Returns the row (unsaved before the first plan) and the planner's input, by deployment; "" means all."""
     only = Q(name=deployment) if deployment else Q()
     rows = {row.pk: row for row in TrafficMatrix.objects.all()}
     (policies, bad_policies), (_, bad_matrices) = _read_policies(), _read_matrices()
@@ -228,7 +226,7 @@ def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
 
 
 def _oldest_report(ingresses: list[IngressView]) -> datetime | None:
-    """The last report of the ingress that has been silent longest."""
+    """Last report of the ingress that has been silent longest."""
     seen = [ingress.seen_at for ingress in ingresses]
     return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None
 
@@ -254,21 +252,21 @@ def _region_views(
 
 
 def override_effects(order: TrafficOverride, now: datetime) -> tuple[OverrideEffect, ...]:
-    """By name of the deployment. `order` need not be stored; it counts as the youngest."""
+    """Predicts the effects by deployment. `override` need not be stored and counts as the newest."""
     order_view = replace(override_view(order), id=sys.maxsize)
     views = traffic_views(now, order.deployment_id or "")
     return tuple(preview_override(view, order_view, now) for _, (_, view) in sorted(views.items()))
 
 
 def places(views: Iterable[TrafficView], now: datetime) -> list[Place]:
-    """Every deployment in every region that has an ingress."""
+    """Returns every deployment in every region that has an ingress."""
     noted = {
         (window.deployment_id, window.region_id): window
         for window in TrafficWindow.objects.defer("samples", "counters")
     }
     wanted = {(row.deployment_id, row.region_id): row.cells_in_force for row in DeploymentRegion.objects.all()}
     found = [
-        _place(view, region, orders_for(view.deployment, view.overrides, now), wanted, noted)
+        _place(view, region, overrides_for(view.deployment, view.overrides, now), wanted, noted)
         for view in views
         for region in view.regions
     ]
@@ -285,7 +283,7 @@ def _looks_unserved(place: Place) -> bool:
 def _place(
     view: TrafficView,
     region: RegionView,
-    orders: Orders,
+    orders: ActiveOverrides,
     wanted: dict[tuple[str, str], int],
     noted: dict[tuple[str, str], TrafficWindow],
 ) -> Place:

@@ -1,14 +1,10 @@
-"""Kept responses as applications see them: `/v1/responses/…`, in the forms of OpenAI's API. An ingress passes these
-requests on as they are, key included; the caller is identified here, by the same keys. None of them waits for an
-engine.
+"""OpenAI's stored responses under `/v1/responses` for applications. Ingresses forward these requests unchanged, so the
+application is identified here by its key.
 
-What applications may ask of kept responses, below /v1/responses/. Creating one is `response_create`.
-
-POST /v1/responses of what is kept, as ASGI in front of Django: there a request that waits for an engine would keep a
-thread. The database is asked before and after, in few threads; in between a stream costs a task and two connections.
-
-A client that leaves cuts the request at its ingress, so the engine stops; what was not whole is not kept.
-"""
+`CreateResponse` is an ASGI application in front of Django, because a request that waits for an engine would occupy a
+thread there. It uses few threads for the database, before and after; in between, a stream costs one task and two
+connections. If the client disconnects, the request to the ingress is cut, so the engine stops; incomplete responses are
+not stored."""
 
 import asyncio
 import contextlib
@@ -72,7 +68,7 @@ APPLICATIONS = "responses of applications are theirs to keep and delete; they ch
 @audit_exempt(APPLICATIONS)
 @only("GET", "DELETE")
 def detail(request: HttpRequest, response_id: str) -> HttpResponseBase:
-    """GET: the response as it stands. DELETE: forget it."""
+    """GET: one response. DELETE: delete it."""
 
     def answer(application: Application, now: datetime) -> JsonObject:
         settings = store_settings()
@@ -93,7 +89,7 @@ def detail(request: HttpRequest, response_id: str) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("POST")
 def cancel(request: HttpRequest, response_id: str) -> HttpResponseBase:
-    """POST /v1/responses/ID/cancel: of one in the background."""
+    """POST /v1/responses/ID/cancel: cancel a background response."""
 
     def answer(application: Application, now: datetime) -> JsonObject:
         return response_cancel(application=application, response_id=response_id, now=now, settings=store_settings())
@@ -105,7 +101,7 @@ def cancel(request: HttpRequest, response_id: str) -> HttpResponseBase:
 @audit_exempt(APPLICATIONS)
 @only("GET")
 def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
-    """GET /v1/responses/ID/input_items: what went into this response itself, the last one first."""
+    """GET /v1/responses/ID/input_items: input of this response only, newest first."""
 
     def answer(application: Application, now: datetime) -> JsonObject:
         stored = stored_response_of(application.tenant, response_id, now, store_settings())
@@ -119,7 +115,7 @@ def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Every other path below /v1/responses/."""
+    """Responds with 404 to any other path below /v1/responses/."""
     message = "Unknown request URL; there are /v1/responses/ID, …/cancel and …/input_items"
     return refused(ApplicationRefused(404, "unknown_url", message))
 
@@ -127,7 +123,7 @@ def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
 def application_with_key(authorization: str, now: datetime) -> Application:
     """
     Raises:
-        ApplicationRefused: there is none, where one is required, or it opens nothing.
+        ApplicationRefused: the key is invalid, or missing although required.
     """
     try:
         return application_of(authorization, now)
@@ -136,7 +132,7 @@ def application_with_key(authorization: str, now: datetime) -> Application:
 
 
 def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
-    """Headers and body of an error in OpenAI's form."""
+    """Returns headers and body of an error in OpenAI's format."""
     error = error_object(
         ErrorForm.OPENAI, refusal.status, str(refusal), code=refusal.code, param=refusal.param, kind=refusal.kind
     )
@@ -198,16 +194,16 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 T = TypeVar("T")
 
 TENANT = "switchyard.tenant"
-"""In a scope: whose key the request shows, checked before its body was read (controlplane.request_bodies)."""
+"""Scope entry with the tenant of the request's key, checked before its body was read (controlplane.request_bodies)."""
 KEEP_LIMIT_S = 10.0
-"""An application does not wait longer for the end of its response because the database is slow."""
+"""Limits the application's wait for the end of its response if the database is slow."""
 THREADS = 4
-"""That ask the database, of each process."""
+"""Threads per process that query the database."""
 SHOWN_HEADERS = ("content-type", "retry-after", "x-request-id", "x-switchyard-cell", "x-switchyard-region",
                  "x-switchyard-ingress", "x-switchyard-deployment", "x-switchyard-prompt-tokens",
                  "x-switchyard-completion-tokens")  # fmt: skip
 COUNTED, LATER = ("x-switchyard-stored", "counted"), ("x-switchyard-stored", "later")
-"""To the ingress: this one's tokens were charged where it was passed on; this one counts when it is sent."""
+"""Sent to the ingress: whether the request's tokens were counted there already, or count when it is sent."""
 JSON = ("content-type", "application/json")
 
 log = logging.getLogger(__name__)
@@ -218,13 +214,13 @@ class ClientGone(Exception):
 
 
 class CreateResponse:
-    """The application: everything else goes to `inner`."""
+    """Serves POST /v1/responses; other requests go to `inner`."""
 
     def __init__(self, inner: Asgi, limits: StreamLimits | None = None) -> None:
         self._inner = inner
         self._limits = limits
         self._running: Counter[str] = Counter()
-        """Of each tenant, those whose body is here and whose answer is not."""
+        """By tenant: requests that are read but not answered."""
         self._threads = ThreadPoolExecutor(THREADS, "responses")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,10 +256,10 @@ class CreateResponse:
 
     @contextlib.contextmanager
     def _place_of(self, tenant: str, settings: StoreSettings) -> Iterator[None]:
-        """One of those for all, and of those for a tenant. A request takes it once its body is here.
+        """Takes one of the shared places and one of the tenant's, once the body is read.
 
         Raises:
-            ApplicationRefused: there is none.
+            ApplicationRefused: none is free.
         """
         if self._running.total() >= settings.max_streams:
             message = f"{settings.max_streams} responses are being made for applications that wait; try again shortly"
@@ -277,7 +273,7 @@ class CreateResponse:
             yield
         finally:
             self._running[tenant] -= 1
-            self._running += Counter()  # forgets tenants of whom none is made
+            self._running += Counter()  # drops tenants without requests
 
     @staticmethod
     async def _while_connected(work: Any, receive: Receive) -> None:
@@ -342,7 +338,7 @@ class CreateResponse:
         await to.end()
 
     async def _kept(self, passed: PassedOn, answer: JsonObject) -> JsonObject:
-        """The response's object as it is shown, once it is kept; it says so itself where it could not be."""
+        """Returns the stored response as shown, which says if it could not be stored."""
         is_kept = passed.request.is_kept
         shown = {**answer, **passed.marks(is_kept=is_kept)}
         if not is_kept:
@@ -363,19 +359,19 @@ class CreateResponse:
             try:
                 return work()
             finally:
-                connections.close_all()  # back to the pool that the threads of web share
+                connections.close_all()  # back to the pool that web's threads share
 
         return await sync_to_async(fresh, thread_sensitive=False, executor=self._threads)()
 
 
 class _Response:
-    """What is sent to the application. `status` None: nothing yet."""
+    """The answer to the application. `status` None: not started."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int | None = None
         self.events = ResponseEvents({})
-        """Of a stream."""
+        """Set for streams."""
 
     async def whole(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         await self.begin(status, [*headers, ("content-length", str(len(body)))])
@@ -405,10 +401,10 @@ def _keep(passed: PassedOn, shown: JsonObject) -> None:
 
 
 async def _from_an_ingress(passed: PassedOn, limits: StreamLimits) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """The answer of the first of the region's ingresses that can be reached.
+    """Yields the answer of the region's first reachable ingress.
 
     Raises:
-        StreamBroken: there is no whole one.
+        StreamBroken: the answer is incomplete.
     """
     reason = "its region has no ingress"
     for ingress in passed.ingresses:

@@ -1,5 +1,3 @@
-"""Responses that are kept: what went in, what came out, and after which other one."""
-
 import secrets
 
 from django.db import models
@@ -17,11 +15,9 @@ def new_response_id() -> str:
 
 
 class StoredResponse(models.Model):
-    """One response of one tenant. `previous` is an id and no reference: what a response followed may be deleted.
-
-    `input` and `response` are JSON: the items of this turn alone, and the object as it is shown. `turns` counts it and
-    all before it. `request`: what makes it in the background; it is forgotten before this is.
-    """
+    """A stored response of one tenant. `previous` is an ID without a foreign key, since the previous response may be
+    deleted. `input` and `response` are JSON: the items of this turn only, and the object as shown. `turns` includes all
+    previous ones. `request` creates it in the background and is deleted earlier."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_response_id)
     tenant = models.CharField(max_length=64, blank=True)

@@ -1,14 +1,10 @@
-"""Decides what of OpenAI's Responses API is kept, what a request for one means, and what an engine, which keeps
-nothing, gets in its place. Pure.
+"""Decides what of OpenAI's Responses API is stored, what a request means, what an engine without storage gets instead,
+and how streamed events reach the application. Pure.
 
-A response is kept when its request says so, or needs it: in the background, or after another one. Its turn is its own
-input and output; what an engine reads is all turns of its chain. Source: OpenAI's reference of `/v1/responses`.
-
-The events of a response that an engine streams, on their way to its application. Pure.
-
-Whole events pass as they are, but those that carry the response's object, in which the engine cannot know all. The last
-of these is held back, so that it can say whether the response was kept.
-"""
+A response is stored if its request says so or needs it: in the background, or after another response. Its turn is its
+own input and output; the engine reads all turns of its chain. Source: OpenAI's reference of `/v1/responses`. Events
+pass unchanged, except those with the response's object, which the engine cannot complete. The last of these is held
+back until it is known whether the response was stored."""
 
 import json
 import re
@@ -23,12 +19,12 @@ from traffic.tenants.planner import ApplicationRefused
 
 JsonObject = dict[str, Any]
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
-"""128 random bits: whoever does not know it cannot ask for it."""
+"""128 random bits, so that IDs cannot be guessed."""
 
 
 class ResponseState(StrEnum):
-    """In OpenAI's words. Of a response that is still made in the background `IN_PROGRESS` is stored, and its
-    near-real-time request says whether that has begun."""
+    """OpenAI's states. A background response is stored as `IN_PROGRESS`; its near-real-time request shows whether it
+    has started."""
 
     QUEUED = "queued"
     IN_PROGRESS = "in_progress"
@@ -40,7 +36,7 @@ class ResponseState(StrEnum):
 
 OPEN_RESPONSES = frozenset({ResponseState.QUEUED, ResponseState.IN_PROGRESS})
 USABLE = frozenset({ResponseState.COMPLETED, ResponseState.INCOMPLETE})
-"""What another response may follow."""
+"""States that another response may follow."""
 RESPONSE_TONE: dict[ResponseState, Tone] = {
     ResponseState.QUEUED: Tone.IDLE,
     ResponseState.IN_PROGRESS: Tone.MOVING,
@@ -53,20 +49,20 @@ RESPONSE_TONE: dict[ResponseState, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Every bound of kept responses. Seconds unless the name says otherwise."""
+    """Limits of stored responses. Seconds unless the name says otherwise."""
 
     kept_s: float = 30 * 86_400.0
-    """From a response's creation, as OpenAI's are. 0: nothing is kept."""
+    """From creation, as at OpenAI. 0 disables storage."""
     max_body_bytes: int = 1024 * 1024
-    """Of a request, and of what it becomes with all turns before it; as near-real-time requests have it."""
+    """Of a request, also including all previous turns; same as near-real-time requests."""
     max_answer_bytes: int = 4 * 1024 * 1024
     max_turns: int = 256
     max_kept_per_tenant: int = 20_000
     max_kept_bytes_per_tenant: int = 1024**3
     background_limit_s: float = 3600.0
-    """How long one in the background may take, where its request does not say."""
+    """Default time limit of background responses."""
     max_streams: int = 64
-    """That one web process passes on at once: as many as an ingress opens connections for."""
+    """Per web process: as many as an ingress opens connections for."""
     max_streams_per_tenant: int = 16
 
     @property
@@ -76,7 +72,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """One request, as it was understood. `items`: its own input, as items. `previous`: the response before; or ""."""
+    """A parsed request. `items` is its own input; `previous` is the previous response or ""."""
 
     payload: JsonObject
     model: str
@@ -89,17 +85,17 @@ class ResponseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One kept response: what went in, and what came out."""
+    """Input and output of a stored response."""
 
     items: tuple[JsonObject, ...]
     output: tuple[JsonObject, ...]
 
 
 def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
-    """What a body says.
+    """Parses a request body.
 
     Raises:
-        ApplicationRefused: it says nothing that has one meaning, or what is not supported.
+        ApplicationRefused: it is ambiguous or not supported.
     """
     payload = _object_of(body, settings)
     model = payload.get("model")
@@ -118,7 +114,7 @@ def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
     if is_background and is_stream:
         message = "a response in the background cannot be streamed here: retrieve it until it has ended"
         raise ApplicationRefused(400, "unsupported_value", message, "stream")
-    # A request that names a kept response, or asks for one to come back to, wants to be kept unless it says otherwise.
+    # A request that follows a stored response, or runs in the background, is stored unless it says otherwise.
     needs_store = bool(is_background or previous)
     return ResponseRequest(
         payload=payload,
@@ -132,8 +128,8 @@ def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
 
 
 def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: StoreSettings) -> bytes:
-    """What an engine gets: all turns as input, and nothing of what it does not know. Written anew, the model first and
-    in ASCII, so that every reader on the way finds the same in it.
+    """Returns the engine's body: all turns as input, without members that it does not know. Serialised again with the
+    model first and in ASCII, so that all readers parse it alike.
 
     Raises:
         ApplicationRefused: all turns together are too long.
@@ -154,7 +150,7 @@ def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: Store
 
 
 def check_previous(previous_id: str, state: ResponseState, turns: int, settings: StoreSettings) -> None:
-    """Whether another response may follow this one, which has so many turns.
+    """Checks whether another response may follow this one, which has `turns`.
 
     Raises:
         ApplicationRefused: it may not.
@@ -170,7 +166,7 @@ def check_previous(previous_id: str, state: ResponseState, turns: int, settings:
 
 
 def previous_not_found(previous_id: str) -> ApplicationRefused:
-    """In OpenAI's words and with its status."""
+    """OpenAI's text and status."""
     message = f"Previous response with id '{previous_id[:80]}' not found."
     return ApplicationRefused(400, "previous_response_not_found", message, "previous_response_id")
 
@@ -185,7 +181,7 @@ def store_off() -> ApplicationRefused:
 
 
 def marks_of(response_id: str, request: ResponseRequest, *, is_kept: bool) -> JsonObject:
-    """The members of a response's object that the engine cannot know."""
+    """Returns the members of a response's object that the engine cannot know."""
     return {
         "id": response_id,
         "previous_response_id": request.previous or None,
@@ -195,7 +191,7 @@ def marks_of(response_id: str, request: ResponseRequest, *, is_kept: bool) -> Js
 
 
 def begun_response(response_id: str, request: ResponseRequest, created_at: int) -> JsonObject:
-    """The object of a response that an engine has not seen yet."""
+    """Returns the object of a response before an engine has it."""
     payload = request.payload
     stated = {
         name: payload.get(name)
@@ -222,7 +218,7 @@ def begun_response(response_id: str, request: ResponseRequest, created_at: int) 
 
 
 def ended_response(begun: JsonObject, state: ResponseState, reason: str, answer: Any = None) -> JsonObject:
-    """The object of a response in the background that has ended: the engine's, where it gave a whole one."""
+    """Returns the object of a finished background response: the engine's, if complete."""
     if state in USABLE and isinstance(answer, dict):
         marks = {name: begun[name] for name in ("id", "previous_response_id", "background", "store", "created_at")}
         return {**answer, **marks}
@@ -231,7 +227,7 @@ def ended_response(begun: JsonObject, state: ResponseState, reason: str, answer:
 
 
 def state_of(answer: Any) -> ResponseState:
-    """How an engine says that a response ended; one that says nothing of it completed it."""
+    """Returns the state that an engine reports, by default completed."""
     status = answer.get("status") if isinstance(answer, dict) else None
     ends = {state.value: state for state in ResponseState if state not in OPEN_RESPONSES}
     return ends.get(status, ResponseState.COMPLETED) if isinstance(status, str) else ResponseState.COMPLETED
@@ -243,7 +239,7 @@ def output_of(response: Mapping[str, Any]) -> tuple[JsonObject, ...]:
 
 
 def shown_items(response_id: str, items: Iterable[JsonObject]) -> list[JsonObject]:
-    """Input items as they are listed: each with an id and its content in parts."""
+    """Returns input items as listed: each with an ID and its content in parts."""
     return [_shown_item(response_id, number, item) for number, item in enumerate(items)]
 
 
@@ -287,12 +283,12 @@ def _items_of(given: Any) -> tuple[JsonObject, ...]:
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _OBJECT = b'"response"'
-"""In what a model writes it cannot stand: there the quotes are escaped."""
+"""Cannot occur in generated text, where quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastEvent:
-    """The event that ends a response, as the engine gave it."""
+    """The event that ends a response, as the engine sent it."""
 
     event: Mapping[str, Any]
 
@@ -301,12 +297,12 @@ class LastEvent:
         return dict(self.event["response"])
 
     def shown(self, response: Mapping[str, Any]) -> bytes:
-        """The event with this object in it."""
+        """Returns the event with this object."""
         return event_bytes({**self.event, "response": response})
 
 
 class ResponseEvents:
-    """One stream. `marks` take the place of members of the response's object."""
+    """One stream. `marks` replace members of the response's object."""
 
     def __init__(self, marks: Mapping[str, Any]) -> None:
         self._marks = marks
@@ -317,7 +313,7 @@ class ResponseEvents:
         self.events = 0
 
     def feed(self, piece: bytes) -> Iterator[bytes | LastEvent]:
-        """What these bytes complete."""
+        """Yields the events that these bytes complete."""
         self._partial += piece
         while (end := self._end()) is not None:
             event = bytes(self._partial[:end])
@@ -326,12 +322,12 @@ class ResponseEvents:
             yield self._passed(event)
 
     def rest(self) -> bytes:
-        """What came after the last whole event."""
+        """Returns the bytes after the last whole event."""
         return bytes(self._partial)
 
     def failure(self, message: str) -> bytes:
-        """The event that ends a stream which broke: its response failed, or an error if there is none yet. Empty: the
-        response had ended."""
+        """Returns the event that ends a broken stream: a failed response, or an error before the first event. Empty if
+        the response had ended."""
         if self.has_ended:
             return b""
         error = {"code": "server_error", "message": message}
@@ -341,7 +337,7 @@ class ResponseEvents:
         return event_bytes({"type": "response.failed", "sequence_number": self.events, "response": response})
 
     def _end(self) -> int | None:
-        """Where the first event ends; every byte is looked at once."""
+        """End of the first event; each byte is scanned once."""
         ends = [
             found + len(end)
             for end in (b"\n\n", b"\r\n\r\n")
@@ -366,7 +362,7 @@ class ResponseEvents:
 
 
 def event_bytes(data: Mapping[str, Any]) -> bytes:
-    """An event as OpenAI's servers write it."""
+    """Formats an event like OpenAI's servers."""
     return f"event: {data['type']}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 

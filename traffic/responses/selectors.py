@@ -1,4 +1,4 @@
-"""What is known of kept responses. Whoever is not the tenant of one finds none (I15)."""
+"""Reads stored responses. Tenants see only their own (I15). It never writes."""
 
 import json
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ WITH RECURSIVE chain AS (
 )
 SELECT previous, input, response FROM chain ORDER BY place DESC
 """
-"""Whatever the rows say, it ends: at so many turns, or bytes."""
+"""Bounded by turns and bytes, whatever the rows contain."""
 
 
 CHAIN_BYTES = 8
-"""Read of a chain, in bytes of the longest request."""
+"""Limit for reading a chain, as a multiple of the longest request."""
 
 
 def kept_since(now: datetime, settings: StoreSettings) -> datetime:
@@ -52,8 +52,8 @@ def stored_response_of(tenant: str, response_id: str, now: datetime, settings: S
 
 
 def chain_of(last: StoredResponse, now: datetime, settings: StoreSettings) -> tuple[Turn, ...] | None:
-    """All turns up to this one, the first one first; None where one of them is gone, or they are too long to be of use:
-    eight times what a request may have, since what is kept of a turn is more than what is sent of it."""
+    """Returns all turns up to this one, oldest first; None if one is deleted or they exceed `CHAIN_BYTES` requests,
+    which is more than a request may have since stored turns are larger than sent ones."""
     arguments: dict[str, Any] = {
         "id": last.id,
         "tenant": last.tenant,
@@ -70,7 +70,7 @@ def chain_of(last: StoredResponse, now: datetime, settings: StoreSettings) -> tu
 
 
 def shown_response(stored: StoredResponse) -> JsonObject:
-    """Its object as its application sees it."""
+    """Returns the object as its application sees it."""
     shown: JsonObject = _json(stored.response)
     request = stored.request
     if ResponseState(stored.state) in OPEN_RESPONSES and request is not None:
@@ -85,20 +85,20 @@ def items_of(stored: StoredResponse) -> tuple[JsonObject, ...]:
 
 
 def kept_of_tenant(tenant: str) -> tuple[int, int]:
-    """How many a tenant has, and how many bytes: of an index alone."""
+    """Returns a tenant's number of responses and their bytes, from an index only."""
     totals = StoredResponse.objects.filter(tenant=tenant).order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
     return totals["n"], totals["size"] or 0
 
 
 def kept_in_all() -> tuple[int, int]:
-    """How many responses are kept, and how many bytes."""
+    """Returns the number of all stored responses and their bytes."""
     totals = StoredResponse.objects.order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
     return totals["n"], totals["size"] or 0
 
 
 @dataclass(frozen=True, slots=True)
 class KeptOfTenant:
-    """What is kept of one tenant (empty: of requests without a key), `size` in bytes, and when the oldest was made."""
+    """Stored responses of one tenant (empty: requests without a key), `size` in bytes, and the oldest creation time."""
 
     tenant: str
     responses: int
@@ -107,7 +107,7 @@ class KeptOfTenant:
 
 
 def kept_by_tenant(*, most: int, tenant: str = "") -> list[KeptOfTenant]:
-    """Those with the most bytes first, or that one tenant's, in one query."""
+    """Returns tenants, most bytes first, or one tenant, in one query."""
     rows = StoredResponse.objects.filter(tenant=tenant) if tenant else StoredResponse.objects.all()
     sums = rows.order_by().values("tenant").annotate(n=Count("pk"), size=Sum("bytes"), oldest_at=Min("created_at"))
     found = sums.order_by("-size", "tenant")[:most]

@@ -1,5 +1,5 @@
-"""Accepts, keeps, cancels and deletes responses. What is made in the background is a near-real-time request, and ends
-with it (`response_outcome`); what is made while its application waits is kept once it is whole."""
+"""Accepts, stores, cancels and deletes responses. A background response is a near-real-time request and ends with it;
+another one is stored once it is complete. It never calls an engine."""
 
 import json
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
 PASSED_ON = ("X-Switchyard-Class", "X-Switchyard-Deadline-Ms", "X-Session-Id", "X-Request-Id", "traceparent")
-"""Headers of an application that are for the cell."""
+"""Application headers to forward to the cell."""
 TRIMMED_AT_ONCE = 500
 
 
@@ -54,7 +54,7 @@ def store_settings() -> StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResponseSubmission:
-    """What an application sent. `headers`: names in lower case; `region`: where it came in."""
+    """A request as sent. `headers` have lower-case names; `region` is that of its ingress."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -63,8 +63,7 @@ class ResponseSubmission:
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """A response that is made while its application waits: what is sent, to which ingress, or else to the next of
-    these; and what is kept of it."""
+    """A response whose application waits: the request to forward, the ingresses to try in order, and what to store."""
 
     response_id: str
     application: Application
@@ -81,7 +80,7 @@ class PassedOn:
 def response_begin(
     *, application: Application, submission: ResponseSubmission, now: datetime, settings: StoreSettings
 ) -> PassedOn | JsonObject:
-    """Accept a response. In the background: the object of what was accepted; else what is to be passed on.
+    """Accepts a request. Returns the response's object in the background, or else what to forward.
 
     Raises:
         ApplicationRefused: it is not accepted.
@@ -107,7 +106,7 @@ def response_begin(
 
 
 def response_keep(*, passed: PassedOn, answer: JsonObject, now: datetime) -> None:
-    """Keep a response that is whole, as it is shown."""
+    """Stores a complete response, as shown."""
     _create(
         passed.application,
         passed.request,
@@ -123,10 +122,10 @@ def response_keep(*, passed: PassedOn, answer: JsonObject, now: datetime) -> Non
 def response_cancel(
     *, application: Application, response_id: str, now: datetime, settings: StoreSettings
 ) -> JsonObject:
-    """Cancel a response in the background. Returns its object as it then is, ended or not.
+    """Cancels a background response. Returns its present object.
 
     Raises:
-        ApplicationRefused: there is none, or nothing to cancel.
+        ApplicationRefused: there is none, or it cannot be cancelled.
     """
     stored = _of(application, response_id, now, settings)
     if not stored.is_background:
@@ -140,7 +139,7 @@ def response_cancel(
 def response_delete(
     *, application: Application, response_id: str, now: datetime, settings: StoreSettings
 ) -> JsonObject:
-    """Delete a response; one that is still made is cancelled.
+    """Deletes a response; an unfinished one is cancelled.
 
     Raises:
         ApplicationRefused: there is none.
@@ -154,8 +153,8 @@ def response_delete(
 
 
 def responses_trim(*, now: datetime, settings: StoreSettings | None = None) -> int:
-    """Delete what was kept for its time, at most `TRIMMED_AT_ONCE`. Returns how many. What is still made is cancelled
-    by its deadline, long before."""
+    """Deletes expired responses, at most `TRIMMED_AT_ONCE`. Returns their number. Unfinished ones reach their deadline
+    long before."""
     chosen = settings or store_settings()
     old = StoredResponse.objects.filter(created_at__lte=kept_since(now, chosen)).exclude(state__in=OPEN_RESPONSE_STATES)
     ids = list(old.order_by("created_at").values_list("id", flat=True)[:TRIMMED_AT_ONCE])
@@ -171,7 +170,8 @@ def _begin_later(
     now: datetime,
     settings: StoreSettings,
 ) -> JsonObject:
-    """In one transaction: what makes it, and what is kept of it. The same Idempotency-Key finds the same response."""
+    """Creates the request and the stored response in one transaction. The same Idempotency-Key returns the same
+    response."""
     if "x-switchyard-callback-url" in submission.headers:
         message = "X-Switchyard-Callback-Url is for /v1/async/…: retrieve a response until it has ended"
         raise ApplicationRefused(400, "bad_header", message)
@@ -260,13 +260,13 @@ def _check_room(application: Application, request: ResponseRequest, settings: St
 
 
 def _ingresses(region: str) -> tuple[IngressAddress, ...]:
-    """Those of the region that the request came through, in any order."""
+    """Ingresses of the region that the request came through, in any order."""
     found = ingress_addresses_by_region().get(serving_region(region) or "", [])
     return tuple(sample(found, len(found)))
 
 
 def _headers(application: Application, submission: ResponseSubmission) -> dict[str, str]:
-    """What the cell is to know, the application's own key and, of a request that an ingress has counted, a proof."""
+    """Headers for the cell: the application's key and, if an ingress has counted the request, a proof of that."""
     headers = {name: submission.headers[name.lower()] for name in PASSED_ON if name.lower() in submission.headers}
     if application.key:
         headers["Authorization"] = submission.headers["authorization"]

@@ -1,5 +1,5 @@
-"""Ingresses over HTTP (what they run, how they see the cells), and every revision of the routing tables that they were
-sent."""
+"""Ingresses over HTTP, with the table that each runs and its view of the cells, and every revision of the routing
+tables."""
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -27,14 +27,14 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     region = serializers.CharField(source="region_id")
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
-    agent_version = serializers.SerializerMethodField(help_text="With its release; empty: never reported.")
-    revision = serializers.IntegerField(help_text="Of the routing table in force; 0: none yet.")
-    wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0: none yet.")
+    agent_version = serializers.SerializerMethodField(help_text="Version of its agent; empty if it never reported.")
+    revision = serializers.IntegerField(help_text="Of the routing table in force; 0 if none.")
+    wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0 if none.")
     haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
     reason = serializers.SerializerMethodField(
-        help_text="Why it does not run that table, or what of its region's `plain_http` it does not do."
+        help_text="Why it runs another table, or does not follow its region's `plain_http`."
     )
-    cells = serializers.SerializerMethodField(help_text="Cell -> how this ingress sees it: up, down, drain, …")
+    cells = serializers.SerializerMethodField(help_text="Cell -> its state at this ingress: up, down, drain, …")
 
     class Meta:
         model = Ingress
@@ -70,7 +70,7 @@ class IngressFilter(filters.FilterSet):
 
 
 class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
-    """The entrances of applications, one or more per region."""
+    """HAProxy instances that applications connect to, one or more per region."""
 
     serializer_class = IngressSerializer
     filterset_class = IngressFilter
@@ -90,8 +90,8 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     @extend_schema(operation_id="ingresses_revoke", request=WhySerializer, responses={200: IngressSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Trust an ingress no longer: its credential and certificates are revoked, and its socket is cut within 5 s.
-        Repeating it changes nothing."""
+        """Revoke an ingress's credential and certificates. Its WebSocket closes within 5 s. Repeating it changes
+        nothing."""
         ingress = self.get_object()
         payload = WhySerializer(data=request.data)
         payload.is_valid(raise_exception=True)
@@ -104,7 +104,7 @@ class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
     id = serializers.SerializerMethodField(help_text="`region@revision`")
     region = serializers.CharField(source="region_id")
     revision = serializers.IntegerField()
-    current = serializers.BooleanField(help_text="The newest of its region.")
+    current = serializers.BooleanField(help_text="Whether it is the newest of its region.")
 
     class Meta:
         model = RoutingTable
@@ -116,7 +116,7 @@ class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
 
 
 class RoutingTableDetailSerializer(RoutingTableSerializer):
-    body = serializers.DictField(help_text="The table as the ingresses get it.")
+    body = serializers.DictField(help_text="The table as sent to ingresses.")
 
     class Meta(RoutingTableSerializer.Meta):
         fields = [*RoutingTableSerializer.Meta.fields, "body"]
@@ -133,8 +133,8 @@ class RoutingTableFilter(filters.FilterSet):
 
 
 class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
-    """Complete statements of what the ingresses of a region must do, newest first. One is named `region@revision`; only
-    there comes its body along."""
+    """Routing tables of the regions, newest first. The ID of a table is `region@revision`; only the detail has its
+    `body`."""
 
     filterset_class = RoutingTableFilter
     lookup_url_kwarg = "id"

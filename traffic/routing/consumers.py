@@ -1,4 +1,5 @@
-"""Keeps what ingress agents report and sends them their region's routing table."""
+"""WebSocket handler for ingress agents: stores their reports and sends them their region's routing table and
+certificates. It decides nothing."""
 
 import logging
 from collections.abc import Sequence
@@ -30,16 +31,14 @@ log = logging.getLogger(__name__)
 
 
 class IngressHandler:
-    """The handler for agents of kind `ingress`."""
-
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
         self._unable: set[str] = set()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
-        """An ingress's hello has nothing to keep. Returns who is none any more."""
+        """Returns a conflict for each agent whose ingress has no row."""
         known = set(Ingress.objects.filter(id__in=[hello.id for hello in hellos]).values_list("id", flat=True))
-        return {hello.id: Conflict(f"{hello.id} is no ingress") for hello in hellos if hello.id not in known}
+        return {hello.id: Conflict(f"{hello.id} is not an ingress") for hello in hellos if hello.id not in known}
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         if not isinstance(message, IngressReport):
@@ -63,7 +62,7 @@ class IngressHandler:
         return {**first, **self._tables([session for session in sessions if session.identity.id not in first])}
 
     def _name_unable(self, sessions: Sequence[AgentSession]) -> None:
-        """Log, once for each connection, who serves without TLS whom its region refuses."""
+        """Log, once per connection, each ingress that serves plain HTTP although its region refuses it."""
         refusing = set(Region.objects.exclude(plain_http=PlainHttp.SERVE.value).values_list("name", flat=True))
         for session in sessions:
             if session.identity.region in refusing and session.key not in self._unable:
@@ -84,14 +83,14 @@ class IngressHandler:
         for ingress, region in regions.items():
             try:
                 messages[ingress] = (tables[region].revision, table_for_ingresses(tables[region]))
-            except UnreadableTable as error:  # it goes on with the last one; others get theirs all the same
+            except UnreadableTable as error:  # it keeps its last table; the other ingresses still get theirs
                 log.error("ingress %s gets no table: %s", ingress, error)
         return messages
 
 
 def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-    """To whom it was not said yet how applications use TLS. It goes before a table: an ingress that serves nobody yet
-    must know first whom it may serve without."""
+    """Returns TLS settings for the ingresses that lack the current version. They precede the table, because an ingress
+    must know whether to serve plain HTTP before it serves anything."""
     versions, messages = tls_versions(), dict[str, tuple[int, DownMessage]]()
     for session in sessions:
         identity, version = session.identity, versions.get(session.identity.region, "")
@@ -99,15 +98,19 @@ def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, Down
             continue
         told = application_tls(identity.region, version)
         if sealed := [each.name for each in told.certificates if not each.pem]:
-            what = "%s goes on with what it has of %s, whose keys were sealed under another SWITCHYARD_SECRET_KEY"
-            log.error(f"{what}: set that one again, or the certificates anew", identity.id, ", ".join(sealed))
+            what = (
+                "%s keeps its copies of %s, because the stored keys were encrypted with another SWITCHYARD_SECRET_KEY"
+            )
+            log.error(
+                f"{what}: restore that secret key, or upload the certificates again", identity.id, ", ".join(sealed)
+            )
         messages[identity.id] = (session.sent_version, told)
         session.tls_version = version
     return messages
 
 
 def _urgent_part(row: IngressRow) -> tuple[object, ...]:
-    """A change of this is written at once."""
+    """Reports are buffered, but a change of these fields is written immediately."""
     return row.connection, row.revision, row.cells, pools_waiting(row.telemetry)
 
 

@@ -1,4 +1,4 @@
-"""Ingresses with the routing table in force at each, and the last tables that were published."""
+"""Rows of the ingress page: ingresses with their tables, the last published tables, entry names and certificates."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ TABLES_SHOWN = 20
 
 
 class Following(StrEnum):
-    """How an ingress stands to the tables published for its region."""
+    """Whether an ingress runs the latest table of its region."""
 
     CURRENT = "current"
     BEHIND = "behind"
@@ -38,8 +38,8 @@ FOLLOWING_TONE: dict[Following, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class IngressRow:
-    """An ingress. `published` is its region's latest revision; `cells` what HAProxy thinks of each cell;
-    `serves_plain`: that it serves without TLS whom its region refuses, and why."""
+    """An ingress. `published` is its region's latest revision; `cells` is HAProxy's state of each cell; `serves_plain`
+    explains why it serves plain HTTP although its region refuses it."""
 
     ingress: Ingress
     report: IngressReport | None
@@ -59,7 +59,7 @@ class IngressRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A published table in short: how many cells, and how many of them drain. `newest` of its region."""
+    """A published table: number of cells, draining cells, and whether it is the newest of its region."""
 
     table: RoutingTable
     pools: tuple[str, ...]
@@ -80,7 +80,7 @@ REVISIONS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class EntryRegionRow:
-    """`percent` of all clients, as published; `planned`: its share in the operators' measure."""
+    """`percent` of all clients as published; `planned` is the region's share before measured capacity."""
 
     region: str
     percent: float
@@ -90,8 +90,6 @@ class EntryRegionRow:
 
 @dataclass(frozen=True, slots=True)
 class RevisionRow:
-    """An attempt to publish weights."""
-
     revision: EntryRevision
 
     @property
@@ -101,7 +99,7 @@ class RevisionRow:
 
 @dataclass(frozen=True, slots=True)
 class EntryRow:
-    """The name by which clients reach all regions. `revisions`: the last attempts, newest first."""
+    """A DNS name that covers all regions, with its last revisions, newest first."""
 
     entry: Entry
     regions: tuple[EntryRegionRow, ...]
@@ -109,7 +107,7 @@ class EntryRow:
 
 
 def entry_rows() -> tuple[EntryRow, ...]:
-    """Every entry with its last revisions, in two queries."""
+    """Returns every entry with its last revisions, in two queries."""
     return tuple(_entry_row(entry) for entry in entries_described())
 
 
@@ -125,14 +123,14 @@ def _entry_row(entry: Entry) -> EntryRow:
 
 
 def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:
-    """Every ingress, in two queries."""
+    """Returns every ingress, in two queries."""
     published = _published()
     ingresses = Ingress.objects.select_related("region", "report").order_by("region__position", "region_id", "id")
     return tuple(_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses)
 
 
 def table_rows(*, limit: int = TABLES_SHOWN) -> tuple[TableRow, ...]:
-    """The last published tables of all regions, in two queries."""
+    """Returns the last published tables of all regions, in two queries."""
     published = _published()
     tables = RoutingTable.objects.order_by("-created_at", "-id")[:limit]
     return tuple(_table_row(table, published) for table in tables)
@@ -175,12 +173,10 @@ def _table_row(table: RoutingTable, published: dict[str, int]) -> TableRow:
     )
 
 
-# Certificates that ingresses show to applications, those that end first.
+# Certificates that ingresses present to applications, earliest expiry first.
 
 
 class CertificateState(StrEnum):
-    """How long a certificate still counts, in a word."""
-
     GOOD = "good"
     ENDS_SOON = "ends soon"
     ENDS_NOW = "ends today"
@@ -207,7 +203,7 @@ class CertificateRow:
 
 
 def certificate_rows(*, now: datetime) -> tuple[CertificateRow, ...]:
-    """Every certificate; there are some dozens at most."""
+    """Returns every certificate. Fleets have a few dozen at most."""
     rows = ApplicationCertificate.objects.defer("chain", "sealed_secret").order_by("not_after", "name")
     return tuple(CertificateRow(row, _state(row.not_after, now)) for row in rows)
 

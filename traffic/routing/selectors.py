@@ -1,11 +1,5 @@
-"""Loads what the routing planner takes beside cells (traffic.routing.selectors), routing tables with their state,
-and tables as the ingresses get them.
-
-What publication reads of a large fleet, cells that can be routed and tables in force: loaded whole once, and then
-only what has changed. Whoever makes many passes keeps one; a new one looks at everything.
-
-Ingresses with what they report and should run, and whether every one follows its table and sees its cells.
-"""
+"""Reads routing tables, ingresses and the planner's input. `RoutingCache` loads routable cells and tables in force once
+and then only changed rows, so that publication scales to large fleets. It never writes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,7 +54,7 @@ def served_deployments() -> list[ServedDeployment]:
 
 
 def held_deployments() -> dict[str, HeldDeployment]:
-    """Those that may have no cells, by name."""
+    """Returns request holds of deployments that scale to zero, by deployment name."""
     rows = PoolHold.objects.filter(deployment__regions__cells_max__isnull=False).distinct()
     return {
         row.deployment_id: HeldDeployment(
@@ -78,7 +72,7 @@ def ingress_addresses() -> list[IngressAddress]:
 
 
 def latest_tables() -> dict[str, RoutingTable]:
-    """Region -> the table in force."""
+    """Returns the table in force, by region."""
     return {
         table.region_id: table
         for table in RoutingTable.objects.order_by("region_id", "-revision").distinct("region_id")
@@ -91,15 +85,14 @@ def latest_revisions() -> dict[str, int]:
 
 
 class UnreadableTable(Exception):
-    """A stored table is of a shape that this version does not know; the text names it and says what is wrong."""
+    """A stored table has a shape that this release cannot read."""
 
 
 def table_message(table: RoutingTable) -> TableMessage:
-    """A stored table as it goes over the wire, less its keys. The only way to read one.
+    """Returns a stored table as a message, without its keys. All readers of stored tables use this function.
 
     Raises:
-        UnreadableTable: its body is none. That is its own region's trouble: whoever reads many goes on without it.
-    """
+        UnreadableTable: the body is invalid. Callers that read several regions skip this one."""
     try:
         stated = {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}
         return msgspec.convert(stated, TableMessage)
@@ -108,8 +101,8 @@ def table_message(table: RoutingTable) -> TableMessage:
 
 
 def table_for_ingresses(table: RoutingTable) -> TableMessage:
-    """A stored table as its ingresses get it: with the keys that go with it, and the secrets if there are other
-    regions: proving hops costs every request something."""
+    """Returns a stored table as ingresses receive it: with its keys, and with hop secrets if there are several regions.
+    One region gets none, because proving hops costs time in every request."""
     has_regions = Ingress.objects.values("region").distinct().count() > 1
     message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets() if has_regions else ())
     ring = table.body.get(KEY_RING)
@@ -126,30 +119,29 @@ def routed_cells(table: TableMessage) -> frozenset[str]:
 
 
 def following_ingresses() -> list[FollowingIngress]:
-    """Every ingress with the revision that it last acknowledged."""
+    """Returns every ingress with the last revision that it acknowledged."""
     reports = IngressReport.objects.values_list("ingress__region_id", "revision", "last_seen_at")
     return [FollowingIngress(*columns) for columns in reports]
 
 
 def routing_tables_described() -> QuerySet[RoutingTable]:
-    """Every revision; `current` tells the newest of its region."""
+    """Returns every revision; `current` marks the newest of its region."""
     newer = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision__gt=OuterRef("revision"))
     return RoutingTable.objects.annotate(current=~Exists(newer))
 
 
 def table_by_reference(tables: QuerySet[RoutingTable], reference: str) -> RoutingTable | None:
-    """The table that `region@revision` names, or None."""
     region, _, revision = reference.partition("@")
     return tables.filter(region_id=region, revision=int(revision)).first()
 
 
 SALT = "switchyard.traffic.hops"
 MAX_SECRETS = 2
-"""What an ingress accepts: the secret in use and the one before."""
+"""Ingresses accept the current secret and the previous one."""
 
 
 def hop_secrets() -> tuple[str, ...]:
-    """The secret to sign with first. A new SECRET_KEY gives a new one; the first of SECRET_KEY_FALLBACKS, the other."""
+    """Returns the signing secret first. Each is derived from SECRET_KEY or the first of SECRET_KEY_FALLBACKS."""
     keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS][:MAX_SECRETS]
     return tuple(salted_hmac(SALT, "", secret=key, algorithm="sha256").hexdigest() for key in keys)
 
@@ -166,7 +158,7 @@ _SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """The newest table of a region, or why nobody can read it. `keys`: which version of the keys goes with it."""
+    """The newest table of a region, or the reason why it cannot be read. `keys` names the version of its keys."""
 
     revision: int
     message: TableMessage | None
@@ -176,20 +168,21 @@ class KnownTable:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """What of a cell's version its ingresses must know."""
+    """The part of a cell's model version that ingresses need."""
 
     max_concurrency: int
     adapters: tuple[str, ...]
     of_roles: Mapping[str, int] = field(default_factory=dict)
     of_types: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """By instance type and role, where it differs by type."""
+    """By instance type and role, for versions whose concurrency depends on the type."""
 
     def concurrency(self, instance_type: str, role: str) -> int:
         return self.of_types.get((instance_type, role), self.of_roles.get(role, self.max_concurrency))
 
 
 class RoutingCache:
-    """For one thread. `published`: what the last pass that had nothing to publish looked at."""
+    """Caches the publisher's input, for one thread. `published` is the input of the last pass that published
+    nothing."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
@@ -211,7 +204,7 @@ class RoutingCache:
         self.published: object = None
 
     def begin(self) -> None:
-        """A pass begins; it may be time to look at everything. `end` must follow where nothing went wrong."""
+        """Starts a pass, and reloads everything if a full read is due. Call `end` only if the pass succeeded."""
         if self._looks.begin():
             self._forget()
 
@@ -219,7 +212,7 @@ class RoutingCache:
         self._looks.end()
 
     def tables(self) -> Mapping[str, KnownTable]:
-        """Region -> its newest table. One that was published is never changed, so only new revisions are read."""
+        """Returns the newest table by region. Published tables never change, so only new revisions are read."""
         newest = latest_revisions()
         missing = [
             Q(region_id=region, revision=revision)
@@ -232,7 +225,8 @@ class RoutingCache:
         return self._tables
 
     def tables_in_force(self) -> dict[str, TableInForce]:
-        """Region -> its newest table, as far as drains care. One that cannot be read may route every cell there."""
+        """Returns what drains need of the newest tables, by region. An unreadable table counts as routing to every cell
+        of its region."""
         return {
             region: TableInForce(
                 table.revision,
@@ -244,7 +238,7 @@ class RoutingCache:
         }
 
     def routable_cells(self) -> list[RoutableCell]:
-        """The same list as before where nothing has changed. A cell whose leader has no ports yet cannot be routed."""
+        """Returns the same list object if nothing has changed. A cell whose leader has no ports yet is not routable."""
         changed = self._routed.refresh()
         versions = self._written.get("versions", (_VERSIONS,), _versions)
         if any(changed) or versions is not self._versions:
@@ -253,7 +247,7 @@ class RoutingCache:
         return self._routable
 
     def look(self) -> None:
-        """See what was written to the tables of what follows, which is loaded again only then."""
+        """Checks which tables were written to. Only these are loaded again."""
         self._written.look()
 
     def deployments(self) -> list[ServedDeployment]:
@@ -269,7 +263,7 @@ class RoutingCache:
         return self._written.get("keys", _KEYS, key_standing)
 
     def open_subjects(self, kind: str) -> list[str]:
-        """Of the open incidents of this kind."""
+        """Returns the subjects of open incidents of this kind."""
         rows = Incident.objects.filter(kind=kind, state=IncidentState.OPEN).values_list("subject", flat=True)
         return self._written.get(f"incidents {kind}", _INCIDENTS, lambda: list(rows))
 
@@ -277,7 +271,7 @@ class RoutingCache:
         return self._written.get("holds", _HOLDS, held_deployments)
 
     def steerings(self, now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
-        """As `traffic.region_shares.selectors.steerings`, of all deployments."""
+        """Returns `region_shares.selectors.steerings` for all deployments."""
         return steerings((deployment.name for deployment in self.deployments()), now, self._written)
 
     def _is_there(self, cell: str, node: str) -> bool:
@@ -319,14 +313,12 @@ def _known(table: RoutingTable) -> KnownTable:
 
 
 PROTOCOL = "protocol"
-"""Part of a report's telemetry: the protocol of the agent that sent it."""
+"""Key in a report's telemetry: protocol of the agent that sent it."""
 
 
 def ingresses_described() -> QuerySet[Ingress]:
-    """Ingresses with their last report, and `wanted_revision` of their region's newest table, 0 before the first.
-
-    Of one that never reported `connected` is False, `revision` 0 and `reason` "".
-    """
+    """Returns ingresses with their last report and `wanted_revision`, the newest table of their region (0 if none). An
+    ingress that never reported has `connected` False, `revision` 0 and an empty `reason`."""
     newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
     return Ingress.objects.select_related("report", "region").annotate(
         connected=Coalesce("report__connected", Value(False)),
@@ -337,8 +329,8 @@ def ingresses_described() -> QuerySet[Ingress]:
 
 
 def serves_plain_problem(ingress: Ingress) -> str:
-    """That an ingress serves without TLS whom its region refuses, because its agent knows of no such thing; "": it
-    does not. Its region and report are read before."""
+    """Returns a sentence if the ingress serves plain HTTP although its region refuses it, because its agent is too old;
+    else "". Expects `region` and `report` to be prefetched."""
     report = getattr(ingress, "report", None)
     if report is None or ingress.region.plain_http == PlainHttp.SERVE:
         return ""
@@ -347,15 +339,14 @@ def serves_plain_problem(ingress: Ingress) -> str:
 
 
 def unable_to_refuse(ingress: str) -> str:
-    """The sentence about an ingress of an older protocol in a region that refuses plain HTTP."""
     return (
-        f"{ingress} runs an agent that cannot refuse plain HTTP, and serves it to everybody: upgrade agents"
+        f"{ingress} runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
         " (`switchyard agents upgrade`)"
     )
 
 
 def ingress_agents() -> list[AgentView]:
-    """Agents of ingresses, as their rollouts see them."""
+    """Returns ingress agents as their rollouts need them."""
     rows = Ingress.objects.select_related("report", "region").exclude(report=None)
     return [
         AgentView(
@@ -375,7 +366,7 @@ def ingress_agents() -> list[AgentView]:
 
 
 def ingresses_waiting() -> tuple[str, ...]:
-    """What keeps requests from being answered, a sentence each; empty when nothing does."""
+    """Returns one sentence for each condition that keeps requests from being answered."""
     tables = latest_tables()
     waiting = []
     for ingress in Ingress.objects.select_related("report"):
@@ -396,6 +387,4 @@ def _cells_not_up(ingress: str, table: RoutingTable, seen: dict[str, str]) -> li
         routed = sorted(routed_cells(table_message(table)))
     except UnreadableTable as error:
         return [str(error)]
-    return [
-        f"ingress {ingress} sees {cell} {seen.get(cell, 'not at all')}" for cell in routed if seen.get(cell) != "up"
-    ]
+    return [f"ingress {ingress} sees {cell} {seen.get(cell, 'unknown')}" for cell in routed if seen.get(cell) != "up"]

@@ -1,11 +1,5 @@
-"""What applications read of the control plane's own answers under /v1/: errors in OpenAI's form, for every method.
-
-Lists as OpenAI's clients page through them: `after` the last id that they saw, until `has_more` is false.
-
-Grants of tenants over HTTP: hosts for callbacks, and places in S3. Decides nothing; services do.
-
-Over HTTP: which addresses of a tenant are told of its batches. Decides nothing; services do.
-"""
+"""Grants and batch webhooks of tenants over HTTP, and what all endpoints under /v1/ share: errors in OpenAI's format
+and lists with OpenAI's pagination (`after` and `has_more`). Decides nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,13 +44,13 @@ def openai_error(
     headers: Mapping[str, str] | None = None,
     kind: str | None = None,
 ) -> JsonResponse:
-    """An error response. `kind`: its type, where it is not that of its status."""
+    """Returns an error response. `kind` is its type, if it differs from the status's."""
     error = error_object(ErrorForm.OPENAI, status, message, code=code, param=param, kind=kind)
     return JsonResponse(error, status=status, headers=dict(headers or {}))
 
 
 def only(*methods: str) -> Callable[[View], View]:
-    """Answer 405 to every method but these, and HEAD where GET is one of them."""
+    """Responds with 405 to all methods but these, and HEAD where GET is allowed."""
 
     def decorate(view: View) -> View:
         @wraps(view)
@@ -76,7 +70,7 @@ Row = TypeVar("Row", bound=Any)
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """How many, which way by creation, and behind which id."""
+    """Page size, order by creation, and the ID after which the page starts."""
 
     limit: int
     descending: bool
@@ -86,7 +80,7 @@ class ListQuery:
 def list_query(request: HttpRequest, *, usual: int, most: int) -> ListQuery:
     """
     Raises:
-        ApplicationRefused: a parameter is not as OpenAI has it.
+        ApplicationRefused: a parameter is invalid in OpenAI's API.
     """
     limit, order = request.GET.get("limit", str(usual)), request.GET.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
@@ -97,15 +91,15 @@ def list_query(request: HttpRequest, *, usual: int, most: int) -> ListQuery:
 
 
 def list_rows(rows: "QuerySet[Row]", query: ListQuery) -> tuple[list[Row], bool]:
-    """The page that a query means, of rows with `created_at` and `id`, and whether there is more.
+    """Returns the requested page of rows with `created_at` and `id`, and whether there are more.
 
     Raises:
-        ApplicationRefused: `after` names none of them.
+        ApplicationRefused: `after` is not in the list.
     """
     if query.after:
         last = rows.filter(id=query.after[:80]).first()
         if last is None:
-            raise ApplicationRefused(400, "invalid_value", "`after` must be the id of one of this list", "after")
+            raise ApplicationRefused(400, "invalid_value", "`after` must be an ID in this list", "after")
         way = "lt" if query.descending else "gt"
         same_time = Q(created_at=last.created_at, **{f"id__{way}": last.id})
         rows = rows.filter(Q(**{f"created_at__{way}": last.created_at}) | same_time)
@@ -134,9 +128,7 @@ USE = (
 class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
     tenant = serializers.CharField(help_text="Empty for requests and batches without a key.")
     use = serializers.ChoiceField(choices=USES, help_text=USE)
-    target = serializers.CharField(
-        help_text="A host, with its port unless that is 443, or a place in S3 with everything below it."
-    )
+    target = serializers.CharField(help_text="A host, with its port unless 443, or an S3 prefix.")
     region = serializers.CharField(help_text="Of a bucket.")
 
     class Meta:
@@ -147,14 +139,18 @@ class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
 
 class CreateTenantGrantSerializer(StrictSerializer):
     tenant = serializers.CharField(
-        max_length=64, allow_blank=True, required=False, default="", help_text="Left out: what comes without a key."
+        max_length=64, allow_blank=True, required=False, default="", help_text="Default: requests without a key."
     )
     use = serializers.ChoiceField(choices=USES, help_text=USE)
     target = serializers.CharField(
         max_length=1000, help_text="`app.example.com`, `app.example.com:8443`; `s3://bucket`, `s3://bucket/prefix`."
     )
     region = serializers.CharField(
-        max_length=32, allow_blank=True, required=False, default="", help_text="Of the bucket; empty: AWS_REGION."
+        max_length=32,
+        allow_blank=True,
+        required=False,
+        default="",
+        help_text="Region of the bucket; default: AWS_REGION.",
     )
 
     class Meta:
@@ -175,8 +171,8 @@ class TenantGrantFilter(filters.FilterSet):
 
 
 class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[TenantGrant]):
-    """Hosts that callbacks and webhooks of a tenant may go to, and places in S3 that its batches may read and write.
-    Without one: none."""
+    """Hosts that a tenant's callbacks and webhooks may call, and S3 prefixes that its batches may read and write. None
+    by default."""
 
     serializer_class = TenantGrantSerializer
     filterset_class = TenantGrantFilter
@@ -196,7 +192,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
         responses={200: TenantGrantSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Let a tenant's callbacks go to a host, or its batches use a place. 409 if they may already."""
+        """Grant a tenant a callback host or an S3 prefix. Returns 409 if it is granted already."""
         body = CreateTenantGrantSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = tenant_grant_create(**body.validated_data, actor=actor_of(request), now=clock.now())
@@ -204,7 +200,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
 
     @extend_schema(operation_id="tenant_grants_delete", responses={200: TenantGrantSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Withdraw a grant; what waits to be sent to a host is given up. Responds with what it was."""
+        """Withdraw a grant and cancel pending messages to its host. Responds with the deleted grant."""
         row = self.get_object()
         shown = TenantGrantSerializer(row).data
         tenant_grant_withdraw(grant_id=row.pk, actor=actor_of(request), now=clock.now())
@@ -212,11 +208,11 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
 
 
 class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
-    tenant = serializers.CharField(help_text="Empty: batches without a key.")
-    url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
+    tenant = serializers.CharField(help_text="Empty for batches without a key.")
+    url = serializers.CharField(source="shown_url", help_text="Host only, because the rest may be secret.")
     events = serializers.ListField(child=serializers.CharField(), help_text="Empty: all.")
     former_until = serializers.DateTimeField(
-        allow_null=True, help_text="Until then messages are signed by the former secret, too."
+        allow_null=True, help_text="Until then messages are also signed with the former secret."
     )
 
     class Meta:
@@ -226,7 +222,7 @@ class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
 
 
 class TenantWebhookSecretSerializer(TenantWebhookSerializer):
-    secret = serializers.CharField(help_text="As `client.webhooks.unwrap` takes it. Nobody can read it again.")
+    secret = serializers.CharField(help_text="For `client.webhooks.unwrap`. It cannot be read again.")
 
     class Meta(TenantWebhookSerializer.Meta):
         fields = [*TenantWebhookSerializer.Meta.fields, "secret"]
@@ -234,9 +230,9 @@ class TenantWebhookSecretSerializer(TenantWebhookSerializer):
 
 class CreateTenantWebhookSerializer(StrictSerializer):
     tenant = serializers.CharField(
-        max_length=64, allow_blank=True, required=False, default="", help_text="Left out: batches without a key."
+        max_length=64, allow_blank=True, required=False, default="", help_text="Default: batches without a key."
     )
-    url = serializers.CharField(max_length=500, help_text="At a host that the tenant has a `callback` grant for.")
+    url = serializers.CharField(max_length=500, help_text="Its host needs a `callback` grant of the tenant.")
     events = serializers.ListField(
         child=serializers.ChoiceField(choices=choices(BatchEvent)),
         max_length=len(BatchEvent),
@@ -250,7 +246,7 @@ class CreateTenantWebhookSerializer(StrictSerializer):
 
 class RotateTenantWebhookSerializer(StrictSerializer):
     at_once = serializers.BooleanField(
-        default=False, help_text="Whether the former secret counts no longer; else it does for a day."
+        default=False, help_text="Whether the former secret stops signing immediately instead of after a day."
     )
 
 
@@ -263,7 +259,7 @@ class TenantWebhookFilter(filters.FilterSet):
 
 
 class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[TenantWebhook]):
-    """Addresses of tenants that are told when one of their batches ends, by messages as Standard Webhooks have them."""
+    """Webhooks of tenants that receive a message when a batch ends (Standard Webhooks)."""
 
     serializer_class = TenantWebhookSerializer
     filterset_class = TenantWebhookFilter
@@ -283,7 +279,7 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
         responses={200: TenantWebhookSecretSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Tell an address of a tenant's batches. This answer is the only one that shows its secret."""
+        """Create a webhook. Only this response shows its secret."""
         body = CreateTenantWebhookSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         return _shown_once(tenant_webhook_create(**body.validated_data, actor=actor_of(request), now=clock.now()))
@@ -295,7 +291,8 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     )
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
-        """A new secret, shown here alone. For a day messages are signed by both, unless it is `at_once`."""
+        """Replace the secret; only this response shows it. Messages are signed with both for a day, unless
+        `at_once`."""
         body = RotateTenantWebhookSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = self.get_object()
@@ -304,7 +301,7 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
 
     @extend_schema(operation_id="tenant_webhooks_delete", responses={200: TenantWebhookSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Tell an address no more; what waits to be sent there is given up. Responds with what it was."""
+        """Delete a webhook and cancel its pending messages. Responds with the deleted webhook."""
         row = self.get_object()
         shown = TenantWebhookSerializer(row).data
         tenant_webhook_remove(webhook_id=row.pk, actor=actor_of(request), now=clock.now())

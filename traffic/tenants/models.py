@@ -1,5 +1,3 @@
-"""Grants and webhooks of tenants."""
-
 import base64
 import secrets
 from enum import StrEnum
@@ -13,12 +11,12 @@ SECRET_BYTES = 32
 
 
 def new_signing_secret() -> str:
-    """In the form of Standard Webhooks, 256 bits."""
+    """Returns 256 bits in the format of Standard Webhooks."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(SECRET_BYTES)).decode()
 
 
 class GrantUse(StrEnum):
-    """`CALLBACK`: callbacks and webhooks go to a host; `READ`, `WRITE`: batches use a place in S3."""
+    """`CALLBACK`: callbacks and webhooks may call a host. `READ`, `WRITE`: batches may use an S3 prefix."""
 
     CALLBACK = "callback"
     READ = "read"
@@ -26,9 +24,8 @@ class GrantUse(StrEnum):
 
 
 class TenantGrant(models.Model):
-    """A host (`name`, or `name:port` where that is not 443) that callbacks of one tenant may go to, or a place in S3
-    that its batches may read their input from or write their results to. The empty tenant is what comes without a key.
-    """
+    """A host (`name`, or `name:port` unless 443) that a tenant's callbacks may call, or an S3 prefix that its batches
+    may read or write. The empty tenant stands for requests without a key."""
 
     tenant = models.CharField(max_length=64, blank=True)
     use = models.CharField(max_length=8, choices=[(use.value, use.value) for use in GrantUse])
@@ -52,8 +49,8 @@ class TenantGrant(models.Model):
 
 
 class TenantWebhook(models.Model):
-    """An address of a tenant that is told of its batches, by messages as Standard Webhooks have them. Until
-    `former_until` they are signed by the former secret, too."""
+    """A tenant's URL for messages about its batches (Standard Webhooks). Messages also carry the former secret's
+    signature until `former_until`."""
 
     tenant = models.CharField(max_length=64, blank=True)
     url = models.CharField(max_length=500)
@@ -73,10 +70,10 @@ class TenantWebhook(models.Model):
 
     @property
     def origin(self) -> str:
-        """What its messages in the outbox are found by."""
+        """Origin of its messages in the outbox."""
         return f"tenant-webhook {self.pk}"
 
     @property
     def shown_url(self) -> str:
-        """Its address as it may be shown."""
+        """The part of its URL that may be shown."""
         return shown_url(self.url)

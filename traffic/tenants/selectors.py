@@ -1,7 +1,5 @@
-"""Who an application is, by the key that it shows: the same keys that ingresses know, looked up where they are kept.
-
-Checks hosts and places in S3 against the grants of a tenant, which has none at first (I15).
-"""
+"""Identifies applications by their key, with the keys that ingresses have, and checks hosts and S3 prefixes against a
+tenant's grants. There is no grant by default (I15)."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,8 +17,8 @@ from traffic.usage.models import Budget
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """Nobody in particular has no tenant and no key. No deployments: all of them; a limit of 0 is none. `over_quota`:
-    the tenant's budget is used up."""
+    """An application without a key has an empty tenant and key. No deployments means all; a limit of 0 means none.
+    `over_quota`: the tenant's budget is used up."""
 
     tenant: str = ""
     key: str = ""
@@ -31,7 +29,7 @@ class Application:
     over_quota: bool = False
 
     def may_use(self, deployments: frozenset[str]) -> bool:
-        """Whether its key opens one of these."""
+        """Whether its key is valid for any of these."""
         return not self.deployments or not deployments.isdisjoint(self.deployments)
 
 
@@ -39,7 +37,7 @@ UNKNOWN = "this API key is unknown, or was revoked"
 
 
 class UnknownApplication(Exception):
-    """No key, where one is required, or one that opens nothing. `code` as ingresses say it."""
+    """No key although one is required, or an invalid one. `code` is the same as at ingresses."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,10 +45,10 @@ class UnknownApplication(Exception):
 
 
 def application_of(authorization: str, now: datetime) -> Application:
-    """The application that shows this Authorization header.
+    """Returns the application of this Authorization header.
 
     Raises:
-        UnknownApplication: see there.
+        UnknownApplication: the key is missing or invalid.
     """
     scheme, _, text = authorization.partition(" ")
     text = text.strip() if scheme.casefold() == "bearer" else ""
@@ -65,10 +63,10 @@ def application_of(authorization: str, now: datetime) -> Application:
 
 
 def application_with(key: ApplicationKey, now: datetime) -> Application:
-    """The application that a key is of.
+    """Returns the application of a key.
 
     Raises:
-        UnknownApplication: it opens nothing any more.
+        UnknownApplication: the key is no longer valid.
     """
     match key.state_at(now):
         case KeyState.REVOKED:
@@ -87,30 +85,30 @@ def application_with(key: ApplicationKey, now: datetime) -> Application:
 
 
 def callback_refusal(tenant: str, url: str) -> str:
-    """Why callbacks of this tenant may not go to an address; empty if they may.
+    """Returns why callbacks of this tenant may not call a URL, or an empty text.
 
     Raises:
-        RefusedUrl: the address is malformed.
+        RefusedUrl: the URL is malformed.
     """
     host = host_of(parse_url(url))
     if TenantGrant.objects.filter(tenant=tenant, use=GrantUse.CALLBACK.value, target=host).exists():
         return ""
     whose = f"tenant {tenant}" if tenant else "requests without a key"
-    return f"{host[:200]} is not among the hosts that callbacks of {whose} may go to; an admin can add it"
+    return f"callbacks of {whose} have no grant for {host[:200]}; an admin can add it"
 
 
 def place_grant_for(tenant: str, wanted: ObjectUri, use: GrantUse) -> TenantGrant | None:
-    """A grant of the tenant's that covers an object or a place in S3."""
+    """Returns a grant of the tenant that covers an object or S3 prefix."""
     grants = TenantGrant.objects.filter(tenant=tenant, use=use.value).order_by("id")
     return next((grant for grant in grants if grant.place.covers(wanted)), None)
 
 
 def place_refusal(tenant: str, wanted: ObjectUri, use: GrantUse) -> str:
-    """Why batches of this tenant may not use a place; empty if they may."""
+    """Returns why batches of this tenant may not use an address, or an empty text."""
     if place_grant_for(tenant, wanted, use) is not None:
         return ""
     whose = f"tenant {tenant}" if tenant else "nobody's key"
-    return f"{wanted} is in no place that batches of {whose} may {use}; an admin can grant one"
+    return f"batches of {whose} have no grant to {use} {wanted}; an admin can add one"
 
 
 def place_check(tenant: str, wanted: ObjectUri, use: GrantUse, member: str) -> None:

@@ -1,13 +1,6 @@
-"""Grants and withdraws what a tenant may reach: hosts of callbacks, and places in S3. Each change with its event.
-
-The addresses of a host are checked at every attempt, as for webhooks (fleet.webhooks.planner).
-
-Addresses of tenants that are told of their batches, each change with its event. A secret is returned where it is
-made, and shown nowhere else.
-
-An address must be at a host that callbacks of the tenant may go to. That is asked again for every message, and which
-addresses a host may have at every attempt (fleet.webhooks.planner).
-"""
+"""Grants and withdraws callback hosts and S3 prefixes of tenants, and manages their batch webhooks, each change with
+its event. A webhook's secret is returned once. Its host needs a callback grant, which is checked again for every
+message; the host's addresses are checked at every attempt (`fleet.webhooks.planner`). It never calls a host."""
 
 import re
 from collections.abc import Iterable
@@ -40,45 +33,45 @@ from traffic.tenants.planner import BadObjectUri, BatchEvent, batch_event_json, 
 from traffic.tenants.selectors import callback_refusal
 
 REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]{1,2}")
-WITHDRAWN = "refused: the host was taken off the tenant's list"
+WITHDRAWN = "refused: the tenant's grant for the host was withdrawn"
 
 
 @transaction.atomic
 def tenant_grant_create(
     *, tenant: str, use: GrantUse, target: str, actor: str, now: datetime, region: str = ""
 ) -> TenantGrant:
-    """Let callbacks of a tenant go to a host by https, or its batches use what is below `s3://bucket/prefix`. `region`
-    of the bucket; empty: that of the environment.
+    """Grants a tenant's callbacks an HTTPS host, or its batches everything below `s3://bucket/prefix`. An empty
+    `region` means that of the environment.
 
     Raises:
-        InvalidInput: no such host or place, or a place that has files of the installation.
+        InvalidInput: an invalid host or address, or a prefix that has files of the installation.
         Conflict: it is granted already.
     """
     if use is GrantUse.CALLBACK:
         if region:
-            raise InvalidInput(field="region", rule="region", message="a host has no region: leave it out")
+            raise InvalidInput(field="region", rule="region", message="a host has no region; omit it")
         target = _checked_host(target)
     else:
         if region and not REGION.fullmatch(region):
-            raise InvalidInput(field="region", rule="region", message=f"{region!r} is no region, such as us-east-1")
+            raise InvalidInput(field="region", rule="region", message=f"{region!r} is not a region, such as us-east-1")
         target, region = _checked_place(target), region or bucket_region()
     columns = {"region": region, "actor": actor[:64], "created_at": now}
     row, created = TenantGrant.objects.get_or_create(tenant=tenant, use=use.value, target=target, defaults=columns)
     if not created:
-        raise Conflict(f"there is a grant already: {row}")
+        raise Conflict(f"already granted: {row}")
     _grant_event("created", f"{row}, by {actor}", Tone.WARN, row, actor, now)
     return row
 
 
 @transaction.atomic
 def tenant_grant_withdraw(*, grant_id: int, actor: str, now: datetime) -> None:
-    """Withdraw a grant. Callbacks that wait for a host are given up. A batch that has read its input continues; its
-    results are then kept here alone."""
+    """Withdraws a grant and cancels pending callbacks to its host. A batch that has read its input continues; its
+    results then stay in the installation's store."""
     row = TenantGrant.objects.select_for_update().get(pk=grant_id)
     row.delete()
     if row.use == GrantUse.CALLBACK:
         _give_up_callbacks(row, now)
-    _grant_event("withdrawn", f"no longer: {row}, by {actor}", Tone.OK, row, actor, now)
+    _grant_event("withdrawn", f"withdrawn: {row}, by {actor}", Tone.OK, row, actor, now)
 
 
 def _give_up_callbacks(row: TenantGrant, now: datetime) -> None:
@@ -96,7 +89,7 @@ def _checked_host(host: str) -> str:
     try:
         target = parse_url(f"https://{host}")
     except RefusedUrl as refusal:
-        message = f"{host[:200]!r} is no host: {refusal}"
+        message = f"{host[:200]!r} is not a host: {refusal}"
         raise InvalidInput(field="target", rule="host", message=message) from refusal
     if target.path != "/" or target.authority != host or host.endswith((":", "/", ".")):
         message = f"{host[:200]!r} must be a host, app.example.com, or a host and its port, app.example.com:8443"
@@ -116,7 +109,7 @@ def _checked_place(uri: str) -> str:
         except BadObjectUri:  # a folder, or a bucket with dots, which no grant has
             continue
         if is_ours:
-            message = f"{place} has what {name} keeps there for all tenants; use another bucket or prefix"
+            message = f"{place} contains files of all tenants ({name}); use another bucket or prefix"
             raise InvalidInput(field="target", rule="ours", message=message)
     return str(place)
 
@@ -129,13 +122,13 @@ def _grant_event(what: str, message: str, tone: Tone, row: TenantGrant, actor: s
 
 MOST_OF_A_TENANT = 16
 FORMER_KEPT = timedelta(hours=24)
-"""How long messages are signed by the former secret, too."""
+"""Messages are also signed with the former secret for this time."""
 REMOVED = "refused: the tenant's webhook was removed"
 
 
 @dataclass(frozen=True, slots=True)
 class NewSecret:
-    """A webhook and its secret, which cannot be read again."""
+    """A webhook with its secret, which cannot be read again."""
 
     webhook: TenantWebhook
     text: str
@@ -143,26 +136,26 @@ class NewSecret:
 
 @transaction.atomic
 def tenant_webhook_create(*, tenant: str, url: str, actor: str, now: datetime, events: Iterable[str] = ()) -> NewSecret:
-    """Tell an address of a tenant's batches; without `events` of all that there are.
+    """Creates a webhook for a tenant's batches; without `events`, for all of them.
 
     Raises:
-        InvalidInput: no address that may be called for this tenant.
-        Conflict: it is told already, or the tenant has as many as it may have.
+        InvalidInput: the URL may not be called for this tenant.
+        Conflict: it exists already, or the tenant has the maximum number.
     """
     _check(tenant, url)
     if TenantWebhook.objects.filter(tenant=tenant).count() >= MOST_OF_A_TENANT:
-        raise Conflict(f"{MOST_OF_A_TENANT} addresses of this tenant are told already; remove one first")
+        raise Conflict(f"{MOST_OF_A_TENANT} webhooks exist for this tenant already; remove one first")
     columns = {"events": sorted(set(events)), "actor": actor[:64], "created_at": now}
     row, created = TenantWebhook.objects.get_or_create(tenant=tenant, url=url, defaults=columns)
     if not created:
-        raise Conflict(f"{row} is told already")
-    _webhook_event("added", f"{row} is told of batches, by {actor}", Tone.WARN, row, actor, now)
+        raise Conflict(f"the webhook {row} exists already")
+    _webhook_event("added", f"added the webhook {row}, by {actor}", Tone.WARN, row, actor, now)
     return NewSecret(row, row.secret)
 
 
 @transaction.atomic
 def tenant_webhook_rotate(*, webhook_id: int, actor: str, now: datetime, at_once: bool = False) -> NewSecret:
-    """A new secret. For a day messages are signed by the former one, too, unless it counts no longer `at_once`."""
+    """Replaces the secret. Messages are also signed with the former one for a day, unless `at_once`."""
     row = TenantWebhook.objects.select_for_update().get(pk=webhook_id)
     row.former_secret, row.former_until = ("", None) if at_once else (row.secret, now + FORMER_KEPT)
     row.secret = new_signing_secret()
@@ -176,16 +169,16 @@ def tenant_webhook_rotate(*, webhook_id: int, actor: str, now: datetime, at_once
 
 @transaction.atomic
 def tenant_webhook_remove(*, webhook_id: int, actor: str, now: datetime) -> None:
-    """Tell an address no more. What waits to be sent there is given up."""
+    """Deletes a webhook and cancels its pending messages."""
     row = TenantWebhook.objects.select_for_update().get(pk=webhook_id)
     deliveries_give_up(WebhookDelivery.objects.filter(origin=row.origin), now=now, why=REMOVED)
-    _webhook_event("removed", f"{row} is told of batches no more, by {actor}", Tone.OK, row, actor, now)
+    _webhook_event("removed", f"removed the webhook {row}, by {actor}", Tone.OK, row, actor, now)
     row.delete()
 
 
 def tenant_webhooks_notify(*, tenant: str, event: BatchEvent, batch_id: str, now: datetime) -> int:
-    """Put a message into the outbox for each address of a tenant that wants it. Returns how many. To be called in the
-    transaction of what it tells of."""
+    """Puts a message into the outbox for each webhook of the tenant that wants the event. Returns their number. Call it
+    in the transaction of the change."""
     subscribed = [hook for hook in TenantWebhook.objects.filter(tenant=tenant) if is_subscribed(hook.events, event)]
     told = [hook for hook in subscribed if not callback_refusal(tenant, hook.url)]
     for hook in told:

@@ -1,11 +1,5 @@
-"""What was used and what it cost: by the hour, later by the day; how far counting went; and exports.
-
-What machines cost, drew and emitted by the hour, and whose that is.
-
-What engines took for tokens, and what follows for their weights.
-
-Budgets of tenants and of machines.
-"""
+"""Tables of usage and costs: counters by hour and day, marks of counted totals, exports, machine hours with cost,
+energy and emissions, token weights, and budgets."""
 
 from datetime import date
 from decimal import Decimal
@@ -22,21 +16,22 @@ COUNTS = (
     "arrived", "limited", "failed", "refused", "requests", "errors", "cancelled", "estimated", "prompt_tokens",
     "cached_tokens", "completion_tokens",
 )  # fmt: skip
-"""Columns of counts, in the order in which they are shown."""
+"""Counter columns in display order."""
 AMOUNTS = ("charged", "machine_cost")
-"""Columns of US dollars."""
+"""Columns in US dollars."""
 
 
 class UsageCounts(models.Model):
-    """What one tenant, key, deployment, class and adapter used in some time. Every row counts something else, so any
-    may be added up. No key: requests without one. No adapter: the model itself. No deployment: what ingresses counted
-    of a key before they knew it.
+    """Usage of one tenant, key, deployment, class and adapter in a time. Rows are disjoint, so any may be summed. An
+    empty key means requests without one; an empty adapter the base model; an empty deployment what ingresses counted of
+    a key before the deployment was known.
 
-    Ingresses count `arrived`, of those `limited` (over a limit) and `failed` (answers of 5xx). By deployment, with and
-    without a key, they count `refused`: requests that failed and that no cell counts. Cells count the others:
-    `requests` that they admitted, of those `errors`, `cancelled` (cut short) and `estimated` (no engine told their
-    tokens); `cached_tokens` are a part of `prompt_tokens`. `charged`: the price of the tokens when they were counted;
-    `machine_cost`: the share of the cells' hours, once the hour is over. Both in US dollars.
+    - Ingresses count `arrived`, with `limited` (over a limit) and `failed` (5xx) as parts. By deployment, they count
+      `refused`: failed requests that no cell counts.
+    - Cells count admitted `requests`, with `errors`, `cancelled` and `estimated` (no token counts from the engine) as
+      parts. `cached_tokens` are a part of `prompt_tokens`.
+    - `charged` is the price of the tokens when they were counted; `machine_cost` is the share of the cells' cost, once
+      the hour is settled. Both are in US dollars.
     """
 
     tenant = models.CharField(max_length=64, blank=True)
@@ -63,11 +58,11 @@ class UsageCounts(models.Model):
 
 
 ACCOUNT = ("tenant", "key", "deployment", "serving_class", "adapter")
-"""What a row is about, beside its time."""
+"""Columns that identify a row, besides its time."""
 
 
 class UsageHour(UsageCounts):
-    """An hour. Kept for 90 days, then added to its day."""
+    """An hour. Kept for 90 days and then added to its day."""
 
     hour = models.DateTimeField()
 
@@ -84,7 +79,7 @@ class UsageHour(UsageCounts):
 
 
 class UsageDay(UsageCounts):
-    """A day whose hours are no longer kept; 400 days."""
+    """A day whose hours are no longer kept. Kept for 400 days."""
 
     day = models.DateField()
 
@@ -98,7 +93,7 @@ class UsageDay(UsageCounts):
 
 
 class UsageMonth(models.Model):
-    """What a tenant has used of a month (its first day, UTC), written with the hours: budgets are compared with it."""
+    """A tenant's usage in a month (first day, UTC), written with the hours and compared with budgets."""
 
     tenant = models.CharField(max_length=64)
     month = models.DateField()
@@ -113,8 +108,8 @@ class UsageMonth(models.Model):
 
 
 class UsageMark(models.Model):
-    """The totals of one subject that a source last reported in one of its lives, which `since` names: totals of another
-    life begin at 0."""
+    """Last totals that a source reported of a subject in one of its lives, identified by `since`. Another life starts
+    at 0."""
 
     source = models.CharField(max_length=96)
     subject = models.CharField(max_length=160)
@@ -130,7 +125,7 @@ class UsageMark(models.Model):
 
 
 class UsageExport(models.Model):
-    """A day that is in the configured bucket, as one object; its name says the day, and its content never changes."""
+    """A day that was exported to the bucket. Its object is named by the day and never changes."""
 
     target = models.CharField(max_length=500)
     name = models.CharField(max_length=64)
@@ -177,15 +172,14 @@ class KindOfMachines(models.Model):
 
 
 class CellHour(KindOfMachines):
-    """How long machines of one kind were in cells within an hour, what that cost and what energy they took.
+    """Time, cost and energy of machines of one kind in cells, within an hour.
 
-    `machine_ms`: milliseconds of all of them together, `busy_ms` those with requests in flight. `spent` and
-    `busy_spent`: each of these milliseconds times what its machine costs an hour, in millionths of a dollar. Energy is
-    in microjoules, by its source; `busy_uj` is the part of it that fell into busy time. `unrated_ms`: milliseconds of
-    parts of machines of which nobody knows what they draw. `refused`: readings of meters that were not believed.
-
-    The rest is known once the hour is `settled`: `cost` and `idle` (the part of it that is nobody's) in US dollars,
-    emissions in micrograms of CO2 equivalent, and how well each is known. Without a deployment: spares, all idle.
+    - `machine_ms` is the sum over machines; `busy_ms` the part with requests in flight. `spent` and `busy_spent` are
+      these, each millisecond multiplied by its machine's hourly price in millionths of a dollar.
+    - Energy is in microjoules by source; `busy_uj` is the part in busy time. `unrated_ms` has no known power. `refused`
+      counts implausible meter readings.
+    - Known once `settled`: `cost` and `idle` (its unattributed part) in US dollars, emissions in micrograms of CO2
+      equivalent, and the source of each. Without a deployment: spares, all idle.
     """
 
     machine_ms = models.PositiveBigIntegerField(default=0)
@@ -220,9 +214,9 @@ class CellHour(KindOfMachines):
 
 
 class CostShare(KindOfMachines):
-    """What one tenant, key, class and adapter used on one kind of machines within an hour, and its share of what they
-    cost, drew and emitted, once the hour is over. Its tokens are those of the hour of usage, by machines. After 90
-    days the hours of a day are added to its first one."""
+    """Usage of one tenant, key, class and adapter on one kind of machines within an hour, with its share of their cost,
+    energy and emissions once settled. Tokens are those of the hour of usage, by machines. After 90 days the hours of a
+    day are added to its first one."""
 
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
@@ -254,7 +248,7 @@ def _no_sums() -> dict[str, Any]:
 
 
 class TokenWork(models.Model):
-    """Sums over what a node's cell computed on a day (UTC); see `WorkSums`. A node that leaves keeps its days."""
+    """Sums of a node's measured work on a day (UTC); see `WorkSums`. Days of deleted nodes stay."""
 
     version = models.CharField(max_length=160)
     instance_type = models.CharField(max_length=64)
@@ -288,8 +282,8 @@ class TokenWork(models.Model):
 
 
 class TokenFit(models.Model):
-    """The weights of tokens of a version on an instance type, as measured; see `FittedWeights`. Microseconds of an
-    engine's time; errors in shares."""
+    """Measured token weights of a version on an instance type; see `FittedWeights`. Microseconds of engine time; errors
+    as shares."""
 
     version = models.CharField(max_length=160)
     instance_type = models.CharField(max_length=64)
@@ -324,12 +318,9 @@ def default_alert_at() -> list[int]:
 
 
 class Budget(models.Model):
-    """A monthly (UTC) limit on the use of a tenant, or on the cost of the machines of a deployment. A row with neither
-    tenant nor deployment is about all machines, spares included.
-
-    US dollars of a tenant are those charged by prices of tokens; US dollars of machines are what these machines cost.
-    `month`, `level` and `stopped` are what was last announced. The keys of a tenant that is `stopped` are refused.
-    """
+    """A monthly (UTC) limit on a tenant's usage, or on the cost of a deployment's machines; with neither, on all
+    machines including spares. A tenant's US dollars are charges for tokens, those of machines their cost. `month`,
+    `level` and `stopped` are the last announced state. The keys of a `stopped` tenant are refused."""
 
     tenant = models.CharField(max_length=64, blank=True)
     deployment = models.CharField(max_length=96, blank=True)
@@ -360,7 +351,7 @@ class Budget(models.Model):
 
     @property
     def subject(self) -> str:
-        """The subject of its incidents: one for each budget."""
+        """Subject of its incidents."""
         if self.tenant:
             return f"tenant {self.tenant} ({self.unit})"
         return f"machines of {self.deployment or 'the fleet'}"

@@ -1,16 +1,5 @@
-"""Usage added up as somebody requests it, from hours and, where those are no longer kept, from days.
-
-Prices of the tokens of deployments, by the rates in force.
-
-What tokens weigh: as measured of a version on an instance type, else as prices in force say, else as lists do.
-
-What machines cost, took and emitted, and what that is for a million tokens, added up as somebody requests it: out of
-hours that are over, from the shares of accounts and from the machines themselves.
-
-What batches cost: their share of what ran, and what more of them would.
-
-Budgets with what was used of them this month.
-"""
+"""Reads usage, prices, token weights, costs, batch prices and budgets with their use, summed by query parameters from
+hours and, where those are no longer kept, days. It never writes."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +31,7 @@ from traffic.usage.planning.figures import (
 from traffic.usage.planning.prices import FIT_KEPT, HOUR_MS, TokenPrice, TokenWeights, token_price, weights_of
 
 COLUMN = {"tenant": "tenant", "key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
-"""Dimension -> its column."""
+"""Column of each dimension."""
 SUMMED = (*COUNTS, *AMOUNTS)
 TRUNCATE = {By.HOUR: TruncHour, By.DAY: TruncDay, By.MONTH: TruncMonth}
 NOTHING = dict.fromkeys(COUNTS, 0) | dict.fromkeys(AMOUNTS, Decimal(0))
@@ -51,7 +40,7 @@ TICK = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class UsageRow:
-    """One group: the beginning of its time (None: all of it), its dimensions by name, and its sums by column."""
+    """One group: start of its time (None for the whole query), dimensions by name, and sums by column."""
 
     start: datetime | None
     group: dict[str, str]
@@ -60,7 +49,7 @@ class UsageRow:
 
 @dataclass(frozen=True, slots=True)
 class UsageAnswer:
-    """Groups, latest first and then by name, and the sums of all. `truncated`: there are more groups."""
+    """Groups, latest first and then by name, and totals. `truncated`: there are more groups."""
 
     rows: list[UsageRow]
     totals: dict[str, Any]
@@ -68,7 +57,7 @@ class UsageAnswer:
 
 
 def usage_answer(query: UsageQuery, *, most: int) -> UsageAnswer:
-    """Usage by group, in four queries."""
+    """Returns usage by group, in four queries."""
     rows = list(itertools.islice(usage_stream(query), most + 1))
     whole = replace(query, by=By.TOTAL, group=())
     totals = _merged(usage_parts(whole), whole)
@@ -76,8 +65,8 @@ def usage_answer(query: UsageQuery, *, most: int) -> UsageAnswer:
 
 
 def usage_stream(query: UsageQuery) -> Iterator[UsageRow]:
-    """The groups, one after the other, so that any number of them takes no more memory than a few: latest first and
-    then by name. A month, or all of the time, may be partly in hours and partly in days: those are read first."""
+    """Yields groups, latest first and then by name, in constant memory. A month or the whole time may be partly in
+    hours and partly in days; those are read first."""
     if query.by in (By.HOUR, By.DAY):
         yield from (_row(found, query) for found in usage_parts(query))
     else:
@@ -85,7 +74,7 @@ def usage_stream(query: UsageQuery) -> Iterator[UsageRow]:
 
 
 def usage_parts(query: UsageQuery) -> Iterator[dict[str, Any]]:
-    """Sums out of hours, then out of days that have none any more. No group of a day or an hour is in both."""
+    """Yields sums of hours, then of days without hours. A group of a day or hour is in one of them only."""
     hours = UsageHour.objects.filter(hour__gte=query.start, hour__lt=query.end)
     yield from _sums(hours, query, "hour")
     if query.by is not By.HOUR:
@@ -133,7 +122,7 @@ def _sums(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[
 
 
 def token_prices(now: datetime) -> dict[str, TokenPrice]:
-    """Deployment -> the price in force, in one query."""
+    """Returns prices in force by deployment, in one query."""
     begun = Rate.objects.filter(kind__in=OF_TOKENS, valid_from__lte=now).order_by("kind", "subject", "-valid_from")
     in_force = [row.rate() for row in begun.distinct("kind", "subject")]
     rates = Rates(in_force, now)
@@ -142,25 +131,25 @@ def token_prices(now: datetime) -> dict[str, TokenPrice]:
 
 
 Fits = Mapping[tuple[str, str], TokenWeights]
-"""(version, instance type) -> weights."""
+"""Weights by (version, instance type)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """`source`: `measured` by steps of engines, `rated` by prices of tokens in force, `estimated` by lists of them."""
+    """`source`: `measured` from steps of engines, `rated` from token prices in force, `estimated` from price lists."""
 
     weights: TokenWeights
     source: Source
 
 
 def fits_at(now: datetime) -> Fits:
-    """Those that are young enough, in one query."""
+    """Returns recent fits, in one query."""
     rows = TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
     return {(row.version, row.instance_type): row.weights() for row in rows}
 
 
 def weighing(fits: Fits, version: str, instance_type: str, price: TokenPrice | None) -> Weighing:
-    """What tokens of a version weigh on an instance type. `price`: that of their deployment in force."""
+    """Returns the token weights of a version on an instance type. `price` is that of their deployment in force."""
     fitted = fits.get((version, instance_type))
     if fitted is not None:
         return Weighing(fitted, Source.MEASURED)
@@ -170,7 +159,7 @@ def weighing(fits: Fits, version: str, instance_type: str, price: TokenPrice | N
 
 @dataclass(frozen=True, slots=True)
 class TokenWeight:
-    """What tokens of a version weigh on an instance type, in computed prompt tokens. `fit`: how that was measured."""
+    """Token weights of a version on an instance type, in computed prompt tokens. `fit` is the measurement."""
 
     version: str
     instance_type: str
@@ -181,7 +170,8 @@ class TokenWeight:
 
 
 def token_weights(now: datetime) -> list[TokenWeight]:
-    """Of all that cells serve now, and of what was measured lately, by version and type; in three queries."""
+    """Returns the weights of all versions in cells or with a recent measurement, by version and type, in three
+    queries."""
     fits = {
         (row.version, row.instance_type): row
         for row in TokenFit.objects.filter(fitted_at__gte=now - timedelta(days=FIT_KEPT))
@@ -215,20 +205,20 @@ COST_COLUMN = {
     "deployment": "deployment", "version": "version", "type": "instance_type", "region": "region", "tenant": "tenant",
     "class": "serving_class", "adapter": "adapter",
 }  # fmt: skip
-"""Dimension -> its column."""
+"""Column of each dimension."""
 _OF_SHARES = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost", "energy_uj", "carbon_ug")
 _SOURCES = ("cost_source", "energy_source", "carbon_source")
 _OF_MACHINES = {
     "machine_ms": "machine_ms", "idle_cost": "idle", "idle_uj": "idle_uj", "idle_carbon_ug": "idle_carbon_ug",
     "cells_cost": "cost", "cells_uj": "energy_uj", "measured_uj": "measured_uj", "refused": "refused",
 }  # fmt: skip
-"""Sum -> its column."""
+"""Column of each sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostAnswer:
-    """Groups, latest first and then by name, and the sums of all that the filters take. `spares`: of machines in no
-    cell, None where a filter leaves them out; `open_ms`: machine time of hours that are not split yet."""
+    """Groups, latest first and then by name, and totals. `spares` are machines in no cell, None if a filter excludes
+    them; `open_ms` is machine time of unsettled hours."""
 
     rows: list[CostRow]
     totals: CostRow
@@ -238,7 +228,7 @@ class CostAnswer:
 
 
 def cost_answer(query: UsageQuery, *, most: int) -> CostAnswer:
-    """Costs by group, in seven queries."""
+    """Returns costs by group, in seven queries."""
     rows = cost_rows(query)
     totals = cost_rows(replace(query, by=By.TOTAL, group=()))
     named = {name for name, _ in query.where}
@@ -252,8 +242,8 @@ def cost_answer(query: UsageQuery, *, most: int) -> CostAnswer:
 
 
 def cost_rows(query: UsageQuery) -> list[CostRow]:
-    """All groups, latest first and then by name. Tokens of an hour that is not split yet are in none: nobody knows yet
-    what they cost."""
+    """Returns all groups, latest first and then by name. Tokens of unsettled hours are excluded, because their cost is
+    unknown."""
     has_idle = not OF_ACCOUNTS & {*query.group, *(name for name, _ in query.where)}
     first_open = CellHour.objects.filter(settled=False).aggregate(at=Min("hour"))["at"]
     end = min(query.end, first_open) if first_open is not None else query.end
@@ -270,14 +260,14 @@ def cost_rows(query: UsageQuery) -> list[CostRow]:
 
 
 def spare_sums(query: UsageQuery) -> CostSums:
-    """Of machines that were in no cell: all of it is idle."""
+    """Returns sums of machines in no cell, which are all idle."""
     spares = _filtered(CellHour.objects.filter(deployment="", settled=True), query)
     return next((sums for _, sums in _grouped_machines(spares, replace(query, by=By.TOTAL, group=()))), CostSums())
 
 
 def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
-    """Deployment -> US dollars that its machines cost since the beginning of a month (UTC), the hour that runs
-    included; of no deployment: all machines together, spares included."""
+    """Returns the machine cost of each deployment in US dollars since the start of a month (UTC), including the current
+    hour; the empty deployment is all machines, including spares."""
     hours = CellHour.objects.filter(hour__gte=datetime.combine(month, time.min, UTC), hour__lt=end).order_by()
     spent = {
         row["deployment"]: Decimal(row["total"]) / HOUR_MS / 1_000_000
@@ -320,7 +310,7 @@ def _worst(row: Mapping[str, Any]) -> dict[str, Any]:
 def _grouped(
     rows: "QuerySet[Any]", query: UsageQuery, sums: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Beginning of the time and group -> sums."""
+    """Sums by start of the time and group."""
     names = [COST_COLUMN[name] for name in query.group]
     if query.by is not By.TOTAL:
         rows = rows.annotate(start=TRUNCATE[query.by]("hour", tzinfo=UTC))
@@ -340,8 +330,8 @@ BATCH = ServingClass.BATCH.value
 
 @dataclass(frozen=True, slots=True)
 class BatchPrice:
-    """`sums`: of batches; `average`: US dollars for a million of their tokens by their share of what ran, None:
-    unknown. `usd` and `joules`: of a million tokens more; None: hours do not tell."""
+    """`sums` of batches; `average` US dollars per million of their tokens by their share, None if unknown; `usd` and
+    `joules` of a million additional tokens, None if hours do not determine them."""
 
     sums: CostSums
     average: Decimal | None
@@ -350,7 +340,8 @@ class BatchPrice:
 
 
 def batch_price(query: UsageQuery) -> BatchPrice | None:
-    """Out of the hours of a query that filters no accounts; None: no batches in them, or such a filter."""
+    """Computes batch prices from the hours of a query without account filters; None with such filters or without
+    batches."""
     if OF_ACCOUNTS & {name for name, _ in query.where}:
         return None
     by_class = cost_rows(replace(query, by=By.HOUR, group=("class",)))
@@ -376,7 +367,7 @@ def _tokens(rows: list[CostRow]) -> dict[datetime | None, int]:
 
 
 class MonthUse:
-    """What was used of the month of `now`. Each table is read once, when the first budget needs it."""
+    """Usage in the month of `now`. Each table is read once, when a budget needs it."""
 
     def __init__(self, now: datetime) -> None:
         self.month = month_of(now)
@@ -401,7 +392,7 @@ class MonthUse:
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """A budget as pages show it, `used` in words."""
+    """A budget for pages; `used` is text."""
 
     budget: Budget
     used: str

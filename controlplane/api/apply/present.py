@@ -14,8 +14,8 @@ from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
 from models_registry.versions.models import Model, ModelVersion
 from models_registry.versions.services.drafts import COLUMNS
+from traffic.region_shares.models import TrafficRule
 from traffic.region_shares.planning.policy import TrafficPolicy, traffic_policy_as_json
-from traffic.routing.models import TrafficRule
 
 Key = tuple[Kind, str]
 Stated = dict[str, Any]

@@ -10,7 +10,7 @@ from fleet.rollouts.models import Rollout
 from tests.controlplane.access.callers import calls, granted
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.routing.models import TrafficOverride
+from traffic.region_shares.models import TrafficOverride
 
 pytestmark = pytest.mark.django_db
 

@@ -19,7 +19,8 @@ from kernel.access import Role
 from tests.controlplane.access.callers import calls, make_user
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.routing.models import Ingress, TrafficOverride
+from traffic.region_shares.models import TrafficOverride
+from traffic.routing.models import Ingress
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -17,7 +17,8 @@ from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import assert_valid, document
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.routing.models import Ingress, TrafficOverride
+from traffic.region_shares.models import TrafficOverride
+from traffic.routing.models import Ingress
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

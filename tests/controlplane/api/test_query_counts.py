@@ -47,16 +47,9 @@ from traffic.demand.models import DemandForecast
 from traffic.entry.models import Entry, EntryRevision
 from traffic.keys.models import ApplicationKey
 from traffic.keys.services import key_create
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficRule, TrafficShift
 from traffic.responses.models import StoredResponse
-from traffic.routing.models import (
-    Ingress,
-    IngressReport,
-    RoutingTable,
-    TrafficMatrix,
-    TrafficOverride,
-    TrafficRule,
-    TrafficShift,
-)
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.tenants.models import TenantGrant, TenantWebhook
 from traffic.usage.models import Budget, CellHour, CostShare, UsageHour
 

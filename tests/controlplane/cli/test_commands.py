@@ -22,7 +22,8 @@ from kernel.models import Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.fleet.pools import TYPE, pool
-from traffic.routing.models import Ingress, TrafficOverride
+from traffic.region_shares.models import TrafficOverride
+from traffic.routing.models import Ingress
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -24,8 +24,9 @@ from traffic.batches.models import Batch, BatchRange, BatchTimeline
 from traffic.demand.models import DemandForecast
 from traffic.entry.models import Entry, EntryRevision
 from traffic.keys.models import ApplicationKey
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.responses.models import StoredResponse
-from traffic.routing.models import Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficOverride, TrafficShift
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.tenants.models import TenantGrant, TenantWebhook
 from traffic.usage.models import Budget, CellHour, CostShare, UsageHour, UsageMonth
 

@@ -1,4 +1,4 @@
-"""Near-real-time requests over HTTP, in OpenAI's forms: who may, what is answered, and whose they are."""
+"""Near-real-time requests over HTTP in OpenAI's format: access, answers and ownership."""
 
 import json
 from typing import Any

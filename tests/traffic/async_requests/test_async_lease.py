@@ -1,4 +1,4 @@
-"""Leases of near-real-time requests, and what comes of them, on a clock of our own."""
+"""Leases of near-real-time requests and their results, on a virtual clock."""
 
 from datetime import datetime, timedelta
 

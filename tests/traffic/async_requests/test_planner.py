@@ -1,7 +1,4 @@
-"""What an answer means for a near-real-time request, as tables.
-
-What a message of a queue asks for, and why it may ask for nothing.
-"""
+"""Meaning of answers as tables, and parsing of queue messages."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""Queues that are declared, and messages that are taken as if their key's application had sent them."""
+"""Declared queues, and messages that are treated like requests of their key's application."""
 
 from datetime import timedelta
 from typing import Any

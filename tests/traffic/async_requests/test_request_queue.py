@@ -1,5 +1,3 @@
-"""Queues of requests over HTTP."""
-
 import pytest
 from django.utils import timezone
 

@@ -1,4 +1,4 @@
-"""The real sender against a real server in the place of an ingress: races, cancellation, and death in the middle."""
+"""The real sender with a stand-in for the ingress: races, cancellation, and death between steps."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def ingress() -> Iterator[Receiver]:
 
 
 def send_until(condition: Callable[[], bool], *, senders: int = 1, settings: AsyncSettings = QUICK) -> None:
-    """Run senders until `condition` holds, looked at from beside them."""
+    """Runs senders until `condition` holds."""
 
     async def run() -> None:
         stopping = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Accepted work reaches a cell through the real HAProxy, as its key's, where keys are required; and no other cell."""
+"""Requests reach their cell, and no other, through HAProxy with the sender's key."""
 
 import asyncio
 from collections.abc import Callable

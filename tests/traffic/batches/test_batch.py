@@ -1,7 +1,4 @@
-"""Creating batches: what a tenant may have, and what is told of its time.
-
-Samples of open batches in PostgreSQL: one row each, once a step, gone with the batch.
-"""
+"""Creating batches: limits of a tenant, estimates of time, and samples of progress."""
 
 from datetime import timedelta
 from pathlib import Path

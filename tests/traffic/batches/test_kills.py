@@ -1,4 +1,4 @@
-"""I14 through kills: whatever moment a process of batches is killed at, every line of every batch has one outcome."""
+"""I14: however a batch process is killed, every line of every batch has one outcome."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def ingress() -> Iterator[Receiver]:
 
 @pytest.fixture(params=["folder", "bucket"])
 def world(request: Any, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World | None]:
-    """Where files lie: here, or in a cloud, which then fails now and then."""
+    """The file store: a folder, or a bucket that sometimes fails."""
     settings.FILES = str(tmp_path / "files")
     if request.param == "folder":
         yield None
@@ -100,7 +100,7 @@ def batch_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def end_leases() -> None:
-    """What fifteen seconds do."""
+    """Ends leases as fifteen seconds would."""
     past, held = timezone.now() - timedelta(seconds=1), Q(leased_until__isnull=False)
     Batch.objects.filter(held).update(leased_until=past)
     BatchRange.objects.filter(held).update(leased_until=past)

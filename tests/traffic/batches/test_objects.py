@@ -1,4 +1,4 @@
-"""Batches over objects of a tenant's own bucket, in the cloud of tests, with a stand-in for the ingress."""
+"""Batches over objects in a tenant's bucket, in the test cloud, with a stand-in for the ingress."""
 
 import json
 from collections.abc import Iterator
@@ -172,7 +172,7 @@ def test_a_huge_object_is_not_read(world: World, settings: Any) -> None:
 
 
 def test_an_object_that_changes_while_it_is_read_fails_the_batch(world: World) -> None:
-    put(world, LINES * 20_000)  # longer than what is read ahead
+    put(world, LINES * 20_000)  # longer than the read-ahead
     world.faults.append(Fault("GetObject", when=When.AFTER, ending=torn_body().ending))
     answered = world.forwarded
 

@@ -1,4 +1,4 @@
-"""Batches that fall behind: noted once, told to their tenant, and sent on as near-real-time where that is wanted."""
+"""Batches behind their deadline: noted once, reported to the tenant, and sent as near-real-time if allowed."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +32,7 @@ def _own_store(settings: Any, tmp_path: Path) -> None:
 
 
 def behind(key: str = "") -> Batch:
-    """A batch of a thousand lines, of which in half of its time none was answered."""
+    """A batch of a thousand lines with no answer in half of its time."""
     serving_fleet()
     batch = begun(jsonl(line(1)), "acme", key=key)
     Batch.objects.filter(id=batch.id).update(state="in_progress", in_progress_at=NOW, lines=1000, model=MODEL)

@@ -1,4 +1,4 @@
-"""Batches from their file to their results, with a stand-in for the ingress."""
+"""Batches from input to results, with a stand-in for the ingress."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def ingress() -> Iterator[Receiver]:
 
 
 async def done(content: bytes, ingress: Receiver, *, settings: BatchSettings = SOON, **asked: Any) -> Batch:
-    """A batch over this content, once it has ended."""
+    """Runs a batch over this content to its end."""
 
     def begin() -> str:
         serving_fleet(ingress.port)
@@ -132,7 +132,7 @@ async def test_who_is_busy_is_asked_again(ingress: Receiver) -> None:
 
 
 async def test_a_line_whose_answer_broke_on_its_way_counts_once(ingress: Receiver) -> None:
-    """An engine answered it twice; the batch has one outcome of it, with the tokens of that one."""
+    """An engine answered it twice; the batch has one outcome, with the tokens of that answer."""
     torn: set[bytes] = set()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's Files and Batch APIs through the real HAProxy, the control plane and a cell, as openai-python uses them."""
+"""OpenAI's Files and Batch APIs through HAProxy, the control plane and a cell, with openai-python."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ class Rig:
 
     @asynccontextmanager
     async def worked(self, settings: BatchSettings = SOON) -> AsyncIterator[None]:
-        """While a process of batches runs."""
+        """While a batch process runs."""
         stopping = asyncio.Event()
         running = asyncio.create_task(work_on_batches(stopping, settings))
         try:
@@ -74,7 +74,7 @@ class Rig:
 async def rig(home: Path) -> AsyncIterator[Rig]:
     application = RequestBodies(cast(Any, get_asgi_application()))
     server = uvicorn.Server(
-        # Its requests end: one that is cut leaves its connection to the database open.
+        # Wait for its requests: a cancelled one leaves its database connection open.
         uvicorn.Config(
             application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10
         )

@@ -1,4 +1,4 @@
-"""The autoscaler on rows: from what ingresses report to the number of cells."""
+"""The autoscaler on rows: from ingress reports to the number of cells."""
 
 from datetime import timedelta
 
@@ -20,13 +20,13 @@ from tests.fleet import rows
 from tests.traffic.rows import forecast_row
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.capacity.services import LEASE, autoscaling_run
-from traffic.routing.models import TrafficMatrix, TrafficWindow
+from traffic.region_shares.models import TrafficMatrix, TrafficWindow
 
 pytestmark = pytest.mark.django_db
 
 
 class Scaled(Steered):
-    """Two regions whose cells are ranges; cells that are wanted are there in the next moment."""
+    """Two regions with ranges; wanted cells exist immediately."""
 
     REPORT_EVERY_S = 6
 
@@ -42,7 +42,7 @@ class Scaled(Steered):
         Event.objects.all().delete()
 
     def scale(self, seconds: float, *, every_s: int = 6) -> list[str]:
-        """Let time pass, with a look every so often; returns whose cells changed, each time they did."""
+        """Advances time with a pass per step; returns the changed deployments of each pass with changes."""
         changed = []
         for _ in range(int(seconds / every_s)):
             self.run(every_s)
@@ -52,7 +52,7 @@ class Scaled(Steered):
         return changed
 
     def _report_classes(self) -> None:
-        """Each leader says which part of its work is of which class."""
+        """Each leader reports the classes of its work."""
         load = {"classes": {name: {"in_flight": count} for name, count in self.classes.items()}}
         for cell in Cell.objects.filter(state=CellState.READY.value).prefetch_related("members"):
             for member in cell.members.all():
@@ -185,7 +185,7 @@ def test_a_long_queue_asks_for_no_more_than_what_arrives_takes() -> None:
 
 
 def waiting(fleet: Scaled, requests: float, *, per_s: float) -> tuple[int, str]:
-    """How many cells are wanted where so many wait and so many arrive, by which rule."""
+    """Wanted cells, and the rule, for these waiting and arriving requests."""
     for window in TrafficWindow.objects.filter(region=EAST):
         window.samples = [[*row[:4], requests, per_s] for row in window.samples]
         window.save()

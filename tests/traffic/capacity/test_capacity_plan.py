@@ -1,4 +1,4 @@
-"""Plans of the day: what the fleet's rows say, a real child, and what becomes of a plan."""
+"""Daily plans from the fleet's rows, made by a real child process, and their storage."""
 
 import sys
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from traffic.batches.selectors import batch_budgets, batch_jobs
 from traffic.capacity.selectors.autoscaling import scaled_deployments
 from traffic.capacity.selectors.plans import capacity_view
 from traffic.capacity.services import ENDED_AFTER_S, DayPlanner, Planner
-from traffic.routing.models import TrafficMatrix
+from traffic.region_shares.models import TrafficMatrix
 
 pytestmark = [pytest.mark.django_db, pytest.mark.processes]
 
@@ -40,7 +40,7 @@ def day() -> Iterator[DayPlanner]:
 
 @pytest.fixture
 def ranged() -> Deployment:
-    """Cells of 64 requests at once on two nodes each, between one and nine of them; two are there."""
+    """Cells for 64 concurrent requests on two nodes each, one to nine of them; two exist."""
     deployment = rows.deployment(cells=2, where=EAST)
     ModelVersion.objects.update(max_concurrency=64)
     deployment_scale(name=deployment.name, cells={EAST: CellRange(1, 9)}, actor="ada", now=NOW)

@@ -1,4 +1,4 @@
-"""The planner of roles on rows: from what leaders report to how many cells have which role."""
+"""The role planner on rows: from leaders' reports to the number of cells by role."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -29,11 +29,11 @@ FIT = {
     "prompt": 125, "cached": 0, "completion": 600, "step_us": 20_000.0, "sequence_us": 250.0, "prompt_us": 125.0,
     "cached_us": 0.0, "sequences": 30.0, "samples": 100, "nodes": 4, "error": 0.05, "weight_error": 0.05,
 }  # fmt: skip
-"""A step model as the simulator's default has it."""
+"""The simulator's default step model."""
 
 
 class Planned:
-    """Four cells that answer so many requests a second, whose roles are planned."""
+    """Four cells that serve this request rate, with planned roles."""
 
     def __init__(self, **scaling: Any) -> None:
         self.now = rows.NOW
@@ -48,7 +48,7 @@ class Planned:
         Event.objects.all().delete()
 
     def serve(self, per_s: float, prompt: int, answer: int, seconds: float = 300.0) -> None:
-        """So much comes, and is answered by the first cell alone."""
+        """This load arrives, and the first cell answers all of it."""
         count = int(per_s * seconds)
         self.now += timedelta(seconds=seconds)
         self.totals["requests_total"] += count

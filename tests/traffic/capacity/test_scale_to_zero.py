@@ -1,4 +1,4 @@
-"""From what ingresses hold and what is queued to a first cell, and what ingresses are told of it."""
+"""From held and queued requests to a first cell, and the holds that ingresses get."""
 
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
 class Emptied(Scaled):
-    """East may have no cells, and has none; west never had any."""
+    """East may have no cells and has none; west never had any."""
 
     def __init__(self, ranges: dict[str, Any] | None = None, **policy: Any) -> None:
         super().__init__({EAST: 0.0, WEST: 0.0}, **policy)
@@ -41,7 +41,7 @@ class Emptied(Scaled):
         deployment_scale(name="sim-70b", cells=cells, actor="ada", now=self.now)
 
     def hold(self, count: int, region: str = EAST) -> None:
-        """Its ingress holds so many requests."""
+        """Its ingress holds this many requests."""
         report = IngressReport.objects.get(ingress__region=region)
         report.telemetry.setdefault("pools", {}).setdefault("sim-70b", {})["held"] = count
         report.save()

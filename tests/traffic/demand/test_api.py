@@ -1,5 +1,3 @@
-"""Forecasts over HTTP."""
-
 import pytest
 
 from tests.controlplane.api.client import bearer

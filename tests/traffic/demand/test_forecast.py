@@ -1,4 +1,4 @@
-"""Rounds of the planner on real rows."""
+"""Rounds of the forecaster on rows."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -21,7 +21,7 @@ BEGINS = MADE + timedelta(seconds=WAITS_S)
 
 
 def make(now: datetime = BEGINS) -> int | None:
-    """A round of a planner that has just started."""
+    """A round of a forecaster that has just started."""
     return Forecaster().look(now=now)
 
 

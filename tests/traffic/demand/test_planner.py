@@ -1,4 +1,4 @@
-"""How many requests at once are done in time with what is queued."""
+"""Demand by origin and class, and concurrency for queued work."""
 
 import pytest
 from hypothesis import given

@@ -7,7 +7,7 @@ from tests.fleet import rows
 from tests.traffic.rows import EAST, MADE, demand_days, forecast_row
 from traffic.demand.models import DemandDay
 from traffic.demand.selectors import expected_loads, forecasts, series_pasts
-from traffic.routing.models import TrafficMatrix
+from traffic.region_shares.models import TrafficMatrix
 
 pytestmark = pytest.mark.django_db
 

@@ -26,7 +26,7 @@ NUMBER = BEGAN.hour * 12
 
 
 class Metered:
-    """Two regions with an ingress each, and a planner that looks every 10 s."""
+    """Two regions with an ingress each, and a planner that samples every 10 s."""
 
     def __init__(self) -> None:
         self.now = BEGAN - timedelta(seconds=10)
@@ -38,7 +38,7 @@ class Metered:
             IngressReport.objects.create(ingress=ingress, connected=True, revision=1)
 
     def look(self, seconds: float, silent: tuple[str, ...] = ()) -> int:
-        """Let time pass; returns how many series got a slot."""
+        """Advances time; returns the number of series that got a slot."""
         written, until = 0, self.now + timedelta(seconds=seconds)
         while self.now < until:
             self.now += timedelta(seconds=10)
@@ -51,7 +51,7 @@ class Metered:
 
 
 def loads(origin: str = EAST, serving_class: str = "realtime") -> list[float | None]:
-    """From the first slot on that was measured."""
+    """Loads from the first measured slot on."""
     found = DemandDay.objects.filter(origin=origin, serving_class=serving_class, day=BEGAN.date()).first()
     return found.loads[NUMBER:] if found else []
 

@@ -1,4 +1,4 @@
-"""The entry of all clients over HTTP: what is planned, what is published, and replacing what is not ours."""
+"""The DNS entry over HTTP: planned shares, published weights, and adopting foreign records."""
 
 import pytest
 

@@ -1,11 +1,4 @@
-"""When DNS is changed, and when it is left alone: tables of cases.
-
-What never happens to the entry of all clients, in any world and any sequence.
-
-Records of the entry: what a batch says, and what counts as the same.
-
-Targets of load balancers: in after the table, out before the drain, and never by an address alone.
-"""
+"""When DNS changes and when it does not (tables and invariants), Route 53 batches, and load balancer targets."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -193,7 +186,7 @@ def test_a_share_that_grows_costs_no_weight(planned: dict[str, float], name: str
 
 
 class World:
-    """Regions of which one thing changes at a time; what is published is in force a minute later."""
+    """Regions of which one property changes at a time; published weights are in force a minute later."""
 
     def __init__(self) -> None:
         self.now = START

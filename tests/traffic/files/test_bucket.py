@@ -1,4 +1,4 @@
-"""Files in a bucket of the cloud of tests: whole or not there, through lost answers, torn bodies and errors."""
+"""Files in a bucket of the test cloud: complete or absent, through lost responses, truncated bodies and errors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -76,7 +76,7 @@ def test_what_is_there_is_never_replaced(world: World, store: FileStore) -> None
         written(store, "files/a", LONG[:-1] + b"!")
     with pytest.raises(StoreAway, match="is there with other content"):
         written(store, "files/a", b"short")
-    written(store, "files/a", LONG)  # the same again is no harm
+    written(store, "files/a", LONG)  # repeating it is harmless
     with store.open("files/a") as file:
         assert file.read() == LONG
 

@@ -1,5 +1,3 @@
-"""Application keys over HTTP."""
-
 from datetime import timedelta
 from typing import Any
 

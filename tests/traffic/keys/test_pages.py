@@ -1,4 +1,4 @@
-"""The pages of application keys: what they show, and the actions of operators."""
+"""Pages of application keys: content and operators' actions."""
 
 import re
 from datetime import timedelta
@@ -26,7 +26,7 @@ def a_key() -> ApplicationKey:
 
 
 def act(key: ApplicationKey, action: str, **form: str) -> tuple[int, str]:
-    """Post the action and follow; returns the status and text of the last response."""
+    """Posts the action and follows; returns the status and text of the last response."""
     response = signed_in().post(f"/keys/{key.prefix}/ask/{action}/", form, follow=True)
     return response.status_code, response.text
 

@@ -1,4 +1,4 @@
-"""The texts by which the control plane itself shows keys."""
+"""Key texts that the control plane derives for itself."""
 
 import hashlib
 

@@ -1,5 +1,4 @@
-"""From a revocation in the control plane to the refusal in HAProxy: real web, real agent, real HAProxy, and more keys
-than one frame carries."""
+"""From a revocation to the refusal, with real web, agent and HAProxy, and more keys than fit into one frame."""
 
 import asyncio
 import contextlib
@@ -38,7 +37,7 @@ ID = "i-us-east-1"
 
 
 def prepared(port: int) -> str:
-    """A region with an ingress and many keys; returns the ingress's join token."""
+    """Creates a region with an ingress and many keys; returns the ingress's join token."""
     rows.deployment()
     now = clock.now()
     ingress_create(region=rows.region(), address="127.0.0.1", port=port, now=now)
@@ -69,7 +68,7 @@ async def running_agent(url: str, home: Path, port: int, token: str) -> AsyncIte
 
 
 async def answered(client: httpx.AsyncClient, new: NewKey, status: int) -> None:
-    """Ask until the answer has this status, and do the worker's periodic work meanwhile."""
+    """Repeats the request until it gets this status, and runs the worker's periodic tasks meanwhile."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             await sync_to_async(publish)()
@@ -92,7 +91,7 @@ async def test_a_revoked_key_is_refused_by_the_ingress_and_the_lag_is_known(tmp_
             running_agent(url, home, port, token),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client,
         ):
-            await answered(client, new, 503)  # it opens, and no cell is there to serve it
+            await answered(client, new, 503)  # the key is valid, but no cell can serve it
             await sync_to_async(key_revoke)(prefix=new.key.prefix, actor="ann", now=clock.now())
             await answered(client, new, 401)
             async with asyncio.timeout(DEADLINE_S):

@@ -1,4 +1,4 @@
-"""Application keys: made, changed, rotated, revoked; and when a revoked one is refused everywhere."""
+"""Creation, change, rotation and revocation of application keys, and when a revoked one is refused everywhere."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -56,7 +56,7 @@ def publish(now: datetime = NOW) -> dict[str, RoutingTable]:
 
 
 def published_keys(table: RoutingTable) -> tuple[ApiKey, ...]:
-    """Those of the keys in a table that applications were given."""
+    """Keys of applications in a table, without the control plane's own."""
     given = set(ApplicationKey.objects.values_list("prefix", flat=True))
     return tuple(key for key in table_for_ingresses(table).keys if key.prefix in given)
 

@@ -1,11 +1,11 @@
-"""Shares of deployments, and their history, over HTTP."""
+"""Shares of deployments and their history over HTTP."""
 
 import pytest
 
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.traffic.steered import EAST, WEST, Steered
-from traffic.routing.models import TrafficMatrix, TrafficShift
+from traffic.region_shares.models import TrafficMatrix, TrafficShift
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

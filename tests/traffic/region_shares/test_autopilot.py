@@ -11,10 +11,10 @@ from kernel.leases import lease_take
 from kernel.models import Event
 from tests.fleet import rows
 from tests.traffic.steered import EAST, SLOTS, WEST, Steered
+from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
 from traffic.region_shares.planning.load import SAMPLES_MAX
 from traffic.region_shares.services.autopilot import LEASE, SHIFTS_KEPT, autopilot_run
 from traffic.region_shares.services.overrides import Terms, shares_fix, traffic_policy_change
-from traffic.routing.models import TrafficMatrix, TrafficShift, TrafficWindow
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -44,7 +44,7 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     assert all(one["load"] <= 0.8 * one["capacity_now"] for one in figures["regions"].values())
     shift = TrafficShift.objects.latest("id")
     assert (shift.kind, shift.revision) == ("relief", 2)
-    assert "requests at once and was tested for 10, of which 80% are used" in shift.reason
+    assert "concurrent requests and a tested capacity of 10, of which 80% may be used" in shift.reason
     assert kinds()[-1] == "traffic.shift"
     fleet.recover(EAST)
     fleet.run(58)
@@ -55,7 +55,7 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
 
 
 def test_an_ingress_that_lost_its_table_moves_nobody_elsewhere() -> None:
-    """Its agent starts without its journal: until a table comes again it knows of no cell, as each report says."""
+    """Its agent starts without its journal, so its reports name no cell until it gets a table."""
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
     fleet.without_table.add(EAST)
@@ -145,5 +145,5 @@ def test_a_pass_over_ten_deployments_asks_hardly_more_than_one_over_one() -> Non
                 created_at=rows.NOW,
             )
         autopilot_run(now=fleet.now + timedelta(seconds=4 + 4 * number))
-    # Besides the looks, which are the same for any number, each deployment is one update in a savepoint.
+    # Reads are constant; each deployment adds one update in a savepoint.
     assert query_counts[1] - query_counts[0] <= 9 * 3

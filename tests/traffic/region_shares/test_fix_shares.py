@@ -1,4 +1,4 @@
-"""Fixing shares: the predicted effect first, then the override; a refusal says why."""
+"""Fixing shares on the page: preview, override, and errors with their reason."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from pytest_django import DjangoDbBlocker
 from tests.controlplane.dashboard.clients import signed_in
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
-from traffic.routing.models import TrafficOverride
+from traffic.region_shares.models import TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 PAGE = "/traffic/shares/"

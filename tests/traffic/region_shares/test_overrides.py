@@ -1,4 +1,4 @@
-"""Orders of operators: what they may say, and how they end."""
+"""Validation and end of overrides."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,6 +9,7 @@ from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet.rows import NOW
 from tests.traffic.steered import EAST, WEST, Steered
+from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.services.overrides import (
     OVERRIDES_KEPT,
     Terms,
@@ -18,7 +19,6 @@ from traffic.region_shares.services.overrides import (
     shares_fix,
     traffic_policy_change,
 )
-from traffic.routing.models import TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -43,7 +43,7 @@ def test_fixed_shares_hold_until_their_time_and_go_back_in_steps(fleet: Steered)
     fleet.run(4)
     assert fleet.row(EAST) == {EAST: 0.3, WEST: 0.7}
     order = TrafficOverride.objects.get()
-    assert (order.ended_at, order.end_reason) == (order.expires_at, "its time was over")
+    assert (order.ended_at, order.end_reason) == (order.expires_at, "expired")
     fleet.run(80)
     assert fleet.row(EAST) == {EAST: 1.0}
     events = list(Event.objects.filter(kind__startswith="traffic.shares").order_by("id").values_list("kind", "actor"))

@@ -1,4 +1,4 @@
-"""Orders about traffic over HTTP: preview, give, end."""
+"""Overrides over HTTP: preview, start, end."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from pytest_django import DjangoDbBlocker
 from tests.controlplane.api.client import DescribedClient, bearer, rules
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
-from traffic.routing.models import TrafficOverride
+from traffic.region_shares.models import TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""The traffic page: who serves whose requests, and the overrides of operators."""
+"""The traffic page: shares by region, and overrides."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -12,7 +12,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
-from traffic.routing.models import TrafficOverride
+from traffic.region_shares.models import TrafficOverride
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""What operators lay down about a deployment's traffic."""
+"""Changes of traffic policies."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from kernel.models import Event
 from kernel.refusals import InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from traffic.region_shares.models import TrafficRule, TrafficWindow
 from traffic.region_shares.selectors import traffic_policies
 from traffic.region_shares.services.overrides import traffic_policy_change
-from traffic.routing.models import TrafficRule, TrafficWindow
 
 pytestmark = pytest.mark.django_db
 

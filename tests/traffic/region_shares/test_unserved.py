@@ -1,4 +1,4 @@
-"""An outage of a deployment in a region is an incident, with its evidence, until it serves again."""
+"""An incident stays open while a region cannot serve a deployment, with evidence."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kept responses over HTTP, in OpenAI's forms: what is answered, and whose they are."""
+"""Stored responses over HTTP in OpenAI's format: answers and ownership."""
 
 import json
 from typing import Any

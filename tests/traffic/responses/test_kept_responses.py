@@ -1,4 +1,4 @@
-"""How many responses are kept, as those who operate the fleet see it: by tenant, and nothing of what is in them."""
+"""Number and size of stored responses by tenant, without their content."""
 
 from datetime import timedelta
 

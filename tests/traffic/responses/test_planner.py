@@ -1,7 +1,4 @@
-"""What a request for a kept response means, and what an engine gets in its place.
-
-The events of a streamed response, however they are cut into pieces.
-"""
+"""Parsing of requests, bodies for engines, and events of streams cut at any byte."""
 
 import json
 from itertools import pairwise

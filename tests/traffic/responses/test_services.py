@@ -1,4 +1,4 @@
-"""Keeping, following, cancelling and deleting responses."""
+"""Storing, continuing, cancelling and deleting responses."""
 
 import json
 from dataclasses import replace
@@ -72,7 +72,7 @@ def sent(passed: PassedOn | JsonObject) -> Any:
     return json.loads(passed.body)
 
 
-# --- while the application waits ---
+# --- waiting applications ---
 
 
 def test_what_is_passed_on_is_the_keys_and_counted_already() -> None:
@@ -129,7 +129,7 @@ def test_what_is_not_to_be_kept_may_follow_what_is() -> None:
     assert not passed.request.is_kept
 
 
-# --- whose they are, and what is gone ---
+# --- ownership and deletion ---
 
 
 def test_nothing_of_another_tenant_is_found() -> None:
@@ -292,7 +292,7 @@ def test_a_refused_one_leaves_nothing() -> None:
     assert not AsyncRequest.objects.exists()
 
 
-# --- bounds ---
+# --- limits ---
 
 
 @pytest.mark.parametrize("bound", [{"max_kept_per_tenant": 1}, {"max_kept_bytes_per_tenant": 1}])

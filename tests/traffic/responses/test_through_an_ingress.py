@@ -1,4 +1,4 @@
-"""OpenAI's Responses API through the real HAProxy, the control plane and a cell, as openai-python uses it."""
+"""OpenAI's Responses API through HAProxy, the control plane and a cell, with openai-python."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @pytest.fixture(autouse=True)
 def _web_of_a_test(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links are plain; each thread of web gives its connection back, which there is no pool for."""
+    """Links are plain; each thread of web closes its database connection, since there is no pool."""
     settings.PLAIN_LINKS = True
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
 
@@ -50,7 +50,7 @@ async def in_database(work: Callable[[], T]) -> T:
 
 
 class ResponsesCell(FakeCell):
-    """A cell whose engine says how many items it read."""
+    """A cell whose engine returns the number of items that it read."""
 
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         asked = request.json
@@ -82,7 +82,7 @@ class ResponsesCell(FakeCell):
 
 @dataclass
 class Rig:
-    """`web` None: the control plane is away."""
+    """With `web` None, the control plane is unreachable."""
 
     ingress: RunningIngress
     cell: FakeCell
@@ -112,7 +112,7 @@ class Web:
 
     def __init__(self) -> None:
         application = RequestBodies(CreateResponse(cast(Any, get_asgi_application())))
-        # Its requests end: one that is cut leaves its connection to the database open.
+        # Wait for its requests: a cancelled one leaves its database connection open.
         config = uvicorn.Config(
             application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10
         )
@@ -361,7 +361,7 @@ async def test_who_leaves_stops_the_engine_and_nothing_is_kept(tmp_path: Path) -
             return all(writer.transport.is_closing() for writer in ended._writers if writer in busy)
 
         busy = set(ended._writers)
-        await until(is_cut, "both are cut")  # before the engine may go on: else it may be done first
+        await until(is_cut, "both are cut")  # before the engine may continue, else it may finish first
         fleet.cell.release.set()
         assert await rows() == []
 

@@ -1,7 +1,4 @@
-"""Ingresses over HTTP.
-
-Routing tables over HTTP.
-"""
+"""Ingresses and routing tables over HTTP."""
 
 from typing import Any
 
@@ -65,7 +62,7 @@ def test_one_that_cannot_refuse_plain_http_is_named_where_it_should(
 ) -> None:
     row = ingress(connected=True, reason="HAProxy is not there", telemetry=telemetry)
     Region.objects.filter(name=row.region_id).update(plain_http=plain_http)
-    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, and serves it to everybody: upgrade agents"
+    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
     reason = bearer().get("/api/v1/ingresses/i-us-east-1").json()["reason"]
     assert reason.startswith(f"HAProxy is not there; {says}" if names else "HAProxy is not there")
     [shown] = ingress_rows(now=NOW)

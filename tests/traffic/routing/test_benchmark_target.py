@@ -1,4 +1,4 @@
-"""How a deployment comes to serve what is to be measured: its version, and its cells by role."""
+"""A benchmark target gets its version first and its cells by role after that."""
 
 from datetime import timedelta
 from typing import Any
@@ -33,7 +33,7 @@ def serve(version: str = "sim-70b@1", **fields: Any) -> tuple[ServingState, str]
 
 
 def become(prefill: int, decode: int, mixed: int = 0) -> None:
-    """What the reconciler would make of it."""
+    """Stands in for the reconciler."""
     roles = [CellRole.PREFILL] * prefill + [CellRole.DECODE] * decode + [CellRole.MIXED] * mixed
     cells = list(Cell.objects.order_by("id"))
     for cell, role in zip(cells, roles, strict=False):

@@ -1,4 +1,4 @@
-"""Ingress agents' end of the control plane, over real PostgreSQL and Valkey."""
+"""WebSocket handler of ingress agents, over PostgreSQL and Valkey."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -168,7 +168,7 @@ async def test_it_is_told_of_certificates_with_their_keys_on_connecting_and_of_e
 async def test_one_whose_agent_cannot_refuse_plain_http_is_told_nothing_of_it_and_named(
     socket: AgentSocket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, and serves it to everybody: upgrade agents"
+    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
     await sync_to_async(rows.deployment)()
     await publish()
     async with connected(socket, protocol=1) as client:

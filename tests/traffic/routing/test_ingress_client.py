@@ -1,4 +1,4 @@
-"""An answer arrives piece by piece; what is slow, cut off or too long is told; whoever leaves cuts the connection."""
+"""Streams, their limits, broken responses, and cancellation."""
 
 import asyncio
 from contextlib import suppress
@@ -149,7 +149,7 @@ async def test_a_response_that_takes_too_long_is_cut() -> None:
 
     async with ingress(says) as address:
         received = await post(address, limit_s=0.1)
-    assert (received.status, received.sent, received.reason) == (None, True, "no whole answer within 0.1 s")
+    assert (received.status, received.sent, received.reason) == (None, True, "no complete answer within 0.1 s")
 
 
 async def test_an_ingress_that_is_away_has_begun_nothing() -> None:
@@ -160,7 +160,7 @@ async def test_an_ingress_that_is_away_has_begun_nothing() -> None:
 
 @pytest.fixture
 def fleet(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetOfTests:
-    """Its control plane has a certificate, and links are not plain."""
+    """A fleet whose control plane has a certificate and whose links use TLS."""
     settings.PLAIN_LINKS, settings.SWITCHYARD_HOME = False, tmp_path
     monkeypatch.setattr(ingress_client, "own_identity", lambda: ingress_client.OwnIdentity(tmp_path / "control"))
     fleet = FleetOfTests()

@@ -1,4 +1,4 @@
-"""Reports of ingress agents: the latest wins, changes send wake-ups, and a bad row does not affect the others."""
+"""The latest report wins, changes send wake-ups, and a bad row is dropped alone."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,4 @@
-"""Ingresses are recorded once, started when they are not there, and never twice at the same time.
-
-Machines that joined as ingresses: several a region, each by its own id, and none that nobody is.
-"""
+"""Creation and start of ingresses, and machines that joined as ingresses."""
 
 from datetime import datetime, timedelta
 
@@ -133,7 +130,7 @@ def joined(name: str, address: str) -> Machine:
 def test_a_region_has_as_many_ingresses_as_machines_joined_for_it() -> None:
     joined("m-0000000a", "10.0.0.8")
     joined("m-0000000b", "10.0.0.9")
-    rows.machine("m-0000000c")  # a node's
+    rows.machine("m-0000000c")  # port of a node
     ingress_machines_follow(now=NOW)
     ingress_machines_follow(now=NOW)
     found = Ingress.objects.values_list("id", "region_id", "address", "port")

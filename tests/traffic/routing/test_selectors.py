@@ -1,4 +1,4 @@
-"""The fleet's hop secrets follow its SECRET_KEY, and an ingress can carry them out."""
+"""Hop secrets follow SECRET_KEY, and ingresses accept them."""
 
 import pytest
 from django.utils import timezone

@@ -1,4 +1,4 @@
-"""Publication of tables, and the drain that needs no cycle between fleet and traffic."""
+"""Publication of tables, and drained cells."""
 
 from datetime import datetime, timedelta
 
@@ -32,7 +32,7 @@ def ingress(region: str, port: int, *, revision: int, last_seen_at: datetime | N
 
 @pytest.fixture
 def listening() -> None:
-    """Somebody has listened to agents for a while, and does."""
+    """The consumer of agents has run for a while."""
     for moment in (NOW - timedelta(minutes=1), NOW):
         lease_take(name=LISTENING_LEASE, holder="web", ttl_s=90, now=moment)
 
@@ -103,7 +103,7 @@ def test_nothing_is_marked_while_nobody_listens_to_ingresses() -> None:
 
 
 def test_a_table_planned_from_an_older_look_never_replaces_a_newer_one() -> None:
-    """Another worker publishes between our look at the cells and our publication."""
+    """Another worker publishes after this one has read the cells."""
     ingress("us-east-1", 8080, revision=0)
     rows.cell("c1", rows.node("n-a"))
 

@@ -1,4 +1,4 @@
-"""A publisher that reads only what has changed publishes what one publishes that looks at everything."""
+"""A publisher that reads only changed rows publishes the same tables as one that reads all."""
 
 import random
 from collections.abc import Callable
@@ -18,8 +18,9 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.kernel.servers_away import statement_breaks_off
 from traffic.keys.models import KeyPolicy
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
-from traffic.routing.models import Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficOverride
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.routing.selectors import RoutingCache, latest_revisions
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import drained_cells_mark, tables_publish
@@ -69,7 +70,7 @@ def _share(chance: random.Random) -> None:
 
 
 def _spoil_the_table(chance: random.Random) -> None:
-    """As another version that publishes, too, may."""
+    """Writes a table as another release may."""
     region = chance.choice(REGIONS)
     revision = latest_revisions().get(region, 0) + 1
     RoutingTable.objects.create(region_id=region, revision=revision, body={"pools": [1]}, reason="", created_at=NOW)

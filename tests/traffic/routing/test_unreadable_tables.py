@@ -1,5 +1,4 @@
-"""A stored table that nobody can read costs its own region an incident, and nothing else. Tables that earlier versions
-stored can be read."""
+"""An unreadable stored table opens an incident for its region only. Tables that earlier releases stored can be read."""
 
 import json
 from collections.abc import Callable
@@ -14,8 +13,9 @@ from fleet.reconcile.planning.states import CellState
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.async_requests.selectors import deployments_of_model
+from traffic.region_shares.models import TrafficMatrix, TrafficRule
 from traffic.region_shares.services.autopilot import autopilot_run
-from traffic.routing.models import RoutingTable, TrafficMatrix, TrafficRule
+from traffic.routing.models import RoutingTable
 from traffic.routing.selectors import (
     RoutingCache,
     UnreadableTable,
@@ -69,7 +69,7 @@ def test_another_table_takes_its_place_and_other_regions_go_on(how: Callable[[di
     Cell.objects.filter(id="c1").update(generation=7)
     assert "us-east-1" in tables_publish(now=NOW)
     incident = Incident.objects.get(kind=UNREADABLE)
-    assert (incident.region, incident.resolution) == ("us-east-1", "a new table took its place")
+    assert (incident.region, incident.resolution) == ("us-east-1", "a new table replaced it")
     assert "us-east-1 revision 1 cannot be read" in incident.summary
     assert routed_cells(table_message(latest_tables()["us-east-1"])) == {"c1"}
     assert tables_publish(now=NOW) == []

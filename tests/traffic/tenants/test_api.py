@@ -1,4 +1,4 @@
-"""What a tenant's requests and batches may reach, over HTTP and on the page of keys."""
+"""Grants of tenants, over HTTP and on the page of keys."""
 
 import pytest
 from django.test import Client

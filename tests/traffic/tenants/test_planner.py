@@ -1,4 +1,4 @@
-"""Addresses in S3: what is taken for one, and what is below another."""
+"""Parsing of S3 addresses, and prefixes that contain others."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Addresses of tenants that are told of their batches: heard by a real server, verified by OpenAI's own client."""
+"""Webhooks of tenants, received by a real server and verified by OpenAI's client."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a tenant may hear of usage: its own, by showing one of its keys, and nothing else."""
+"""A tenant's own usage, read with one of its keys, and no other."""
 
 from datetime import timedelta
 from typing import Any

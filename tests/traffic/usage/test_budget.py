@@ -1,4 +1,4 @@
-"""Budgets over HTTP: what may be set, and how much of each is used."""
+"""Budgets over HTTP: validation and use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Budgets over real PostgreSQL: alerts become incidents, a stop reaches the routing tables, and both are lifted."""
+"""Alerts become incidents, a stop reaches routing tables, and both are lifted, on PostgreSQL."""
 
 from datetime import date, datetime, timedelta
 from decimal import Decimal

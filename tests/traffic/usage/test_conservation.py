@@ -1,5 +1,5 @@
-"""Money, energy and emissions are conserved through meters that ramp, wrap, restart, lie and fall silent, from the fake
-counters of a machine to the bill: tenants + idle = cells, cells + spares = bill, in whole units and never below 0."""
+"""Conservation of money, energy and emissions with meters that ramp, wrap, restart, misreport or stop: tenants + idle =
+cells, cells + spares = bill, in whole units and never below 0."""
 
 import random
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ LOOK = timedelta(seconds=15)
 MICRO = 1_000_000
 WATTS = 1_000
 RAPL_RANGE = 400_000 * MICRO
-"""Wraps after some minutes at full power, twice in ten minutes at most."""
+"""Wraps after minutes at full power, at most twice in ten minutes."""
 NODES = ("n-a", "n-b", "n-c", "n-spare")
 
 
 class Machine:
-    """The counters of a machine, and the agent that reads them: two GPUs behind NVML's functions, and processors in
-    microjoules that wrap. What it draws is `drawn`, by part."""
+    """Fake counters of a machine and the agent that reads them: two GPUs behind NVML's functions, and wrapping
+    processor counters in microjoules. `drawn` is the true energy by part."""
 
     def __init__(self, name: str, chance: random.Random) -> None:
         self.name, self.now_s = name, 0.0
@@ -62,7 +62,7 @@ class Machine:
         return {"package-0": Reading(microjoules=self._rapl, most_watts=300.0, wraps_at=RAPL_RANGE)}
 
     def run(self, seconds: int, watts: int) -> None:
-        """Draw so much in all, a fifth of it by processors, and be read every five seconds."""
+        """Draws this power, a fifth of it in processors, and reads every five seconds."""
         for _ in range(seconds // 5):
             self.now_s += 5
             for index in (0, 1):
@@ -72,7 +72,7 @@ class Machine:
             self._monitor.read()
 
     def misbehave(self) -> str:
-        """One of what counters and agents do."""
+        """One fault of counters or agents."""
         what = self._chance.choice(["driver restarts", "goes back", "jumps", "lost", "found", "agent restarts", "late"])
         match what:
             case "driver restarts":
@@ -116,7 +116,7 @@ class _Processors:
 
 
 def a_fleet() -> None:
-    """Two deployments, one of two nodes and one of one, and a spare, on machines of their own."""
+    """Two deployments, one of two nodes and one of one, and a spare, on separate machines."""
     Region.objects.create(name="us-east-1", provider="machines")
     kind = InstanceType.objects.create(name=rows.KIND, accelerator="h100", chips=1, price_per_hour=7.77, watts=WATTS)
     nodes = {name: rows.node(name, instance_type=kind) for name in NODES}
@@ -130,7 +130,7 @@ def in_flight(cells: Mapping[str, int]) -> None:
 
 
 def tokens(hour: datetime, chance: random.Random) -> None:
-    """What tenants used in an hour, of both deployments."""
+    """Tokens of tenants of both deployments in an hour."""
     for deployment, tenant in (("sim-70b", "ada"), ("sim-70b", "bob"), ("other", "eve"), ("other", "")):
         account: dict[str, Any] = {
             "tenant": tenant,
@@ -171,7 +171,7 @@ def assert_conserved() -> None:
 
 
 def run(seed: int, liar: str = "", minutes: int = 75) -> dict[str, Machine]:
-    """More than an hour of a fleet, in looks of 15 s: ramps for all, trouble for some or for the liar alone."""
+    """Over an hour of a fleet in passes of 15 s: ramps on all machines, faults on some."""
     chance = random.Random(seed)
     machines = {name: Machine(name, random.Random(f"{seed} {name}")) for name in NODES}
     for minute in range(minutes):
@@ -207,7 +207,7 @@ def test_honest_ramps_are_measured_to_the_millionth_of_a_joule() -> None:
     machines = run(1, liar="nobody", minutes=30)
     row = CellHour.objects.get(deployment="sim-70b", hour=NOW)
     drawn = machines["n-a"].drawn + machines["n-b"].drawn
-    first_reading = 2 * 5 * 50 * MICRO  # where a counter begins nobody knows
+    first_reading = 2 * 5 * 50 * MICRO  # a counter's start is unknown
     assert row.measured_uj == drawn - first_reading
     assert row.refused == 0
 

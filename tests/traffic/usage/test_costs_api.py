@@ -1,4 +1,4 @@
-"""Costs over HTTP: tenants + idle = cells, figures for a million tokens with their sources; as JSON, CSV, Parquet."""
+"""Costs over HTTP: tenants + idle = cells, figures per million tokens with their sources; as JSON, CSV, Parquet."""
 
 import csv
 import io
@@ -158,7 +158,7 @@ def test_more_costs_ask_the_database_as_often() -> None:
         return len(captured)
 
     a_fleet()
-    queries()  # the first asks for what is then known
+    queries()  # the first request loads what is then cached
     few = queries()
     for number in range(5):
         share(f"tenant-{number}", version=f"sim@{number}", back=number + 4)

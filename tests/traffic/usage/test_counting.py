@@ -1,4 +1,4 @@
-"""Usage by the hour, over real PostgreSQL."""
+"""Hourly usage on PostgreSQL."""
 
 from datetime import date, timedelta
 from decimal import Decimal

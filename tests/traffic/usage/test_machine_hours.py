@@ -1,4 +1,4 @@
-"""Hours of machines over real PostgreSQL, from what is in cells to a split that is conserved."""
+"""Machine hours on PostgreSQL, from cells to a conserved split."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -39,7 +39,7 @@ def hours(deployment: str = "sim-70b") -> list[Any]:
 
 
 def shared(tenant: str, tokens: int, serving_class: str = "realtime", adapter: str = "", **kind: str) -> None:
-    """Tokens as counting them leaves them: in a row of usage and in one of their machines."""
+    """Tokens as counting writes them: to a usage row and to one of their machines."""
     account: dict[str, Any] = {
         "tenant": tenant, "serving_class": serving_class, "adapter": adapter, "hour": NOW, "deployment": "sim-70b",
     }  # fmt: skip

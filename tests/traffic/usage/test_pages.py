@@ -1,8 +1,4 @@
-"""The page of usage: who used what, what it costs, who is near a budget; and what admins lay down there.
-
-The page of cost and power: figures for a million tokens with their sources, idle time and spares apart; and what
-admins state there.
-"""
+"""Usage page and cost page: rows, budgets, figures with their sources, and admins' rates."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -136,7 +132,7 @@ def test_figures_are_shown_with_idle_time_and_spares_apart_and_say_how_they_are_
         "idle time included",
     ):
         assert expected in text
-    assert "4.00" in text  # watt-hours for a million tokens: 2 Wh over half a million
+    assert "4.00" in text  # watt-hours per million tokens: 2 Wh for half a million
     assert "as=csv" in text
 
 

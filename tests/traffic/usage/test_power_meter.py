@@ -1,4 +1,4 @@
-"""A meter that lies has an incident, from what nodes report to PostgreSQL, and it ends."""
+"""An implausible meter opens an incident, from node reports on PostgreSQL, and it closes."""
 
 from datetime import timedelta
 
@@ -19,7 +19,7 @@ LOOK_S = 15
 
 
 def tell(second: int, *, refused: int = 0, watts: int = 2) -> None:
-    """What the node's agent has added up at this second, and how many readings it refused."""
+    """The agent's totals at this second, and its refused readings."""
     ms = max(0, second) * 1000
     meter = {"covers": "host", "since": "a", "microjoules": watts * 1000 * ms, "covered_ms": ms, "refused": refused}
     NodeReport.objects.update(telemetry={"energy": [meter]})

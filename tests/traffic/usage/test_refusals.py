@@ -1,4 +1,4 @@
-"""What no cell answered counts once in charts, error budgets, usage and metrics, however it is reported."""
+"""A request that no cell answered counts once in charts, error budgets, usage and metrics, however it is reported."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""What clients of a real HAProxy saw fail is what metrics, charts, the error budget, usage and the dashboard count."""
+"""Metrics, charts, error budgets, usage and the dashboard count the failures that HAProxy's clients saw."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""From what leaders report of their engines to the weights that an hour is split by, over real PostgreSQL."""
+"""From leaders' reports of engine work to the weights that split an hour, on PostgreSQL."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -116,7 +116,7 @@ def test_a_fit_that_nothing_renews_is_given_up_and_old_days_are_forgotten() -> N
 
 @pytest.mark.slow
 def test_a_node_cannot_say_what_another_does() -> None:
-    """What a lying leader says is summed under its own name; three honest ones outvote it."""
+    """A lying leader's numbers are summed under its own name; three honest ones outvote it."""
     a_cell()
     watched(80)
     honest = TokenWork.objects.get()

@@ -1,4 +1,4 @@
-"""Usage over HTTP: added up by what was requested, with totals, as JSON, CSV and Parquet; what it costs; who may."""
+"""Usage over HTTP: groups and totals as JSON, CSV and Parquet, charges, and access."""
 
 import csv
 import io
@@ -153,7 +153,7 @@ def test_more_usage_asks_the_database_as_often() -> None:
 
     used("rufus")
     UsageDay.objects.create(tenant="rufus", day=date(2026, 1, 1))
-    queries()  # the first asks for what is then known
+    queries()  # the first request loads what is then cached
     few = queries()
     for number in range(8):
         used(f"tenant-{number}", f"{number}", back=number)

@@ -1,14 +1,7 @@
-"""Declares queues whose messages become near-real-time requests, says what may be received of one, and takes messages.
-
-A message is its queue's, and the queue is bound to a key by an admin. What a message asks for is judged as if the
-key's application had sent it to the endpoint: same limits, same refusals, same hosts for callbacks.
-
-Reads the queues whose messages become near-real-time requests, in each process that sends them. Any number may run,
-and any may be killed at any moment: a message is deleted once its request is in the database, and one that comes again
-finds that request. It decides nothing: what a message is, `traffic.async_requests.planner` says.
-
-Nothing of AWS is imported before a queue is declared.
-"""
+"""Binds SQS queues to keys, reads them in each sender process, and turns messages into near-real-time requests, with
+the limits and errors that the key's application has at the endpoint. `async_requests.planner` parses messages. Any
+number of processes may read, and may be killed at any time: a message is deleted after its request is in the database,
+and a repeated one finds that request. No AWS module is imported before a queue is declared."""
 
 import asyncio
 import logging
@@ -58,14 +51,14 @@ from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application, UnknownApplication, application_with
 
 UNREAD = "request-queue-unread"
-"""Kind of the incident of a queue that is declared and not read."""
+"""Kind of the incident about a queue that is not read."""
 GOING = frozenset({QueueState.READING, QueueState.FULL})
 NOTED_EVERY = timedelta(seconds=15)
-"""How often a queue that is read as before says so in its row."""
+"""Interval at which an unchanged queue updates its row."""
 REFUSED_KEPT = timedelta(days=14)
-"""As long as SQS keeps a message at most."""
+"""Maximum retention of SQS."""
 REFUSED_MOST = 1000
-"""Of one queue: who sends rubbish must not fill the database."""
+"""Per queue, so that invalid messages cannot fill the database."""
 SETTINGS = AsyncSettings()
 
 log = logging.getLogger(__name__)
@@ -73,7 +66,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MayReceive:
-    """How many messages of a queue may be received now, 0 for none, and why none."""
+    """How many messages of a queue may be received now, and why none."""
 
     count: int
     state: QueueState
@@ -82,11 +75,11 @@ class MayReceive:
 
 @transaction.atomic
 def request_queue_declare(*, url: str, key: str, actor: str, now: datetime) -> RequestQueue:
-    """Let senders take the messages of a queue as requests of a key, named by its prefix.
+    """Binds a queue to a key, named by its prefix.
 
     Raises:
-        InvalidInput: no queue of requests of this install, or no key that opens anything.
-        Conflict: the queue is declared already, or there are too many.
+        InvalidInput: not a request queue of this installation, or no valid key.
+        Conflict: the queue is bound already, or there are too many.
     """
     try:
         address = queue_address(url, install_ensure(now).pk)
@@ -100,33 +93,33 @@ def request_queue_declare(*, url: str, key: str, actor: str, now: datetime) -> R
     except UnknownApplication as unknown:
         raise InvalidInput(field="key", rule="key", message=str(unknown)) from unknown
     if RequestQueue.objects.count() >= MOST_QUEUES:
-        raise Conflict(f"there are {MOST_QUEUES} queues of requests already; withdraw one, or bind fewer keys")
+        raise Conflict(f"there are {MOST_QUEUES} request queues already; withdraw one")
     columns: dict[str, Any] = {"aws_region": address.region, "account": address.account, "name": address.name}
     columns |= {"key": bound, "actor": actor[:64], "created_at": now}
     row, created = RequestQueue.objects.get_or_create(url=url, defaults=columns)
     if not created:
         raise Conflict(f"{row} is declared already, with the key sw_{row.key.prefix}; withdraw it first")
-    message = f"messages of {row} are requests of {bound.tenant or 'no tenant'} (sw_{bound.prefix}), by {actor}"
+    message = f"bound {row} to {bound.tenant or 'no tenant'} (sw_{bound.prefix}), by {actor}"
     _event("declared", message, Tone.WARN, row, actor, now)
     return row
 
 
 @transaction.atomic
 def request_queue_withdraw(*, queue_id: int, actor: str, now: datetime) -> None:
-    """Take no more messages of a queue. Those that wait stay there; those that were accepted are answered."""
+    """Stops reading a queue. Its messages stay there; accepted requests are completed."""
     row = RequestQueue.objects.select_for_update().get(pk=queue_id)
     incidents_close(kind=UNREAD, subject=row.name, resolution=f"{actor} withdrew the queue", now=now)
-    _event("withdrawn", f"messages of {row} are taken no more, by {actor}", Tone.IDLE, row, actor, now)
+    _event("withdrawn", f"withdrew {row}, by {actor}", Tone.IDLE, row, actor, now)
     row.delete()
 
 
 def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: AsyncSettings = SETTINGS) -> MayReceive:
-    """What may be received of a queue: as many messages as would be accepted. What is received and not accepted comes
-    nearer to the dead letters each time, though nothing is wrong with it."""
+    """Returns how many messages of a queue would be accepted now. Receiving more would bring valid messages nearer to
+    the dead-letter queue."""
     try:
         application = application_with(queue.key, now)
     except UnknownApplication as unknown:
-        return MayReceive(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} opens nothing: {unknown}")
+        return MayReceive(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} is not valid: {unknown}")
     if application.over_quota:
         return MayReceive(0, QueueState.FULL, f"the budget of {application.tenant} for this month is used up")
     region = serving_region(_region_of(queue))
@@ -141,17 +134,15 @@ def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: A
     if count:
         return MayReceive(count, QueueState.READING)
     return MayReceive(
-        0, QueueState.FULL, "the tenant's limits leave no room: requests that wait, or a key's per minute"
+        0, QueueState.FULL, "the tenant's limit of waiting requests or the key's requests per minute is reached"
     )
 
 
 def request_message_take(
     queue: RequestQueue, message: Message, body: bytes, *, now: datetime, settings: AsyncSettings = SETTINGS
 ) -> bool:
-    """Whether the message is done with: its request is in the database, now or from an earlier time that it came.
-
-    Has to be called outside of transactions, for the message is deleted next.
-    """
+    """Accepts a message's request. Returns whether the message may be deleted, because its request is in the database.
+    Call it outside of transactions, because the deletion follows."""
     try:
         application = application_with(queue.key, now)
         _accept(queue, application, message, body, now, settings)
@@ -181,19 +172,19 @@ def _accept(queue: RequestQueue, application: Application, message: Message, bod
 
 
 def request_message_refuse(queue: RequestQueue, message: Message, reason: str, *, now: datetime) -> bool:
-    """Note once why a message is left for the dead letters. Returns False: it is not done with."""
+    """Records once why a message is left for the dead-letter queue. Returns False: it must not be deleted."""
     if queue.refused.count() < REFUSED_MOST:
         noted = {"reason": reason_text(reason), "at": now}
         _, created = RefusedMessage.objects.get_or_create(queue=queue, message=message.id[:100], defaults=noted)
         if created:
-            log.warning("message %s of %s is left for its dead letters: %s", message.id, queue, noted["reason"])
+            log.warning("message %s of %s is left for the dead-letter queue: %s", message.id, queue, noted["reason"])
             live.push("keys")
     return False
 
 
 def request_queue_note(queue: RequestQueue, state: QueueState, reason: str, *, now: datetime) -> None:
-    """Store how reading a queue goes, and open or close its incident. Any number of senders may say so: what one of
-    them read within the last minute is not unread, whatever another one finds."""
+    """Records the state of a queue, and opens or closes its incident. A successful read of any sender within the last
+    minute outweighs failures of the others."""
     was = RequestQueue.objects.filter(pk=queue.pk)
     columns: dict[str, Any] = {"state": state.value, "reason": reason_text(reason)}
     changed = Q(read_at=None) | Q(read_at__lt=now - NOTED_EVERY) | ~Q(state=state.value) | ~Q(reason=columns["reason"])
@@ -215,12 +206,12 @@ def request_queue_note(queue: RequestQueue, state: QueueState, reason: str, *, n
 
 
 def refused_messages_trim(*, now: datetime) -> int:
-    """Forget refused messages that no queue can have any more. Returns how many."""
+    """Deletes refused messages that have expired in SQS. Returns their number."""
     return RefusedMessage.objects.filter(at__lt=now - REFUSED_KEPT).delete()[0]
 
 
 def _region_of(queue: RequestQueue) -> str:
-    """The region of the fleet that is where the queue is; "": none."""
+    """Returns the fleet's region at the queue's location, or ""."""
     return CloudRegion.objects.filter(aws_region=queue.aws_region).values_list("region_id", flat=True).first() or ""
 
 
@@ -231,32 +222,32 @@ def _event(what: str, message: str, tone: Tone, row: RequestQueue, actor: str, n
 
 
 LOOK_EVERY_S = 5.0
-"""How soon a queue that was declared is read, and how often one without room is looked at."""
+"""Interval for finding declared queues, and for checking a queue without room."""
 WAIT_S = 2
-"""Of a receive: a process that is told to stop has five seconds."""
+"""Long poll of a receive; a stopping process has five seconds."""
 FACTS_EVERY_S = 60.0
 ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "404"})
 T = TypeVar("T")
 
 
 class QueueEdge:
-    """The readers of one process, one a queue."""
+    """Readers of one process, one task per queue."""
 
     def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
         self._settings = settings or AsyncSettings()
         self._now = now
         self._readers: dict[int, asyncio.Task[None]] = {}
-        # Calls to AWS wait for seconds, and those of the sender must not wait behind them.
+        # AWS calls wait for seconds and must not delay the sender's calls.
         self._threads = ThreadPoolExecutor(MOST_QUEUES, thread_name_prefix="queue")
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Read until `stopping` is set; what was received by then is still taken."""
+        """Reads until `stopping` is set, and processes what was received."""
         while not stopping.is_set():
             try:
                 for queue_id in await in_thread(_declared):
                     self._begin(queue_id, stopping)
             except DatabaseError as error:
-                log.warning("queues of requests are not known: %s", error)
+                log.warning("cannot read the request queues: %s", error)
             await _pause(LOOK_EVERY_S, stopping)
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
         self._threads.shutdown(wait=False)
@@ -270,10 +261,10 @@ class QueueEdge:
     def _ended(self, queue_id: int, reader: "asyncio.Task[None]") -> None:
         del self._readers[queue_id]
         if not reader.cancelled() and (error := reader.exception()) is not None:
-            log.error("queue %s was not read on; it is begun anew", queue_id, exc_info=error)
+            log.error("the reader of queue %s stopped; restarting it", queue_id, exc_info=error)
 
     async def _read(self, queue_id: int, stopping: asyncio.Event) -> None:
-        """Read one queue until it is declared no more."""
+        """Reads one queue until its row is deleted."""
         failures, facts_at = 0, float("-inf")
         while not stopping.is_set():
             wait_s = 0.0
@@ -290,28 +281,29 @@ class QueueEdge:
             except (DatabaseError, CallFailed) as error:
                 failures += 1
                 wait_s = pause_s(failures)
-                log.warning("queue %s was not read, again in %g s: %s", queue_id, wait_s, error)
+                log.warning("cannot read queue %s, retrying in %g s: %s", queue_id, wait_s, error)
                 await self._note_failure(queue_id, error)
             await _pause(wait_s, stopping)
 
     async def look(self, queue: RequestQueue) -> None:
-        """Note how much waits in a queue.
+        """Records the queue's length.
 
         Raises:
-            CallFailed: it does not say, or it has no dead letters: then one bad message would come for ever.
+            CallFailed: AWS does not return it, or the queue has no dead-letter queue, so an invalid message would never
+                leave it.
         """
         facts = await self._call(partial(queue_facts, queue.aws_region, queue.url))
         if not facts.has_dead_letters:
             advice = "deploy it from deploy/aws/requests.yaml"
-            raise Refused("NoRedrivePolicy", f"a message that is no request would come for ever: {advice}")
+            raise Refused("NoRedrivePolicy", f"an invalid message would never leave it: {advice}")
         count = partial(_note_waiting, queue.pk, facts.waiting)
         await in_thread(count)
 
     async def read_once(self, queue: RequestQueue) -> MayReceive:
-        """Receive messages for which there is room, and take them. Returns what there was room for.
+        """Receives as many messages as there is room for, and processes them. Returns that room.
 
         Raises:
-            CallFailed, DatabaseError: not all were taken; the others come again.
+            CallFailed, DatabaseError: some were not processed; they are received again.
         """
         may = await in_thread(
             partial(request_queue_may_receive, queue, now=self._now(), settings=self._settings)
@@ -326,12 +318,12 @@ class QueueEdge:
         return may
 
     async def _take(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
-        """Whatever breaks off in between, those that were taken are deleted."""
+        """Deletes processed messages even if a later one fails."""
         ends_at, done = monotonic() + HANDLE_S, list[Message]()
         try:
             for message in received:
                 if monotonic() >= ends_at:
-                    log.warning("%s: %d messages were not begun in time", queue, len(received) - len(done))
+                    log.warning("%s: %d messages were not processed in time", queue, len(received) - len(done))
                     break
                 if await self._is_done_with(queue, message):
                     done.append(message)
@@ -345,7 +337,7 @@ class QueueEdge:
             refuse = partial(request_message_refuse, queue, message, str(refusal))
             return await in_thread(partial(refuse, now=self._now()))
         except CallFailed as error:
-            log.warning("the body of message %s of %s was not read: %s", message.id, queue, error)
+            log.warning("cannot read the body of message %s of %s: %s", message.id, queue, error)
             return False
         take = partial(request_message_take, queue, message, body, settings=self._settings)
         return await in_thread(partial(take, now=self._now()))
@@ -370,7 +362,7 @@ class QueueEdge:
         try:
             await in_thread(note)
         except DatabaseError as also:
-            log.warning("that queue %s was not read could not be noted: %s", queue_id, also)
+            log.warning("cannot record that queue %s is unread: %s", queue_id, also)
 
     async def _call(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,12 +1,7 @@
-"""Ends a kept response with the near-real-time request that makes it, in the transaction of that: so each has exactly
-one outcome, whoever ends it.
-
-Accepts, cancels and ends near-real-time requests. What is accepted is in the database before the response is
-sent, and each request ends once: an end names the state that it starts from, and only the first one counts.
-
-Leases near-real-time requests to senders and records their outcomes. Each step is one statement or one transaction,
-so a sender may die between any two; another one claims its requests when the leases expire.
-"""
+"""Accepts, cancels, leases and ends near-real-time requests. A request is in the database before its response is sent,
+and ends once: each end names the initial state, and only the first applies. It ends a stored response in the same
+transaction. Each step of a lease is one statement or transaction; if a sender dies between two, another continues after
+the lease. It never calls an ingress."""
 
 import hashlib
 import json
@@ -43,7 +38,7 @@ RESPONSES_PATH = "/v1/responses"
 
 
 def response_end(request: AsyncRequest, now: datetime) -> None:
-    """Note how the request ended, and take over what came of it: it is kept once."""
+    """Records how the request ended and takes over its answer, once."""
     stored = StoredResponse.objects.select_for_update().filter(request=request, state__in=OPEN_RESPONSE_STATES).first()
     answer = _answer_of(request)
     request.answer = None
@@ -78,15 +73,13 @@ def _answer_of(request: AsyncRequest) -> object:
 MAX_IDEMPOTENCY_LETTERS = 128
 MAX_URL_LETTERS = 500
 ENDED_EVENT = "async.ended"
-"""The event sent to the callback URL of a request."""
+"""Event sent to the callback URL of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncSubmission:
-    """What an application sent. Everything but `path` and `body` comes from headers; None: not given.
-
-    `sent_at`: when it was handed in, where that is not now; a limit that it states counts from then.
-    """
+    """A request as sent. All but `path` and `body` comes from headers; None means unstated. `sent_at` is when it was
+    sent, if not now; a stated limit counts from then."""
 
     path: str
     body: bytes
@@ -100,7 +93,7 @@ class AsyncSubmission:
 def async_request_accept(
     *, application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings | None = None
 ) -> tuple[AsyncRequest, bool]:
-    """Accept a request. Returns it, and whether it is new: the same idempotency key finds the same request.
+    """Accepts a request. Returns it and whether it is new: a repeated idempotency key returns the first request.
 
     Raises:
         ApplicationRefused: it is not accepted.
@@ -132,7 +125,7 @@ def async_request_accept(
 
 
 def async_request_cancel(*, application: Application, request_id: str, now: datetime) -> AsyncRequest | None:
-    """Cancel what has not ended. Returns the request as it then is, or None if the tenant has none such."""
+    """Cancels a request that has not ended. Returns its present state, or None if the tenant has no such request."""
     rows = AsyncRequest.objects.filter(id=request_id, tenant=application.tenant, state__in=OPEN_STATES)
     async_request_end(rows, state=AsyncState.CANCELLED, now=now, reason="cancelled by its application")
     return async_request_of(application, request_id)
@@ -141,8 +134,8 @@ def async_request_cancel(*, application: Application, request_id: str, now: date
 def async_request_end(
     rows: "QuerySet[AsyncRequest]", *, state: AsyncState, now: datetime, **columns: Any
 ) -> AsyncRequest | None:
-    """End the one request that `rows` selects, by id and the state that it must be in, and notify its
-    callback URL, in one transaction. Returns it, or None if it is not in that state any more."""
+    """Ends the request that `rows` selects by ID and state, and notifies its callback URL, in one transaction. Returns
+    it, or None if it is not in that state."""
     with transaction.atomic():
         request = rows.select_for_update().first()
         if request is None:
@@ -175,14 +168,14 @@ def async_request_end(
 
 
 def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None) -> int:
-    """Forget outcomes that were kept for their time. Returns how many."""
+    """Deletes outcomes after their retention. Returns their number."""
     kept_s = (settings or AsyncSettings()).kept_s
     return AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=kept_s)).delete()[0]
 
 
 def canonical_body(payload: dict[str, Any]) -> bytes:
-    """The body that is kept and sent: what was checked, written anew, so that no reader on the way finds anything else
-    in it. The model comes first and in plain ASCII, where the quickest reader finds it."""
+    """Returns the validated body, serialised again so that all readers on the way parse it alike. The model comes first
+    and in ASCII, for the parser that stops there."""
     return json.dumps({"model": payload["model"], **payload}, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -200,16 +193,16 @@ def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
         raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
     if payload.get("stream"):
         raise ApplicationRefused(
-            400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream"
+            400, "invalid_value", "a near-real-time request cannot stream; omit `stream`", "stream"
         )
     return payload
 
 
 def _check_members(submission: AsyncSubmission, payload: dict[str, Any]) -> None:
-    """Check what the cell and its engine would: the client is told now, and not by an outcome.
+    """Validates what the cell and engine would, so that the client gets errors immediately.
 
     Raises:
-        ApplicationRefused: a member is missing or wrong.
+        ApplicationRefused: a member is missing or invalid.
     """
     try:
         check_request(submission.path, payload)
@@ -228,7 +221,9 @@ def _checked_headers(
         raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
     key = submission.idempotency_key or ""
     if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
-        raise ApplicationRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
+        raise ApplicationRefused(
+            400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} characters"
+        )
     since = min(now, submission.sent_at or now) if submission.limit_ms else now
     columns = {"deadline_at": since + timedelta(seconds=limit_s), "idempotency_key": key}
     return columns | (_checked_callback(application.tenant, submission.callback_url) if submission.callback_url else {})
@@ -238,7 +233,7 @@ def _checked_callback(tenant: str, url: str) -> dict[str, str]:
     settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
     try:
         if len(url) > MAX_URL_LETTERS:
-            raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} letters long")
+            raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} characters long")
         check_url(url, settings)
         if why := callback_refusal(tenant, url):
             raise RefusedUrl(why)
@@ -255,15 +250,15 @@ def _place(application: Application, submission: AsyncSubmission, model: str) ->
 
 
 def place_check(application: Application, named: str, model: str) -> str:
-    """The region that serves a model for an application; `named` is where its request came in.
+    """Returns the region that serves a model for an application; `named` is the region of its ingress.
 
     Raises:
-        ApplicationRefused: none does, or not with this key.
+        ApplicationRefused: no region serves it, or the key is not valid for it.
     """
     region = serving_region(named)
     deployments = deployments_of_model(region, model) if region else None
     if region is None or deployments is None:
-        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; retry shortly")
     if not deployments:
         raise ApplicationRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
     if not application.may_use(deployments):
@@ -279,7 +274,7 @@ def _check_quotas(application: Application, now: datetime, settings: AsyncSettin
         raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
     if open_requests(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
-        raise ApplicationRefused(429, "too_many_open", f"{most} requests wait already; try again when some have ended")
+        raise ApplicationRefused(429, "too_many_open", f"{most} requests wait already; retry after some have ended")
     limit = application.requests_per_min
     if limit and accepted_since(application, now, 60.0) >= limit:
         raise ApplicationRefused(
@@ -301,7 +296,7 @@ def _other_request(idempotency_key: str) -> ApplicationRefused:
 
 
 MAX_AT_ONCE = 100
-"""Requests that are expired in one pass."""
+"""Requests that one pass expires."""
 _CLAIM = """
 WITH busy AS (
     SELECT tenant, count(*) AS sending FROM traffic_asyncrequest
@@ -332,12 +327,12 @@ FROM leased ORDER BY turn, was_due_at
         AND ((waiting.state = 'queued' AND waiting.due_at <= %(now)s)
              OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))"""
 )
-"""Tenants take turns, so that one who sends much waits behind itself only."""
+"""Tenants take turns, so that a large queue delays only its own tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedRequest:
-    """A request that is ours to send until its lease ends. `attempts` is the number of this attempt, and its fence."""
+    """A request that this sender has leased. `attempts` numbers the attempt and is its fence."""
 
     id: str
     tenant: str
@@ -353,14 +348,14 @@ class LeasedRequest:
 
     @property
     def target(self) -> str:
-        """What may have too much to do: a model in a region."""
+        """The model and region that may be overloaded."""
         return f"{self.region} {self.model}"
 
 
 def async_requests_claim(
     *, count: int, full: Collection[str], now: datetime, settings: AsyncSettings
 ) -> list[LeasedRequest]:
-    """Lease at most `count` requests that are due, or whose sender is gone, to none of the `full` targets."""
+    """Leases at most `count` requests that are due or whose lease has ended, except those of `full` targets."""
     arguments: dict[str, Any] = {
         "now": now,
         "until": now + timedelta(seconds=settings.lease_s),
@@ -381,20 +376,20 @@ def _leased(*columns: Any) -> LeasedRequest:
 def async_leases_renew(
     *, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings
 ) -> set[LeasedRequest]:
-    """Renew the leases that are still ours. Returns those; the others ended or were claimed by another sender."""
+    """Renews these leases. Returns those that still hold; the other requests ended, or another sender has them."""
     until = now + timedelta(seconds=settings.lease_s)
     return {each for each in leased if _ours(each).update(leased_until=until)}
 
 
 def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
-    """Give back what was not finished, so that another sender may take it at once."""
+    """Releases unfinished work for other senders."""
     return _ours(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
 
 
 def async_attempt_settle(
     *, leased: LeasedRequest, received: AttemptResponse, now: datetime, settings: AsyncSettings
 ) -> Verdict | None:
-    """Note what an attempt brought. Returns what it means, or None if the request was not ours any more."""
+    """Records an attempt. Returns its meaning, or None if the lease was lost."""
     verdict = judge(
         received,
         attempts=leased.attempts,
@@ -418,16 +413,16 @@ def async_attempt_settle(
 
 
 def async_requests_open() -> bool:
-    """Whether there is any request that has not ended: one look into an index."""
+    """Whether any request is open, from an index."""
     return AsyncRequest.objects.filter(ended_at=None).exists()
 
 
 def async_requests_expire(*, now: datetime) -> int:
-    """End what no sender holds and whose deadline has passed. Returns how many, at most `MAX_AT_ONCE`."""
+    """Ends unleased requests past their deadline. Returns their number, at most `MAX_AT_ONCE`."""
     unleased = Q(state=AsyncState.QUEUED.value) | Q(state=AsyncState.SENDING.value, leased_until__lte=now)
     late = AsyncRequest.objects.filter(unleased, ended_at=None, deadline_at__lte=now)
     ids = list(late.order_by("deadline_at").values_list("id", flat=True)[:MAX_AT_ONCE])
-    reason = "the deadline passed before it could be answered"
+    reason = "the deadline passed before an answer"
     ended = [async_request_end(late.filter(id=each), state=AsyncState.EXPIRED, now=now, reason=reason) for each in ids]
     return sum(request is not None for request in ended)
 

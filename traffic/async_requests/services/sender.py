@@ -1,5 +1,5 @@
-"""Sends near-real-time requests through the ingress of their region and records the outcome.
-`traffic.async_requests.planner` decides what an answer means."""
+"""Sends near-real-time requests through their region's ingress and records the outcomes. `async_requests.planner`
+decides the meaning of answers."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -50,7 +50,7 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         return async_requests_claim(count=free, full=full, now=now, settings=self._settings)
 
     def renew(self, leases: Collection[LeasedRequest], now: datetime) -> set[LeasedRequest]:
-        """A request that was cancelled or claimed by another process is cut off, so that its engine stops."""
+        """Cuts off requests that were cancelled or leased by another process, so that their engines stop."""
         return async_leases_renew(leased=leases, now=now, settings=self._settings)
 
     def release(self, leased: LeasedRequest, now: datetime) -> None:

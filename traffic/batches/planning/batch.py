@@ -1,13 +1,9 @@
-"""The life of a batch: its states, what may be asked of one, and how OpenAI's Batch API shows it. Pure.
+"""The life of a batch: its states, validation of create requests, OpenAI's format, the order of work, and whether a new
+batch can meet its deadline. Pure. Every line has one terminal outcome (I14), and a batch ends once, in one of four
+states.
 
-Every line of a batch has one terminal outcome (I14), and a batch ends once, in exactly one of four ways.
-
-Which batch is worked on first: the one with the least slack, tenants in turns. And whether a new one can be done in
-its time. Pure.
-
-Slack is what is left until the deadline without the time that the remaining lines need at the rate that lines are
-answered. A higher priority counts as less slack.
-"""
+Tenants take turns, and within a tenant the batch with the least slack comes first. Slack is the time to the deadline
+less the time that the remaining lines take at the present rate; a higher priority counts as less slack."""
 
 import math
 import re
@@ -54,12 +50,12 @@ ALLOWED: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.EXPIRED: frozenset(),
     BatchState.CANCELLED: frozenset(),
 }
-"""From a state to those that may follow. What has run out of time is finalized with what there is; what begins fails
-only if its files in the store are gone."""
+"""Next states by state. An expired batch is finalized with the outcomes it has. Once in progress, it fails only if its
+files in the store are lost."""
 ENDED = frozenset(state for state, following in ALLOWED.items() if not following)
 OPEN = frozenset(BatchState) - ENDED
 MERGING = frozenset({BatchState.FINALIZING, BatchState.CANCELLING})
-"""Nothing more is sent; outcomes are gathered into files."""
+"""No lines are sent; outcomes are merged into files."""
 BATCH_TONE: dict[BatchState, Tone] = {
     BatchState.VALIDATING: Tone.MOVING,
     BatchState.IN_PROGRESS: Tone.MOVING,
@@ -79,50 +75,48 @@ STAMPS: dict[BatchState, str] = {
     BatchState.EXPIRED: "expired_at",
     BatchState.CANCELLED: "cancelled_at",
 }
-"""The column that says when a state was entered."""
+"""Column with the time at which a state was entered."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Every bound of batches. Seconds unless the name says otherwise."""
+    """Limits of batches. Seconds unless the name says otherwise."""
 
     max_lines: int = 50_000
-    """OpenAI's; `SWITCHYARD_BATCH_LINES`."""
+    """OpenAI's limit; `SWITCHYARD_BATCH_LINES`."""
     max_line_bytes: int = 1024 * 1024
-    """As of near-real-time requests."""
+    """Same limit as near-real-time requests."""
     max_answer_bytes: int = 4 * 1024 * 1024
     max_open_per_tenant: int = 100
     kept_s: float = 30 * 86_400.0
-    """How long a batch can be asked for, from its deadline."""
+    """How long a batch can be read after its deadline."""
     range_lines: int = 200
     range_bytes: int = 4 * 1024 * 1024
-    """What is leased, and read into memory, at once."""
+    """Size of a range, which is leased and held in memory as a whole."""
     ranges_at_once: int = 16
-    """Of one process: 64 MiB of requests at most."""
+    """Per process: at most 64 MiB of requests."""
     lease_s: float = 9.0
-    """A process that died is noticed after this; a living one renews three times meanwhile."""
+    """Detects a dead process after this time; a live one renews three times within it."""
     renew_every_s: float = 3.0
     poll_s: float = 0.5
     quiet_after_s: float = 60.0
     quiet_poll_s: float = 2.0
-    """How soon the first batch is seen, once there has been none for `quiet_after_s`."""
+    """Poll interval after `quiet_after_s` without a batch."""
     sync_every_s: float = 0.2
-    """Outcomes are on the disk after this; a crash has what was not sent again."""
+    """Outcomes are on disk after this time; a crash causes later ones to be sent again."""
     first_retry_s: float = 1.0
     longest_retry_s: float = 60.0
     max_failures: int = 5
-    """Attempts of a line that an engine may have begun and not finished."""
+    """Attempts of a line that an engine may have started without finishing."""
     max_validations: int = 3
-    """Attempts to validate a batch that ended in an error or with the process; while the store or the database is away
-    none counts."""
+    """Failed attempts to validate a batch. Attempts while the store or database is unavailable do not count."""
     max_line_errors: int = 100
-    """Of a file that is refused, that are listed."""
+    """Line errors listed for a rejected file."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAsked:
-    """What an application asks for, checked. `window` is the text that is shown again. The input is a file or an
-    object: one of `input_file_id` and `input_uri` is there."""
+    """A validated create request. `window` is the text to show. The input is either `input_file_id` or `input_uri`."""
 
     input_file_id: str
     endpoint: str
@@ -139,23 +133,23 @@ class BatchAsked:
 
 
 def checked_batch(payload: object) -> BatchAsked:
-    """A create request's body, read.
+    """Reads a create request's body.
 
     Raises:
-        ApplicationRefused: a field is missing, unknown or wrong; the text says what would be right.
+        ApplicationRefused: a field is missing, unknown or invalid; the text says what is valid.
     """
     if not isinstance(payload, dict):
         raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
     known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "switchyard"}
     if unknown := sorted(payload.keys() - known):
         name = str(unknown[0])[:80]
-        message = f"Unknown parameter: `{name}`; there are {', '.join(sorted(known))}"
+        message = f"Unknown parameter: `{name}`; known: {', '.join(sorted(known))}"
         raise ApplicationRefused(400, "unknown_parameter", message, name)
     endpoint = payload.get("endpoint")
     if endpoint not in ENDPOINTS:
         raise ApplicationRefused(400, "invalid_value", f"`endpoint` must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if payload.get("completion_window") != USUAL_WINDOW:
-        message = f"`completion_window` must be {USUAL_WINDOW}; other windows go into `switchyard.completion_window`"
+        message = f"`completion_window` must be {USUAL_WINDOW}; use `switchyard.completion_window` for others"
         raise ApplicationRefused(400, "invalid_value", message, "completion_window")
     ours = _ours(payload.get("switchyard"))
     window = ours.get("completion_window", USUAL_WINDOW)
@@ -180,17 +174,17 @@ def _ours(stated: object) -> dict[str, Any]:
         raise ApplicationRefused(400, "invalid_value", "`switchyard` must be an object", "switchyard")
     if unknown := sorted(stated.keys() - set(OUR_MEMBERS)):
         name = f"switchyard.{str(unknown[0])[:80]}"
-        message = f"Unknown parameter: `{name}`; there are {', '.join(OUR_MEMBERS)}"
+        message = f"Unknown parameter: `{name}`; known: {', '.join(OUR_MEMBERS)}"
         raise ApplicationRefused(400, "unknown_parameter", message, name)
     return stated
 
 
 def _input_file(stated: object, uri: ObjectUri | None) -> str:
-    """OpenAI's client must say something: with `input_uri` the empty text."""
+    """OpenAI's client requires a value; with `input_uri` it is the empty text."""
     if uri is not None and stated in (None, ""):
         return ""
     if uri is not None:
-        message = "a batch has one input: `switchyard.input_uri` goes with an `input_file_id` that is empty or left out"
+        message = "a batch has one input: `switchyard.input_uri` needs an empty `input_file_id` or none"
         raise ApplicationRefused(400, "invalid_value", message, "input_file_id")
     if not isinstance(stated, str) or not FILE_ID.fullmatch(stated):
         message = "`input_file_id` must be the id of an uploaded file, file-…"
@@ -204,7 +198,7 @@ def _uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) -> Obje
         return None
     try:
         if not isinstance(stated, str):
-            raise BadObjectUri("must be a text, s3://bucket/key")
+            raise BadObjectUri("must be a string, s3://bucket/key")
         return parse_object_uri(stated, is_object=is_object)
     except BadObjectUri as bad:
         raise ApplicationRefused(400, "invalid_value", f"`switchyard.{name}` {bad}", f"switchyard.{name}") from bad
@@ -255,7 +249,7 @@ def _output_kept_s(stated: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How many lines have an outcome, and what they used."""
+    """Lines with an outcome, and their token usage."""
 
     completed: int = 0
     failed: int = 0
@@ -286,7 +280,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """Why a file, or what of it, failed. `line` counts from 1; None: the file as a whole."""
+    """Why a file or line failed. `line` counts from 1; None means the whole file."""
 
     code: str
     message: str
@@ -302,7 +296,7 @@ def batch_not_found(batch_id: str) -> ApplicationRefused:
 
 
 def cancel_refusal(state: BatchState) -> ApplicationRefused | None:
-    """Why a batch in this state is not cancelled; None where it is, or is being cancelled already."""
+    """Returns why a batch in this state cannot be cancelled; None if it can, or is being cancelled."""
     if state in {BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.CANCELLING, BatchState.CANCELLED}:
         return None
     message = f"Cannot cancel a batch with status '{state}'."
@@ -310,14 +304,14 @@ def cancel_refusal(state: BatchState) -> ApplicationRefused | None:
 
 
 PRIORITY_FACTOR = 1.5
-"""A step of priority is worth a third of what time is left: it moves what has time, and never what has none."""
+"""Each step of priority scales the slack by a third, so it never outweighs a batch without slack."""
 RESERVE = 0.9
-"""Of a measured rate that is counted on."""
+"""Share of a measured rate that estimates rely on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """An open batch. `remaining` lines; `rate`: lines a second that its model answers, 0: not known yet."""
+    """An open batch with `remaining` lines; `rate` is lines per second of its model, 0 if unknown."""
 
     id: str
     tenant: str
@@ -331,14 +325,14 @@ class BatchJob:
         return (self.expires_at - now).total_seconds() - work_s
 
     def urgency(self, now: datetime) -> float:
-        """What is ordered by, the least first. Priority scales slack where there is some, and debt the other way."""
+        """Sort key, most urgent first. Priority shrinks positive slack and enlarges negative slack."""
         slack_s = self.slack_s(now)
         factor = PRIORITY_FACTOR ** (USUAL_PRIORITY - self.priority)
         return slack_s * factor if slack_s >= 0 else slack_s / factor
 
 
 def plan_order(jobs: Iterable[BatchJob], now: datetime) -> tuple[str, ...]:
-    """Ids in the order in which they get what is free: the most urgent of each tenant, then the second of each."""
+    """Returns IDs in the order of service: the most urgent batch of each tenant, then the second of each."""
     turns: dict[str, int] = {}
     ranked = []
     for job in sorted(jobs, key=lambda job: (job.urgency(now), job.id)):
@@ -348,12 +342,12 @@ def plan_order(jobs: Iterable[BatchJob], now: datetime) -> tuple[str, ...]:
 
 
 def feasible_s(lines: int, ahead: int, rate: float) -> float | None:
-    """Seconds in which so many lines are done behind `ahead` others; None: nobody knows, for nothing was measured."""
+    """Returns the seconds until these lines are done after `ahead` others; None without a measured rate."""
     return (lines + ahead) / (rate * RESERVE) if rate > 0 else None
 
 
 def window_text(seconds: float) -> str:
-    """The shortest completion window that has so many seconds, as applications write it."""
+    """Returns the shortest completion window of at least `seconds`, in the API's format."""
     minutes = math.ceil(seconds / 60)
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 
@@ -361,17 +355,17 @@ def window_text(seconds: float) -> str:
 def deadline_refusal(
     *, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool, planned_s: float | None = None
 ) -> str | None:
-    """Why a batch will not be done in the time that it asks for, and in which it would be; None: it may well be, nobody
-    knows, or it is the usual time, which clients cannot choose. `planned_s`: in which it and those ahead have room by
-    the plan of the day; None: there is none, and the rate of before counts."""
+    """Returns why a batch cannot meet its deadline, and which window it can meet. Returns None if it can, if no rate is
+    known, or for the default window, which clients cannot choose. `planned_s` is when the daily plan has room for it
+    and those ahead; None to use the past rate."""
     needed_s = feasible_s(lines, ahead, rate) if planned_s is None else planned_s
     if needed_s is None or needed_s <= asked_s or is_usual:
         return None
-    by = f"at {rate:.3g} lines a second" if planned_s is None else "in what is planned to be free"
+    by = f"at {rate:.3g} lines a second" if planned_s is None else "in the planned capacity"
     window = window_text(needed_s)
-    return f"{lines} lines behind {ahead} others cannot be done in that time {by}; a window of {window} can be met"
+    return f"{lines} lines behind {ahead} others cannot be done in that time {by}; use a window of {window}"
 
 
 def estimated_end(remaining: int, rate: float, now: datetime) -> datetime | None:
-    """When the last line is answered at this rate."""
+    """Returns when the last line is answered at this rate."""
     return now + timedelta(seconds=remaining / rate) if rate > 0 else None

@@ -1,13 +1,9 @@
-"""Reads the lines of a batch's input: what is wrong with each, in which order they are best sent, and what is sent of
-one. Pure; the caller reads the file and hands over line by line, so memory grows by some bytes a line whatever its
-length.
+"""Validates the lines of a batch's input, orders them for sending, builds the request of each, turns answers into
+output or error lines, and encodes the journals of ranges. Pure: the caller reads the file line by line, and memory
+grows by a few bytes per line.
 
-Outcomes of a batch's lines: what an answer means, how it reads in the output and error files, and the journal that a
-range's outcomes are kept in until then. Pure.
-
-A journal's line is `crc position kind input cached output reasoning JSON`: the position of the line in its range, `o`
-or `e` for output or error, and tokens. A line that was cut, or damaged, ends what is read of its journal.
-"""
+A journal line is `crc position kind input cached output reasoning JSON`: the position in the range, `o` or `e` for
+output or error, and tokens. Reading stops at a truncated or damaged line."""
 
 import hashlib
 import json
@@ -24,10 +20,10 @@ from traffic.batches.planning.batch import BatchSettings, LineError, Tally
 
 MAX_CUSTOM_ID = 512
 MAX_INPUTS = 50_000
-"""Texts of all lines for embeddings together, as OpenAI counts."""
+"""OpenAI's limit: embedding inputs of all lines together."""
 PREFIX_LETTERS = (64, 256, 1024, 4096)
-"""Of a prompt, at whose ends it may part from another: the levels of a trie. 256 letters are some 64 tokens, four
-blocks of an engine's cache."""
+"""Prompt lengths at which prefixes are compared: the levels of a trie. 256 letters are about 64 tokens, four blocks of
+an engine's cache."""
 DIGEST_BYTES = 4
 PATH_BYTES = DIGEST_BYTES * len(PREFIX_LETTERS)
 MAX_OUTPUT = 2**31 - 1
@@ -35,8 +31,7 @@ MAX_OUTPUT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A line that is right. `texts`: how many inputs it has; `output`: the most tokens that it may be answered with, 0
-    where it does not say."""
+    """A valid line. `texts` is its number of inputs; `output` the maximum tokens of its answer, 0 if unstated."""
 
     custom_id: str
     body: dict[str, Any]
@@ -49,7 +44,7 @@ class BatchLine:
 
 
 class BadLine(ValueError):
-    """A line that no batch may have. `code` and `param` as OpenAI has them."""
+    """An invalid line. `code` and `param` are OpenAI's."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -59,7 +54,7 @@ class BadLine(ValueError):
 def line_of(text: bytes, endpoint: str) -> BatchLine:
     """
     Raises:
-        BadLine: the line is not as OpenAI has it.
+        BadLine: the line is invalid.
     """
     try:
         line = decode_json(text)
@@ -69,7 +64,7 @@ def line_of(text: bytes, endpoint: str) -> BatchLine:
         raise BadLine("invalid_json_line", "A line must be a JSON object with custom_id, method, url and body.")
     custom_id = line.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
-        message = f"`custom_id` must be a text of 1 to {MAX_CUSTOM_ID} letters."
+        message = f"`custom_id` must be a string of 1 to {MAX_CUSTOM_ID} characters."
         raise BadLine("missing_required_parameter" if custom_id is None else "invalid_value", message, "custom_id")
     if line.get("method") != "POST":
         raise BadLine("invalid_method", "`method` must be POST.", "method")
@@ -87,10 +82,10 @@ def line_of(text: bytes, endpoint: str) -> BatchLine:
 
 def _check_body(body: dict[str, Any]) -> None:
     if body.get("stream"):
-        raise BadLine("invalid_value", "`body.stream` is not possible in a batch: leave it out.", "body.stream")
+        raise BadLine("invalid_value", "`body.stream` is not possible in a batch; omit it.", "body.stream")
     for name in ("store", "background", "previous_response_id"):
         if body.get(name):
-            raise BadLine("invalid_value", f"`body.{name}` is not possible in a batch: leave it out.", f"body.{name}")
+            raise BadLine("invalid_value", f"`body.{name}` is not possible in a batch; omit it.", f"body.{name}")
 
 
 def _texts(body: dict[str, Any]) -> int:
@@ -105,19 +100,19 @@ def _output(body: dict[str, Any]) -> int:
 
 
 def prefix_path(body: dict[str, Any]) -> bytes:
-    """Where in the trie of prompts this one is: equal up to a level as long as the prompts are."""
+    """Returns the prompt's path in the trie: paths share a level if the prompts are equal up to it."""
     prompt = body.get("messages", body.get("prompt", body.get("input", "")))
     text = prompt if isinstance(prompt, str) else _rendered(prompt, PREFIX_LETTERS[-1])
     path = b""
     for letters in PREFIX_LETTERS:
-        # The model's own instructions come first in the prompt of a response.
+        # In the prompt of a response, the instructions come first.
         head = f"{body.get('instructions') or ''}\0{text}"[:letters].encode("utf-8", "surrogatepass")
         path += hashlib.blake2b(head, digest_size=DIGEST_BYTES).digest()
     return path
 
 
 def _rendered(prompt: object, letters: int) -> str:
-    """Roles and texts of messages one after the other, in the order of the prompt that an engine makes of them."""
+    """Roles and texts of messages in the order of the engine's prompt."""
     found, length = [], 0
     for text in _texts_in(prompt, 0):
         found.append(text[:letters])
@@ -140,11 +135,8 @@ def _texts_in(value: object, depth: int) -> Iterator[str]:
 
 
 class LineIndex:
-    """What is known of an input file's lines: their places, their paths, and whether a `custom_id` came twice.
-
-    `salt` makes the digests of ids unforgeable: two ids with one digest of 64 bits would be refused as one, and by
-    accident that happens once in 40 million files of a million lines.
-    """
+    """Index of an input file: positions and trie paths of its lines, and duplicate `custom_id`s. `salt` makes the
+    64-bit digests of IDs unforgeable; an accidental collision occurs once in 40 million files of a million lines."""
 
     def __init__(self, *, endpoint: str, salt: bytes, settings: BatchSettings) -> None:
         self._endpoint, self._salt, self._settings = endpoint, salt, settings
@@ -161,7 +153,7 @@ class LineIndex:
         return len(self._starts)
 
     def add(self, text: bytes, start: int) -> None:
-        """The next line, which begins at this byte of the file. An empty one is passed over."""
+        """Adds the next line, which starts at this byte of the file. Empty lines are skipped."""
         self._number += 1
         if not text.strip():
             return
@@ -169,7 +161,7 @@ class LineIndex:
             if len(self) == self._settings.max_lines:
                 most = self._settings.max_lines
                 self._note(LineError("too_many_tasks", f"A batch may have at most {most} lines."))
-            self._starts.append(start)  # past the limit: so it is said once
+            self._starts.append(start)  # exactly once past the limit, so the error is reported once
             return
         try:
             line = self._checked(text)
@@ -177,7 +169,7 @@ class LineIndex:
             self._note(LineError(bad.code, str(bad), self._number, bad.param))
             return
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-            # No line that a check did not foresee keeps its batch from its end.
+            # An unforeseen kind of line must not keep its batch open, so any error rejects it.
             self._note(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
             return
         self._starts.append(start)
@@ -193,15 +185,14 @@ class LineIndex:
         self._ids = set()
 
     def order(self) -> list[int]:
-        """The lines as they are best sent: those that share a beginning one after the other, depth first, so that an
-        engine reads it once; beginnings with the longest outputs first, because the last lines decide when all is
-        over."""
+        """Returns the lines in sending order: lines with a common prefix in sequence, depth first, so that an engine
+        computes it once. Prefixes with the longest outputs come first, because the last lines determine the end."""
         longest: dict[bytes, int] = {}
         for place, output in enumerate(self._outputs):
             first = self._path(place)[:DIGEST_BYTES]
             longest[first] = max(longest.get(first, 0), output)
 
-        def rank(place: int) -> bytes:  # one object a line, where a tuple would be three
+        def rank(place: int) -> bytes:  # one object per line instead of three for a tuple
             path = self._path(place)
             return (MAX_OUTPUT - longest[path[:DIGEST_BYTES]]).to_bytes(4) + path
 
@@ -211,7 +202,7 @@ class LineIndex:
         return bytes(self._paths[place * PATH_BYTES : (place + 1) * PATH_BYTES])
 
     def place(self, line: int) -> tuple[int, int]:
-        """First byte and length of a line in the file."""
+        """Returns first byte and length of a line in the file."""
         return self._starts[line], self._lengths[line]
 
     def _checked(self, text: bytes) -> BatchLine:
@@ -221,12 +212,14 @@ class LineIndex:
         digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=8, key=self._salt)
         number = int.from_bytes(digest.digest())
         if number in self._ids:
-            message = f"The custom_id {line.custom_id[:80]!r} is there twice: name each line differently."
+            message = f"The custom_id {line.custom_id[:80]!r} occurs twice; each line needs its own."
             raise BadLine("duplicate_custom_id", message, "custom_id")
         self._ids.add(number)
         self.model = self.model or line.model
         if line.model != self.model:
-            message = f"`body.model` is {line.model[:80]!r}, in an earlier line {self.model[:80]!r}: a batch has one."
+            message = (
+                f"`body.model` is {line.model[:80]!r}, in an earlier line {self.model[:80]!r}; a batch has one model."
+            )
             raise BadLine("model_mismatch", message, "body.model")
         self._texts += line.texts
         return line
@@ -238,8 +231,8 @@ class LineIndex:
 
 
 def sent_body(text: bytes) -> tuple[str, bytes]:
-    """The `custom_id` of a line that was checked, and the body that is sent: written anew, so that no reader on the way
-    finds anything else in it, with the model first."""
+    """Returns the `custom_id` of a valid line, and the body to send. The body is serialised again, with the model
+    first, so that all readers on the way parse it alike."""
     line = json.loads(text)
     body = line["body"]
     written = json.dumps({"model": body["model"], **body}, separators=(",", ":"), allow_nan=False)
@@ -257,7 +250,7 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The one terminal outcome of a line: `text` is its line of the output or the error file."""
+    """The terminal outcome of a line; `text` is its line in the output or error file."""
 
     position: int
     is_output: bool
@@ -266,7 +259,7 @@ class Outcome:
 
 
 def outcome_of(position: int, request_id: str, custom_id: str, received: AttemptResponse) -> Outcome:
-    """What ends a line: an answer, or the last of its errors."""
+    """Returns the outcome of an answer or of the last error."""
     if received.status is None:
         error = {"code": TIMEOUT, "message": received.reason[:500]}
         return _outcome(position, request_id, custom_id, None, error, Tally(failed=1))
@@ -301,7 +294,7 @@ def _outcome(
 
 
 def _tally(usage: Mapping[str, Any]) -> Tally:
-    """Chat, completions and embeddings name tokens one way, responses another."""
+    """Responses name tokens differently from chat, completions and embeddings."""
     read = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     written = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     return Tally(
@@ -327,7 +320,7 @@ def journal_line(outcome: Outcome) -> bytes:
 
 
 def journal_outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
-    """What a journal has, up to the first line that is not whole."""
+    """Returns a journal's outcomes up to the first incomplete line."""
     for line in lines:
         if not line.endswith(b"\n") or len(line) < 10:
             return
@@ -342,7 +335,7 @@ def journal_outcomes(lines: Iterable[bytes]) -> Iterator[Outcome]:
 
 
 def error_key(text: bytes) -> tuple[str, str]:
-    """Code and message of a line of the error file, as they are counted for a summary."""
+    """Code and message of an error line, by which a summary counts."""
     line = json.loads(text)
     if line["error"]:
         return str(line["error"]["code"]), str(line["error"]["message"])[:300]

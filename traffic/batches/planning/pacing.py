@@ -1,22 +1,18 @@
-"""Whether a batch will miss its deadline at the rate that it has, and what is done about it, step by step: what is left
-of it is sent as near-real-time, the plan of the day is asked for cells, its owner is told. Pure.
+"""Decides what to do about batches that will miss their deadline, keeps samples of their progress, and sizes the window
+of lines in flight. Pure.
 
-The planned rate is what has to be answered a second so that a tenth of its window is left in the end. A batch below it
-is at risk. The policy of its deployment says how far that may go; each step has its time to help before the next one,
-unless there is none left. No step is taken twice: telling it again with each turn of its rate would help nobody.
+A batch is at risk if its rate is below the planned one, which leaves a tenth of the window as reserve. The steps are:
+send as near-real-time, ask the daily plan for cells, notify the owner. The deployment's policy limits them. Each step
+happens once and gets time to help before the next, unless the reserve is used up.
 
-How far a batch was over time, in a bounded number of samples: as many as a figure shows, whatever its window. Pure.
+Samples lie on a grid from the start of the batch's work. When the grid is full, every second sample is dropped and the
+step doubles.
 
-Samples are on a grid that begins with the batch's work; once it is full, every second one goes and the step doubles.
-
-How many lines of batches may be under way at once to one model in one region, and how fast they are answered. Pure:
-time is given.
-
-Each cell has a window sized by the latency of its real-time requests (`engine_agent.cell_proxy.batch_window`), and
-reports it. Their sum bounds what is sent. Below that a window starts at one line and doubles a round until it is
-refused (slow start), then grows by one a round and shrinks by a quarter when it is refused again (additive increase,
-multiplicative decrease; RFC 5681): other processes and regions send to the same cells, and reports are seconds old.
-"""
+Cells report a window for batch requests, sized by the latency of their real-time requests
+(`engine_agent.cell_proxy.batch_window`); their sum limits a model in a region. Below it, each sender's window starts at
+one line, doubles per round until a refusal (slow start), then grows by one per round and shrinks by a quarter per
+refusal (additive increase, multiplicative decrease; RFC 5681), because other senders share the cells and reports are
+seconds old."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,14 +23,13 @@ from engine_agent.protocol.messages import BatchLoad
 from traffic.async_requests.planner import MOVED, AttemptResponse
 
 RESERVE = 0.1
-"""Of the whole window, that must be left."""
+"""Share of the whole window that must remain."""
 SETTLES_S, SETTLES_SHARE = 600.0, 0.1
-"""A rate says nothing before so long, or so much of the window, is over: windows start slowly, and turns take time."""
+"""A rate is meaningful after this time or share of the window: windows start slowly, and tenants take turns."""
 
 
 class AtRiskPolicy(StrEnum):
-    """What an operator wants done. Tell: its owner is told. Near-real-time: it is sent as that first. Cells: and the
-    plan of the day buys cells for it."""
+    """Tell: notify the owner. Near-real-time: first send it as that. Cells: also ask the daily plan for cells."""
 
     TELL = "tell"
     NEAR_REALTIME = "near_realtime"
@@ -42,7 +37,7 @@ class AtRiskPolicy(StrEnum):
 
 
 class PaceStep(StrEnum):
-    """What can be done, in this order."""
+    """Steps in order."""
 
     RAISE = "raise"
     ASK = "ask"
@@ -58,9 +53,9 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class PacedBatch:
-    """A batch in progress. `began_at`: of its run; `since`: of what `rate` was seen over, the last step or `began_at`.
-    `rate`: lines a second since then, or of its model as of late where it has none; 0: not known. `may_raise`: whether
-    its key may send as near-real-time at all. `taken`: the steps so far; `done`: lines answered so far."""
+    """A batch in progress. `began_at` is the start of its run; `rate` is lines per second since `since`, the last step
+    or `began_at`, or its model's rate if it has none yet, 0 if unknown. `may_raise`: whether its key may send
+    near-real-time requests. `taken` are the past steps; `done` the answered lines."""
 
     id: str
     began_at: datetime
@@ -79,19 +74,19 @@ class PacedBatch:
 
     @property
     def next_steps(self) -> tuple[PaceStep, ...]:
-        """What may be done yet, in its order."""
+        """Returns the remaining steps in order."""
         allowed = (step for step in STEPS[self.policy] if self.may_raise or step is not PaceStep.RAISE)
         return tuple(step for step in allowed if step not in self.taken)
 
     def planned_rate(self, now: datetime) -> float:
-        """Lines a second from now on; infinite, where the reserve is used up."""
+        """Returns the lines per second needed from now on; infinite if the reserve is used up."""
         left_s = (self.expires_at - self.reserve - now).total_seconds()
         return self.remaining / left_s if left_s > 0 else float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is done about one batch, of which `done` lines were answered by then."""
+    """Steps to take for one batch, and its answered lines at that time."""
 
     batch: str
     steps: tuple[PaceStep, ...]
@@ -100,13 +95,13 @@ class Pace:
 
 
 def plan_paces(batches: Iterable[PacedBatch], now: datetime) -> tuple[Pace, ...]:
-    """Those that something is done about now, the ones with the least time first."""
+    """Returns batches that need a step, least time first."""
     ordered = sorted(batches, key=lambda batch: (batch.expires_at, batch.id))
     return tuple(pace for batch in ordered if (pace := _pace(batch, now)) is not None)
 
 
 def _pace(batch: PacedBatch, now: datetime) -> Pace | None:
-    """One step at a time; once the reserve is used up nothing has time to help, and all that is left is done."""
+    """One step at a time. Once the reserve is used up, no step has time to help, so all remaining ones are taken."""
     steps, planned = batch.next_steps, batch.planned_rate(now)
     has_time = planned < float("inf")
     if not steps or not batch.remaining or now >= batch.expires_at or (has_time and not _has_settled(batch, now)):
@@ -114,8 +109,8 @@ def _pace(batch: PacedBatch, now: datetime) -> Pace | None:
     if batch.rate >= planned:
         return None
     if not batch.rate and has_time and not batch.taken:
-        return None  # nothing is known, and there is time to learn it
-    wanted = f"{planned:.3g} lines a second are needed" if has_time else "less than a tenth of its time is left"
+        return None  # the rate is unknown, and there is time to measure it
+    wanted = f"{planned:.3g} lines a second are needed" if has_time else "less than a tenth of its time remains"
     reason = f"{wanted} and {batch.rate:.3g} are answered; {batch.remaining} lines are left"
     return Pace(batch.id, steps[:1] if has_time else steps, reason, batch.done)
 
@@ -133,8 +128,7 @@ Counts = tuple[int | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Lines that had an answer and lines that failed, `step_s` seconds from one sample to the next; None: nobody looked
-    then."""
+    """Completed and failed lines in intervals of `step_s` seconds; None marks a missing sample."""
 
     step_s: int = FIRST_STEP_S
     completed: Counts = ()
@@ -149,7 +143,7 @@ class Timeline:
 
 
 def add_sample(timeline: Timeline, at_s: float, completed: int, failed: int) -> Timeline | None:
-    """With what there is `at_s` seconds after its work began; None: this step has its sample already."""
+    """Adds a sample at `at_s` seconds of its work. Returns None if this step has a sample."""
     step_s, counts = timeline.step_s, (timeline.completed, timeline.failed)
     while at_s // step_s >= MOST_SAMPLES:
         step_s, counts = step_s * 2, (counts[0][::2], counts[1][::2])
@@ -161,14 +155,13 @@ def add_sample(timeline: Timeline, at_s: float, completed: int, failed: int) -> 
 
 
 def needed_lines(timeline: Timeline, lines: int, window_s: float) -> tuple[float, ...]:
-    """Lines that would have an outcome at each sample, were it always as fast as it has to be so that a tenth of its
-    window is left in the end."""
+    """Returns the lines needed at each sample for a constant rate that leaves a tenth of the window."""
     span_s = max(1.0, window_s * (1 - RESERVE))
     return tuple(min(1.0, number * timeline.step_s / span_s) * lines for number in range(len(timeline.completed)))
 
 
 def actual_rates(timeline: Timeline) -> tuple[float | None, ...]:
-    """Lines a second since the sample before; None at the first, and where nobody looked."""
+    """Returns lines per second since the previous sample; None at the first or at a missing one."""
     rates: list[float | None] = []
     last: tuple[int, int] | None = None
     for place, done in enumerate(timeline.done):
@@ -178,7 +171,7 @@ def actual_rates(timeline: Timeline) -> tuple[float | None, ...]:
 
 
 def needed_rates(timeline: Timeline, lines: int, window_s: float) -> tuple[float | None, ...]:
-    """Lines a second that were needed from each sample on; None where none was taken, or its time was over."""
+    """Returns the lines per second needed from each sample on; None without a sample or after the deadline."""
     ends_s = window_s * (1 - RESERVE)
     return tuple(
         None
@@ -195,15 +188,15 @@ def _rate(before: Sequence[int], now: Sequence[int], step_s: int) -> float:
 BUSY = frozenset({429, 503})
 SHRINK = 0.75
 MOST_PER_CELL = 48
-"""Of a cell that reports no window, or whose window is not in force. Above that a cell gains little from more: most of
-its steps are full."""
+"""For a cell that reports no window or does not apply it. A cell gains little from more, since most of its steps are
+full."""
 WAITING_PER_CELL = 2
-"""As many lines wait in a cell beside its window: `engine_agent.cell_proxy.batch_window.WAITING`."""
+"""A cell queues as many lines in addition to its window: `batch_window.WAITING`."""
 LOOK_EVERY_S = 10.0
 
 
 def lines_at_once(cells: Iterable[BatchLoad | None]) -> int:
-    """How many lines these ready cells can have together; at least one. None: a cell reports no window."""
+    """Returns the lines that these ready cells can take together, at least one. None if a cell reports no window."""
     rooms = (
         MOST_PER_CELL if each is None or each.is_alone else min(MOST_PER_CELL, each.window + WAITING_PER_CELL)
         for each in cells
@@ -213,28 +206,28 @@ def lines_at_once(cells: Iterable[BatchLoad | None]) -> int:
 
 @dataclass(slots=True)
 class BatchWindow:
-    """Of one target. `sending` of at most `size`, and of what its cells can have, `most`."""
+    """Window of one target: up to `size` lines in flight, and at most what its cells can take."""
 
     most: int = MOST_PER_CELL
     size: float = 1.0
     sending: int = 0
     has_met_resistance: bool = False
     _deaf: int = 0
-    """So many ends, one less than what was under way when it shrank, say nothing new."""
+    """Number of next results to ignore: lines in flight when the window shrank, less one."""
     _ended_at_s: float | None = None
     rate: float = 0.0
-    """Lines answered a second, as of late."""
+    """Recently answered lines per second."""
 
     @property
     def room(self) -> int:
-        """How many more may be sent now."""
+        """Returns how many more lines may be sent now."""
         return max(0, int(min(self.size, self.most)) - self.sending)
 
     def began(self) -> None:
         self.sending += 1
 
     def ended(self, received: AttemptResponse, now_s: float) -> None:
-        """One of those that were sent has ended."""
+        """Records the end of one sent line."""
         self.sending -= 1
         self._deaf = max(0, self._deaf - 1)
         if received.status in BUSY:
@@ -251,7 +244,7 @@ class BatchWindow:
             self._deaf = self.sending + 1
 
     def _count(self, now_s: float) -> None:
-        """An average that forgets within some fifty lines."""
+        """An average over about the last fifty lines."""
         if self._ended_at_s is not None:
             since_s = max(now_s - self._ended_at_s, 1e-3)
             interval_s = (1.0 / self.rate if self.rate else since_s) * 0.98 + since_s * 0.02

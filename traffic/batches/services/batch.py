@@ -1,10 +1,6 @@
-"""Creates, cancels and moves batches. Each move is one statement that names the state which it starts from, so that of
-two that race only the first one counts.
-
-Watches the pace of open batches: each that falls behind is sent as near-real-time, has the plan of the day asked for
-cells, and has its tenant told, step by step as far as the policy of its deployment goes. Each step is noted with an
-event, in one transaction that names what it saw. Any process may do it, and any number at once.
-"""
+"""Creates, cancels, moves and trims batches, samples their progress, and takes steps for those behind their deadline.
+Each move is one statement that names the initial state, so of concurrent moves only one applies. Each step and its
+event are written in one transaction. Any number of processes may run these services. It never reads the file store."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -57,28 +53,28 @@ FORGOTTEN_AT_ONCE = 500
 
 
 def batch_settings() -> BatchSettings:
-    """The defaults, and what this installation says."""
+    """Defaults, with the installation's values."""
     return BatchSettings(max_lines=django_settings.BATCH_LINES)
 
 
 def batch_create(
     *, application: Application, asked: BatchAsked, region: str, now: datetime, settings: BatchSettings
 ) -> Batch:
-    """Begin a batch. What is wrong with its lines is found later, and shown with it.
+    """Creates a batch. Its lines are validated later, and errors are shown with it.
 
     Raises:
-        ApplicationRefused: the tenant has no such file, as much as it may have, or may not use a place in S3.
+        ApplicationRefused: the tenant has no such file, has reached a limit, or may not use an S3 address.
     """
     if application.over_quota:
         why = "You exceeded your current quota: the budget of this month is used up"
         raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
     if open_batches(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
-        raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; try again when one has ended")
+        raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; retry after one has ended")
     file = _input_file(application, asked, now)
     place = serving_region(region)
     if place is None:
-        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; retry shortly")
     if file is not None:
         _check_deadline(file, place, asked, now)
     live.push("batches")
@@ -102,7 +98,7 @@ def batch_create(
 
 
 def _input_file(application: Application, asked: BatchAsked, now: datetime) -> StoredFile | None:
-    """The file that it is over; None: an object, which is looked at when it is validated."""
+    """Returns the input file; None for an object, which validation reads."""
     if asked.output_uri is not None:
         place_check(application.tenant, asked.output_uri, GrantUse.WRITE, "output_uri")
     if asked.input_uri is not None:
@@ -131,10 +127,10 @@ def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datet
 
 
 def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> Batch:
-    """Cancel a batch: nothing more of it is sent, and what was answered can be read. Again is no fault.
+    """Cancels a batch; completed lines can be read. Idempotent.
 
     Raises:
-        ApplicationRefused: the tenant has none such, or it has ended.
+        ApplicationRefused: the tenant has no such batch, or it has ended.
     """
     batch = batch_of(application.tenant, batch_id)
     if batch is None:
@@ -143,7 +139,7 @@ def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> B
 
 
 def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
-    """The same of a batch whoever asks.
+    """Cancels a batch of any tenant.
 
     Raises:
         ApplicationRefused: it has ended.
@@ -157,7 +153,7 @@ def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
 
 
 def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: str) -> Batch:
-    """The same for an operator, with an event that says why.
+    """Cancels a batch for an operator, with an event.
 
     Raises:
         Conflict: it has ended.
@@ -175,7 +171,7 @@ def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: 
 
 
 def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, now: datetime, **columns: Any) -> int:
-    """Move those of the rows that are in `start`. Returns how many were. Of an end webhooks are told in the same
+    """Moves those rows that are in `start` and returns their number. The end of a batch notifies webhooks in the same
     transaction."""
     if to not in ALLOWED[start]:
         raise ValueError(f"a batch does not go from {start} to {to}")
@@ -193,7 +189,7 @@ def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, no
 
 
 def _told(batch: Batch) -> dict[str, Any]:
-    """What receivers of webhooks are told: nothing of its content."""
+    """Data for webhooks, without the batch's content."""
     return {
         "id": batch.id,
         "tenant": batch.tenant,
@@ -205,14 +201,14 @@ def _told(batch: Batch) -> dict[str, Any]:
 
 
 def batch_lose(*, batch: Batch, now: datetime) -> int:
-    """Fail a batch whose files in the store are gone. Returns how many were."""
-    error = LineError("files_lost", "The files of this batch are gone from the file store.").shown()
+    """Fails a batch whose files in the store are lost. Returns the number of failed batches."""
+    error = LineError("files_lost", "The files of this batch are lost from the file store.").shown()
     rows = Batch.objects.filter(id=batch.id)
     return batch_move(rows, start=BatchState(batch.state), to=BatchState.FAILED, now=now, errors=[error])
 
 
 def batches_advance(*, now: datetime) -> int:
-    """Finalize what has no line left, or no time. Returns how many."""
+    """Finalizes batches that have no open lines or no time left. Returns their number."""
     running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value)
     lacking = BatchRange.objects.filter(batch=OuterRef("pk"), done=False)
     to = {"start": BatchState.IN_PROGRESS, "to": BatchState.FINALIZING, "now": now}
@@ -221,12 +217,12 @@ def batches_advance(*, now: datetime) -> int:
 
 
 def batches_open() -> bool:
-    """Whether there is any batch that has not ended: one look into an index."""
+    """Whether any batch is open, from an index."""
     return Batch.objects.filter(state__in=OPEN_STATES).exists()
 
 
 def batches_trim(*, now: datetime) -> int:
-    """Delete batches that ended long ago. Returns how many."""
+    """Deletes batches that ended long ago. Returns their number."""
     old = now - timedelta(seconds=BatchSettings().kept_s)
     ended = Batch.objects.filter(state__in=[state.value for state in ENDED], expires_at__lt=old)
     ids = list(ended.values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
@@ -236,21 +232,21 @@ def batches_trim(*, now: datetime) -> int:
 
 
 DONE = {
-    PaceStep.RAISE: "they are sent as near-real-time from now on",
-    PaceStep.ASK: "the plan of the day is asked for cells",
-    PaceStep.TELL: "its owner is told",
+    PaceStep.RAISE: "its lines are now sent as near-real-time",
+    PaceStep.ASK: "the daily plan was asked for cells",
+    PaceStep.TELL: "its owner was notified",
 }
 
 
 def batches_pace(*, now: datetime, rates: Mapping[str, float]) -> int:
-    """Take the next step for each batch that will miss its deadline. `rates`: lines a second as of late, by
-    `region model`. Returns for how many."""
+    """Takes the next step for each batch that will miss its deadline. `rates` has recent lines per second by `region
+    model`. Returns the number of batches."""
     return sum(_apply(pace, now) for pace in plan_paces(batches_paced(now, rates), now))
 
 
 @transaction.atomic
 def _apply(pace: Pace, now: datetime) -> bool:
-    """Steps that another process has taken meanwhile are left out."""
+    """Skips steps that another process has taken meanwhile."""
     batch = Batch.objects.filter(id=pace.batch, state=BatchState.IN_PROGRESS.value).select_for_update().first()
     steps = [step for step in pace.steps if batch is not None and getattr(batch, STEP_FIELDS[step]) is None]
     if batch is None or not steps:
@@ -278,12 +274,12 @@ def _apply(pace: Pace, now: datetime) -> bool:
     return True
 
 
-# Keeps how far open batches are over time: one row each, written once in a step, of bounded length. Any process may
-# do it, and any number at once: whoever is later adds nothing.
+# Samples of progress: one row per batch, of bounded length. A concurrent process adds nothing to a step that has a
+# sample.
 
 
 def batches_sample(*, now: datetime) -> int:
-    """Take a sample of each batch in progress that has none in this step. Returns how many; in three queries."""
+    """Samples each batch in progress that lacks one in this step, in three queries. Returns their number."""
     running = Batch.objects.filter(state=BatchState.IN_PROGRESS.value).exclude(in_progress_at=None)
     batches = list(running)
     if not batches:

@@ -1,12 +1,9 @@
-"""Input and results of a batch as objects in a tenant's own bucket. What may be used is asked again each time; an input
-is read whole, of one content, before anything of it is believed; a result is written once and replaces nothing.
+"""Validates inputs, writes work files, and merges outcomes into output and error files. Validation orders the lines and
+cuts them into ranges of a work file, which replaces the input from then on. The end writes files, counts and state in
+one transaction; every line has one outcome, even if it was sent twice.
 
-Validates the input of a batch, line by line, and writes its work file: the same lines in the order in which they are
-sent, cut into ranges. From then on the batch needs its input file no more.
-
-Gathers the outcomes of a batch's ranges into its output and error files, and ends it: files, counts and state in one
-transaction, so that nobody sees one without the others. Every line comes once, whatever was sent twice.
-"""
+Inputs and results may be objects in a tenant's bucket: grants are checked each time, an input is read whole in one
+version before it is used, and a result never replaces an object."""
 
 import io
 import secrets
@@ -51,7 +48,7 @@ JSONL = "application/jsonl"
 
 
 class UnusableObject(Exception):
-    """An input that cannot be read, or results that cannot be written, and it is not only for now."""
+    """An input that cannot be read, or results that cannot be written, permanently."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -63,18 +60,18 @@ class UnusableObject(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PinnedInput:
-    """The content of an input, on this host's disk, and its name in S3."""
+    """The content of an input on local disk, and its version in S3."""
 
     file: BinaryIO
     etag: str
 
 
 def input_fetch(batch: Batch, most: int) -> PinnedInput:
-    """The whole of a batch's object of at most so many bytes.
+    """Downloads a batch's object of limited size.
 
     Raises:
-        UnusableObject: it is not there, too long, not allowed, or was replaced meanwhile.
-        StoreAway: S3 does not answer now, or there is no room for it.
+        UnusableObject: it is missing, too long, not granted, or was replaced meanwhile.
+        StoreAway: S3 does not respond, or the disk is full.
     """
     place, grant = _granted(batch, batch.input_uri, GrantUse.READ)
     with _explained(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
@@ -85,12 +82,12 @@ def input_fetch(batch: Batch, most: int) -> PinnedInput:
 
 
 def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> None:
-    """Write a file of the store as an object to where the batch's results go. One that is there already with the same
-    content is as good: somebody who died wrote it.
+    """Copies a file of the store to the batch's output address. An existing object with the same content is accepted:
+    it is from an attempt that was interrupted.
 
     Raises:
-        UnusableObject: it cannot be written there, or another object has that name.
-        StoreAway: S3 does not answer now.
+        UnusableObject: it cannot be written, or another object has that name.
+        StoreAway: S3 does not respond.
     """
     place, grant = _granted(batch, batch.output_uri, GrantUse.WRITE)
     target = place.below(filename)
@@ -123,7 +120,9 @@ def _explained(place: ObjectUri) -> Iterator[None]:
         said = "there is no such object" if refused.code in GONE else said_of(refused)
         raise UnusableObject(code, f"{place}: {said}") from refused
     except ObjectChanged as changed:
-        raise UnusableObject("object_changed", f"{changed}: leave it until the batch is in progress") from changed
+        raise UnusableObject(
+            "object_changed", f"{changed}; do not change it until the batch is in progress"
+        ) from changed
     except OtherObject as other:
         raise UnusableObject("object_exists", str(other)) from other
     except CallFailed as failed:
@@ -143,11 +142,10 @@ class LineRange:
 
 
 def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
-    """Have a batch begin, or fail with what is wrong. Returns whether it was ours to judge: it may have been cancelled,
-    or its lease may have ended.
+    """Starts a batch, or fails it with its errors. Returns False if the batch was cancelled or the lease was lost.
 
     Raises:
-        StoreAway: the store cannot be used; another process tries again once the lease has ended.
+        StoreAway: the store is unavailable; another process retries after the lease.
     """
     store = file_store()
     ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
@@ -206,7 +204,7 @@ def _validated(
 
 
 def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIndex:
-    """What is known of a file's lines, and what is wrong with them."""
+    """Returns the index of a file's lines, with errors."""
     index = LineIndex(endpoint=endpoint, salt=secrets.token_bytes(16), settings=settings)
     for start, text in bounded_lines(file, settings.max_line_bytes):
         index.add(text, start)
@@ -215,7 +213,7 @@ def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIn
 
 
 def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
-    """Each line's first byte and its text without the line's end; of one longer than `most` so much and a byte more."""
+    """Yields each line's first byte and its text without the line end, cut one byte after `most`."""
     start = 0
     while text := file.readline(most + 2):
         yield start, text.rstrip(b"\r\n")
@@ -227,7 +225,7 @@ def bounded_lines(file: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
 def work_write(
     store: FileStore, file: BinaryIO, index: LineIndex, name: str, settings: BatchSettings
 ) -> list[LineRange]:
-    """Write the lines in the order in which they are sent."""
+    """Writes the lines in sending order."""
     writer, ranges = store.write(name), list[LineRange]()
     try:
         start = lines = 0
@@ -250,7 +248,7 @@ def work_write(
 def _application(batch: Batch, now: datetime) -> Application:
     """
     Raises:
-        ApplicationRefused: the key that began the batch opens nothing any more.
+        ApplicationRefused: the key that created the batch is no longer valid.
     """
     if not batch.key:
         return Application(tenant=batch.tenant)
@@ -264,24 +262,24 @@ def _application(batch: Batch, now: datetime) -> Application:
 
 
 SUMMARIES = 3
-"""Of errors, the most frequent first, where every line failed."""
+"""Errors listed when every line failed, most frequent first."""
 COPIES_TRIED = timedelta(hours=1)
-"""How long a batch waits for the place of its results; then they are here alone."""
+"""After this time results stay only in the installation's store."""
 UNSENT = {BatchState.CANCELLED: CANCELLED, BatchState.EXPIRED: EXPIRED, BatchState.COMPLETED: LOST}
 MOST_KINDS = 1000
-"""Of errors that are told apart."""
+"""Distinct errors that are counted."""
 
 
 def request_id(batch_id: str, number: int, position: int) -> str:
-    """The id of a line in the results, and of its requests."""
+    """ID of a line in the results, and of its requests."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}_{position}"
 
 
 def batch_finish(*, batch: Batch, now: datetime) -> bool:
-    """End a leased batch. Returns whether it was ours to end.
+    """Ends a leased batch. Returns False if the lease was lost.
 
     Raises:
-        StoreAway: the store cannot be used; another process tries again once the lease has ended.
+        StoreAway: the store is unavailable; another process retries after the lease.
     """
     state = _end_of(batch)
     store = file_store()
@@ -314,10 +312,11 @@ def _end_of(batch: Batch) -> BatchState:
 
 
 def _copy_out(store: FileStore, batch: Batch, files: list[StoredFile], now: datetime) -> list[LineError]:
-    """Write the results where the tenant wants them, too. What cannot be written there is said, and is read from here.
+    """Also writes the results to the tenant's address. A permanent failure is recorded in the batch; the results then
+    stay in the installation's store.
 
     Raises:
-        StoreAway: S3 does not answer now; it is tried again for so long.
+        StoreAway: S3 does not respond; retried for `COPIES_TRIED`.
     """
     if not batch.output_uri:
         return []
@@ -370,7 +369,7 @@ def _note(
 
 @dataclass
 class _Results:
-    """The two files, begun with their first line; a kind without lines has none."""
+    """The two files, each created with its first line."""
 
     store: FileStore
     batch: Batch
@@ -379,7 +378,7 @@ class _Results:
     writers: dict[str, tuple[str, FileWriter]] = field(default_factory=dict)
 
     def gather(self, part: BatchRange, unsent_code: str) -> None:
-        """Every line of a range, those without an outcome as never sent."""
+        """Yields every line of a range; those without an outcome as never sent."""
         seen: set[int] = set()
         for outcome in range_outcomes(self.store, self.batch.id, part.number, part.fence):
             seen.add(outcome.position)
@@ -417,7 +416,7 @@ class _Results:
             self.store.delete(stored_name(file_id))
 
     def summary(self) -> list[LineError]:
-        """Why there is no output at all; where there is some, the error file says it line by line."""
+        """Returns error counts if there is no output; otherwise the error file has them."""
         if self.tally.completed or not self.tally.failed:
             return []
         frequent = self.errors.most_common(SUMMARIES)

@@ -1,9 +1,7 @@
-"""Leases batches, for validating and finalizing, and their ranges of lines, for sending. Each step is one statement or
-one transaction: a process may die between any two, and another goes on when the lease has ended.
-
-A lease on a range is numbered (`fence`) and has a journal of its own, so a process that wakes up late can harm nothing:
-it writes where the next one does not, and of two outcomes of a line the first one counts.
-"""
+"""Leases batches for validating and finalizing, and ranges of lines for sending. Each step is one statement or
+transaction: if a process dies between two, another continues after the lease. Each lease on a range has a number
+(`fence`) and its own journal, so a process that lost its lease cannot overwrite anything; the first outcome of a line
+counts."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from traffic.files.services.store import FileStore
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """A range that is ours until its lease ends."""
+    """A range that this process has leased."""
 
     id: int
     batch: str
@@ -42,14 +40,13 @@ class LeasedRange:
 
     @property
     def target(self) -> str:
-        """What may have too much to do: a model in a region."""
+        """The model and region that may be overloaded."""
         return f"{self.region} {self.model}"
 
 
 def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None:
-    """Lease the batch that has waited longest to be validated or finalized. None: there is none.
-
-    What is finalized has no range that somebody still sends from; those who do give up within a lease."""
+    """Leases the batch that has waited longest to be validated or finalized, or returns None. A batch is finalized only
+    when no range is leased; cancelled senders release theirs within a lease."""
     sending = BatchRange.objects.filter(batch=OuterRef("pk"), leased_until__gt=now)
     free = Q(leased_until=None) | Q(leased_until__lte=now)
     merging = Q(state__in=[state.value for state in MERGING]) & ~Exists(sending)
@@ -65,26 +62,26 @@ def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None
 
 
 def batch_validation_excuse(*, batch: Batch) -> None:
-    """The attempt under this lease does not count: what it needs was away."""
+    """Does not count the attempt under this lease, because a dependency was unavailable."""
     rows = Batch.objects.filter(id=batch.id, fence=batch.fence, validations__gt=0)
     rows.update(validations=F("validations") - 1)
 
 
 def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
-    """Keep it. False: it is another's."""
+    """Renews the lease. Returns False if it was lost."""
     until = now + timedelta(seconds=settings.lease_s)
     rows = Batch.objects.filter(id=batch.id, fence=batch.fence, leased_until__isnull=False)
     return rows.update(leased_until=until) > 0
 
 
 def batch_chore_release(*, batch: Batch) -> bool:
-    """Give back what was not finished, so that another process may take it at once."""
+    """Releases unfinished work for other processes."""
     batch_validation_excuse(batch=batch)
     return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
 
 
 def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> LeasedRange | None:
-    """Lease the next range of a batch. None: nothing of it is free."""
+    """Leases the next free range of a batch, or returns None."""
     free = Q(leased_until=None) | Q(leased_until__lte=now)
     rows = BatchRange.objects.filter(free, batch=batch_id, batch__state=BatchState.IN_PROGRESS.value, done=False)
     with transaction.atomic():
@@ -118,8 +115,8 @@ def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> Lea
 def ranges_renew(
     *, counts: Iterable[tuple[LeasedRange, int, int]], now: datetime, settings: BatchSettings
 ) -> set[LeasedRange]:
-    """Renew the leases that are still ours and note how many lines are completed and failed. Returns those; of the
-    others the batch was cancelled or ran out of time, or another process has taken them."""
+    """Renews these leases and records completed and failed lines. Returns those that still hold; the batches of the
+    others were cancelled or expired, or their leases were lost."""
     until = now + timedelta(seconds=settings.lease_s)
     running = Batch.objects.filter(id=OuterRef("batch"), state=BatchState.IN_PROGRESS.value)
     kept = set()
@@ -131,21 +128,20 @@ def ranges_renew(
 
 
 def range_finish(*, leased: LeasedRange, completed: int, failed: int) -> bool:
-    """Every line of it has an outcome in a journal. False: it was not ours any more."""
+    """Marks the range as done: a journal has an outcome for each line. Returns False if the lease was lost."""
     ours = BatchRange.objects.filter(pk=leased.id, fence=leased.fence, done=False)
     return ours.update(done=True, leased_until=None, completed=completed, failed=failed) > 0
 
 
 def range_release(*, leased: LeasedRange, counts: tuple[int, int] | None) -> bool:
-    """Return unfinished work, so that another process may claim it immediately. `counts`: lines completed and failed,
-    if they are known."""
+    """Releases unfinished work for other processes. `counts` are the completed and failed lines, if known."""
     ours = BatchRange.objects.filter(pk=leased.id, fence=leased.fence, done=False)
     known = dict(zip(("completed", "failed"), counts, strict=True)) if counts else {}
     return ours.update(leased_until=None, **known) > 0
 
 
 def work_name(batch_id: str, fence: int) -> str:
-    """Each validation writes one of its own, and the batch says which is its."""
+    """Each validation writes its own work file; the batch names the current one."""
     return f"{BATCHES}/{batch_id}/work-{fence:04d}"
 
 
@@ -154,7 +150,7 @@ def journal_name(batch_id: str, number: int, fence: int) -> str:
 
 
 def range_outcomes(store: FileStore, batch_id: str, number: int, fences: int) -> Iterator[Outcome]:
-    """The outcomes of a range's lines, each once, of all its journals so far."""
+    """Returns one outcome per line from all journals of a range."""
     seen: set[int] = set()
     for fence in range(1, fences + 1):
         for outcome in journal_outcomes(store.journal(journal_name(batch_id, number, fence))):

@@ -1,6 +1,6 @@
-"""Moves batches on: `BatchChores` validates and finalizes them, `BatchSender` sends ranges of their lines through the
-ingress of their region and keeps the outcomes in journals. The planners decide the meaning of an
-answer, the order of batches and the number of lines that are sent at a time."""
+"""Runs open batches: `BatchChores` validates and finalizes them, and `BatchSender` sends ranges of lines through their
+region's ingress and writes the outcomes to journals. `batches.planning` decides the order of batches, the size of
+windows and the meaning of answers."""
 
 import asyncio
 import logging
@@ -51,17 +51,17 @@ from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import AcceptedWork, accepted_work_send
 
 ATTEMPT_S = 3600.0
-"""Limit of one attempt of a line, queueing included."""
+"""Limit of one attempt of a line, including queueing."""
 PACE_EVERY_S = 10.0
 AHEAD = 2
-"""Ranges that are leased for each model, so that the next one is loaded when the first one ends."""
+"""Ranges leased per model, so that the next is loaded when one ends."""
 
 log = logging.getLogger(__name__)
 
 
 class BatchChores(LeaseLoop[Batch]):
-    """Validates and finalizes one batch at a time. A thread cannot be cancelled, so a lost lease does not stop it: the
-    number of the lease keeps it from writing."""
+    """Validates and finalizes one batch at a time. Threads cannot be cancelled; after a lost lease, the lease number
+    prevents writes."""
 
     name = "traffic.batches"
 
@@ -92,10 +92,10 @@ class BatchChores(LeaseLoop[Batch]):
         try:
             await in_thread(validate if is_new else partial(batch_finish, batch=leased, now=now), is_long=True)
         except NoSuchFile:
-            log.error("the files of batch %s are gone", leased.id)
+            log.error("the files of batch %s are lost", leased.id)
             await in_thread(partial(batch_lose, batch=leased, now=self._now()))
         except (OperationalError, InterfaceError, StoreAway) as error:
-            log.warning("batch %s stays %s for now: %s", leased.id, leased.state, error)
+            log.warning("batch %s stays %s until a retry: %s", leased.id, leased.state, error)
             with suppress(DatabaseError):
                 await in_thread(partial(batch_validation_excuse, batch=leased))
 
@@ -130,7 +130,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return batches_open()
 
     def claim(self, now: datetime) -> list[LeasedRange]:
-        """Lease ranges for models of which too few are held."""
+        """Leases ranges for models that have too few."""
         self._note_progress(now)
         self._addresses = ingress_addresses_by_region()
         ours = list(self.running)
@@ -144,7 +144,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return claimed
 
     def renew(self, leases: Collection[LeasedRange], now: datetime) -> set[LeasedRange]:
-        """A range that is still being read is not renewed: a store that takes longer than a lease loses it."""
+        """A range that is still loading is not renewed, so a store slower than a lease loses it."""
         counts = [(leased, *self._ranges[leased].counts) for leased in leases if leased in self._ranges]
         reading = set(leases) - {leased for leased, *_ in counts}
         return reading | ranges_renew(counts=counts, now=now, settings=self._settings)
@@ -164,7 +164,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
             completed, failed = self._ranges.pop(leased).counts
             await in_thread(partial(range_finish, leased=leased, completed=completed, failed=failed))
         except NoSuchFile:
-            log.error("the work file of batch %s is gone", leased.batch)
+            log.error("the work file of batch %s is lost", leased.batch)
             await in_thread(partial(self._lose, leased.batch))
         except StoreAway as away:
             log.warning("a range of batch %s waits for the store: %s", leased.batch, away)
@@ -195,7 +195,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return claimed
 
     def _note_progress(self, now: datetime) -> None:
-        """Record the progress of batches, and act on those that fall behind their deadline."""
+        """Records progress, and takes steps for batches that are behind."""
         if monotonic() - self._paced_at_s >= PACE_EVERY_S:
             self._paced_at_s = monotonic()
             batches_sample(now=now)
@@ -205,7 +205,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return {target: window.rate for target, window in list(self._windows.items())}
 
     def _steer(self, targets: set[str], now: datetime) -> None:
-        """Limit windows to those of the model's cells together."""
+        """Limits windows to what the model's cells can take together."""
         for target in targets:
             region, _, model = target.partition(" ")
             self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
@@ -214,7 +214,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return self._windows.setdefault(target, BatchWindow())
 
     async def _keep_sending(self) -> None:
-        """Send as soon as there is room, not with the next pass."""
+        """Sends as soon as there is room instead of in the next pass."""
         while True:
             with suppress(TimeoutError):  # lines that wait for another attempt become due
                 async with asyncio.timeout(self._settings.sync_every_s if self._ranges else None):
@@ -260,7 +260,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
                 wait_s = (verdict.due_at - now).total_seconds()
                 work.put_back(position, monotonic() + wait_s)
             case _:
-                pass  # the batch has expired, and its end records this line
+                pass  # the batch has expired, and finalizing records this line
 
     async def _attempt(self, leased: LeasedRange, id: str, body: bytes, attempts: int) -> AttemptResponse:
         work = AcceptedWork(
@@ -283,8 +283,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
 
 
 class RangeWork:
-    """A leased range: the lines that wait, those that are being sent, and the outcomes that are not in the journal
-    yet."""
+    """A leased range: waiting lines, lines in flight, and outcomes that are not in the journal yet."""
 
     def __init__(self, leased: LeasedRange, lines: list[bytes], known: dict[int, bool], store: FileStore) -> None:
         self.leased = leased
@@ -301,12 +300,12 @@ class RangeWork:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Lines completed and failed, in the journals."""
+        """Completed and failed lines in the journals."""
         completed = sum(self._written.values())
         return completed, len(self._written) - completed
 
     def take(self, now_s: float) -> int | None:
-        """The position of a line that may be sent now."""
+        """Returns the position of a line that may be sent now."""
         if self._later and self._later[0][0] <= now_s:
             return heappop(self._later)[1]
         return self._waiting.popleft() if self._waiting else None
@@ -324,10 +323,10 @@ class RangeWork:
             self._has_all.set()
 
     async def write_until_done(self, every_s: float) -> None:
-        """Append outcomes to the journal until it has one of each line.
+        """Appends outcomes to the journal until it has one per line.
 
         Raises:
-            StoreAway: an append failed, and may be in the journal in part.
+            StoreAway: an append failed, possibly after a part.
         """
         while len(self._written) < len(self._lines):
             with suppress(TimeoutError):
@@ -336,7 +335,7 @@ class RangeWork:
             await self._write()
 
     async def close(self) -> None:
-        """Send no more lines, cancel those that are being sent, and append the outcomes that are known."""
+        """Stops sending, cancels lines in flight, and appends known outcomes."""
         self._waiting.clear()
         self._later.clear()
         tasks = list(self.tasks)
@@ -348,7 +347,7 @@ class RangeWork:
         self._journal.close()
 
     async def _write(self) -> None:
-        """One append at a time, also if the task that waited for the last one was cancelled."""
+        """One append at a time, even if the task that waited for the last one was cancelled."""
         if self._appending is not None:
             await asyncio.shield(self._appending)
         outcomes, self._unwritten = self._unwritten, []

@@ -1,10 +1,7 @@
-"""Loads who asks for cells and is worked on by none here: requests that ingresses hold, those that other regions serve,
-and what batches and near-real-time requests have queued. Each counts for the region that would have to serve it: its
-own, or the nearest that may where that one has no range. In a constant number of queries.
-
-Loads what the autoscaler looks at: places with a range, the load that ingresses report there, and what the region
-autopilot sends. In a constant number of queries.
-"""
+"""Reads the autoscaler's input in a constant number of queries: places with a range, reported load, the autopilot's
+shares, and unserved work (requests that ingresses hold, requests that other regions serve, queued batches and
+near-real-time requests). Unserved work counts for its own region, or for the nearest allowed one with a range. It never
+writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -38,12 +35,12 @@ from traffic.batches.planning.batch import BatchState
 from traffic.batches.selectors import tallies
 from traffic.demand.planner import GUEST, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
 from traffic.demand.selectors import expected_loads, guest_shares
+from traffic.region_shares.models import TrafficMatrix, TrafficWindow
 from traffic.region_shares.planning.autopilot import AutopilotSettings
 from traffic.region_shares.planning.load import held, mean_load, served_elsewhere
 from traffic.region_shares.planning.placement import latencies_ms
 from traffic.region_shares.planning.policy import TrafficPolicy
 from traffic.region_shares.selectors import IngressView, ingress_views, samples_of, traffic_policies
-from traffic.routing.models import TrafficMatrix, TrafficWindow
 from traffic.routing.planning.tables import ServedDeployment, resolve_model_names
 from traffic.routing.selectors import served_deployments
 
@@ -55,7 +52,7 @@ FROM traffic_asyncrequest WHERE ended_at IS NULL AND deadline_at > %s GROUP BY r
 
 @dataclass(frozen=True, slots=True)
 class WaitingLoad:
-    """By place: requests that are held, that other regions serve, and work that is queued."""
+    """By place: held requests, requests served by other regions, and queued work."""
 
     held: Mapping[Place, float] = field(default_factory=dict)
     elsewhere: Mapping[Place, float] = field(default_factory=dict)
@@ -68,7 +65,7 @@ def waiting_load(
     policies: Mapping[str, TrafficPolicy],
     now: datetime,
 ) -> WaitingLoad:
-    """`ingresses`: of each region, those whose reports count."""
+    """`ingresses` are those of each region with recent reports."""
     places = {one.deployment.name: [row.region_id for row in one.places] for one in fleet.deployments}
     nearest = _Nearest(places, policies)
     waits: dict[Place, float] = defaultdict(float)
@@ -136,17 +133,16 @@ def _batch_work(now: datetime) -> Iterable[tuple[str, str, QueuedWork]]:
 
 
 FRESH_FOR = timedelta(seconds=AutopilotSettings().stale_after_s)
-"""As long as the region autopilot counts a report."""
+"""Age limit of reports, as in the region autopilot."""
 ROLES_FRESH_FOR = timedelta(minutes=15)
-"""Three looks of the planner of roles."""
+"""Three passes of the role planner."""
 TARGET = ScalingPolicy().target_utilisation
-"""Below, cells have room for requests of another region."""
+"""Below this utilisation, cells have room for requests of other regions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledDeployment:
-    """A deployment as the planner takes it. `rows`: region -> the row that was looked at; `acting`: what is decided is
-    to be carried out."""
+    """A deployment for the planner. `rows` maps a region to the row that was read; `acting`: decisions are applied."""
 
     view: ScalingView
     rows: Mapping[str, DeploymentRegion]
@@ -154,7 +150,7 @@ class ScaledDeployment:
 
 
 def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[ScaledDeployment, ...], Mapping[str, str]]:
-    """All deployments with a range, or this one; and by name, what is wrong with those that make no sense."""
+    """Returns deployments with a range, or this one; and errors of invalid ones by name."""
     fleet = ranged_fleet(now, deployment)
     if not fleet.deployments:
         return (), fleet.problems
@@ -206,7 +202,7 @@ def _scaled(
 
 @dataclass(frozen=True, slots=True)
 class _Capacities:
-    """What cells of a deployment were tested for, by instance type."""
+    """Tested concurrency of a deployment's cells, by instance type."""
 
     one: RangedDeployment
     policy: TrafficPolicy
@@ -216,8 +212,8 @@ class _Capacities:
         return float(self.policy.tested_on(instance_type) or concurrency_on(version, instance_type))
 
     def in_turn(self, place: Place, fleet: RangedFleet) -> tuple[float, ...]:
-        """Of the cells of a place, as they stay: those that are there, the cheapest for what they carry first, and then
-        one of the type that a further cell would be of: the cheapest on which none waits for machines."""
+        """Returns the cells of a place in the order in which they stay: existing cells, cheapest for their load first,
+        then one of the type of the next cell: the cheapest type on which no cell waits for machines."""
         kinds = self.one.deployment.instance_types
         if len(kinds) == 1:
             return ()
@@ -232,7 +228,7 @@ class _Capacities:
 def _place(
     row: DeploymentRegion, ready: list[datetime], load: PlaceLoad | None, acting: bool, now: datetime
 ) -> ScaledPlace:
-    """In shadow the last decision stands by itself: what it would have come to is what is to be seen."""
+    """In shadow mode, the last decision itself is kept, to show what it would have led to."""
     state, cells = scaling_state(row), row.range
     if cells is None:
         raise ValueError(f"{row} has no range")
@@ -253,13 +249,13 @@ def _place(
 
 
 def _answering(row: DeploymentRegion) -> float:
-    """Which part of its cells answers requests."""
+    """Share of its cells that answer requests."""
     split = split_within(row.cells, row.prefill, row.decode)
     return split.answering / split.total if split.total else 1.0
 
 
 def _roles_need(row: DeploymentRegion, now: datetime) -> PlannedNeed | None:
-    """What the planner of roles needs of both kinds, where it acts and has looked lately."""
+    """Need of both roles from the role planner, if it acts and its pass is recent."""
     state: RoleState | None = getattr(row, "role_state", None)
     if state is None or not state.acting or not state.needed or now - state.looked_at > ROLES_FRESH_FOR:
         return None
@@ -269,8 +265,8 @@ def _roles_need(row: DeploymentRegion, now: datetime) -> PlannedNeed | None:
 def _loads(
     fleet: RangedFleet, policies: Mapping[str, TrafficPolicy], now: datetime
 ) -> tuple[dict[Place, PlaceLoad], set[str]]:
-    """Of places whose ingresses have all reported lately; and the deployments that have room where no range is. What
-    users waited for is theirs whoever reports."""
+    """Loads of places whose ingresses have all reported recently, and deployments with room in regions without a range.
+    User-facing waiting time counts whichever ingress reports it."""
     fresh = {
         region: there
         for region, there in ingress_views().items()
@@ -312,22 +308,21 @@ def _loads(
 
 
 def _guests(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
-    """Which part of a place's load is batch work that its cells take in beside their own: it fills what room there is,
-    and would fill any, so it asks for cells by its backlog and the plan alone. Where batch work is what a deployment is
-    for, it is no guest."""
+    """Share of a place's load that is opportunistic batch work. It fills any free capacity, so it asks for cells only
+    through its backlog and the daily plan. Does not apply to deployments for batch work."""
     own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
     return {place: share for place, share in guest_shares(now).items() if place[0] not in own}
 
 
 def _service_s_before(row: DeploymentRegion) -> float | None:
-    """What it was when nothing had to wait last: the look before keeps it."""
+    """Last service time without queueing, from the previous pass."""
     state = scaling_state(row)
     known: float | None = state.load.get("service_s") if state else None
     return known
 
 
 def _sent_by_autopilot(names: list[str], now: datetime) -> dict[str, dict[str, float]]:
-    """Deployment -> region -> requests at once under the shares in force, where the autopilot has looked lately."""
+    """Concurrent requests by deployment and region under the shares in force, from recent passes of the autopilot."""
     sent: dict[str, dict[str, float]] = defaultdict(dict)
     matrices = TrafficMatrix.objects.filter(deployment__in=names, looked_at__gte=now - FRESH_FOR)
     for name, figures in matrices.values_list("deployment_id", "figures"):

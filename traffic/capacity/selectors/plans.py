@@ -1,9 +1,5 @@
-"""Loads what the planner of roles looks at: places whose roles are planned, what their cells count, how fast steps are
-and what is expected. In a constant number of queries.
-
-Loads what a plan of the day is made from: deployments with their cells, what is expected of them, batches that are
-due, and the machines that there are and may be had. In a constant number of queries.
-"""
+"""Reads the input of the role planner and of the daily plan in a constant number of queries: places, counters and step
+times of cells, expected load, due batches, and available machines. It never writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -54,25 +50,25 @@ from traffic.batches.selectors import line_times, served_names, tallies
 from traffic.demand.models import DemandForecast
 from traffic.demand.planner import Place
 from traffic.demand.selectors import FORECAST_FRESH_FOR, FRESH_FOR, expected_loads
+from traffic.region_shares.models import TrafficMatrix
 from traffic.region_shares.planning.policy import TrafficPolicy
 from traffic.region_shares.selectors import traffic_policies
-from traffic.routing.models import TrafficMatrix
 from traffic.usage.models import TokenFit
 from traffic.usage.planning.prices import FIT_KEPT
 
 REPLAN_S = 300.0
-"""Between two decisions of a place, unless the number of its cells changed."""
+"""Minimum time between two decisions of a place, unless its number of cells changes."""
 HANDOVER_S = 0.005
 HANDOVER_TOKEN_S = 0.33e6 / 12.5e9
-"""Until a handover was measured: 0.33 MB a token (a 70B model with grouped heads in 16 bits) at 100 Gbit/s."""
+"""Until a handover is measured: 0.33 MB per token (a 70B model with grouped heads in 16 bits) at 100 Gbit/s."""
 CHUNK_OPTIONS = ("max_num_batched_tokens", "prefill_chunk_tokens")
 CHUNK_TOKENS = 2048
-"""Prompt tokens of a step where the version states none: vLLM's default for serving."""
+"""Prompt tokens per step if the version states none: vLLM's default for serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceOfRoles:
-    """A place as the planner takes it, and its row as it was read. `figures`: what was seen, by name."""
+    """A place for the planner, and its row as read. `figures`: observations by name."""
 
     row: DeploymentRegion
     view: RatioView
@@ -104,7 +100,7 @@ def planned_places(now: datetime) -> list[PlaceOfRoles]:
 
 
 def role_state(place: DeploymentRegion) -> RoleState | None:
-    """The last look at a place; None: there was none yet."""
+    """Returns the last pass of a place, or None."""
     return getattr(place, "role_state", None)
 
 
@@ -114,7 +110,7 @@ def _is_due(row: DeploymentRegion, now: datetime) -> bool:
 
 
 def _policy(deployment: Deployment) -> ScalingPolicy | None:
-    """None: it cannot be read, and nothing is done."""
+    """Returns None if it is unreadable; nothing is decided then."""
     try:
         return deployment.scaling_policy()
     except InvalidScaling:
@@ -153,7 +149,7 @@ def _place_of_roles(
 
 
 def _current(row: DeploymentRegion, state: RoleState | None, *, acting: bool) -> RoleSplit:
-    """In shadow the last decision stands by itself."""
+    """In shadow mode, the last decision itself is kept."""
     if state is not None and not acting:
         return state.wanted
     return split_within(row.cells, row.prefill, row.decode)
@@ -165,7 +161,7 @@ def _counted_before(state: RoleState | None) -> Counted:
 
 
 def _counted(deployments: Iterable[str], now: datetime) -> dict[Place, dict[str, CountedCell]]:
-    """What leaders report of their own cell now."""
+    """Current reports of leaders about their own cell."""
     cell = "node__member__cell__"
     reports = NodeReport.objects.filter(
         last_seen_at__gte=now - FRESH_FOR,
@@ -204,7 +200,7 @@ def _fits(versions: Iterable[str], now: datetime) -> dict[tuple[str, str], Token
 
 
 def _pace(fit: TokenFit | None, deployment: Deployment, there: Counted) -> RolePace | None:
-    """As cells were measured; None: nobody has."""
+    """Measured times, or None without a measurement."""
     if fit is None:
         return None
     spec, kind = deployment.model_version.spec(), deployment.instance_types[0]
@@ -232,8 +228,8 @@ def _chunk_tokens(spec: VersionSpec) -> int:
 
 BATCH = "batch"
 COLD_S = 60.0
-"""A cell without cached prefixes works about so long more for the same: what a start costs beside its machines. An
-assumption, until somebody measures it."""
+"""Equivalent extra work of a cell without cached prefixes: the cost of a start besides its machines. An assumption, not
+measured."""
 THERE = (CellState.PENDING.value, CellState.STARTING.value, CellState.READY.value)
 DeploymentInRegion = tuple[str, str]
 """Deployment, region."""
@@ -241,8 +237,8 @@ DeploymentInRegion = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of all places. `cells`: of a deployment in a region on a type; `start_s`: seconds
-    that starts of a deployment took."""
+    """State of all places. `cells` of a deployment in a region on a type; `start_s` has durations of a deployment's
+    starts."""
 
     at: datetime
     now: datetime
@@ -254,7 +250,7 @@ class _Known:
 
 
 def capacity_view(now: datetime) -> CapacityView | None:
-    """None: nobody forecasts anything lately, so there is nothing to plan by."""
+    """Returns None if there is no recent forecast."""
     series = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR, is_judged=True)
     rows = list(series.exclude(serving_class=BATCH).defer("ledger", "p99", "methods"))
     if not rows:
@@ -281,7 +277,7 @@ def capacity_view(now: datetime) -> CapacityView | None:
 
 
 def _planned_deployment(one: Deployment, known: _Known, price: Callable[[str, str], float]) -> PlannedDeployment | None:
-    """None: it is nowhere, or what is stored of it makes no sense; the page of the deployment says so."""
+    """Returns None if it has no place or its stored settings are invalid; the deployment's page shows the error."""
     policy, version = known.policies.get(one.name, TrafficPolicy()), one.model_version
     try:
         spec, scaling = version.spec(), one.scaling_policy()
@@ -316,7 +312,7 @@ def _planned_deployment(one: Deployment, known: _Known, price: Callable[[str, st
 
 
 def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
-    """Where a person sets the number, that is what the plan has there."""
+    """If an operator sets the number of cells, the plan uses it."""
     place = (row.deployment_id, row.region_id)
     cells = row.range
     return PlannedPlace(
@@ -330,8 +326,8 @@ def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
 
 
 def _demands(rows: Iterable[DemandForecast], at: datetime) -> dict[DeploymentInRegion, Demand]:
-    """What all series of a deployment bring to each region, shared among regions as its requests are now. An older
-    forecast ends sooner; its last slot stands for what is after that."""
+    """Load of a deployment's series in each region at the present shares. The last slot of an older forecast extends to
+    the end."""
     names = {row.deployment_id for row in rows}
     shares = dict(TrafficMatrix.objects.filter(deployment__in=names).values_list("deployment_id", "shares"))
     p50: dict[DeploymentInRegion, list[float]] = defaultdict(lambda: [0.0] * SLOTS)
@@ -347,8 +343,8 @@ def _demands(rows: Iterable[DemandForecast], at: datetime) -> dict[DeploymentInR
 
 
 def _works(deployments: Iterable[Deployment], now: datetime) -> dict[DeploymentInRegion, tuple[BatchWork, ...]]:
-    """Lines of open batches that wait, as requests at once times seconds: a line takes about as long as requests of its
-    deployment took while none had to wait. Where nobody knows how long that is, nothing can be planned for them."""
+    """Lines of waiting batches, as concurrent requests times seconds, at the service time without queueing. Without a
+    known time, they cannot be planned."""
     batches = list(Batch.objects.filter(state__in=OPEN_STATES, expires_at__gt=now))
     if not batches:
         return {}

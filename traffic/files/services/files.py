@@ -1,5 +1,5 @@
-"""Keeps, deletes and forgets files of applications. The bytes come first and the row last, and go the other way round:
-a process that dies in between leaves bytes without a row, which garbage collection deletes a day later."""
+"""Stores and deletes files of applications. The bytes are written before the row and deleted after it, so a process
+that dies in between leaves bytes without a row; garbage collection deletes them a day later."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from traffic.tenants.selectors import Application
 FILES = "files"
 FORGOTTEN_AT_ONCE = 500
 FIRST_BYTES = 1024 * 1024
-"""Of a file that are looked at for the model of its first line."""
+"""Read to find the model of a file's first line."""
 
 
 def stored_name(file_id: str) -> str:
@@ -29,7 +29,7 @@ def stored_name(file_id: str) -> str:
 
 
 class Upload:
-    """One file on its way in. Nobody finds it before `finish`."""
+    """An upload in progress; the file is invisible until `finish`."""
 
     def __init__(self, settings: FileSettings) -> None:
         self.id = new_file_id()
@@ -41,7 +41,7 @@ class Upload:
     def write(self, piece: bytes) -> None:
         """
         Raises:
-            ApplicationRefused: that is more than a file may have.
+            ApplicationRefused: the file is too large.
             StoreAway: the store cannot be written.
         """
         most = self._settings.max_bytes
@@ -55,10 +55,10 @@ class Upload:
     def finish(
         self, *, application: Application, filename: str, purpose: FilePurpose, expires_at: datetime, now: datetime
     ) -> StoredFile:
-        """Keep it.
+        """Commits the file and its row.
 
         Raises:
-            ApplicationRefused: it is empty, or the tenant has too much already.
+            ApplicationRefused: it is empty, or the tenant has reached a limit.
             StoreAway: the store cannot be written.
         """
         if not self._writer.bytes:
@@ -80,14 +80,14 @@ class Upload:
         )
 
     def abort(self) -> None:
-        """Leave nothing of what was not finished."""
+        """Deletes the unfinished upload."""
         self._writer.abort()
 
 
 def room_check(tenant: str, size: int, settings: FileSettings) -> None:
     """
     Raises:
-        ApplicationRefused: the tenant's files would be too many or too large with `size` bytes more.
+        ApplicationRefused: `size` more bytes would exceed the tenant's limits.
     """
     files, stored = stored_of_tenant(tenant)
     if files >= settings.max_files_per_tenant or stored + size > settings.max_bytes_per_tenant:
@@ -99,10 +99,10 @@ def room_check(tenant: str, size: int, settings: FileSettings) -> None:
 
 
 def stored_file_delete(*, application: Application, file_id: str, now: datetime) -> StoredFile:
-    """Forget a file. What a batch has read of it already stays with the batch.
+    """Deletes a file. Batches keep what they have read of it.
 
     Raises:
-        ApplicationRefused: the tenant has none such.
+        ApplicationRefused: the tenant has no such file.
     """
     file = stored_file_of(application.tenant, file_id, now)
     if file is None:
@@ -113,7 +113,7 @@ def stored_file_delete(*, application: Application, file_id: str, now: datetime)
 
 
 def stored_files_trim(*, now: datetime) -> int:
-    """Delete expired files. Returns how many rows were deleted."""
+    """Deletes expired files. Returns the number of rows."""
     ids = list(StoredFile.objects.filter(expires_at__lte=now).values_list("id", flat=True)[:FORGOTTEN_AT_ONCE])
     StoredFile.objects.filter(id__in=ids).delete()
     store = file_store()
@@ -123,7 +123,7 @@ def stored_files_trim(*, now: datetime) -> int:
 
 
 def file_garbage_collect(*, now: datetime) -> None:
-    """Deletes unfinished uploads, files without a row, and folders of batches that are not open, once they are old."""
+    """Deletes old unfinished uploads, files without a row, and folders of batches that are not open."""
     store = file_store()
     store.delete_unfinished((now - timedelta(seconds=POLICY.grace_period_s)).timestamp())
     files = _old(store, FILES, now)
@@ -135,7 +135,7 @@ def file_garbage_collect(*, now: datetime) -> None:
 
 
 def _old(store: FileStore, folder: str, now: datetime) -> dict[str, datetime]:
-    """By id, with the time of the last write. Younger names are left out: their rows may be written last."""
+    """IDs with the time of the last write. Recent names are skipped, since their rows may be written last."""
     written = {name.rpartition("/")[2]: datetime.fromtimestamp(at, UTC) for name, at in store.names(folder)}
     return {name: at for name, at in written.items() if POLICY.is_over(at, now)}
 
@@ -153,5 +153,5 @@ def _collect(
 
 
 def file_settings() -> FileSettings:
-    """The defaults, and what this installation says."""
+    """Defaults, with the installation's values."""
     return replace(FileSettings(), max_bytes=django_settings.FILE_MAX_BYTES)

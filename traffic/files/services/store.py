@@ -1,12 +1,9 @@
-"""Files and batches in a folder that every host of the control plane shares: a file is written beside its place,
-synchronised and renamed; a journal is appended to and synchronised.
+"""File stores of batches, shared by all hosts of the control plane: `FolderStore` on a shared folder, `BucketStore` in
+S3.
 
-Files and batches in a bucket of S3: a batch that was begun on one host is finished on any other. A file is one
-object, written once in parts. A journal is a folder of objects, one an append: S3 has none that grow, and an object is
-whole or not there at all.
-
-Where the bytes of files and batches lie, for every host of the control plane: a shared folder, or a bucket.
-"""
+In a folder, a file is written under a temporary name, synchronised and renamed; a journal is appended to and
+synchronised. In a bucket, a file is one object, written once in parts; a journal is a folder with one object per
+append, because S3 objects are immutable."""
 
 import hashlib
 import io
@@ -41,7 +38,7 @@ _UNFINISHED = "unfinished"
 
 
 class FolderStore:
-    """Whatever its disk says no to is `StoreAway`."""
+    """Raises `StoreAway` for every error of its disk."""
 
     sync_every_s = 0.0
 
@@ -108,7 +105,7 @@ class FolderStore:
 
 
 class FolderWriter:
-    """A file beside its place until it is whole."""
+    """Writes a file under a temporary name until commit."""
 
     def __init__(self, unfinished: Path, path: Path) -> None:
         self._unfinished, self._path = unfinished, path
@@ -142,7 +139,7 @@ class FolderWriter:
 
 
 class FolderJournal:
-    """A file that is only ever appended to."""
+    """An append-only file."""
 
     def __init__(self, path: Path) -> None:
         is_new = not path.exists()
@@ -176,7 +173,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 class _as_away:  # noqa: N801 - reads as a statement
-    """What a disk or a network file system says no to, in one kind of exception."""
+    """Turns errors of a disk or network file system into `StoreAway`."""
 
     def __enter__(self) -> None:
         return None
@@ -190,15 +187,15 @@ class _as_away:  # noqa: N801 - reads as a statement
 
 DELETED_AT_ONCE = 1000
 PAGES_MOST = 1000
-"""Of one list: a million objects."""
+"""Per list: a million objects."""
 GONE = frozenset({"NoSuchKey", "404"})
 
 
 class BucketStore:
-    """The objects below a prefix. Credentials, region and endpoint are boto3's own settings."""
+    """Objects below a prefix. Credentials, region and endpoint come from boto3's settings."""
 
     sync_every_s = 2.0
-    """An append is a call that costs money: at most eight a second of a process with 16 ranges, not eighty."""
+    """Each append is a paid call: at most eight per second in a process with 16 ranges, instead of eighty."""
 
     def __init__(self, place: ObjectUri) -> None:
         self._place, self._region = place, bucket_region()
@@ -248,7 +245,7 @@ class BucketStore:
                 yield f"{folder}/{name}", max((at for _, at in self._below(f"{folder}/{name}/")), default=0.0)
 
     def delete_unfinished(self, before: float) -> int:
-        """Uploads that were begun below our prefix. Those of the last page's end come with the next call."""
+        """Deletes unfinished uploads below the prefix; those after the last page are left for the next call."""
         said: dict[str, Any] = {"Bucket": self._place.bucket, "Prefix": self._key("")}
         with as_away():
             found = calls.call("s3", "ListMultipartUploads", self._region, **said).get("Uploads", ())
@@ -259,7 +256,7 @@ class BucketStore:
         return len(left)
 
     def put(self, name: str, piece: bytes) -> None:
-        """Write an object whose name is nobody else's; doing it again does no harm."""
+        """Writes an object under a unique name; idempotent."""
         writer = self.write(name)
         writer.write(piece)
         try:
@@ -299,7 +296,7 @@ class BucketStore:
 
 
 class BucketWriter:
-    """An object in parts, of which one is in memory."""
+    """Writes an object in parts, with one part in memory."""
 
     def __init__(self, writer: ObjectWriter) -> None:
         self._writer = writer
@@ -325,7 +322,7 @@ class BucketWriter:
 
 
 class BucketJournal:
-    """A folder of one object an append, in their order by name."""
+    """A folder with one object per append, ordered by name."""
 
     def __init__(self, store: BucketStore, name: str) -> None:
         self._store, self._name = store, name
@@ -340,7 +337,7 @@ class BucketJournal:
 
 
 class _Away(io.BufferedReader):
-    """A stream of an object; what S3 says no to on the way is `StoreAway`."""
+    """A stream of an object that turns S3 errors into `StoreAway`."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         with as_away():
@@ -356,7 +353,7 @@ class _Away(io.BufferedReader):
 
 
 def spooled(file: BinaryIO) -> BinaryIO:
-    """A copy on this host's disk that nobody else can open and that goes with the process."""
+    """Copies to an anonymous file on local disk, which disappears with the process."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         for piece in pieces(file):
@@ -373,7 +370,7 @@ def spooled(file: BinaryIO) -> BinaryIO:
 
 @contextmanager
 def as_away() -> Iterator[None]:
-    """What a bucket says no to, in one kind of exception, with what would be right."""
+    """Turns errors of a bucket into `StoreAway`, with a hint."""
     try:
         yield
     except (CallFailed, OtherObject, ObjectChanged) as error:

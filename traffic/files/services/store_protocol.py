@@ -1,14 +1,12 @@
-"""What a store of files and batches promises, whatever keeps the bytes.
-
-Names are ours alone, such as `files/file-…`; what is committed is whole and durable, and a name is written once.
-"""
+"""Contract of file stores, and the choice of one by configuration. Names are the control plane's own, such as
+`files/file-…`; a committed file is whole and durable, and each name is written once."""
 
 from collections.abc import Iterator
 from typing import BinaryIO, Protocol
 
 READ_BYTES = 256 * 1024
 Piece = bytes
-"""Where `bytes` is how many."""
+"""Alias for annotations in classes whose attribute `bytes` is a number."""
 
 
 class StoreAway(Exception):
@@ -16,11 +14,11 @@ class StoreAway(Exception):
 
 
 class NoSuchFile(Exception):
-    """Nothing of that name is there."""
+    """No file has this name."""
 
 
 class FileWriter(Protocol):
-    """One file on its way into the store. `bytes` and `sha256` are those so far."""
+    """An upload in progress. `bytes` and `sha256` are those so far."""
 
     @property
     def bytes(self) -> int: ...
@@ -31,75 +29,74 @@ class FileWriter(Protocol):
     def write(self, piece: Piece) -> None: ...
 
     def commit(self) -> None:
-        """Make it whole, durable and visible, in one step."""
+        """Makes the file whole, durable and visible, atomically."""
 
     def abort(self) -> None:
-        """Leave nothing; after a commit it does nothing."""
+        """Discards the upload; no effect after a commit."""
 
 
 class JournalWriter(Protocol):
-    """A file that grows by whole appends. One that failed may be there in part: then it is not used again."""
+    """A file that grows by whole appends. After a failed append, which may be partly stored, do not use it again."""
 
     def append(self, piece: bytes) -> None:
-        """Add to the end. Once this has returned, the piece survives a crash of the host.
+        """Appends a piece, which then survives a crash of the host.
 
         Raises:
-            StoreAway: it may be there in part, or come to be there later.
+            StoreAway: the piece may be stored in part, or appear later.
         """
 
     def close(self) -> None: ...
 
 
 class FileStore(Protocol):
-    """What a store does. All of it may raise `StoreAway`."""
+    """A file store. All methods may raise `StoreAway`."""
 
     sync_every_s: float
-    """How often a journal is worth an append; a crash has what came since sent again."""
+    """Interval of appends to a journal; lines since the last one are sent again after a crash."""
 
     def write(self, name: str) -> FileWriter:
-        """A new file, which nobody sees until it is committed."""
+        """Starts a file, which is invisible until commit."""
 
     def append(self, name: str) -> JournalWriter: ...
 
     def journal(self, name: str) -> Iterator[bytes]:
-        """The lines of a journal; none, if nothing was appended to it."""
+        """Yields the lines of a journal; none if it is empty."""
 
     def open(self, name: str) -> BinaryIO:
-        """A file to read from its beginning on.
+        """Opens a file for sequential reading.
 
         Raises:
-            NoSuchFile: see there.
+            NoSuchFile: it does not exist.
         """
 
     def local(self, name: str) -> BinaryIO:
-        """The same, to read here and there as well.
+        """Opens a file for random access.
 
         Raises:
-            NoSuchFile: see there.
+            NoSuchFile: it does not exist.
         """
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`.
+        """Reads bytes from `start` up to `end`.
 
         Raises:
-            NoSuchFile: see there.
+            NoSuchFile: it does not exist.
         """
 
     def delete(self, name: str) -> None:
-        """Delete a file; that there is none is no fault."""
+        """Deletes a file, if it exists."""
 
     def delete_folder(self, name: str) -> None:
-        """Delete all below a folder; that there is nothing is no fault."""
+        """Deletes everything below a folder, if it exists."""
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        """Files and folders in a folder: the name and when it, or something in it, was written, in seconds since
-        1970."""
+        """Yields files and folders in a folder: name and time of the last write in Unix seconds."""
 
     def delete_unfinished(self, before: float) -> int:
-        """Remove files that were begun before and never committed. Returns how many."""
+        """Deletes files that were started before this time and never committed. Returns their number."""
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """What is left of an open file, in pieces."""
+    """Yields the rest of an open file in pieces."""
     while piece := file.read(READ_BYTES):
         yield piece

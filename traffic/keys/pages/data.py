@@ -1,5 +1,4 @@
-"""Application keys as their pages show them: their state and limits, their usage by hour as rows and charts, and which
-ingresses enforce them."""
+"""Data of the key pages: states, limits, hourly usage as rows and charts, and the ingresses that enforce the keys."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -35,7 +34,7 @@ class KeyRow:
 
     @property
     def limits(self) -> str:
-        """ "60 requests/min, 3 concurrent"; "none" without any."""
+        """Returns a text such as "60 requests/min, 3 concurrent", or "none"."""
         return limits_text(self.key)
 
 
@@ -48,7 +47,7 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class KeyDetail:
-    """`waits_for`: ingresses that still accept a revoked key; `effect` of revoking it."""
+    """`waits_for` lists ingresses that still accept a revoked key; `effect` is that of revoking it."""
 
     row: KeyRow
     waits_for: tuple[str, ...]
@@ -70,7 +69,7 @@ class IngressKeys:
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """Whether keys are required, the effect of changing that, what ingresses enforce, and how long revocations took."""
+    """Whether keys are required, the effect of changing that, what ingresses enforce, and past revocation times."""
 
     required: bool
     effect: str
@@ -98,7 +97,7 @@ def tenant_grant_rows() -> tuple[TenantGrant, ...]:
 
 
 def tenant_webhook_rows() -> tuple[TenantWebhook, ...]:
-    """Which addresses are told of batches, by tenant."""
+    """Returns webhooks about batches, by tenant."""
     return tuple(TenantWebhook.objects.order_by("tenant", "id")[:ROWS_SHOWN])
 
 
@@ -121,7 +120,7 @@ def key_find(prefix: str, now: datetime) -> KeyDetail | None:
 
 
 def usage_rows(*, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:
-    """The newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counts."""
+    """Returns the newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counters."""
     hours = UsageHour.objects.filter(key=key) if key else UsageHour.objects.filter(tenant=tenant)
     sums = {name: Sum(name) for name in (*COUNTS, "charged")}
     rows: Iterable[Any] = hours.order_by().values("hour").annotate(**sums).order_by("-hour")[:HOURS_SHOWN]
@@ -155,7 +154,7 @@ def limits_text(key: ApplicationKey) -> str:
 
 
 def tenant_chart(now: datetime) -> Chart:
-    """Completion tokens of the tenants with the most, in two queries."""
+    """Completion tokens of the largest tenants, in two queries."""
     first = _first_hour(now)
     hours = UsageHour.objects.filter(hour__gte=datetime.fromtimestamp(first * HOUR_S, UTC)).order_by()
     largest = hours.values("tenant").annotate(total=Sum("completion_tokens")).order_by("-total", "tenant")
@@ -169,7 +168,7 @@ def tenant_chart(now: datetime) -> Chart:
 
 
 def key_chart(key: str, now: datetime) -> Chart:
-    """A key's requests, and those that were limited or failed, in one query."""
+    """A key's requests, limited requests and errors, in one query."""
     first = _first_hour(now)
     since = datetime.fromtimestamp(first * HOUR_S, UTC)
     hours = UsageHour.objects.filter(key=key, hour__gte=since).order_by().values("hour")
@@ -190,7 +189,7 @@ def _first_hour(now: datetime) -> int:
 
 
 def _hourly(rows: Iterable[tuple[datetime, float]], first: int) -> list[float | None]:
-    """A value for each hour, 0 for an hour without a row."""
+    """Returns a value for each hour, 0 if it has no row."""
     line: list[float | None] = [0.0] * HOURS_SHOWN
     for hour, value in rows:
         index = int(hour.timestamp() // HOUR_S) - first

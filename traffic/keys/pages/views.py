@@ -1,4 +1,4 @@
-"""The list of application keys, the page of one with its actions, the form of a new one, and the key policy."""
+"""Views of application keys: the list, one key with its actions, the form for a new one, and the key policy."""
 
 from typing import Any
 
@@ -74,9 +74,7 @@ def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), *choices(KeyState))
     state = choose_labelled(request, "state", options)
     tenant = choose(request, "tenant", "every tenant", key_tenants())
-    return Filter(
-        text_label="Find by name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant)
-    )
+    return Filter(text_label="Name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant))
 
 
 def _policy(request: PageRequest) -> tuple[PolicyView, Confirmation]:
@@ -137,7 +135,7 @@ KEYS = Page(
         Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
         Fragment(
             "keys-grants",
-            "What tenants may reach",
+            "Grants of tenants",
             ("keys",),
             "traffic/keys/grants.html",
             lambda _: tenant_grant_rows(),
@@ -163,7 +161,7 @@ KEY = Page(
         Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
-        Fragment("key-tenant", "Its tenant, by hour", ("usage",), "traffic/keys/tenant.html", _tenant_usage),
+        Fragment("key-tenant", "Tenant usage by hour", ("usage",), "traffic/keys/tenant.html", _tenant_usage),
     ),
 )
 
@@ -195,7 +193,7 @@ def _set_origins(form: Submission, key: ApplicationKey) -> None:
 
 
 def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
-    return (Field("allowed_origins", "Origins, with blanks between", value=" ".join(key.allowed_origins)),)
+    return (Field("allowed_origins", "Origins, separated by blanks", value=" ".join(key.allowed_origins)),)
 
 
 def _rotate(form: Submission, key: ApplicationKey) -> HttpResponse:
@@ -322,5 +320,5 @@ _require_view, _serve_view = action_view(REQUIRE_KEYS), action_view(SERVE_WITHOU
 
 
 def keys_require_action(request: HttpRequest) -> HttpResponse:
-    """Require keys, which takes a typed confirmation, or stop requiring them."""
+    """Requires keys after a typed confirmation, or stops requiring them."""
     return (_require_view if request.POST.get("required") == "yes" else _serve_view)(request)

@@ -1,4 +1,4 @@
-"""Over HTTP: orders about traffic. Fixed shares and evacuations: preview, give, read, end. Decides nothing."""
+"""Overrides over HTTP: fixed shares and evacuations. Parses, calls one service, renders; decides nothing."""
 
 from typing import Any
 
@@ -17,6 +17,7 @@ from kernel import clock
 from kernel.access import deployment_in_body
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
+from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.planning.autopilot import OverrideEffect
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
 from traffic.region_shares.selectors import override_effects
@@ -24,21 +25,22 @@ from traffic.region_shares.services.overrides import (
     LONGEST_S,
     SHORTEST_S,
     Terms,
-    evacuation_order,
+    evacuation_override,
     evacuation_request,
     override_end,
-    shares_order,
+    shares_override,
     shares_request,
 )
-from traffic.routing.models import TrafficOverride
 
 
 class OverrideSerializer(serializers.ModelSerializer[TrafficOverride]):
     deployment = serializers.CharField(source="deployment_id", allow_null=True, help_text="null: every deployment.")
     region = serializers.CharField(source="region_id", help_text="The origin of the shares, or the region to empty.")
-    shares = serializers.DictField(child=serializers.FloatField(), help_text="Serving region -> share; sums to 1.")
-    mode = serializers.CharField(help_text="Of an evacuation: `drill` or `real`.")
-    why = serializers.CharField(help_text="The operator's own words.")
+    shares = serializers.DictField(
+        child=serializers.FloatField(), help_text="Serving region -> share; the sum must be 1."
+    )
+    mode = serializers.CharField(help_text="For an evacuation: `drill` or `real`.")
+    why = serializers.CharField(help_text="The operator's reason.")
     active = serializers.SerializerMethodField(help_text="It holds now.")
 
     class Meta:
@@ -62,61 +64,67 @@ class EvacuationSerializer(OverrideSerializer):
 
 class TermsSerializer(StrictSerializer):
     duration_s = serializers.IntegerField(
-        min_value=SHORTEST_S, max_value=LONGEST_S, help_text="It ends by itself after this many seconds."
+        min_value=SHORTEST_S, max_value=LONGEST_S, help_text="Expires after this many seconds."
     )
-    why = serializers.CharField(max_length=200, help_text="Your reason, shown while it is in force.")
+    why = serializers.CharField(
+        max_length=200, help_text="Your reason; everyone sees it while the override is in force."
+    )
 
 
 class FixSerializer(TermsSerializer):
-    """Where an origin's requests of a deployment are served, whatever the autopilot would do."""
+    """Fixes where an origin's requests for a deployment are served, regardless of the autopilot."""
 
     deployment = serializers.CharField(max_length=96)
     origin = serializers.CharField(max_length=64)
-    shares = serializers.DictField(child=serializers.FloatField(), help_text="Serving region -> share; sums to 1.")
+    shares = serializers.DictField(
+        child=serializers.FloatField(), help_text="Serving region -> share; the sum must be 1."
+    )
 
 
 class EvacuationPreviewSerializer(TermsSerializer):
     region = serializers.CharField(max_length=64)
     mode = serializers.ChoiceField(
         choices=choices(EvacuationMode),
-        help_text="`drill`: in steps, and only what fits elsewhere. `real`: everything at once.",
+        help_text="`drill` moves in steps and only what fits elsewhere; `real` moves everything immediately.",
     )
     deployment = serializers.CharField(
-        max_length=96, required=False, allow_blank=True, default="", help_text="Only this one; all if left out."
+        max_length=96, required=False, allow_blank=True, default="", help_text="Only this deployment; default: all."
     )
 
 
 class EvacuateSerializer(EvacuationPreviewSerializer):
-    """A region that serves nothing of what others can, until the order ends."""
+    """Evacuates a region: it serves only what no other region can, until the override ends."""
 
-    confirm = serializers.CharField(max_length=64, help_text="The region's name once more.")
+    confirm = serializers.CharField(max_length=64, help_text="The region's name again, to confirm.")
 
     class Meta:
         examples = {"confirm": "us-east-1"}
 
 
 class RegionEffectSerializer(serializers.Serializer[Any]):
-    """In requests at once; utilisations of what the region was tested for, null where it has no capacity."""
+    """Loads in concurrent requests. Utilisation is relative to tested capacity; null if the region has no capacity."""
 
     region = serializers.CharField()
     capacity = serializers.FloatField()
     load_before = serializers.FloatField()
     load_after = serializers.FloatField()
-    receives = serializers.FloatField(help_text="More, or with a minus less, than before.")
+    receives = serializers.FloatField(help_text="Change; negative if it falls.")
     utilisation_before = serializers.FloatField(allow_null=True)
     utilisation_after = serializers.FloatField(allow_null=True)
 
 
 class EffectSerializer(serializers.Serializer[OverrideEffect]):
-    """One deployment, once all has moved."""
+    """Effect on one deployment after all shifts."""
 
     deployment = serializers.CharField()
     shares = serializers.DictField(
-        source="matrix", child=serializers.DictField(child=serializers.FloatField()), help_text="As in a matrix."
+        source="matrix",
+        child=serializers.DictField(child=serializers.FloatField()),
+        help_text="Same format as in a matrix.",
     )
     regions = RegionEffectSerializer(many=True)
     unplaced = serializers.DictField(
-        child=serializers.FloatField(), help_text="Origin -> requests at once that fit below no cap."
+        child=serializers.FloatField(), help_text="Origin -> concurrent requests that fit below no cap."
     )
     over_cap = serializers.ListField(child=serializers.CharField(), help_text="Regions that would exceed their cap.")
 
@@ -125,7 +133,7 @@ class EffectSerializer(serializers.Serializer[OverrideEffect]):
 
 
 class EffectsSerializer(serializers.Serializer[Any]):
-    """What an order would do, by deployment. Nothing was changed."""
+    """Predicted effects of an override, by deployment. Nothing was changed."""
 
     effects = EffectSerializer(many=True)
 
@@ -145,7 +153,7 @@ class OverrideFilter(EvacuationFilter):
 
 
 class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
-    """Every order of operators about traffic, evacuations too, newest first."""
+    """Operators' traffic overrides, including evacuations, newest first."""
 
     serializer_class = OverrideSerializer
     filterset_class = OverrideFilter
@@ -174,9 +182,9 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         responses={200: OverrideSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Fix where an origin's requests of a deployment are served. It holds at once, even above caps and while the
-        autopilot holds; residency and closed regions bind it. What was fixed there before ends. 202 with a request for
-        shares that empty a region, where evacuations take two people."""
+        """Fix where an origin's requests for a deployment are served. This applies immediately, even above caps and
+        while the autopilot holds, but within residency and closed regions. It replaces an earlier override of the same
+        row. Returns 202 with an approval request if the shares empty a region and evacuations need two people."""
         order = shares_request(**_checked(FixSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)
@@ -185,13 +193,13 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     @extend_schema(operation_id="traffic_overrides_preview", request=FixSerializer, responses={200: EffectsSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
-        """What fixing these shares would do. Changes nothing; refuses what giving the order would refuse."""
-        return _effects(shares_order(**_checked(FixSerializer, request)))
+        """Predict the effect of these shares. Changes nothing. Rejects the same requests as the real call."""
+        return _effects(shares_override(**_checked(FixSerializer, request)))
 
     @extend_schema(operation_id="traffic_overrides_end", request=WhySerializer, responses={200: OverrideSerializer})
     @action(detail=True, methods=["post"])
     def end(self, request: Request, id: str) -> Response:
-        """End an order, or an evacuation, before its time; requests go back in steps. 409 if it has ended."""
+        """End an override or evacuation early; requests return in steps. Returns 409 if it has ended."""
         order = self.get_object()
         body = WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -200,7 +208,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 
 
 class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
-    """Evacuations of regions, newest first. One is ended as any override is."""
+    """Evacuations of regions, newest first. An evacuation ends like any override."""
 
     serializer_class = EvacuationSerializer
     filterset_class = EvacuationFilter
@@ -225,9 +233,9 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         responses={200: EvacuationSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Empty a region of what others can serve: for real at once, or as a drill in steps and only what fits. Its
-        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends. 202 where it
-        needs two-person approval: it begins when another admin approves the request."""
+        """Evacuate a region: immediately (`real`), or in steps and only as far as other regions have room (`drill`).
+        Its ingress keeps running and forwards requests. Replaces an evacuation of the same region. Returns 202 if it
+        needs two-person approval: it starts when another admin approves."""
         order = evacuation_request(**_checked(EvacuateSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)
@@ -240,12 +248,12 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     )
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
-        """Who would receive what, how full they would be, and what fits nowhere. Changes nothing."""
-        return _effects(evacuation_order(**_checked(EvacuationPreviewSerializer, request)))
+        """Predict where requests would go, the utilisation there, and what fits nowhere. Changes nothing."""
+        return _effects(evacuation_override(**_checked(EvacuationPreviewSerializer, request)))
 
 
 def _checked(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
-    """The fields of a request, with its actor and time, as the services take it."""
+    """Returns the validated fields with actor and time, as services take them."""
     request_body = body(data=request.data)
     request_body.is_valid(raise_exception=True)
     fields = dict(request_body.validated_data)

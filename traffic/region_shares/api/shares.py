@@ -1,7 +1,5 @@
-"""Over HTTP: which region serves which share of whose requests, and every change of that. Read only.
-
-Over HTTP: what is laid down about a deployment's traffic. Decides nothing; the service does.
-"""
+"""Region shares with their history (read only) and traffic policies over HTTP. Parses and renders; the service
+decides."""
 
 from typing import Any
 
@@ -19,35 +17,35 @@ from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.batches.planning.pacing import AtRiskPolicy
+from traffic.region_shares.models import TrafficMatrix, TrafficRule, TrafficShift
 from traffic.region_shares.planning.autopilot import ShiftKind
 from traffic.region_shares.planning.policy import MOST_UTILISED, TrafficPolicy, traffic_policy_as_json
 from traffic.region_shares.services.overrides import traffic_policy_change
-from traffic.routing.models import TrafficMatrix, TrafficRule, TrafficShift
 
 Shares = serializers.DictField(child=serializers.DictField(child=serializers.FloatField()))
 
 
 class LoadedRegionSerializer(serializers.Serializer[Any]):
-    """A region as the last pass saw it, in requests at once."""
+    """A region at the last pass, in concurrent requests."""
 
     region = serializers.CharField()
-    demand = serializers.FloatField(help_text="Of its own applications.")
-    load = serializers.FloatField(help_text="What it serves under these shares.")
-    capacity = serializers.FloatField(help_text="What it was tested for, the least of the last minute.")
-    capacity_now = serializers.FloatField(help_text="What it was tested for, this moment.")
+    demand = serializers.FloatField(help_text="Demand of its own applications.")
+    load = serializers.FloatField(help_text="Load under these shares.")
+    capacity = serializers.FloatField(help_text="Tested capacity, minimum of the last minute.")
+    capacity_now = serializers.FloatField(help_text="Tested capacity now.")
 
 
 class MatrixSerializer(serializers.ModelSerializer[Deployment]):
     deployment = serializers.CharField(source="name")
-    revision = serializers.SerializerMethodField(help_text="Grows with every shift; 0: no plan yet.")
+    revision = serializers.SerializerMethodField(help_text="Grows with every shift; 0 before the first plan.")
     shares = serializers.SerializerMethodField(help_text="Origin -> serving region -> share of the origin's requests.")
     moved_at = serializers.DateTimeField(source="traffic_matrix.moved_at", default=None, allow_null=True)
     looked_at = serializers.DateTimeField(source="traffic_matrix.looked_at", default=None, allow_null=True)
-    held = serializers.SerializerMethodField(help_text="Why the last shares are kept though they may be wrong.")
+    held = serializers.SerializerMethodField(help_text="Why the last shares are kept although they may be outdated.")
     held_since = serializers.DateTimeField(source="traffic_matrix.held_since", default=None, allow_null=True)
     utilisation_cap = serializers.SerializerMethodField()
     regions = serializers.SerializerMethodField()
-    unplaced = serializers.SerializerMethodField(help_text="Origin -> requests at once that fit below no cap.")
+    unplaced = serializers.SerializerMethodField(help_text="Origin -> concurrent requests that fit below no cap.")
 
     class Meta:
         model = Deployment
@@ -83,7 +81,7 @@ class MatrixSerializer(serializers.ModelSerializer[Deployment]):
 
 
 def _matrix(deployment: Deployment) -> TrafficMatrix:
-    """Its row, or an empty one before the first plan."""
+    """Returns the row, or an empty one before the first plan."""
     return getattr(deployment, "traffic_matrix", None) or TrafficMatrix(deployment=deployment)
 
 
@@ -96,7 +94,7 @@ class MatrixFilter(filters.FilterSet):
 
 
 class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
-    """The shares in force of each deployment, by its name, with the demand and capacity that they answer to."""
+    """Region shares in force, by deployment, with the demand and capacity that they are based on."""
 
     serializer_class = MatrixSerializer
     filterset_class = MatrixFilter
@@ -114,7 +112,7 @@ class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
 
 class ShiftSerializer(serializers.ModelSerializer[TrafficShift]):
     deployment = serializers.CharField(source="deployment_id")
-    moved = serializers.FloatField(help_text="The share of all requests that went to another region than before.")
+    moved = serializers.FloatField(help_text="Share of all requests that changed region.")
     shares = Shares
 
     class Meta:
@@ -134,7 +132,7 @@ class ShiftFilter(filters.FilterSet):
 
 
 class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
-    """Every change of shares with its reason, newest first; of each deployment the last 200."""
+    """Changes of shares with their reasons, newest first; the last 200 of each deployment."""
 
     serializer_class = ShiftSerializer
     filterset_class = ShiftFilter
@@ -156,70 +154,68 @@ Cost = serializers.DictField(child=serializers.FloatField())
 
 def _limit_fields(*, required: bool) -> dict[str, Any]:
     return {
-        row.name: serializers.IntegerField(help_text=f"The most of {row.counts}.", required=required)
-        for row in LIMIT_ROWS
+        row.name: serializers.IntegerField(help_text=f"Maximum {row.counts}.", required=required) for row in LIMIT_ROWS
     }
 
 
 class RequestLimitsSerializer(serializers.Serializer[RequestLimits]):
-    """How much work one request may ask of a cell; one that asks for more gets 400."""
+    """Most work that one request may ask of a cell. Larger requests get 400."""
 
     def get_fields(self) -> dict[str, Any]:
         return _limit_fields(required=True)
 
 
 class RequestLimitsChangeSerializer(StrictSerializer):
-    """What is not named stays as it is."""
+    """Omitted fields keep their value."""
 
     def get_fields(self) -> dict[str, Any]:
         return _limit_fields(required=False)
 
 
 class TrafficPolicySerializer(serializers.Serializer[Deployment]):
-    """The whole policy, defaults filled in. Utilisations are shares of tested capacity."""
+    """The whole policy, including defaults. Utilisations are relative to tested capacity."""
 
     deployment = serializers.CharField()
     residency = serializers.DictField(
         child=serializers.ListField(child=serializers.CharField()),
-        help_text="Origin -> the regions that may serve its requests; an origin that is not named may use all.",
+        help_text="Origin -> regions that may serve its requests; other origins may use all.",
     )
-    cost = serializers.DictField(
-        child=serializers.FloatField(), help_text="Region -> relative price; 1.0 if not named."
-    )
-    cost_utilisation = serializers.FloatField(help_text="A cheaper region is filled to this for its price.")
-    cost_latency_ms = serializers.FloatField(help_text="How far requests may go for a price, there and back.")
-    utilisation_cap = serializers.FloatField(help_text="No region is filled beyond; at most 0.8.")
+    cost = serializers.DictField(child=serializers.FloatField(), help_text="Region -> relative price (default 1.0).")
+    cost_utilisation = serializers.FloatField(help_text="A cheaper region is preferred up to this utilisation.")
+    cost_latency_ms = serializers.FloatField(help_text="Maximum round trip to a cheaper region, in milliseconds.")
+    utilisation_cap = serializers.FloatField(help_text="No region is filled beyond this utilisation; at most 0.8.")
     tested_concurrency = serializers.IntegerField(
-        allow_null=True, help_text="Requests at once that a cell was tested for; null: its version's `max_concurrency`."
+        allow_null=True,
+        help_text="Concurrent requests that a cell was tested for; null uses its version's `max_concurrency`.",
     )
     tested_by_type = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Instance type -> the same of cells on it, where it is another."
+        child=serializers.IntegerField(), help_text="Instance type -> `tested_concurrency` on it, if different."
     )
     load_bound = serializers.FloatField(
         allow_null=True,
-        help_text="Requests of one prefix keep to a cell with at most this many times the mean load; null: no.",
+        help_text="Requests with one prefix stay on a cell up to this multiple of the mean load; null disables this.",
     )
     routing = serializers.ChoiceField(
         ["sticky", "exact"],
-        help_text="With a load_bound: the cell that served a prefix last, or the one that has most of it in its cache.",
+        help_text="With a load_bound: `sticky` uses a prefix's last cell, `exact` the one with most of it cached.",
     )
     shared_caches = serializers.BooleanField(
-        help_text="Whether tenants may find each other's prompts in a cell's cache, and so can measure them."
+        help_text="Whether tenants may hit each other's prompts in a cell's cache, and so can measure them."
     )
     split = serializers.DictField(
         child=serializers.IntegerField(),
-        help_text="Deployment -> weight by which it answers to this one's model names; empty: this one alone.",
+        help_text="Deployment -> weight by which it answers this one's model names; empty for none.",
     )
-    split_sticky = serializers.BooleanField(help_text="Whether a conversation stays with the deployment it began with.")
+    split_sticky = serializers.BooleanField(help_text="Whether a conversation stays on its first deployment.")
     batch_at_risk = serializers.ChoiceField(
         choices=choices(AtRiskPolicy),
         allow_null=True,
         help_text="What is done about batches that will miss their deadlines: their owners are told; they are sent as"
         " near-real-time first; and the plan of the day buys cells for them. Null: what the installation says.",
     )
-    request_limits = RequestLimitsSerializer(help_text="How much work one request may ask of a cell.")
-    revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
-    actor = serializers.CharField(help_text="Who changed it last.")
+    request_limits = RequestLimitsSerializer(help_text="Most work that one request may ask of a cell.")
+    revision = serializers.IntegerField(help_text="Grows with every change; 0 if all values are defaults.")
+    actor = serializers.CharField(help_text="Last editor.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -243,7 +239,7 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
 
 
 class TrafficPolicyChangeSerializer(StrictSerializer):
-    """What is not named stays as it is."""
+    """Omitted fields keep their value."""
 
     residency = serializers.DictField(
         child=serializers.ListField(child=serializers.CharField(max_length=64)), required=False
@@ -275,7 +271,8 @@ class TrafficPolicyFilter(filters.FilterSet):
 
 
 class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
-    """Where requests of a deployment may be served, what regions cost, how full they may be; by its name."""
+    """Traffic policy of a deployment: where its requests may be served, the price of regions, and caps on their
+    utilisation."""
 
     serializer_class = TrafficPolicySerializer
     filterset_class = TrafficPolicyFilter
@@ -299,8 +296,8 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
         responses={200: TrafficPolicySerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Lay down parts of the policy. Residency holds in every table from the next pass on; prices and caps move
-        requests in steps."""
+        """Change parts of the policy. Residency applies from the next routing table on; prices and caps move requests
+        in steps."""
         deployment = self.get_object()
         body = TrafficPolicyChangeSerializer(data=request.data)
         body.is_valid(raise_exception=True)

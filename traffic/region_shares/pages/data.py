@@ -1,5 +1,4 @@
-"""Shares by region as pages show them: a matrix for each deployment, its history, the overrides in force, the effect of
-a new one, and the form that fixes shares."""
+"""Data of the traffic pages: share matrices, history, overrides with their effects, and the form that fixes shares."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,12 +11,12 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
 from fleet.deployments.models import Deployment
 from kernel.tones import Tone
 from traffic.async_requests.selectors import ingress_addresses_by_region
+from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionEffect, ShiftKind
 from traffic.region_shares.planning.policy import MOST_UTILISED
 from traffic.region_shares.selectors import active_overrides
 from traffic.region_shares.services.autopilot import SHIFT_TONE
-from traffic.region_shares.services.overrides import describe_order
-from traffic.routing.models import TrafficMatrix, TrafficOverride, TrafficShift
+from traffic.region_shares.services.overrides import describe_override
 
 SHIFTS_SHOWN = 20
 HEAT_STEPS = 10
@@ -29,7 +28,7 @@ SHIFTS_READ = 2000
 
 @dataclass(frozen=True, slots=True)
 class MatrixField:
-    """One field of the matrix. `heat` 0 to 10 picks its shade; `percent` None: no requests go there."""
+    """One field of the matrix. `heat` (0 to 10) selects its shade; `percent` is None if no requests go there."""
 
     region: str
     percent: float | None
@@ -46,13 +45,13 @@ class OriginRow:
 
     @property
     def fingerprint(self) -> str:
-        """Whole per cents: the page highlights the row when this changes."""
+        """The page highlights the row when these whole per cents change."""
         return " ".join(f"{share.percent or 0:.0f}" for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """How full a serving region is, in requests at once; `percent` None: it has no capacity."""
+    """Utilisation of a serving region, in concurrent requests; `percent` is None if it has no capacity."""
 
     region: str
     load: float
@@ -64,7 +63,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class MatrixTable:
-    """One deployment: a row for each origin, and how full each of its columns' regions is."""
+    """A deployment's matrix: one row per origin, and the utilisation of each column's region."""
 
     deployment: str
     row: TrafficMatrix
@@ -83,7 +82,7 @@ class ShiftRow:
 
 @dataclass(frozen=True, slots=True)
 class OverrideRow:
-    """An override in force. `left_s`: until it ends by itself."""
+    """An override in force. `left_s` is the time until it expires."""
 
     override: TrafficOverride
     description: str
@@ -92,8 +91,6 @@ class OverrideRow:
 
 @dataclass(frozen=True, slots=True)
 class EffectTable:
-    """What an override would do to one deployment."""
-
     deployment: str
     regions: tuple[tuple[RegionEffect, Utilisation], ...]
     unplaced: tuple[tuple[str, float], ...]
@@ -101,14 +98,14 @@ class EffectTable:
 
 
 def matrix_tables() -> tuple[MatrixTable, ...]:
-    """Every deployment that has shares, in one query."""
+    """Returns every deployment that has shares, in one query."""
     deployments = Deployment.objects.select_related("traffic_matrix").order_by("name")
     matrices = ((one.name, getattr(one, "traffic_matrix", None)) for one in deployments)
     return tuple(_table(name, row) for name, row in matrices if row is not None and row.shares)
 
 
 def shift_rows(*, limit: int = SHIFTS_SHOWN) -> tuple[ShiftRow, ...]:
-    """The last changes of all deployments, youngest first."""
+    """Returns the last changes of all deployments, newest first."""
     return tuple(
         ShiftRow(shift, SHIFT_TONE[ShiftKind(shift.kind)], 100 * shift.moved)
         for shift in TrafficShift.objects.order_by("-id")[:limit]
@@ -117,7 +114,7 @@ def shift_rows(*, limit: int = SHIFTS_SHOWN) -> tuple[ShiftRow, ...]:
 
 def overrides_in_force(*, now: datetime) -> tuple[OverrideRow, ...]:
     return tuple(
-        OverrideRow(override, describe_order(override), (override.expires_at - now).total_seconds())
+        OverrideRow(override, describe_override(override), (override.expires_at - now).total_seconds())
         for override in active_overrides(now)
     )
 
@@ -180,7 +177,7 @@ def _utilisation(region: str, load: float, capacity: float, cap: float) -> Utili
 
 
 def share_charts(now: datetime) -> tuple[Chart, ...]:
-    """Of the deployments whose shares moved last, in two queries. Between two changes shares stay as they are."""
+    """Charts the deployments whose shares changed last, in two queries. Shares are constant between two changes."""
     rows = TrafficMatrix.objects.exclude(moved_at=None).order_by("-moved_at", "deployment_id")
     names = sorted(rows.values_list("deployment_id", flat=True)[:CHARTS_SHOWN])
     shifts: dict[str, list[TrafficShift]] = defaultdict(list)
@@ -212,7 +209,7 @@ def _served_elsewhere(shares: dict[str, dict[str, float]], origin: str) -> float
 
 @dataclass(frozen=True, slots=True)
 class ShareField:
-    """`percent` as it was typed, valid or not."""
+    """`percent` is the text as typed, valid or not."""
 
     region: str
     percent: str
@@ -220,7 +217,8 @@ class ShareField:
 
 @dataclass(frozen=True, slots=True)
 class SharesForm:
-    """`deployment` and `origin`: those of the request, or the first that exist. No fields: there is nothing to fix."""
+    """`deployment` and `origin` are those of the request, or the first that exist. No fields if nothing can be
+    fixed."""
 
     deployment: str
     origin: str
@@ -230,7 +228,7 @@ class SharesForm:
 
 
 def shares_form(deployment: str, origin: str, percents: Mapping[str, str]) -> SharesForm:
-    """In three queries. Names that do not exist stay, so that the refusal can name them."""
+    """Makes three queries. Unknown names are kept, so that the error can name them."""
     deployments = tuple(Deployment.objects.order_by("name").values_list("name", flat=True))
     regions = tuple(sorted(ingress_addresses_by_region()))
     deployment = deployment or next(iter(deployments), "")
@@ -241,7 +239,7 @@ def shares_form(deployment: str, origin: str, percents: Mapping[str, str]) -> Sh
 
 
 def _percents_now(deployment: str, origin: str) -> dict[str, str]:
-    """Whole per cents that sum to 100, so that the form can be sent as it is."""
+    """Returns whole per cents that sum to 100, so that the form is valid as it is."""
     row = TrafficMatrix.objects.filter(deployment_id=deployment).first()
     shares: dict[str, float] = (row.shares.get(origin) if row else None) or {origin: 1.0}
     whole = {region: round(100 * share) for region, share in shares.items()}

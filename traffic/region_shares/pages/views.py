@@ -1,5 +1,5 @@
-"""Where requests go: shares by region and the overrides in force, ingresses, and the routing tables they follow;
-and the pages that evacuate a region or fix shares after predicting the effect."""
+"""Views of the traffic pages: shares, overrides, ingresses and tables, and the forms that evacuate a region or fix
+shares after a preview."""
 
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from controlplane.dashboard.fragments import Context, Fragment, Page, PageReques
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
+from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.pages.data import (
     MatrixTable,
     OverrideRow,
@@ -39,13 +40,12 @@ from traffic.region_shares.planning.policy import EvacuationMode
 from traffic.region_shares.selectors import override_effects
 from traffic.region_shares.services.overrides import (
     Terms,
-    evacuation_order,
+    evacuation_override,
     evacuation_request,
     override_end,
-    shares_order,
+    shares_override,
     shares_request,
 )
-from traffic.routing.models import TrafficOverride
 from traffic.routing.pages import (
     CertificateRow,
     EntryRow,
@@ -58,10 +58,10 @@ from traffic.routing.pages import (
 )
 
 PREVIEWED_S = 3600
-"""A prediction does not depend on how long the override holds."""
+"""A prediction does not depend on the override's duration."""
 MAX_MINUTES_DIGITS = 6
 SHARE = "share-"
-"""Before a region's name: the field with its share in per cent."""
+"""Field names have this prefix before the region; the value is its share in per cent."""
 
 
 def _shares(request: PageRequest) -> tuple[MatrixTable, ...]:
@@ -89,7 +89,7 @@ def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
 
 
 def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
-    """None: the caller may not look at them."""
+    """Returns None if the caller may not see certificates."""
     return certificate_rows(now=request.now) if request.caller.access.operate else None
 
 
@@ -133,7 +133,7 @@ def _preview_terms(form: Submission) -> Terms:
 def _terms_fields(form: Submission) -> tuple[Field, ...]:
     minutes = form.text("minutes", "60")
     return (
-        Field("minutes", "Ends by itself after, minutes", "number", minutes, required=True, least=1, most=10080),
+        Field("minutes", "Expires after, minutes", "number", minutes, required=True, least=1, most=10080),
         replace(REQUIRED_WHY, value=form.text("why")),
     )
 
@@ -160,7 +160,7 @@ def _evacuation_form(form: Submission, region: Region) -> Context:
 def _evacuation_effect(form: Submission, region: Region) -> Context:
     mode, deployment = form.text("mode", EvacuationMode.DRILL.value), form.text("deployment")
     terms = _preview_terms(form)
-    order = evacuation_order(region=region.name, mode=mode, deployment=deployment, terms=terms)
+    order = evacuation_override(region=region.name, mode=mode, deployment=deployment, terms=terms)
     hidden = (Field("mode", kind="hidden", value=mode), Field("deployment", kind="hidden", value=deployment))
     url = reverse("evacuate", args=(region.name,))
     confirmation = EVACUATE.confirmation(region, url, "", (*hidden, *_terms_fields(form)))
@@ -198,17 +198,17 @@ def _shares_form(form: Submission) -> SharesForm:
 
 
 def _fractions(shares: SharesForm) -> dict[str, float]:
-    """Fractions that sum to 1.
+    """Returns fractions that sum to 1.
 
     Raises:
-        InvalidInput: a field is no number, or the shares do not sum to 100 %.
+        InvalidInput: a field is not a number, or the shares do not sum to 100 %.
     """
     percents: dict[str, float] = {}
     for field in shares.fields:
         try:
             percents[field.region] = float(field.percent or 0)
         except ValueError:
-            message = f"the share of {field.region} is {field.percent!r}; it must be a number"
+            message = f"the share of {field.region} is {field.percent!r}, which is not a number"
             raise InvalidInput(field="shares", rule="number", message=message) from None
     total = sum(percents.values())
     if not abs(total - 100) <= 0.1:
@@ -228,7 +228,7 @@ def _shares_effect(form: Submission, thing: None) -> Context:
     if not shares.fields:
         return {}
     terms = _preview_terms(form)
-    order = shares_order(deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=terms)
+    order = shares_override(deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=terms)
     hidden = (
         Field("deployment", kind="hidden", value=shares.deployment),
         Field("origin", kind="hidden", value=shares.origin),

@@ -1,18 +1,12 @@
-"""What the region autopilot looks at, what it can decide, and the figures it decides by. Pure data.
+"""Decides how each region's shares change now, or that they stay. Pure.
 
-Decides how the share of each region changes now: relieve at once, everything else in small steps, or hold. Pure.
+A region above its cap or without capacity for its share is relieved in one step, and so is one that is evacuated for
+real. A region that regains its cells gets its own requests back in one step; its ingress spills if the cells fail
+again. Other changes (load, latency, price, drills) take at most 10 points per 10 s; changes below 1 point are skipped.
+While reports are stale, or several regions lose capacity together, the observation is probably wrong, so the table
+stays, except for overrides and returning requests.
 
-A region that carries more than its cap, or cannot serve what is sent there, is relieved in one step; so is one that
-operators close for real. A region that had no cell left and has some again gets its own requests back in one step: its
-ingress sends them elsewhere by itself should the cells fail again. All other changes (load of other regions, nearer,
-cheaper, a drill) take at most 10 points per 10 s, and changes below 1 point are left.
-
-While reports are stale, or several regions lost capacity together, it is more likely our view that is wrong than all of
-them: then the last table stays, but for what operators order and for requests that come home.
-
-Predicts what evacuating a region, or fixing shares, would do to a deployment once all has moved: who receives what,
-how full everybody is then, and what fits nowhere. Pure; it changes nothing and promises no time.
-"""
+It also predicts the effect of an override once all shifts are complete, without predicting their duration."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -29,27 +23,25 @@ from traffic.region_shares.planning.placement import (
     place_demand,
 )
 from traffic.region_shares.planning.policy import (
+    ActiveOverrides,
     Matrix,
-    Orders,
     OverrideView,
     Row,
     TrafficPolicy,
     distance,
     loads,
     movement,
-    orders_for,
+    overrides_for,
     step_towards,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AutopilotSettings:
-    """Shares are of an origin's requests, `_s` seconds. All are from design.md §5 but the last three, which are ours:
-
-    `step_every_s` is the time in which a step's effect is seen, reports and averages included. `fallen_share`: a region
-    that lost more than a third of its capacity within a minute goes bad; one that lost a cell of four does not. While
-    not everything fits, relief must take at least `worth_relief` of a region's capacity off it to be worth a jump.
-    """
+    """Shares are of an origin's requests; times are in seconds. All but the last three values are from design.md §5.
+    `step_every_s` covers the delay until a step's effect is measured. `fallen_share`: a region that lost over a third
+    of its capacity within a minute is unhealthy; one of four lost cells is not enough. While demand exceeds the room,
+    relief must shed at least `worth_relief` of a region's capacity."""
 
     stale_after_s: float = 15.0
     step: float = 0.10
@@ -61,10 +53,10 @@ class AutopilotSettings:
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """A region that has an ingress. `demand` and capacities are requests at once, `share_lost` is of the last minute
-    (see `windows`). `reported_at`: the last report of its ingress that was silent longest; None: one never reported.
-    `starting`: it has no capacity yet, and nothing is known of it; its ingress spills by itself until it has.
-    `returned`: it had no cell within that minute, once, and has some again."""
+    """A region with an ingress. `demand` and capacities are in concurrent requests; `share_lost` covers the last minute
+    (see `load`). `reported_at` is the last report of the ingress that has been silent longest, or None if one never
+    reported. `starting`: it never had capacity, and its ingress spills meanwhile. `returned`: it lost all cells within
+    that minute, once, and has some again."""
 
     name: str
     demand: float
@@ -78,7 +70,7 @@ class RegionView:
 
 @dataclass(frozen=True, slots=True)
 class TrafficView:
-    """All that is decided upon for one deployment. `in_force` has no row of an origin that is new."""
+    """Input of the decision for one deployment. `in_force` has no row for a new origin."""
 
     deployment: str
     regions: tuple[RegionView, ...]
@@ -90,8 +82,8 @@ class TrafficView:
 
 
 class ShiftKind(StrEnum):
-    """Why requests move: there was no plan, an operator ordered it, a region cannot carry them, their own region has
-    cells again, or it is better so."""
+    """Why requests move: no plan before, an override, an overloaded region, an origin whose cells returned, or a better
+    placement."""
 
     FIRST = "first"
     ORDERED = "ordered"
@@ -102,7 +94,7 @@ class ShiftKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShiftTraffic:
-    """Take this matrix. `moved` is the share of all requests that goes to another region than before."""
+    """`moved` is the share of all requests that changes region."""
 
     deployment: str
     matrix: Matrix
@@ -113,7 +105,7 @@ class ShiftTraffic:
 
 @dataclass(frozen=True, slots=True)
 class HoldTable:
-    """Leave the last matrix as it is, though it may be wrong."""
+    """Keep the last matrix although it may be outdated."""
 
     deployment: str
     reason: str
@@ -123,7 +115,7 @@ Decision = ShiftTraffic | HoldTable
 
 
 def describe_rows(before: Matrix, after: Matrix) -> str:
-    """What changes, one part for each origin whose row does; empty if none does."""
+    """Returns one part per origin whose row changes, or an empty text."""
     changed = [origin for origin in after if before.get(origin) != after[origin]]
     return "; ".join(f"{origin} -> {_shares(after[origin])}" for origin in changed)
 
@@ -133,74 +125,77 @@ def _shares(row: Row) -> str:
 
 
 ROUNDING = 1e-3
-"""What shares in hundredths of a point may add to a region's load."""
+"""Rounding shares to hundredths of a point may add this to a region's load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Origin -> why its row takes the target's place at once."""
+    """Maps an origin to the reason why its row takes the target's place in one step."""
 
-    ordered: dict[str, str] = field(default_factory=dict)
+    overridden: dict[str, str] = field(default_factory=dict)
     relieved: dict[str, str] = field(default_factory=dict)
     returned: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, origin: str) -> bool:
-        return origin in self.ordered or origin in self.relieved or origin in self.returned
+        return origin in self.overridden or origin in self.relieved or origin in self.returned
 
     def __bool__(self) -> bool:
-        return bool(self.ordered or self.relieved or self.returned)
+        return bool(self.overridden or self.relieved or self.returned)
 
     @property
     def summary(self) -> str:
-        return "; ".join(dict.fromkeys([*self.ordered.values(), *self.relieved.values(), *self.returned.values()]))
+        return "; ".join(dict.fromkeys([*self.overridden.values(), *self.relieved.values(), *self.returned.values()]))
 
 
 def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) -> Decision | None:
-    """What to do about one deployment now; None: all is where it should be, or on its way."""
-    orders = orders_for(view.deployment, view.overrides, now)
-    task = placement_problem(view, orders)
+    """Returns what to do for one deployment, or None if the shares are right or the next step is not due."""
+    active = overrides_for(view.deployment, view.overrides, now)
+    task = placement_problem(view, active)
     target = place_demand(task)
-    ordered = _ordered(view, orders, target)
+    overridden = _overridden(view, active, target)
     returned = _returned(view, task, target, settings, now)
     if held := reason_to_hold(view, settings, now):
-        causes = Causes(ordered, returned=returned)
+        causes = Causes(overridden, returned=returned)
         return _shift(view, task, _adopting(view, target, causes), causes) or HoldTable(view.deployment, held)
-    causes = Causes(ordered, _relieved(view, task, target, settings), returned)
+    causes = Causes(overridden, _relieved(view, task, target, settings), returned)
     matrix = _adopting(view, target, causes)
     if view.moved_at is None or (now - view.moved_at).total_seconds() >= settings.step_every_s:
         matrix = _stepping(matrix, target, settings)
     if target.fits and not _respects_caps(task, matrix):
-        # Rows that move apart from each other meet somewhere: all move alike instead.
+        # Rows that move independently could meet in one region, so all move by the same part of their way.
         matrix = dict(target.matrix) if causes else _alike(view.in_force, target, settings)
     return _shift(view, task, matrix, causes)
 
 
-def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
-    """What is to be placed, with what regions carry under the table in force. An origin that is new and starts is at
-    home: its requests would else go to a region that may have no cell either, and come back in steps."""
+def placement_problem(view: TrafficView, active: ActiveOverrides) -> PlacementProblem:
+    """Returns the placement problem, with the load of each region under the table in force. A new origin that is
+    starting counts as at home: its requests would otherwise leave for a region that may have no cell either, and return
+    in steps."""
     demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
     at_home = {region.name: {region.name: 1.0} for region in view.regions if region.starting}
     carried = loads({**at_home, **view.in_force}, demand)
-    guests = {name for origin, row in view.in_force.items() for name in row if name != origin}
+    serving_others = {name for origin, row in view.in_force.items() for name in row if name != origin}
     places = {
-        region.name: _place(region, carried.get(region.name, 0.0), view.policy, has_guests=region.name in guests)
+        region.name: _place(
+            region, carried.get(region.name, 0.0), view.policy, serves_others=region.name in serving_others
+        )
         for region in view.regions
     }
-    return PlacementProblem(demand, places, view.policy, orders, view.latency_ms)
+    return PlacementProblem(demand, places, view.policy, active, view.latency_ms)
 
 
-def _place(region: RegionView, carried: float, policy: TrafficPolicy, *, has_guests: bool) -> ServingRegion:
-    """A region that starts keeps what it has: it would else send all of it away, to take it back in steps. What a
-    region has again is planned for its own origin. `has_guests`: it serves other origins, and so it was never empty."""
+def _place(region: RegionView, carried: float, policy: TrafficPolicy, *, serves_others: bool) -> ServingRegion:
+    """A starting region keeps its share, since it would otherwise lose all and regain it in steps. Returned capacity is
+    planned for its own origin. `serves_others`: it serves other origins, so it was never empty."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
     starts = region.starting and region.capacity_now <= 0
-    returned = region.returned and not has_guests
+    returned = region.returned and not serves_others
     capacity = region.capacity_now if returned else region.capacity
     return ServingRegion(region.name, capacity, max(region.capacity_now, holds), carried, starts, returned)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
-    """Why nothing that was seen may be acted upon; empty: it may."""
+    """Returns why observations must not be acted upon, or an empty text."""
     ages = {one.name: _age_s(one, now) for one in view.regions}
     stale = [
         f"{name} for {age_text(age_s)}" if age_s < math.inf else f"{name} never"
@@ -217,12 +212,12 @@ def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime
 
 
 def _age_s(region: RegionView, now: datetime) -> float:
-    """Of the last report of its ingress that was silent longest."""
+    """Age of the last report of the ingress that has been silent longest."""
     return (now - region.reported_at).total_seconds() if region.reported_at else math.inf
 
 
-def _ordered(view: TrafficView, orders: Orders, target: Placement) -> dict[str, str]:
-    """Origin -> what an operator ordered, or that it is new."""
+def _overridden(view: TrafficView, active: ActiveOverrides, target: Placement) -> dict[str, str]:
+    """Origins with an override, and new origins."""
     causes = {}
     for origin, row in target.matrix.items():
         before = view.in_force.get(origin)
@@ -230,9 +225,9 @@ def _ordered(view: TrafficView, orders: Orders, target: Placement) -> dict[str, 
             causes[origin] = "first plan"
         elif row == before:
             continue
-        elif origin in orders.rows:
+        elif origin in active.rows:
             causes[origin] = f"the shares of {origin} are fixed by an override"
-        elif closed := _names(region for region in before if region in orders.closed and region not in row):
+        elif closed := _names(region for region in before if region in active.closed and region not in row):
             causes[origin] = f"{closed} is evacuated"
         elif barred := _names(region for region in before if not view.policy.may_serve(origin, region)):
             causes[origin] = f"residency keeps requests of {origin} out of {barred}"
@@ -246,7 +241,7 @@ def _names(regions: Iterable[str]) -> str:
 def _relieved(
     view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings
 ) -> dict[str, str]:
-    """Origin -> which region its row burdens with more than it can carry, where the target is better."""
+    """Origins that overload a region which the target relieves."""
     after = loads(target.matrix, task.demand)
     causes: dict[str, str] = {}
     for name in sorted({region for row in view.in_force.values() for region in row}):
@@ -260,7 +255,7 @@ def _relieved(
 def _returned(
     view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings, now: datetime
 ) -> dict[str, str]:
-    """Origins whose own ingresses see their cells again, which would serve more of their requests than they do."""
+    """Origins whose own ingresses see cells again, where the target serves more of their requests at home."""
     return {
         region.name: f"{region.name} has healthy cells again"
         for region in view.regions
@@ -270,10 +265,10 @@ def _returned(
 
 
 def _overload(task: PlacementProblem, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
-    """Why a region must be relieved at once; empty: it need not, or would gain too little."""
+    """Returns why a region must be relieved in one step, or an empty text if it need not or would gain too little."""
     place = task.places.get(region)
     if place is None:
-        return f"{region} has no ingress any more"
+        return f"{region} no longer has an ingress"
     if place.capacity_now <= 0:
         return f"{region} has no healthy cell"
     gain = place.carried - after
@@ -281,20 +276,20 @@ def _overload(task: PlacementProblem, region: str, after: float, fits: bool, set
     if place.carried <= task.cap(region) * (1 + ROUNDING) + LEAST_DEMAND or gain <= worth:
         return ""
     return (
-        f"{region} has {place.carried:.1f} requests at once and was tested for {place.capacity_now:g}, "
-        f"of which {task.policy.utilisation_cap:.0%} are used"
+        f"{region} has {place.carried:.1f} concurrent requests and a tested capacity of {place.capacity_now:g}, "
+        f"of which {task.policy.utilisation_cap:.0%} may be used"
     )
 
 
 def _adopting(view: TrafficView, target: Placement, causes: Causes) -> dict[str, Row]:
-    """The table in force, with the target's rows where there is a cause. Origins that are gone drop out."""
+    """Returns the table in force with the target's row for each origin that has a cause, without deleted origins."""
     return {
         origin: row if origin in causes else view.in_force.get(origin, row) for origin, row in target.matrix.items()
     }
 
 
 def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
-    """Every row a step nearer to its target, if it is not there already but for the dead band."""
+    """Moves every row one step towards its target unless it is within the dead band."""
     return {
         origin: row
         if distance(row, target.matrix[origin]) < settings.dead_band
@@ -304,7 +299,7 @@ def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) ->
 
 
 def _alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
-    """Every row the same part of its way, none more than a step: between two tables that fit, all tables fit."""
+    """Moves every row by the same part of its way, at most one step: every table between two that fit also fits."""
     ways = {origin: distance(row, target.matrix[origin]) for origin, row in in_force.items() if origin in target.matrix}
     part = min([1.0, *(settings.step / way for way in ways.values() if way > 0)])
     return {
@@ -323,7 +318,11 @@ def _respects_caps(task: PlacementProblem, matrix: Matrix) -> bool:
 def _shift(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
     if matrix == view.in_force:
         return None
-    ranked = {ShiftKind.RELIEF: causes.relieved, ShiftKind.ORDERED: causes.ordered, ShiftKind.RETURN: causes.returned}
+    ranked = {
+        ShiftKind.RELIEF: causes.relieved,
+        ShiftKind.ORDERED: causes.overridden,
+        ShiftKind.RETURN: causes.returned,
+    }
     kind = next((kind for kind, origins in ranked.items() if origins), ShiftKind.STEP)
     return ShiftTraffic(
         deployment=view.deployment,
@@ -336,7 +335,7 @@ def _shift(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Ca
 
 @dataclass(frozen=True, slots=True)
 class RegionEffect:
-    """A serving region before and after, in requests at once. Utilisations are of its capacity; None: it has none."""
+    """A serving region before and after, in concurrent requests. Utilisations are None without capacity."""
 
     region: str
     capacity: float
@@ -358,7 +357,7 @@ class RegionEffect:
 
 @dataclass(frozen=True, slots=True)
 class OverrideEffect:
-    """What an order would do to one deployment. `unplaced`: requests at once that fit below no cap, by origin."""
+    """Effect of an override on one deployment. `unplaced`: concurrent requests that fit below no cap, by origin."""
 
     deployment: str
     matrix: Matrix
@@ -367,12 +366,12 @@ class OverrideEffect:
     over_cap: tuple[str, ...]
 
 
-def preview_override(view: TrafficView, order: OverrideView, now: datetime) -> OverrideEffect:
-    """The deployment after `order` was carried out beside those that hold already."""
-    # In the end the capacity of this moment counts, not the least of a minute, nor that there was none.
+def preview_override(view: TrafficView, override: OverrideView, now: datetime) -> OverrideEffect:
+    """Predicts the deployment's state once `override` is carried out in addition to those in force."""
+    # The final state depends on current capacity, not on the minimum of the last minute.
     regions_then = (replace(one, capacity=one.capacity_now, returned=False) for one in view.regions)
     settled = replace(view, regions=tuple(regions_then))
-    task = placement_problem(settled, orders_for(view.deployment, (*view.overrides, order), now))
+    task = placement_problem(settled, overrides_for(view.deployment, (*view.overrides, override), now))
     placed = place_demand(task)
     after = loads(placed.matrix, task.demand)
     regions = tuple(

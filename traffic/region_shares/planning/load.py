@@ -1,17 +1,13 @@
-"""From what ingresses count to the last minute of a deployment in a region: how many requests a second its own
-applications send, the capacity to count on, what it lost, and the demand to expect. Pure.
+"""Derives the last minute of a deployment in a region from ingress counters: requests per second of its own
+applications, capacity, loss of capacity and expected demand. Also decides which regions have an incident because no
+cell can serve a deployment, or because the autopilot sends all requests elsewhere. Pure.
 
-An ingress counts what it gives its own cells, wherever that came from, and what it sends to other regions. So what
-arrives from applications is both, less what other regions' ingresses sent here. The figures of a window are cautious:
-capacity is its least and demand its greatest, so a region goes down at once, comes up slowly, and neither a flapping
-cell nor a lull moves requests to and fro.
+An ingress counts what it sends to its own cells, from any region, and what it sends to other regions. Arrivals are the
+sum, less what other regions sent here. Windows are conservative: capacity is the minimum and demand the maximum, so
+that flapping cells and short lulls move no requests.
 
-Decides for which deployment and region an incident says that no cell there can serve, or that the autopilot sends
-all requests elsewhere. Pure.
-
-Only what nobody wanted counts: a place that is scaled to zero, evacuated, or that never had a usable cell has no
-incident, and cells that the disruption ledger took down explain their own absence.
-"""
+Only unplanned outages count: a deployment that is scaled to zero, evacuated or never had a usable cell has no incident,
+and neither do cells that the disruption ledger took down."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,19 +24,17 @@ from fleet.reconcile.planning.states import CellState
 WINDOW_S = 60.0
 """design.md §5: healthy capacity is the minimum over the last 60 s."""
 SMOOTHING_S = 15.0
-"""Arrivals are averaged over this long: at 5 requests/s Poisson noise is then 12 %, and a surge counts in 15 s."""
+"""Averaging time of arrivals: Poisson noise is then 12 % at 5 requests/s, and a surge counts within 15 s."""
 SAMPLES_MAX = 64
 """Samples come every 2 s; this bounds the row when wake-ups are more frequent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look at a deployment in a region, `at` in seconds since 1970.
-
-    `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
-    `capacity` the requests at once that its healthy cells were tested for, `queued` those that wait for a cell,
-    `to_cells_per_s` what comes for its cells, whoever sent it and whether there was room for it.
-    """
+    """A sample of a deployment in a region; `at` is Unix time in seconds. `arrivals_per_s` are requests of its own
+    applications; `in_service` those in its cells, from any region; `capacity` the tested concurrency of its healthy
+    cells; `queued` those that wait for a cell; `to_cells_per_s` all requests for its cells, whether or not there was
+    room."""
 
     at: float
     arrivals_per_s: float
@@ -51,25 +45,25 @@ class Sample:
 
 
 def recent_samples(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
-    """The samples that still matter, oldest first: those of the window, and what its first average needs before it."""
+    """Returns the samples of the window and those that its first average needs, oldest first."""
     return tuple(sample for sample in samples if now - sample.at <= WINDOW_S + SMOOTHING_S)[-SAMPLES_MAX:]
 
 
 def capacity_to_count_on(samples: Sequence[Sample], now: float) -> float:
-    """The least of the window, in requests at once; 0 without a sample."""
+    """Returns the minimum of the window, in concurrent requests; 0 without a sample."""
     return min((sample.capacity for sample in samples if now - sample.at <= WINDOW_S), default=0.0)
 
 
 def share_lost(samples: Sequence[Sample], now: float) -> float:
-    """The deepest fall within the window as a share of what there was before it; growing loses nothing."""
+    """Returns the deepest fall within the window as a share of the capacity before it. Growth loses nothing."""
     capacities = [sample.capacity for sample in samples if now - sample.at <= WINDOW_S]
     peaks = accumulate(capacities, max)
     return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
 
 
 def has_returned(samples: Sequence[Sample]) -> bool:
-    """Whether there was no capacity at all and there is some again, once: for a region that comes and goes the cautious
-    figures hold. A window that begins without capacity counts as one fall."""
+    """Returns whether capacity was 0 and rose again exactly once. A flapping region keeps the conservative figures. A
+    window that begins without capacity counts as one fall."""
     capacities = [sample.capacity for sample in samples]
     if not capacities or capacities[-1] <= 0:
         return False
@@ -77,14 +71,14 @@ def has_returned(samples: Sequence[Sample]) -> bool:
 
 
 def is_starting(samples: Sequence[Sample], now: float) -> bool:
-    """Whether there never was capacity and it has not been waited for a whole window: a region that comes up with the
-    rest of its fleet, not one that went down."""
+    """Returns whether it never had capacity and has not waited a whole window: a region that starts with its fleet, not
+    one that failed."""
     return not any(sample.capacity for sample in samples) and not any(now - s.at >= WINDOW_S for s in samples)
 
 
 def arrivals_to_expect(samples: Sequence[Sample]) -> float:
-    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average. They
-    come oldest first."""
+    """Returns the maximum average over `SMOOTHING_S`, in requests/s, or the average of too few samples. Samples are
+    oldest first."""
     means, first = [], 0
     for last, sample in enumerate(samples):
         while sample.at - samples[first].at >= SMOOTHING_S:
@@ -95,17 +89,15 @@ def arrivals_to_expect(samples: Sequence[Sample]) -> float:
 
 
 def service_time_s(samples: Sequence[Sample]) -> float:
-    """How long a request is worked on, by Little's law over all samples given; 0 while nothing arrives.
-
-    Requests that wait for a cell are left out: a queue would else look like demand that it is not.
-    """
+    """Returns the service time of a request by Little's law over all samples; 0 without arrivals. Queued requests do
+    not count, since a queue would otherwise look like demand."""
     arrivals = sum(sample.arrivals_per_s for sample in samples)
     return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class MeanLoad:
-    """Requests at once: those that cells work on, and those that wait for one; and what comes for them, per second."""
+    """Mean concurrent requests in cells and in queues, and arrivals at cells per second."""
 
     in_service: float
     queued: float
@@ -113,12 +105,12 @@ class MeanLoad:
 
     @property
     def service_s(self) -> float | None:
-        """How long a request is worked on, by Little's law; None: nothing comes, or what waits would hide it."""
+        """Returns the service time by Little's law, or None if there are no arrivals or a queue would distort it."""
         return self.in_service / self.to_cells_per_s if self.to_cells_per_s > 0 and self.queued == 0 else None
 
 
 def mean_load(samples: Sequence[Sample], now: float, *, part: float = 1.0) -> MeanLoad | None:
-    """The mean of the last `SMOOTHING_S`, or this part of it; None: there is no sample of them."""
+    """Returns the mean of the last `SMOOTHING_S` or `over_s`, or None without a sample."""
     last = [sample for sample in samples if now - sample.at <= SMOOTHING_S]
     if not last:
         return None
@@ -130,11 +122,9 @@ def mean_load(samples: Sequence[Sample], now: float, *, part: float = 1.0) -> Me
 
 
 class IngressCounters(Struct, frozen=True):
-    """The last report of an ingress on one pool: counters since its worker started, rates since the report before.
-
-    `at` in seconds since 1970, rates per second over the last `over_s`, 0 at first; `spilled` maps another region to
-    what was sent there.
-    """
+    """The last report of an ingress on one pool: counters since its worker started, rates since the previous report.
+    `at` is Unix time, rates are per second over the last `over_s` (0 at first), and `spilled` counts requests sent to
+    each other region."""
 
     at: float
     worker: int
@@ -148,7 +138,7 @@ class IngressCounters(Struct, frozen=True):
 def ingress_counters(
     before: IngressCounters | None, telemetry: JsonObject, pool: str, at: float
 ) -> IngressCounters | None:
-    """The counters of a pool now. Without a new report the old ones stay; None: the pool was never reported."""
+    """Returns the pool's counters. Without a new report the old ones stay; None if the pool was never reported."""
     row = telemetry.get("pools", {}).get(pool)
     if row is None or (before is not None and at <= before.at):
         return before
@@ -167,7 +157,8 @@ def ingress_counters(
 
 
 def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str, float]:
-    """Region -> requests a second of its own applications. Reports come at different moments: never below 0."""
+    """Returns arrivals of each region's own applications, per second. Reports arrive at different times, so the result
+    is limited to 0 or more."""
     rates = {
         region: sum(one.local_per_s + sum(one.spilled_per_s.values()) for one in ingresses)
         for region, ingresses in counted.items()
@@ -181,49 +172,50 @@ def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str
 
 
 def queued(telemetry: JsonObject, pool: str) -> float:
-    """How many requests of a pool wait for one of its cells at an ingress, the first one included."""
+    """Returns how many of a pool's requests wait at an ingress for a cell, including a first one."""
     return float(telemetry.get("pools", {}).get(pool, {}).get("queued", 0)) + held(telemetry, pool)
 
 
 def pools_waiting(telemetry: JsonObject) -> frozenset[str]:
-    """Pools of whose requests some wait at an ingress for a first cell."""
+    """Returns the pools with requests that wait at an ingress for a first cell."""
     return frozenset(name for name in telemetry.get("pools", {}) if held(telemetry, name) > 0)
 
 
 def held(telemetry: JsonObject, pool: str) -> float:
-    """How many of a pool's requests wait at an ingress for its first cell."""
+    """Returns how many of a pool's requests wait at an ingress for its first cell."""
     return float(telemetry.get("pools", {}).get(pool, {}).get("held", 0))
 
 
 def served_elsewhere(telemetry: JsonObject, pool: str) -> float:
-    """How many of a pool's requests other regions work on for an ingress."""
+    """Returns how many of a pool's requests an ingress has open at other regions."""
     return float(telemetry.get("pools", {}).get(pool, {}).get("spilled_in_flight", 0))
 
 
 def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:
-    """How many requests these cells work on, as an ingress sees it; those that wait for a cell are not among them."""
+    """Returns how many requests these cells work on, as counted by an ingress, without queued ones."""
     there = telemetry.get("cells", {})
     return float(sum(there[cell].get("in_flight", 0) for cell in cells if cell in there))
 
 
 def _per_s(before: IngressCounters, now: IngressCounters, was: int, total: int) -> float:
-    """A worker that started since counts from 0. A server that was taken out takes its count along: then it is 0."""
+    """A restarted worker counts from 0. A removed server takes its count along; the rate is then 0."""
     more = total if now.worker != before.worker else max(0, total - was)
     return more / (now.at - before.at)
 
 
 OPEN_AFTER_S = 5.0
 CLOSE_AFTER_S = 10.0
-"""A region that comes and goes has one incident, not one a second."""
+"""A flapping region has one incident, not one per second."""
 SEEN_AFTER_S = 15.0
-"""An ingress sees a cell that has become ready within a few seconds: table, health check, report."""
+"""An ingress sees a newly ready cell within a few seconds: table, health check, report."""
 UP = "up"
 CELLS_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CellStanding:
-    """A cell of the place. `on_purpose`: the disruption ledger says why it is down. `views`: ingress -> its view."""
+    """A cell of the place. `on_purpose`: the disruption ledger explains its absence. `views` maps an ingress to its
+    view."""
 
     id: str
     state: CellState
@@ -237,7 +229,7 @@ class CellStanding:
         return self.state is CellState.READY and all(view == UP for view in self.views.values())
 
     def is_missed(self, now: datetime) -> bool:
-        """Whether it should serve, does not, and nothing planned says why."""
+        """Whether it should serve but does not, without a planned cause."""
         if self.on_purpose or self.state is CellState.DRAINING or self.is_up:
             return False
         return self.state is not CellState.READY or (now - self.since).total_seconds() >= SEEN_AFTER_S
@@ -245,14 +237,11 @@ class CellStanding:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A deployment in a region that has an ingress.
-
-    `wanted`: cells that there should be. `capacity`: requests at once of the cells that every ingress sees. `emptied`:
-    the autopilot sends none of the region's own requests there, and no operator ordered that. `elsewhere`: regions that
-    serve the deployment. `refused`: code -> requests that no cell answered, in all. `served`, `since`,
-    `refused_before`: what was noted at the last look: whether a cell was usable since cells are wanted, since when none
-    is, and what had been refused then.
-    """
+    """A deployment in a region that has an ingress. `wanted` is the desired number of cells; `capacity` the concurrent
+    requests of cells that every ingress sees; `emptied`: the autopilot, not an override, sends all requests elsewhere;
+    `elsewhere` lists regions that serve the deployment; `refused` counts unanswered requests by status. `served`,
+    `since` and `refused_before` are the last pass's state: whether a cell was usable, since when none is, and the
+    refusals at that time."""
 
     deployment: str
     region: str
@@ -273,13 +262,13 @@ class Place:
 
     @property
     def is_intended(self) -> bool:
-        """Whether nothing is to be served here."""
+        """Whether nothing should be served here."""
         return self.wanted == 0 or self.closed
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What the next look is to know."""
+    """State for the next pass."""
 
     served: bool
     since: datetime | None
@@ -288,7 +277,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """The incident that there should be."""
+    """The incident that should be open."""
 
     summary: str
     evidence: Mapping[str, Any]
@@ -296,7 +285,7 @@ class Unserved:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`unserved`: None: there is nothing to report; `resolution` says why, where an incident would close."""
+    """`unserved` is None if there is nothing to report; `resolution` is then why an open incident closes."""
 
     noted: Noted
     unserved: Unserved | None = None
@@ -304,16 +293,16 @@ class Judgement:
 
 
 def judge_place(place: Place, now: datetime) -> Judgement:
-    """Whether the place is without a usable cell, for how long, and with which evidence."""
+    """Returns whether the place has no usable cell, since when, and the evidence."""
     if place.is_intended:
-        why = "the region is evacuated" if place.closed else "no cell is wanted there"
-        # What served before an evacuation is not cold after it.
+        why = "the region is evacuated" if place.closed else "no cell is configured there"
+        # A region that served before its evacuation does not count as cold afterwards.
         return Judgement(Noted(place.served and place.wanted > 0, None, {}), resolution=why)
     if place.capacity > 0 and not place.emptied:
         return Judgement(Noted(True, None, {}), resolution="its cells serve again")
     missed = [cell for cell in place.cells if cell.is_missed(now)]
     if not place.served or (place.capacity <= 0 and not missed):
-        return Judgement(Noted(place.served, None, {}), resolution="its cells are down on purpose")
+        return Judgement(Noted(place.served, None, {}), resolution="its cells are down as planned")
     since = place.since or now
     before = place.refused_before if place.since is not None else place.refused
     noted = Noted(True, since, before)

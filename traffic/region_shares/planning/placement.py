@@ -1,26 +1,21 @@
-"""The cheapest way to place as much demand as fits: a minimum-cost maximum flow from origins to places. Pure.
+"""Decides where each origin's requests should be served in the end, regardless of the current shares; `autopilot`
+decides the speed. Pure.
 
-Successive shortest paths with residual arcs (Ahuja, Magnanti, Orlin, "Network Flows", 1993, section 9.7), on whole
-numbers, so that it ends and equal inputs give equal flows. Regions are few; nothing here is tuned for many.
+The solver is a minimum-cost maximum flow from origins to regions (successive shortest paths with residual arcs: Ahuja,
+Magnanti, Orlin, "Network Flows", 1993, section 9.7). It uses whole numbers, so equal inputs give equal flows. Fleets
+have few regions, so it is not tuned.
 
-Decides where every origin's requests should be served in the end, however far that is from where they are now. Pure.
-
-Home first, then the nearest region with headroom; no region is filled beyond its cap while the demand fits elsewhere;
-residency is never broken. What fits nowhere stays at home: an overload is refused where it arises instead of being
-carried into regions that are well. Only a home that cannot serve at all sends its surplus on, by capacity, and then
-to regions as well that had no cell a moment ago.
-How fast the traffic goes there is for `autopilot` to decide.
-
-How far regions are apart is as measured and stated, else estimated from where they lie. The estimate orders regions; it
-is not for promises. State what you measured where it matters.
-"""
+Home comes first, then the nearest region with room. No region is filled beyond its cap while demand fits elsewhere, and
+residency always holds. Demand that fits nowhere stays at home, so that an overload does not spread; only a home without
+capacity distributes it, by capacity, even to regions that have just regained a cell. Distances are as measured and
+stated, or else estimated from the map; the estimate only overrides regions."""
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from traffic.region_shares.planning.policy import Matrix, Orders, TrafficPolicy, loads, whole_row
+from traffic.region_shares.planning.policy import ActiveOverrides, Matrix, TrafficPolicy, loads, whole_row
 
 Node = tuple[str, str]
 _SOURCE: Node = ("", "source")
@@ -29,7 +24,7 @@ _SINK: Node = ("", "sink")
 
 @dataclass(frozen=True, slots=True)
 class SinkCapacity:
-    """How much a place takes at which cost per unit; a place may have several, to be filled in the order of cost."""
+    """Room of a place at a cost per unit; a place may have several, filled in the order of cost."""
 
     units: int
     cost: int
@@ -40,10 +35,8 @@ def cheapest_flow(
     routes: Mapping[tuple[str, str], int],
     rooms: Mapping[str, Iterable[SinkCapacity]],
 ) -> dict[tuple[str, str], int]:
-    """(origin, place) -> units sent. As much as fits is placed, and no other placing of as much costs less.
-
-    `supply` is units by origin, `routes` the cost per unit of each (origin, place) that may be used.
-    """
+    """Returns (origin, place) -> units: the maximum flow of least cost. `supply` is units by origin, `routes` the cost
+    per unit of each allowed (origin, place)."""
     network = _Network()
     for origin, units in supply.items():
         network.add(_SOURCE, ("from", origin), units, 0)
@@ -80,7 +73,6 @@ class _Network:
         return self._left[arc ^ 1]
 
     def fill(self) -> None:
-        """Push along cheapest paths until none is left."""
         while path := self._cheapest_path():
             units = min(self._left[arc] for arc in path)
             for arc in path:
@@ -88,7 +80,8 @@ class _Network:
                 self._left[arc ^ 1] += units
 
     def _cheapest_path(self) -> list[int]:
-        """Arcs from source to sink, the sink's first; empty if none has room (Bellman and Ford, with a queue)."""
+        """Returns the arcs from sink to source, or an empty list if no path has room (Bellman and Ford, with a
+        queue)."""
         cost = {_SOURCE: 0}
         through: dict[Node, int] = {}
         waiting = deque([_SOURCE])
@@ -109,19 +102,19 @@ class _Network:
 
 
 FILL_SHARE = 0.95
-"""Regions are filled to this share of their cap, and relieved only above the cap: small swings then move nothing."""
+"""Regions are filled to this share of their cap and relieved only above the cap, so that small swings move nothing."""
 FLOOR = 0.01
-"""design.md §5: a live region keeps 1 % of its own requests, so that its path stays proven and its caches warm."""
+"""design.md §5: a live region keeps 1 % of its own requests, which tests its path and keeps its caches warm."""
 CHEAPER_BY = 0.1
-"""Prices closer than this are the same: moving has its own cost."""
+"""Smaller price differences are ignored, because moving has a cost."""
 COST_SLACK = 0.05
-"""How far above `cost_utilisation` a cheaper region may drift before some of it goes back, in points of utilisation."""
+"""A cheaper region may exceed `cost_utilisation` by this much before requests move back."""
 
 UNITS_PER_SLOT = 10_000
-"""Flows are in ten-thousandths of a request at once."""
+"""Flows are in ten-thousandths of a concurrent request."""
 LEAST_DEMAND = 1 / UNITS_PER_SLOT
-"""Stands for no demand, so that every origin has a row."""
-# Costs of a unit. Each rank outweighs any sum of lower ones, however long a chain of displaced regions gets.
+"""Replaces zero demand, so that every origin has a row."""
+# Costs of a unit. Each rank outweighs any sum of lower ones, however long a chain of displaced regions is.
 _MS = 100
 _ELSEWHERE = 10**8
 _EMPTYING = 10**12
@@ -130,13 +123,10 @@ _PAST_FILL = 10**16
 
 @dataclass(frozen=True, slots=True)
 class ServingRegion:
-    """A region that may serve, in requests at once.
-
-    `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
-    what the table in force sends there: that much it may keep while it holds now. `starts`: it has no cell yet, and
-    what it holds is for its own origin alone. `returned`: it had none a moment ago, and of other origins it gets only
-    what could be served nowhere else.
-    """
+    """A region that may serve, in concurrent requests. `capacity` limits additional load, `capacity_now` (never less)
+    the load that it may keep; `carried` is its load under the table in force. `starts`: it has no cell yet, and holds
+    requests of its own origin only. `returned`: it had no cell a moment ago, and gets only those requests of other
+    origins that fit nowhere else."""
 
     name: str
     capacity: float
@@ -148,26 +138,26 @@ class ServingRegion:
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """What is to be placed. `demand` names every origin."""
+    """`demand` names every origin."""
 
     demand: Mapping[str, float]
     places: Mapping[str, ServingRegion]
     policy: TrafficPolicy
-    orders: Orders
+    overrides: ActiveOverrides
     latency_ms: Mapping[tuple[str, str], float]
 
     def cap(self, region: str) -> float:
-        """What a region may carry at most, this moment."""
+        """Returns the maximum load of a region with its current capacity."""
         return self.policy.utilisation_cap * self.places[region].capacity_now
 
     def may_use(self, origin: str, region: str) -> bool:
-        """Whether requests of `origin` may be planned into `region`."""
+        """Returns whether requests of `origin` may be planned into `region`."""
         return self.may_resort_to(origin, region) and (origin == region or not self.places[region].returned)
 
     def may_resort_to(self, origin: str, region: str) -> bool:
-        """Whether a request of `origin` may be sent to `region` at all."""
+        """Returns whether requests of `origin` may go to `region` as a last resort."""
         place = self.places.get(region)
-        if place is None or place.capacity_now <= 0 or region in self.orders.closed:
+        if place is None or place.capacity_now <= 0 or region in self.overrides.closed:
             return False
         if place.starts and origin != region:
             return False
@@ -176,7 +166,7 @@ class PlacementProblem:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`unplaced`: origin -> requests at once for which there is no room below the caps; idle origins are not there."""
+    """`unplaced` maps an origin to its concurrent requests beyond all caps; idle origins are absent."""
 
     matrix: Matrix
     unplaced: Mapping[str, float]
@@ -187,8 +177,8 @@ class Placement:
 
 
 def place_demand(task: PlacementProblem) -> Placement:
-    """Where all demand goes, and what of it fits nowhere."""
-    fixed = {origin: row for origin, row in task.orders.rows.items() if origin in task.demand}
+    """Returns where all demand goes, and what fits nowhere."""
+    fixed = {origin: row for origin, row in task.overrides.rows.items() if origin in task.demand}
     taken = loads(fixed, task.demand)
     free = {origin: units for origin, units in _units(task.demand).items() if origin not in fixed}
     flow = cheapest_flow(free, _routes(task, free), {name: _rooms(task, name, taken) for name in task.places})
@@ -214,7 +204,7 @@ def _units(demand: Mapping[str, float]) -> dict[str, int]:
 
 
 def _routes(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, str], int]:
-    """The cost per unit of every way that may be used. The last digits make costs differ, so that ties are none."""
+    """Returns the cost per unit of every allowed route. The last digits make costs distinct, which breaks ties."""
     return {
         (origin, region): 0
         if origin == region
@@ -226,7 +216,7 @@ def _routes(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, s
 
 
 def _rooms(task: PlacementProblem, region: str, taken: Mapping[str, float]) -> tuple[SinkCapacity, ...]:
-    """What a region takes gladly, and what only if it fits nowhere else, less what fixed rows send there."""
+    """Returns each region's preferred room, and its last-resort room, less what fixed rows send there."""
     place, cap = task.places[region], task.cap(region)
     if place.carried > cap:
         fill, limit = FILL_SHARE * cap, cap
@@ -235,7 +225,7 @@ def _rooms(task: PlacementProblem, region: str, taken: Mapping[str, float]) -> t
         fill, limit = max(FILL_SHARE * counted_on, place.carried), max(counted_on, place.carried)
     used = taken.get(region, 0.0)
     gladly, at_most = (_room_units(slots - used) for slots in (fill, limit))
-    if region in task.orders.emptying:
+    if region in task.overrides.emptying:
         return (SinkCapacity(at_most, _EMPTYING),)
     return SinkCapacity(gladly, 0), SinkCapacity(at_most - gladly, _PAST_FILL)
 
@@ -245,13 +235,13 @@ def _room_units(slots: float) -> int:
 
 
 def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict[str, float]) -> None:
-    """Put what fits nowhere at home, or by capacity where home cannot serve; if nowhere can, it stays at home."""
+    """Places what fits nowhere at home, or by capacity if home cannot serve. It stays at home if no region can."""
     open_to = {} if task.may_use(origin, origin) else _capacities(task, origin)
     total = sum(open_to.values())
     if total <= 0:
         row[origin] = row.get(origin, 0.0) + slots
     for region, capacity in open_to.items():
-        row[region] = row.get(region, 0.0) + slots * (capacity / total)  # in this order: a product may be too small
+        row[region] = row.get(region, 0.0) + slots * (capacity / total)  # in this order: a product may underflow
 
 
 def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
@@ -259,10 +249,10 @@ def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
 
 
 def _keep_alive(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
-    """Leave a live home its floor where there is room; what it gives up for that goes from its greatest share."""
+    """Leaves a live home its floor where there is room, taken from its largest share."""
     load = _load(sent, taken)
     for origin, row in sent.items():
-        if not task.may_use(origin, origin) or origin in task.orders.emptying:
+        if not task.may_use(origin, origin) or origin in task.overrides.emptying:
             continue
         lacks = FLOOR * sum(row.values()) - row.get(origin, 0.0)
         lacks = min(lacks, task.cap(origin) - load[origin])
@@ -271,7 +261,7 @@ def _keep_alive(task: PlacementProblem, sent: Mapping[str, dict[str, float]], ta
 
 
 def _prefer_cheaper(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
-    """Move requests to cheaper regions nearby that have headroom; a home keeps its floor."""
+    """Moves requests to cheaper nearby regions with room; a home keeps its floor."""
     load, policy = _load(sent, taken), task.policy
     for origin, row in sorted(sent.items()):
         for dear in sorted(row, key=policy.price, reverse=True):
@@ -285,11 +275,11 @@ def _prefer_cheaper(task: PlacementProblem, sent: Mapping[str, dict[str, float]]
 def _is_worth_it(task: PlacementProblem, origin: str, dear: str, cheap: str) -> bool:
     cheaper = task.policy.price(cheap) < (1 - CHEAPER_BY) * task.policy.price(dear)
     near = task.latency_ms[origin, cheap] <= task.policy.cost_latency_ms
-    return cheaper and near and task.may_use(origin, cheap) and cheap not in task.orders.emptying
+    return cheaper and near and task.may_use(origin, cheap) and cheap not in task.overrides.emptying
 
 
 def _cost_room(task: PlacementProblem, region: str) -> float:
-    """How much a cheap region is filled for its price; what it carries already it keeps within some slack."""
+    """Returns how far a cheap region is filled for its price, with some slack for its present load."""
     place, share = task.places[region], task.policy.cost_utilisation
     most = min((share + COST_SLACK) * place.capacity_now, task.cap(region))
     return min(max(share * place.capacity, min(place.carried, most)), task.cap(region))
@@ -310,11 +300,10 @@ def _move(row: dict[str, float], source: str, to: str, slots: float, load: dict[
 
 
 MS_PER_KM = 0.015
-"""There and back: light in fibre takes 1 ms for 100 km, and real paths are about half as long again as the
-great circle."""
+"""Round trip: light in fibre takes 1 ms per 100 km, and real paths are about 1.5 times the great circle."""
 SAME_CITY_MS = 2.0
 UNKNOWN_MS = 80.0
-"""Between regions of which one is not on the map: about as far as across a continent."""
+"""For a region that is not on the map: about the width of a continent."""
 EARTH_RADIUS_KM = 6371.0
 PLACES = {
     "us-east-1": (38.9, -77.4), "us-east-2": (40.0, -83.0), "us-west-1": (37.4, -121.9), "us-west-2": (45.8, -119.7),
@@ -327,11 +316,11 @@ PLACES = {
     "ap-southeast-4": (-37.8, 145.0), "ap-northeast-1": (35.7, 139.7), "ap-northeast-2": (37.6, 127.0),
     "ap-northeast-3": (34.7, 135.5),
 }  # fmt: skip
-"""Region -> degrees north and east of the city or county that AWS names it after."""
+"""Degrees north and east of the city or county after which AWS names the region."""
 
 
 def latencies_ms(regions: Iterable[str], stated: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """(from, to) -> milliseconds there and back. `stated` maps `from:to` or `to:from` to what was measured."""
+    """Returns (from, to) -> round trip in milliseconds. `stated` has measurements as `from:to` or `to:from`."""
     names = sorted(regions)
     return {(a, b): _latency_ms(a, b, stated) for a in names for b in names}
 
@@ -348,7 +337,7 @@ def _latency_ms(a: str, b: str, stated: Mapping[str, float]) -> float:
 
 
 def _distance_km(a: tuple[float, float], b: tuple[float, float]) -> float:
-    """Along the great circle, by the haversine formula."""
+    """Great-circle distance by the haversine formula."""
     north_a, east_a, north_b, east_b = (math.radians(degrees) for degrees in (*a, *b))
     half = math.sin((north_b - north_a) / 2) ** 2
     half += math.cos(north_a) * math.cos(north_b) * math.sin((east_b - east_a) / 2) ** 2

@@ -1,14 +1,7 @@
-"""Arithmetic of traffic matrices: origin region -> serving region -> share of the origin's requests. Pure.
-
-It knows shares, loads and distances, and nothing of why a share is what it is.
-
-What an operator may lay down about a deployment's traffic: where it may be served, what regions cost, how full they
-may be. Pure data with its rules; text and numbers from outside come in through `parse_traffic_policy`.
-
-What operators ordered about a deployment's traffic, and what of it holds now. Pure: it says what must be, not how.
-
-An order ends by itself at its time. Evacuating a region for real outweighs a fixed row that sends requests there.
-"""
+"""Share matrices (origin region -> serving region -> share of the origin's requests), operators' traffic policies, and
+the overrides in force. Pure: it validates and computes, and never decides how shares change. External input is read by
+`parse_traffic_policy`. An override expires at its time; an evacuation for real outweighs a fixed row that sends
+requests to its region."""
 
 import math
 from collections import defaultdict
@@ -29,19 +22,19 @@ Row = Mapping[str, float]
 Matrix = Mapping[str, Row]
 
 SHARE_DIGITS = 4
-"""Shares are kept in hundredths of a point; ingresses draw in tenths of one."""
+"""Shares are stored in hundredths of a point; ingresses draw in tenths of one."""
 _UNITS = 10**SHARE_DIGITS
 
 
 class BadMatrix(ValueError):
-    """What is stored as shares are none."""
+    """The stored value is not a share matrix."""
 
 
 def read_matrix(stored: object) -> Matrix:
-    """Stored shares.
+    """Reads stored shares.
 
     Raises:
-        BadMatrix: they are no rows of shares from 0 to 1.
+        BadMatrix: they are not rows of shares from 0 to 1.
     """
     try:
         return msgspec.convert(stored, dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]]])
@@ -50,7 +43,7 @@ def read_matrix(stored: object) -> Matrix:
 
 
 def whole_row(row: Row, home: str) -> dict[str, float]:
-    """The same row in hundredths of a point, summing to exactly 1 as such; what rounding leaves over stays at home.
+    """Returns the row in hundredths of a point that sum to exactly 1; rounding errors stay at home.
 
     Raises:
         ValueError: no share is above 0.
@@ -65,12 +58,12 @@ def whole_row(row: Row, home: str) -> dict[str, float]:
 
 
 def distance(row: Row, other: Row) -> float:
-    """Total variation: the share of requests that go elsewhere when one row takes the other's place, 0 to 1."""
+    """Total variation: the share of requests that move if one row replaces the other, 0 to 1."""
     return math.fsum(abs(row.get(region, 0.0) - other.get(region, 0.0)) for region in {*row, *other}) / 2
 
 
 def movement(before: Matrix, after: Matrix, demand: Mapping[str, float]) -> float:
-    """The share of all requests that go to another region than before. Origins that had no row moved nothing."""
+    """Returns the share of all requests that change region. New origins move nothing."""
     total = math.fsum(demand.get(origin, 0.0) for origin in after)
     moved = math.fsum(
         demand.get(origin, 0.0) * distance(before[origin], row) for origin, row in after.items() if origin in before
@@ -79,7 +72,7 @@ def movement(before: Matrix, after: Matrix, demand: Mapping[str, float]) -> floa
 
 
 def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
-    """What each region serves under a matrix, in the unit of the demand."""
+    """Returns the load of each region under a matrix, in the unit of the demand."""
     served: dict[str, float] = defaultdict(float)
     for origin, row in matrix.items():
         for region, share in row.items():
@@ -88,10 +81,8 @@ def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
 
 
 def step_towards(row: Row, target: Row, step: float, home: str) -> dict[str, float]:
-    """The row moved towards the target by at most `step` (in total variation), in equal steps if it takes several.
-
-    Rounding may make them one more than exact shares would take.
-    """
+    """Moves the row towards the target by at most `step` (total variation), in equal steps. Rounding may add one
+    step."""
     steps = math.ceil(distance(row, target) / step - 1e-9)
     part = 1 / max(1, steps)
     blend = {name: (1 - part) * row.get(name, 0.0) + part * target.get(name, 0.0) for name in {*row, *target}}
@@ -99,21 +90,19 @@ def step_towards(row: Row, target: Row, step: float, home: str) -> dict[str, flo
 
 
 MOST_UTILISED = 0.8
-"""design.md §5: at most 80 % of tested capacity. The rest is for bursts and for the seconds before a shift."""
+"""design.md §5: at most 80 % of tested capacity. The rest absorbs bursts and the seconds before a shift."""
 
 MAX_WEIGHT = 10_000
-"""What an ingress can tell apart: a share of a hundredth of a per cent."""
+"""An ingress resolves shares of a hundredth of a per cent."""
 
 
-Regions = Annotated[
-    tuple[str, ...], Meta(min_length=1, description="a list of the regions that may serve, at least one")
-]
+Regions = Annotated[tuple[str, ...], Meta(min_length=1, description="a list of at least one region that may serve")]
 Price = Annotated[float, Meta(ge=0.01, le=100)]
 Tested = Annotated[int, Meta(ge=1, le=10_000)]
 Weight = Annotated[int, Meta(ge=0, le=MAX_WEIGHT)]
 
 
-EXACT_NEEDS_BOUND = "exact needs a load_bound, so that no cell attracts too much; 1.25 is usual"
+EXACT_NEEDS_BOUND = "exact needs a load_bound, so that no cell is overloaded; try 1.25"
 
 
 class InvalidTrafficPolicy(InvalidField):
@@ -121,21 +110,21 @@ class InvalidTrafficPolicy(InvalidField):
 
 
 class TrafficPolicy(msgspec.Struct, frozen=True):
-    """Utilisations are shares of tested capacity.
+    """Utilisations are relative to tested capacity; null fields fall back to the model version or the installation.
 
-    `residency` maps an origin to the regions that may serve its requests; an origin that is not named may use all.
-    `cost` is a region's relative price (1.0 where not named): while a cheaper region is filled to less than
-    `cost_utilisation`, requests go there from a dearer one, if it is at most `cost_latency_ms` away.
-    `tested_concurrency` is how many requests at once a cell was tested for, and `tested_by_type` the same on instance
-    types where it is another number; neither: its version's `max_concurrency` there.
-    `load_bound`: requests that share a prefix keep to one cell, while it has at most so many times the mean load; None:
-    each goes to the cell with the fewest. `routing` says which cell: `sticky`, the one that served that prefix last,
-    or `exact`, the one that says that it has most of it in its cache. `shared_caches`: tenants may find each other's
-    prompts in a cell's cache, and so can measure them. `split` maps deployments to the weights by which they answer to
-    this one's model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began
-    with.
-    `batch_at_risk`: what is done about batches that will miss their deadlines; None: what the installation says.
-    `request_limits`: how much work one request may ask of a cell.
+    - `residency` maps an origin to the regions that may serve it; other origins may use all.
+    - `cost` is a region's relative price (default 1.0). Requests move to a cheaper region at most `cost_latency_ms`
+      away until that one is filled to `cost_utilisation`.
+    - `tested_concurrency` and, per instance type, `tested_by_type` are the concurrent requests that a cell was tested
+      for.
+    - `load_bound` keeps requests with one prefix on one cell up to this multiple of the mean load; None routes each by
+      fewest requests. `routing` selects that cell: `sticky` uses the last one that served the prefix, `exact` the one
+      that reports the longest cached prefix.
+    - `shared_caches`: tenants may hit each other's prompts in a cell's cache, and so can measure them.
+    - `split` maps deployments to weights by which they answer this one's model names; `split_sticky` keeps a
+      conversation on its first deployment.
+    - `batch_at_risk` is the action for batches that will miss their deadlines; `request_limits` the most work per
+      request.
     """
 
     residency: Mapping[str, Regions] = {}
@@ -154,11 +143,11 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     request_limits: RequestLimits = RequestLimits()
 
     def may_serve(self, origin: str, region: str) -> bool:
-        """Whether residency lets `region` serve requests that arrive in `origin`."""
+        """Returns whether residency lets `region` serve requests that arrive in `origin`."""
         return origin not in self.residency or region in self.residency[origin]
 
     def tested_on(self, instance_type: str) -> int | None:
-        """Requests at once that a cell on this type was tested for; None: what its version says."""
+        """Returns the concurrency that a cell on this type was tested for, or None to use its version's."""
         return self.tested_by_type.get(instance_type) or self.tested_concurrency
 
     def price(self, region: str) -> float:
@@ -168,12 +157,11 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
 def parse_traffic_policy(
     stated: Mapping[str, Any], regions: Iterable[str] | None = None, base: TrafficPolicy | None = None
 ) -> TrafficPolicy:
-    """The policy with what is stated, and the rest from `base` (the defaults where there is none).
-
-    `regions` are those that there are; None: names are not checked, as for what was stored before.
+    """Returns the policy with the stated fields and the rest from `base` (default: the defaults). `regions` are the
+    known regions; None skips the check of names, for stored policies.
 
     Raises:
-        InvalidTrafficPolicy: an unknown key or region, or a value of the wrong type or outside its range.
+        InvalidTrafficPolicy: an unknown key or region, or a value of the wrong type or out of range.
     """
     try:
         policy = struct_changed(base or TrafficPolicy(), stated, path="policy")
@@ -187,7 +175,7 @@ def parse_traffic_policy(
 
 
 def traffic_policy_as_json(policy: TrafficPolicy) -> dict[str, Any]:
-    """What `parse_traffic_policy` reads back into an equal policy."""
+    """Returns JSON that `parse_traffic_policy` reads back into an equal policy."""
     plain: dict[str, Any] = msgspec.to_builtins(policy)
     return {**plain, "residency": {origin: list(regions) for origin, regions in policy.residency.items()}}
 
@@ -202,18 +190,18 @@ def _check_regions(policy: TrafficPolicy, stated: Mapping[str, Any], known: froz
     for name, region in named:
         if region not in known:
             there = ", ".join(sorted(known)) or "none"
-            raise InvalidTrafficPolicy(name, f"there is no region {region!r}; there are: {there}")
+            raise InvalidTrafficPolicy(name, f"unknown region {region!r}; known: {there}")
 
 
 class OverrideKind(StrEnum):
-    """Shares: one origin's row is fixed. Evacuation: a region serves nothing of what others can."""
+    """Shares fix one origin's row. An evacuated region serves only what no other can."""
 
     SHARES = "shares"
     EVACUATION = "evacuation"
 
 
 class EvacuationMode(StrEnum):
-    """A drill moves step by step, and only what fits elsewhere. For real everything leaves at once, fit or not."""
+    """A drill moves in steps and only what fits elsewhere. A real evacuation moves everything in one step."""
 
     DRILL = "drill"
     REAL = "real"
@@ -221,7 +209,8 @@ class EvacuationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OverrideView:
-    """One order. `deployment` "": all. `region` is the origin of the fixed row, or the one to evacuate."""
+    """An override. An empty `deployment` means all; `region` is the origin of the fixed row, or the region to
+    evacuate."""
 
     id: int
     kind: OverrideKind
@@ -233,16 +222,17 @@ class OverrideView:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What holds for one deployment: fixed rows, regions that are closed, and those that empty as far as they can."""
+class ActiveOverrides:
+    """Overrides in force for one deployment: fixed rows, closed regions, and regions that empty as far as others have
+    room."""
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     closed: frozenset[str] = frozenset()
     emptying: frozenset[str] = frozenset()
 
 
-def orders_for(deployment: str, overrides: Iterable[OverrideView], now: datetime) -> Orders:
-    """The orders in force for a deployment; of several about one row the youngest counts."""
+def overrides_for(deployment: str, overrides: Iterable[OverrideView], now: datetime) -> ActiveOverrides:
+    """Returns the overrides in force for a deployment; the newest of several about one row applies."""
     there = sorted((one for one in overrides if one.deployment in ("", deployment)), key=lambda one: one.id)
     there = [one for one in there if one.expires_at > now]
     evacuated = [one for one in there if one.kind is OverrideKind.EVACUATION]
@@ -253,4 +243,4 @@ def orders_for(deployment: str, overrides: Iterable[OverrideView], now: datetime
             open_shares = {region: share for region, share in one.shares.items() if region not in closed}
             if any(share > 0 for share in open_shares.values()):
                 rows[one.region] = whole_row(open_shares, one.region)
-    return Orders(rows, closed, frozenset(one.region for one in evacuated) - closed)
+    return ActiveOverrides(rows, closed, frozenset(one.region for one in evacuated) - closed)

@@ -1,12 +1,7 @@
-"""Keeps the last minute of every deployment in every region: what arrives, what is worked on, what could be.
-
-The tested capacity of a cell is its version's `max_concurrency`, the number of requests at once that the version was
-measured with and that every ingress limits the cell to; an operator's `tested_concurrency` takes its place.
-
-Runs the region autopilot: looks, asks the planner, and stores what it decides as a new revision of the shares.
-
-Publication takes the shares from there. No pass depends on the one before it: whatever is lost is decided again.
-"""
+"""Runs the region autopilot: stores samples of each deployment and region, asks the planner, stores new shares, and
+opens or closes incidents about deployments that no cell of a region can serve. It never calls an agent; routing tables
+take the shares from the rows. Passes are independent, so lost work is decided again. The tested capacity of a cell is
+its version's `max_concurrency`, or the policy's `tested_concurrency`."""
 
 import contextlib
 import logging
@@ -30,6 +25,7 @@ from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
+from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
 from traffic.region_shares.planning.autopilot import (
     AutopilotSettings,
     HoldTable,
@@ -54,7 +50,7 @@ from traffic.region_shares.planning.load import (
     recent_samples,
 )
 from traffic.region_shares.planning.placement import place_demand
-from traffic.region_shares.planning.policy import Matrix, TrafficPolicy, loads, orders_for
+from traffic.region_shares.planning.policy import Matrix, TrafficPolicy, loads, overrides_for
 from traffic.region_shares.selectors import (
     UP,
     IngressView,
@@ -67,16 +63,15 @@ from traffic.region_shares.selectors import (
     traffic_views,
 )
 from traffic.region_shares.services.overrides import overrides_expire
-from traffic.routing.models import TrafficMatrix, TrafficShift, TrafficWindow
 
 SAMPLE_EVERY_S = 1.0
-"""More often only when capacity has changed: wake-ups may arrive many times a second."""
+"""Wake-ups may come many times a second; a sample is taken earlier only if capacity has changed."""
 
 RegionIngresses = dict[str, list[IngressView]]
 
 
 def windows_update(*, now: datetime) -> None:
-    """Add a sample to every window. Regions without an ingress have none: nothing arrives there, nothing is sent."""
+    """Adds a sample to each window. A region without an ingress has none, since it receives no requests."""
     ingresses, policies = ingress_views(), traffic_policies()
     cells: dict[str, list[ReadyCell]] = defaultdict(list)
     for cell in ready_cells():
@@ -92,7 +87,7 @@ def windows_update(*, now: datetime) -> None:
         arrivals = arrivals_per_s({region: _stored_counters(window).values() for region, window in there.items()})
         for region, window in there.items():
             if any(ingress.seen_at is None for ingress in ingresses[region]):
-                continue  # nobody knows what could be worked on there: no sample is better than one of nothing
+                continue  # capacity there is unknown: no sample is better than one of zero
             mine = [cell for cell in cells[name] if cell.region == region]
             _add_sample(window, ingresses[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
             changed.append(window)
@@ -126,9 +121,9 @@ def _add_sample(
     policy: TrafficPolicy,
     now: datetime,
 ) -> None:
-    # A cell that one of its region's ingresses cannot reach is not one to send more to.
+    # A cell that any ingress of its region cannot reach counts as unavailable.
     healthy = [cell for cell in cells if all(ingress.cells.get(cell.id) == UP for ingress in ingresses)]
-    # Without a rate beside it, what is worked on would say that requests take for ever.
+    # Without arrivals, requests in service would look like requests that never end.
     rated = [
         ingress
         for ingress in ingresses
@@ -151,10 +146,10 @@ def _add_sample(
 
 SETTINGS = AutopilotSettings()
 SHIFTS_KEPT = 200
-"""Of each deployment, for the history: half an hour of steps without a pause, and weeks of quiet times."""
+"""Per deployment: half an hour of continuous steps, or weeks of quiet operation."""
 LEASE = "region-autopilot"
 PASS_LIMIT_S = 10.0
-"""A pass takes tens of milliseconds; after this another worker may try."""
+"""A pass takes tens of milliseconds; after this time another worker may try."""
 SHIFT_TONE = {
     ShiftKind.FIRST: Tone.IDLE,
     ShiftKind.ORDERED: Tone.MOVING,
@@ -164,13 +159,13 @@ SHIFT_TONE = {
 }
 
 WHILE_HELD = frozenset({ShiftKind.ORDERED, ShiftKind.RETURN})
-"""What is carried out though the rest is held."""
+"""Kinds of shifts that are applied during a hold."""
 
 log = logging.getLogger(__name__)
 
 
 def autopilot_run(*, now: datetime) -> list[str]:
-    """One pass over all deployments. Returns those whose shares changed; nothing while another worker is at it."""
+    """Runs one pass over all deployments. Returns those whose shares changed; empty while another worker runs it."""
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
         return []
@@ -186,7 +181,7 @@ def autopilot_run(*, now: datetime) -> list[str]:
 
 
 def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
-    """Apply what the planner says of one deployment. True: its shares changed."""
+    """Applies the planner's decision for one deployment. Returns whether its shares changed."""
     if not view.regions:
         return False
     decision = plan_shift(view, SETTINGS, now)
@@ -194,7 +189,7 @@ def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
     matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
     changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
     if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:
-        held = row.held  # nothing says that the hold is over
+        held = row.held  # the hold continues
     with transaction.atomic():
         changes |= _hold(row, view.deployment, held, now)
         if isinstance(decision, ShiftTraffic):
@@ -207,7 +202,7 @@ def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
 
 
 def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
-    """Compare and set on the revision that was looked at; the first time there is nothing to compare."""
+    """Compare-and-set on the revision that was read; the first row is created."""
     if row.looked_at is None:
         _, created = TrafficMatrix.objects.get_or_create(deployment_id=row.pk, defaults=changes)
         return created
@@ -215,11 +210,11 @@ def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
 
 
 def _hold(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict[str, Any]:
-    """What changes in the row when a hold begins, goes on or ends; its begin and end are events."""
+    """Returns changed fields when a hold starts, continues or ends. Start and end are events."""
     if bool(held) != bool(row.held):
         event_record(
             kind="traffic.held" if held else "traffic.released",
-            message=f"{deployment}: {f'the last shares stay, {held}' if held else 'shares follow what is seen again'}",
+            message=f"{deployment}: {f'keeping the last shares, {held}' if held else 'shares change again'}",
             now=now,
             deployment=deployment,
             tone=Tone.WARN if held else Tone.OK,
@@ -252,8 +247,9 @@ def _record(revision: int, shift: ShiftTraffic, now: datetime) -> None:
 
 
 def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, Any]:
-    """What was seen and is expected, in requests at once: by region, and what of the demand fits below no cap."""
-    task = placement_problem(view, orders_for(view.deployment, view.overrides, now))
+    """Returns measurements and expectations in concurrent requests: by region, and the demand that fits below no
+    cap."""
+    task = placement_problem(view, overrides_for(view.deployment, view.overrides, now))
     carried = loads(matrix, task.demand)
     regions = {
         one.name: {
@@ -268,14 +264,13 @@ def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, An
     return {"regions": regions, "unplaced": unplaced, "utilisation_cap": view.policy.utilisation_cap}
 
 
-# Opens an incident about a deployment that no cell of a region can serve, and closes it when one can again.
+# Incidents about deployments that no cell of a region can serve.
 
 NOTE_EVERY_S = 4.0
-"""Every second look: each note makes browsers fetch the incident again."""
+"""Every second pass: each update makes browsers fetch the incident again."""
 
 
 def unserved_judge(views: Iterable[TrafficView], *, now: datetime) -> None:
-    """One look at every deployment in every region."""
     judged = {place.subject: (place, judge_place(place, now)) for place in places(views, now)}
     with transaction.atomic():
         incidents = Incident.objects.filter(kind=NO_USABLE_CELL)
@@ -291,7 +286,7 @@ def unserved_judge(views: Iterable[TrafficView], *, now: datetime) -> None:
                 continue
             seen_s = (now - (incident.seen_at or incident.opened_at)).total_seconds()
             if why is None or seen_s >= CLOSE_AFTER_S:
-                resolution = why.resolution if why else "the deployment or its ingress is no more"
+                resolution = why.resolution if why else "the deployment or its ingress was removed"
                 incidents_close(kind=NO_USABLE_CELL, subject=subject, resolution=resolution, now=now)
 
 

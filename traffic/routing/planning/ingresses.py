@@ -1,8 +1,6 @@
-"""Decides whether an ingress that is not connected must be started, and which draining cells get nothing new any more,
-from what the ingresses acknowledged. Pure.
-
-Silence is no acknowledgement: while no process listens to ingresses nothing is decided, and one that has gone silent
-holds up drains until it has been silent for long enough to count as dead. Cells refuse new work meanwhile."""
+"""Decides when an ingress or its agent must be started, which ingress machines a cloud region needs, and which draining
+cells receive no new requests. Pure. Silence never counts as acknowledgement: an ingress that stops reporting delays
+drains until it has been silent long enough to count as dead. Cells refuse new work meanwhile."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,14 +10,14 @@ from datetime import datetime
 from fleet.reconcile.planning.snapshot import ProviderStatus
 
 RESTART_AFTER_S = 1.0
-"""A closed connection may be our own restart; its agent is given this long to come back."""
+"""Grace period for an agent to reconnect: the controller may have closed the connection by restarting."""
 START_AGAIN_AFTER_S = 5.0
-"""Between two starts, so that an ingress that dies at once is not started in a storm."""
+"""Minimum time between two starts, so that a crashing ingress does not cause a start storm."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartIngress:
-    """`start_whole`: boot it anew; otherwise only its agent, which adopts the running HAProxy."""
+    """`start_whole` boots the ingress; otherwise only its agent starts, which adopts the running HAProxy."""
 
     start_whole: bool
     reason: str
@@ -33,13 +31,13 @@ def plan_ingress(
     started_at: datetime | None,
     now: datetime,
 ) -> StartIngress | None:
-    """What to start of an ingress that is not connected, if anything. `started_at`: by us, the last time."""
+    """Returns what to start for an ingress that is not connected. `started_at` is the controller's last start."""
     if not known:
         return StartIngress(start_whole=True, reason="first start")
     if status is ProviderStatus.AGENT_DEAD and _passed(disconnected_at, now, RESTART_AFTER_S):
-        return StartIngress(start_whole=False, reason="its agent is dead, HAProxy runs; started the agent again")
+        return StartIngress(start_whole=False, reason="HAProxy runs without its agent; restarted the agent")
     if status is ProviderStatus.GONE and _passed(started_at, now, START_AGAIN_AFTER_S):
-        return StartIngress(start_whole=True, reason="it is gone; started it again")
+        return StartIngress(start_whole=True, reason="it is not running; restarted it")
     return None
 
 
@@ -53,7 +51,7 @@ SILENT_AFTER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TableInForce:
-    """The newest table of a region: its revision, and the cells that it sends new requests to."""
+    """A region's newest table: its revision, and the cells that it sends new requests to."""
 
     revision: int
     routed: frozenset[str]
@@ -61,7 +59,7 @@ class TableInForce:
 
 @dataclass(frozen=True, slots=True)
 class FollowingIngress:
-    """An ingress and the revision that it last reported; `last_seen_at` None: it never reported."""
+    """An ingress and the revision that it last reported; `last_seen_at` is None if it never reported."""
 
     region: str
     revision: int
@@ -76,10 +74,8 @@ def plan_unrouted(
     listening_since: datetime | None,
     now: datetime,
 ) -> tuple[str, ...]:
-    """Those of the draining cells to which no table sends anything, once all ingresses follow their tables.
-
-    Cells of any region can be reached through any ingress, so every region must follow.
-    """
+    """Returns the draining cells that no table routes to, once all ingresses follow their tables. Every region must
+    follow, because any ingress can reach cells of any region."""
     if listening_since is None or any(_is_behind(ingress, tables, listening_since, now) for ingress in ingresses):
         return ()
     return tuple(cell for cell in draining if not any(cell in table.routed for table in tables.values()))
@@ -94,15 +90,14 @@ def _is_behind(
     return (now - max(ingress.last_seen_at, listening_since)).total_seconds() <= SILENT_AFTER_S
 
 
-# Decides which ingress machines a region of a cloud lacks, and which are gone.
-# One in each zone, and two in a region at least: a region whose one zone or one machine fails is still reached.
+# A cloud region has one ingress machine per zone and at least two, so it survives the loss of a zone or machine.
 
 LEAST_IN_REGION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class IngressMachine:
-    """An ingress of the region. `zone`: where it is, or is to be launched. `gone`: its machine was seen to end."""
+    """An ingress of the region. `zone` is its actual or intended zone; `gone` means that its machine has terminated."""
 
     id: str
     zone: str
@@ -111,15 +106,13 @@ class IngressMachine:
 
 @dataclass(frozen=True, slots=True)
 class NewIngress:
-    """Launch an ingress machine in this zone."""
-
     zone: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveIngress:
-    """Nobody waits for it any more; another takes its place."""
+    """Remove the row of an ingress whose machine has terminated."""
 
     id: str
     reason: str
@@ -128,13 +121,13 @@ class RemoveIngress:
 def plan_ingress_machines(
     zones: Collection[str], there: Sequence[IngressMachine]
 ) -> tuple[NewIngress | RemoveIngress, ...]:
-    """What to do in a region with these zones. None is ever ended that runs: more than are wanted stay."""
+    """Plans the ingresses of a region with these zones. Running ingresses are never removed, even surplus ones."""
     gone = tuple(RemoveIngress(each.id, "its machine is gone") for each in there if each.gone)
     running = Counter(each.zone for each in there if not each.gone)
     new = [NewIngress(zone, f"zone {zone} has no ingress") for zone in sorted(zones) if not running[zone]]
     running.update(each.zone for each in new)
     while zones and running.total() < LEAST_IN_REGION:
         zone = min(sorted(zones), key=lambda name: running[name])
-        new.append(NewIngress(zone, f"a region has {LEAST_IN_REGION} ingresses at least"))
+        new.append(NewIngress(zone, f"a region needs at least {LEAST_IN_REGION} ingresses"))
         running[zone] += 1
     return (*gone, *new)

@@ -1,9 +1,7 @@
-"""Decides what the ingresses of a region must do: which cells serve which model, and which region takes the rest.
-
-The shares are the region autopilot's, without regions that have no ready cell this moment. Before its first plan, and
-when nothing of it can be followed, home serves, else the region that has the most ready cells. Residency binds in any
-case: a region that may not serve an origin's requests is no target of it, not even a stand-by.
-"""
+"""Plans the routing table of a region: the cells of each model and the regions that take its other requests. Pure.
+Shares come from the region autopilot, without regions that have no ready cell. Without a usable plan, the home region
+serves, or else the region with the most ready cells. A region that residency excludes is never a target, not even as a
+stand-by."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +27,7 @@ ROUTED = frozenset({"ready", "draining"})
 
 @dataclass(frozen=True, slots=True)
 class RoutableCell:
-    """A cell as traffic sees it; `node` is its leader's, `port` that of the cell proxy there."""
+    """A cell that can be routed to. `node` is its leader's; `port` is the cell proxy's on that node."""
 
     id: str
     deployment: str
@@ -45,9 +43,8 @@ class RoutableCell:
 
 @dataclass(frozen=True, slots=True)
 class ServedDeployment:
-    """A deployment as traffic sees it: the model names that reach it, its class, and what applications read of its
-    version: the most tokens of a request with its answer, and since when it exists, in seconds since 1970. `adapters`
-    are its version's."""
+    """A deployment as the table lists it: model names, serving class, maximum tokens of request and answer, creation
+    time (Unix seconds), and its version's adapters."""
 
     name: str
     models: tuple[str, ...]
@@ -59,7 +56,7 @@ class ServedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class HeldDeployment:
-    """A deployment that may have no cells: a request starts its first one, in one of `regions`."""
+    """A deployment that scales to zero; a request starts its first cell in one of `regions`."""
 
     hold: Hold
     regions: frozenset[str]
@@ -75,7 +72,7 @@ class IngressAddress:
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """How a deployment's requests are shared. `closed` regions get nothing of what others may serve."""
+    """How a deployment's requests are shared. `closed` regions get no requests that other regions may serve."""
 
     matrix: Matrix = field(default_factory=dict)
     policy: TrafficPolicy = field(default_factory=TrafficPolicy)
@@ -96,11 +93,9 @@ def plan_pools(
     steerings: Mapping[str, Steering] | None = None,
     holds: Mapping[str, HeldDeployment] | None = None,
 ) -> tuple[Pool, ...]:
-    """The pools of one region's table, in a stable order, so that equal states give equal tables.
-
-    `steerings` maps a deployment to how its requests are shared, `holds` to how they wait for a first cell. Every
-    deployment has a pool in every region: an ingress without cells of its own spills.
-    """
+    """Plans the pools of one region's table, in a stable order: equal states give equal tables. `steerings` maps a
+    deployment to its shares and policy, `holds` to its request hold. Every deployment has a pool in every region; an
+    ingress without local cells spills."""
     by_pool: dict[tuple[str, str], list[RoutableCell]] = defaultdict(list)
     for cell in cells:
         if cell.state in ROUTED:
@@ -121,14 +116,14 @@ def plan_pools(
 
 
 def _hold(region: str, held: HeldDeployment | None, steering: Steering) -> Hold | None:
-    """Requests wait where a region that may serve them would start a cell."""
+    """Returns the hold if a region that may serve these requests would start a cell."""
     may = held is not None and any(steering.may_receive(region, other) for other in held.regions)
     return held.hold if held is not None and may else None
 
 
 def keep_steering(planned: Iterable[Pool], before: Iterable[Pool], unreadable: Container[str]) -> tuple[Pool, ...]:
-    """The pools, where those of `unreadable` deployments share their requests as in the table before; where there was
-    none, they stay at home: what residency allows is not known."""
+    """Returns the pools, keeping the previous shares of `unreadable` deployments. One without a previous pool stays in
+    its home region, because its residency is unknown."""
     known = {pool.name: pool for pool in before}
     return tuple(_kept(pool, known.get(pool.name)) if pool.name in unreadable else pool for pool in planned)
 
@@ -148,10 +143,8 @@ def _kept(pool: Pool, before: Pool | None) -> Pool:
 
 
 def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
-    """In the order of their names, each with the model names that lead to it alone.
-
-    Versions of one model share its name: that leads to the deployment that is called so, else to the first that has it.
-    """
+    """Returns the deployments by name, each with the model names that only it answers. The name of a model that several
+    deployments serve leads to the deployment of that name, or else to the first that serves it."""
     ordered = sorted(deployments, key=lambda deployment: deployment.name)
     owners = {deployment.name: deployment.name for deployment in ordered}
     for deployment in ordered:
@@ -161,13 +154,12 @@ def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedD
 
 
 CellsByPool = Mapping[tuple[str, str], Sequence[RoutableCell]]
-"""Deployment and region -> its routed cells there."""
+"""Routed cells by deployment and region."""
 
 
 def resolve_adapters(deployments: Iterable[ServedDeployment], by_pool: CellsByPool) -> list[ServedDeployment]:
-    """The same deployments, each with the adapters that lead to it alone: its version's and those of its cells, less
-    names of models. Services refuse names that are taken; where two got one all the same, the first deployment has it.
-    """
+    """Returns the deployments with the adapters that only they answer: those of the version and of its cells, without
+    model names. Services refuse names that are taken; if two deployments still share one, the first gets it."""
     served = list(deployments)
     taken = {model for deployment in served for model in deployment.models}
     of_cells: dict[str, set[str]] = defaultdict(set)
@@ -182,8 +174,8 @@ def resolve_adapters(deployments: Iterable[ServedDeployment], by_pool: CellsByPo
 
 
 def _pool_adapters(deployment: ServedDeployment, region: str, by_pool: CellsByPool) -> Iterator[PoolAdapter]:
-    """An adapter that a cell anywhere lacks names the cells here that have it: other regions may not be able to help.
-    Cells that drain get nothing new in any case."""
+    """Yields the adapters. One that any ready cell lacks lists the local cells that have it, since other regions may
+    lack it. Draining cells do not count, since they get no new requests."""
     if not deployment.adapters:
         return
     everywhere = [cell for (name, _), cells in by_pool.items() if name == deployment.name for cell in cells]
@@ -243,8 +235,8 @@ def _pool(
 
 
 def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str, Steering]) -> tuple[Split, ...]:
-    """The names that several deployments answer, in a stable order. Shares of deployments that are gone fall to the
-    others; a split without any left is none."""
+    """Returns the model names that several deployments answer, in a stable order. Shares of deleted deployments fall to
+    the others."""
     served = {deployment.name: deployment for deployment in resolve_model_names(deployments)}
     splits = []
     for name in sorted(served):
@@ -256,7 +248,8 @@ def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str,
 
 
 def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]) -> dict[str, float]:
-    """Shares that sum to 1 (I12), or none while no region can serve. The share of one that cannot goes to the rest."""
+    """Returns shares that sum to 1 (I12), or {} if no region can serve. Regions that cannot serve lose their share to
+    the others."""
     there = {name: share for name, share in row.items() if name in others or (name == region and ready[region])}
     if any(share > 0 for share in there.values()):
         return whole_row(there, region)
@@ -274,7 +267,7 @@ def describe_change(before: tuple[Pool, ...], after: tuple[Pool, ...]) -> str:
 
 
 def describe_splits(before: tuple[Split, ...], after: tuple[Split, ...]) -> list[str]:
-    """What changed about the names that several deployments answer."""
+    """Returns sentences about changed splits."""
     old, new = {split.model: split for split in before}, {split.model: split for split in after}
     parts = []
     for model in sorted(old.keys() | new.keys()):
@@ -283,7 +276,7 @@ def describe_splits(before: tuple[Split, ...], after: tuple[Split, ...]) -> list
         elif old.get(model) != new[model]:
             total = sum(new[model].shares.values())
             shares = ", ".join(f"{pool} {weight / total:.1%}" for pool, weight in new[model].shares.items())
-            parts.append(f"model {model}: {shares}{'' if new[model].sticky else ', each request anew'}")
+            parts.append(f"model {model}: {shares}{'' if new[model].sticky else ', chosen per request'}")
     return parts
 
 
@@ -312,16 +305,16 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
 
 def _affinity_text(pool: Pool) -> str:
     if pool.affinity is None:
-        return "goes by fewest requests alone"
-    return "goes by what cells have in their caches" if pool.by_cache else "keeps prefixes together"
+        return "routes by fewest requests"
+    return "routes by cache contents" if pool.by_cache else "keeps prefixes together"
 
 
 def _hold_text(hold: Hold | None) -> str:
     if hold is None:
         return "holds no requests"
     if hold.withheld:
-        return f"holds no requests, its cell is withheld ({hold.withheld})"
-    return f"holds requests for {hold.for_s} s, " + ("a cell starts" if hold.ready_at else "no cell starts")
+        return f"holds no requests; its cell gets no machines ({hold.withheld})"
+    return f"holds requests for {hold.for_s} s, " + ("a cell is starting" if hold.ready_at else "no cell is starting")
 
 
 def _adapter_changes(before: tuple[PoolAdapter, ...], after: tuple[PoolAdapter, ...]) -> list[str]:

@@ -1,12 +1,7 @@
-"""Sends requests to an ingress over HTTP/1.1, within bounds, and takes the response whole or as a stream. It reports
-what happened and decides nothing. Cancelling one cuts its connection, and with that the engine of the cell stops.
-
-It comes in where other regions' ingresses do, by TLS with the control plane's certificate, and checks that it is the
-ingress which it means.
-
-What a benchmark of a deployment measures, the ingress where its requests go in, and how a deployment comes to serve
-what is to be measured. Registered with the model registry, which lies below.
-"""
+"""Sends requests to an ingress over HTTP/1.1, with limits on time and size, and returns the response whole or as a
+stream. It connects to the hop port over TLS with the control plane's certificate and verifies the ingress's name.
+Closing a stream cuts its connection, which stops the engine's work. It also describes and prepares the deployment that
+a benchmark measures (registered with the model registry, a lower layer)."""
 
 import asyncio
 import ssl
@@ -61,15 +56,15 @@ from traffic.routing.planning.tables import IngressAddress
 
 CONNECT_LIMIT_S = 3.0
 ANSWER_ROOM_S = 2.0
-"""A cell answers at the deadline of a request; its answer needs time to arrive."""
+"""A cell answers at the deadline of a request; the response needs time to arrive."""
 T = TypeVar("T")
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
+"""For plain links. Loading the default certificate authorities would cost about 300 ms per client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptedWork:
-    """One attempt of work that was accepted earlier. `key` is its id, or empty. `left_s`: until its deadline."""
+    """One attempt of an accepted request. `key` is its key's ID, or empty; `left_s` is the time until its deadline."""
 
     id: str
     region: str
@@ -83,7 +78,8 @@ class AcceptedWork:
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """`first_s`: until the response begins, queueing included; `silent_s`: between two pieces of it; `whole_s`: all."""
+    """`first_s` limits the time until the response starts, including queueing; `silent_s` a pause within it; `whole_s`
+    the total."""
 
     first_s: float = 60.0
     silent_s: float = 30.0
@@ -93,14 +89,14 @@ class StreamLimits:
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """Status and headers, whose names are in lower case."""
+    """Status and headers; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
 
 
 class StreamBroken(Exception):
-    """No whole response; the text says why."""
+    """The response is incomplete; the text says why."""
 
 
 class IngressUnreachable(StreamBroken):
@@ -108,13 +104,13 @@ class IngressUnreachable(StreamBroken):
 
 
 class NoIdentity(Exception):
-    """This host has no certificate of the control plane, or one that cannot be read."""
+    """This host has no readable certificate of the control plane."""
 
 
 async def accepted_work_send(
     work: AcceptedWork, addresses: Mapping[str, Sequence[IngressAddress]], attempt: int
 ) -> AttemptResponse:
-    """Send it to an ingress of its region; each attempt uses the next one. Never raises if an ingress fails."""
+    """Sends it to an ingress of its region; each attempt uses the next ingress. Never raises if an ingress fails."""
     ingresses = addresses.get(work.region, ())
     if not ingresses:
         return AttemptResponse(None, sent=False, reason=f"region {work.region} has no ingress")
@@ -138,7 +134,7 @@ async def accepted_work_send(
 async def ingress_post(
     ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
 ) -> AttemptResponse:
-    """POST a JSON body and wait for the whole response. Never raises for what the other side does."""
+    """Posts a JSON body and waits for the whole response. Never raises if the other side fails."""
     try:
         async with asyncio.timeout(limit_s), _client(min(CONNECT_LIMIT_S, limit_s)) as client:
             response = await client.send(_post(ingress, path, body, headers), stream=True)
@@ -146,7 +142,7 @@ async def ingress_post(
     except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
         return AttemptResponse(None, sent=False, reason=_unreachable(ingress, error))
     except TimeoutError:
-        return AttemptResponse(None, reason=f"no whole answer within {limit_s:.3g} s")
+        return AttemptResponse(None, reason=f"no complete answer within {limit_s:.3g} s")
     except httpx.TransportError as error:
         return AttemptResponse(None, reason=_broken(error))
 
@@ -154,11 +150,11 @@ async def ingress_post(
 async def ingress_stream(
     ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], limits: StreamLimits
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """POST a JSON body. The head comes first, then the body in pieces.
+    """Posts a JSON body. Yields the head first, then pieces of the body.
 
     Raises:
         IngressUnreachable: nothing was sent.
-        StreamBroken: the ingress is silent for too long, or breaks off.
+        StreamBroken: the ingress is silent for too long or closes the connection early.
     """
     try:
         async with _client(CONNECT_LIMIT_S) as client:
@@ -188,7 +184,7 @@ async def _parts(
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
     clock = asyncio.get_running_loop().time
     ends_at = clock() + limits.whole_s
-    # Not one timeout around it all: it would end whoever reads this, in the middle of something else.
+    # One timeout around the generator would also interrupt its caller between two pieces.
     response = await _within(min(limits.first_s, limits.whole_s), client.send(request, stream=True))
     async with aclosing(response):
         yield ResponseHead(response.status_code, dict(response.headers))
@@ -205,13 +201,13 @@ async def _within(limit_s: float, step: Awaitable[T]) -> T:
         async with asyncio.timeout(limit_s):
             return await step
     except TimeoutError:
-        raise StreamBroken(f"nothing more came within {max(0.0, limit_s):.3g} s") from None
+        raise StreamBroken(f"no data within {max(0.0, limit_s):.3g} s") from None
 
 
 def _client(connect_s: float) -> httpx.AsyncClient:
     """
     Raises:
-        NoIdentity: web, which makes it, has never run with this home.
+        NoIdentity: the web process, which creates the certificate, has never run with this home.
     """
     context = _NO_AUTHORITIES if settings.PLAIN_LINKS else own_identity().read()[1]
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=context)
@@ -222,7 +218,7 @@ def _post(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str,
     scheme, port, extensions = "http", ingress.port, {}
     if not settings.PLAIN_LINKS:
         scheme, port = "https", hop_port(ingress.port)
-        # Also the name that must stand in its certificate.
+        # The server's certificate must have this name.
         extensions["sni_hostname"] = IdentityName(own_identity().read()[0], IdentityKind.INGRESS, ingress.id).dns
     url = httpx.URL(scheme=scheme, host=ingress.address, port=port, raw_path=path.encode("ascii"))
     fixed = {"Content-Type": "application/json", "Connection": "close"}
@@ -231,17 +227,17 @@ def _post(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str,
 
 
 class OwnIdentity:
-    """The control plane's certificate on this host, which web keeps in this folder."""
+    """The control plane's certificate on this host. The web process writes it to this folder."""
 
     def __init__(self, folder: Path) -> None:
         self._identity = Identity(folder)
         self._known: tuple[object, tuple[str, ssl.SSLContext]] | None = None
 
     def read(self) -> tuple[str, ssl.SSLContext]:
-        """The fleet's name, and what shows the certificate; read again when a file has changed.
+        """Returns the fleet's name and the TLS context; reads changed files again.
 
         Raises:
-            NoIdentity: it cannot be read.
+            NoIdentity: the certificate cannot be read.
         """
         stamp = self._identity.stamp()
         if self._known is None or self._known[0] != stamp:
@@ -263,21 +259,21 @@ def _unreachable(ingress: IngressAddress, error: Exception) -> str:
 
 
 def _broken(error: httpx.TransportError) -> str:
-    return f"the answer broke off: {str(error) or type(error).__name__}"
+    return f"the connection broke during the answer: {str(error) or type(error).__name__}"
 
 
 AT_ONCE = {
     "strategy": "in_place", "surge": 0, "canary": False, "waves_percent": [100], "canary_bake_s": 0.0, "bake_s": 0.0,
     "min_healthy_s": 5.0, "max_failed_cells": 1, "auto_rollback": False, "progress_deadline_s": 3600.0,
 }  # fmt: skip
-"""How a rollout goes of which nobody but the benchmark feels anything."""
+"""Rollout settings of a deployment that serves only the benchmark."""
 
 
 def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
-    """The ready cells of a deployment in a region, which must be alike.
+    """Describes the ready cells of a deployment in a region.
 
     Raises:
-        NoTarget: there are none, the region is not said and there are several, or cells differ.
+        NoTarget: there is no such cell, cells differ, or the region is ambiguous.
     """
     row = Deployment.objects.filter(pk=deployment).first()
     if row is None:
@@ -292,14 +288,14 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
         raise NoTarget(f"{deployment} has no ready cell in {region}")
     versions = sorted({cell.model_version.reference for cell in cells})
     if len(versions) > 1:
-        raise NoTarget(f"{deployment} serves {' and '.join(versions)} in {region}; measure when its rollout has ended")
+        raise NoTarget(f"{deployment} serves {' and '.join(versions)} in {region}; measure after its rollout")
     engine = engine_on(cells[0].model_version, cells[0].instance_type_id)
     members = list(CellMember.objects.filter(cell__in=cells).select_related("node__report", "node__instance_type"))
     stacks = {stack_digest(member.node.fingerprint, engine) for member in members}
     kinds = {member.node.instance_type for member in members}
     if len(stacks) > 1 or len(kinds) > 1:
         what = "run different software (fingerprints differ)" if len(stacks) > 1 else "are of several instance types"
-        raise NoTarget(f"the machines of {deployment} in {region} {what}, so a number would be of neither")
+        raise NoTarget(f"the machines of {deployment} in {region} {what}, so a measurement would apply to neither")
     kind = kinds.pop()
     there = counted(CellRole(cell.role) for cell in cells)
     return BenchmarkTarget(
@@ -320,17 +316,17 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
 
 
 def _stated(row: Deployment, region: str) -> Cells | None:
-    """What a person stated; None: the autoscaler or the planner of roles decides."""
+    """Returns the stated cells, or None if the autoscaler or the role planner decides their number."""
     place = row.regions.filter(region=region).first()
     stated = place.stated(plans_roles=row.plans_roles) if place is not None else None
     return None if stated is None or row.plans_roles or isinstance(stated, CellRange) else cells_as_json(stated)
 
 
 def benchmark_enter(deployment: str, region: str) -> Entrance:
-    """The region's first ingress, by TLS with the control plane's certificate as other regions come in.
+    """Returns the region's first ingress, with the control plane's certificate unless links are plain.
 
     Raises:
-        NoTarget: the region has no ingress, or this host no certificate.
+        NoTarget: the region has no ingress, or this host has no certificate.
     """
     ingresses = ingress_addresses_by_region().get(region)
     if not ingresses:
@@ -350,12 +346,12 @@ def benchmark_enter(deployment: str, region: str) -> Entrance:
 
 
 def benchmark_serve(request: ServeRequest) -> Serving:
-    """Roll a deployment that serves nobody out to a version, all cells at once and without bakes. A rollout of somebody
-    else is waited for. Cells by role are made of mixed ones that serve it already: so a rollout never has to leave one
-    that answers, and a version that cannot have its cells apart can follow one that had."""
+    """Rolls an unused deployment out to a version, all cells together and without bakes, after waiting for a running
+    rollout. It first scales to mixed cells that serve the new version; splitting them by role comes last, because a
+    rollout cannot replace the only cells of a role."""
     row = Deployment.objects.filter(pk=request.deployment).first()
     if row is None:
-        return Serving(ServingState.REFUSED, f"there is no deployment {request.deployment!r} any more")
+        return Serving(ServingState.REFUSED, f"deployment {request.deployment!r} no longer exists")
     rollout = Rollout.objects.filter(deployment=row).select_related("to_version").order_by("-id").first()
     if rollout is not None and rollout.state in ACTIVE:
         return _under_way(rollout, request)
@@ -370,7 +366,7 @@ def benchmark_serve(request: ServeRequest) -> Serving:
 
 
 def _scaled(row: Deployment, request: ServeRequest, wanted: Cells) -> Serving | None:
-    """Have its cells be these; None: they are, and all of them serve."""
+    """Scales to these cells; None keeps the number. Returns the state, ready once all of them serve."""
     try:
         cells = parse_cells(wanted, "cells")
         scales = deployment_scale(name=row.name, cells={request.region: cells}, actor=request.actor, now=request.now)
@@ -382,7 +378,7 @@ def _scaled(row: Deployment, request: ServeRequest, wanted: Cells) -> Serving | 
     is_ready = all(cell.state == CellState.READY for cell in there)
     if not scales and is_ready and roles == RoleSplit(pools.mixed, pools.prefill, pools.decode):
         return None
-    return Serving(ServingState.MOVING, f"its cells become {cells_to_text(cells)}: {roles} are there")
+    return Serving(ServingState.MOVING, f"scaling to {cells_to_text(cells)}; it has {roles}")
 
 
 def _has_failed(rollout: Rollout, request: ServeRequest) -> bool:
@@ -393,7 +389,7 @@ def _has_failed(rollout: Rollout, request: ServeRequest) -> bool:
 def _under_way(rollout: Rollout, request: ServeRequest) -> Serving:
     if rollout.to_version.reference != request.version:
         if rollout.actor != request.actor or rollout.state != RolloutState.PAUSED:
-            return Serving(ServingState.MOVING, f"waits for {rollout}: {rollout.reason}")
+            return Serving(ServingState.MOVING, f"waiting for {rollout}: {rollout.reason}")
         return _begun(rollout.deployment, request)
     if rollout.state == RolloutState.PAUSED:
         return Serving(ServingState.REFUSED, f"its rollout is paused: {rollout.reason}")
@@ -401,7 +397,7 @@ def _under_way(rollout: Rollout, request: ServeRequest) -> Serving:
 
 
 def _served(row: Deployment, request: ServeRequest) -> Serving | None:
-    """Whether all its cells run the version and are ready; None: a rollout is needed."""
+    """Returns whether all cells run the version and are ready, or None if a rollout is needed."""
     cells = list(
         Cell.objects.filter(deployment=row).exclude(state=CellState.STOPPED.value).select_related("model_version")
     )
@@ -431,7 +427,7 @@ def _only_region(row: Deployment) -> str:
     regions = sorted(place.region_id for place in row.regions.all() if place.cells)
     if len(regions) != 1:
         listed = ", ".join(regions) or "no region"
-        raise NoTarget(f"{row.name} has cells in {listed}; say which region to measure")
+        raise NoTarget(f"{row.name} has cells in {listed}; name the region to measure")
     return regions[0]
 
 

@@ -1,15 +1,7 @@
-"""Machines that joined as ingresses: each is an ingress of its region, from when it is free until it leaves.
-
-Ingresses: launched through the region's provider, watched, and started again when they are gone.
-
-Ingress machines of regions in a cloud: one in each zone, launched through the provider like any machine.
-
-An ingress has its row first, without an address. Its launch may take several calls, of which each is one step; once it
-has a machine, the ingress takes that machine's address. One whose machine was seen to end is removed, and another takes
-its place: an id is never used for a second machine.
-
-Stores what ingress agents report. Ingresses are few, so the ORM is fast enough here.
-"""
+"""Ingress machines: creates rows, launches machines through the region's provider, starts dead ingresses and agents,
+and stores reports. An ingress has its row first, without an address; a launch may take several calls, one per step, and
+the ingress then takes the machine's address. An ingress whose machine terminated is removed and replaced. An ID is
+never used for a second machine."""
 
 import logging
 import secrets
@@ -59,7 +51,7 @@ from traffic.routing.selectors import UnreadableTable, table_message
 
 
 def ingress_machines_follow(*, now: datetime) -> None:
-    """Make an ingress of each free machine for one; take those away whose machines leave or are gone."""
+    """Creates an ingress for each free machine that joined as one. Removes those whose machines leave or are gone."""
     machines = Machine.objects.filter(role=MachineRole.INGRESS.value).exclude(state=MachineState.GONE)
     there = list(machines.select_related("region").order_by("id"))
     for machine in there:
@@ -73,7 +65,7 @@ def ingress_machines_follow(*, now: datetime) -> None:
 
 
 def ingress_id(machine: str) -> str:
-    """The ingress that a machine is: the same whenever it is one."""
+    """Returns the same ID whenever this machine is an ingress."""
     return f"i-{machine.removeprefix('m-')}"
 
 
@@ -104,12 +96,12 @@ def _leave(machine: Machine, now: datetime) -> None:
 
 
 def has_targets(ingress: str) -> bool:
-    """Whether a load balancer still sends connections to it, or lets streams end there."""
+    """Returns whether a load balancer still sends it connections or drains streams from it."""
     return EntryTarget.objects.filter(ingress=ingress).exists()
 
 
 def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
-    """Nobody waits for it or trusts it any more. Who sends requests to its address learns from the region's others."""
+    """Removes the ingress and its credential. Peers of its region answer clients that still use its address."""
     with transaction.atomic():
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         refusals_forget(ingress=ingress.id)
@@ -120,7 +112,7 @@ def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
         Region.objects.filter(name=ingress.region_id, ingress_url=url).update(ingress_url=instead)
         event_record(
             kind="ingress.removed",
-            message=f"{ingress.id} is no ingress of {ingress.region_id} any more: {reason}",
+            message=f"{ingress.id} is no longer an ingress of {ingress.region_id}: {reason}",
             tone=Tone.WARN,
             now=now,
             region=ingress.region_id,
@@ -135,13 +127,13 @@ def _host(address: str) -> str:
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 START_LIMIT_S = 30.0
-"""Booting a machine is bounded by its provider, at 10 s here; after this another worker may try."""
+"""Providers limit a boot to 10 s; after this time another worker may try."""
 
 log = logging.getLogger(__name__)
 
 
 def ingress_create(*, region: Region, address: str, port: int, now: datetime) -> Ingress:
-    """Record the ingress of a region; `ingresses_ensure` starts it."""
+    """Creates the row of an ingress; `ingresses_ensure` starts it."""
     ingress, _ = Ingress.objects.update_or_create(
         id=f"i-{region.name}",
         defaults={"region": region, "address": address, "port": port},
@@ -151,7 +143,7 @@ def ingress_create(*, region: Region, address: str, port: int, now: datetime) ->
 
 
 def ingresses_ensure(*, now: datetime) -> list[str]:
-    """Start every ingress that is not there, and every dead ingress agent. Returns what was started."""
+    """Starts every ingress and ingress agent that is not running. Returns what was started."""
     ingress_machines_follow(now=now)
     started = []
     for ingress in Ingress.objects.filter(zone="").select_related("region", "report"):
@@ -164,14 +156,14 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
 
 
 def _is_connected(report: IngressReport, now: datetime) -> bool:
-    """A web process that was killed leaves `connected` behind; only fresh reports prove the connection."""
+    """A killed web process leaves `connected` set, so only a fresh report proves the connection."""
     if not report.connected or report.last_seen_at is None:
         return False
     return (now - report.last_seen_at).total_seconds() < SILENT_AFTER_S
 
 
 def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
-    """One worker at a time: booting takes longer than the next pass is away."""
+    """One worker at a time, because a boot takes longer than the interval between passes."""
     lease, holder = f"ingress:{ingress.id}", this_holder()
     if lease_take(name=lease, holder=holder, ttl_s=START_LIMIT_S, now=now) is None:
         return False
@@ -197,7 +189,7 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
     )
     if action is None:
         return False
-    # Written down first: a start that fails, or that a crash cuts short, is tried again after its pause like any other.
+    # Written first, so that a start that fails or is cut short by a crash is also repeated only after its pause.
     started = {"connected": False, "connection_changed_at": now, "started_at": now}
     IngressReport.objects.update_or_create(ingress=ingress, defaults=started)
     if action.start_whole:
@@ -218,9 +210,9 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
 
 
 def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Trust an ingress no longer: its socket is cut within 5 s, and cells refuse its next connections. Once its machine
-    is gone it is started again, with a credential of its own. A joined host that is it could enrol it again, so it is
-    revoked with it. Nothing is done or said where nothing is left to revoke."""
+    """Revokes the ingress's credential: its WebSocket closes within 5 s, and cells refuse new connections from it. Once
+    its machine is gone, it is started again with a new credential. Its machine is revoked too if it joined the fleet,
+    since it could enrol the ingress again. Does nothing if nothing is left to revoke."""
     with transaction.atomic():
         machine = host_locked(ingress_id)
         ingress = Ingress.objects.select_for_update().get(id=ingress_id)
@@ -232,7 +224,7 @@ def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "")
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         event_record(
             kind="ingress.revoked",
-            message=f"{ingress.id} is trusted no longer: revoked by {actor}" + (f": {why}" if why else ""),
+            message=f"{ingress.id} was revoked by {actor}" + (f": {why}" if why else ""),
             tone=Tone.BAD,
             now=now,
             actor=actor,
@@ -259,15 +251,15 @@ def _launch(ingress: Ingress, now: datetime) -> None:
 
 
 PORT = 8080
-"""Of every ingress machine: nothing else serves there."""
+"""Port of every ingress machine; nothing else listens there."""
 STEP_EVERY_S = 10.0
-"""Between two steps of a launch. One that is too early costs no call: its provider says so by its rows."""
+"""Interval between two steps of a launch. An early step costs no call, since the provider checks its rows."""
 STEP_LIMIT_S = 60.0
-"""A call of a provider hangs after this, and another controller may try."""
+"""A provider call counts as hung after this time, and another controller may try."""
 
 
 def cloud_ingresses_ensure(*, now: datetime) -> None:
-    """Have the ingresses that each region of a cloud needs, as far as its stack has been read."""
+    """Creates and launches the ingresses that each cloud region needs, as far as its stack has been read."""
     for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value).select_related("region"):
         try:
             base = cloud.stated_base()
@@ -316,7 +308,7 @@ def _create(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
         ingress = Ingress.objects.create(id=name, region=region, address="", port=PORT, zone=zone, created_at=now)
         event_record(
             kind="ingress.wanted",
-            message=f"{name} is launched: {reason}",
+            message=f"launching {name}: {reason}",
             tone=Tone.MOVING,
             now=now,
             region=region.name,
@@ -326,7 +318,7 @@ def _create(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
 
 
 def _launch_in_zone(provider: NodeProvider, ingress: Ingress, zone_id: str, now: datetime) -> None:
-    """One step of its launch, if one is due."""
+    """Takes one step of the launch if one is due."""
     report: IngressReport | None = getattr(ingress, "report", None)
     if report is not None and report.started_at and now - report.started_at < timedelta(seconds=STEP_EVERY_S):
         return
@@ -357,8 +349,6 @@ DOWN = "down"
 
 
 class IngressRow(msgspec.Struct, frozen=True):
-    """The latest report of one ingress agent."""
-
     ingress: str
     connection: str
     connected: bool
@@ -373,16 +363,14 @@ class IngressRow(msgspec.Struct, frozen=True):
 
 
 def ingress_reports_store(rows: list[IngressRow]) -> None:
-    """Write the rows. A row that ends a connection counts only for that connection.
-
-    A row that PostgreSQL refuses is dropped, and its ingress is logged: it costs the others nothing.
-    """
+    """Writes the rows. A row that ends a connection applies only to that connection. A row that PostgreSQL refuses is
+    logged and dropped."""
     for row in rows:
         try:
             with transaction.atomic():
                 _store(msgspec.json.decode(json_without_nul(msgspec.json.encode(row)), type=IngressRow))
         except UNSTORABLE_ERRORS as refusal:
-            log.warning("dropped what %s reported: %s", row.ingress, refusal)
+            log.warning("dropped the report of %s: %s", row.ingress, refusal)
 
 
 def _store(row: IngressRow) -> None:
@@ -408,7 +396,7 @@ def _store(row: IngressRow) -> None:
 
 
 def _down(row: IngressRow) -> dict[str, int]:
-    """Cells that the ingress routes to and cannot reach, with the generation that its table speaks of."""
+    """Returns cells that the ingress routes to but cannot reach, with the generation in its table."""
     down = {cell for cell, state in row.cells.items() if state == DOWN}
     if not down:
         return {}

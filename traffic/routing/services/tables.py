@@ -1,9 +1,5 @@
-"""Publishes routing tables: a new revision whenever what a region's ingresses must do has changed.
-
-What traffic knows of a large seeded fleet: ingresses that report, published tables, shares, keys and their usage.
-
-Plain rows, in a shape that does not depend on chance. Nothing of it runs.
-"""
+"""Publishes a new routing table whenever the plan of a region changes, and marks drained cells. It also creates rows
+for load tests. A publisher never replaces a table with one planned from older rows."""
 
 import logging
 from collections import Counter
@@ -31,7 +27,8 @@ from kernel.tones import Tone
 from traffic.keys.models import ApplicationKey
 from traffic.keys.planner import describe_keys, key_ring
 from traffic.keys.selectors import KEY_RING
-from traffic.routing.models import Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficShift
+from traffic.region_shares.models import TrafficMatrix, TrafficShift
+from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.routing.planning.ingresses import plan_unrouted
 from traffic.routing.planning.tables import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
 from traffic.routing.selectors import KnownTable, RoutingCache, UnreadableTable, following_ingresses
@@ -40,18 +37,19 @@ from traffic.usage.models import UsageHour
 UNREADABLE = "routing-table-unreadable"
 BAD_STEERING = "traffic-policy-unreadable"
 TABLES_KEPT = 200
-"""Old revisions per region that stay for the history page."""
+"""Old revisions kept per region for the history page."""
 
 
 log = logging.getLogger(__name__)
 
 
 def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
-    """Publish a table for each region whose pools changed. Returns those regions. `cache`: of earlier passes, which
-    plans nothing where all is as it was when there was nothing to publish."""
+    """Publishes a table for each region whose pools changed and returns these regions. A `cache` of earlier passes
+    skips planning if nothing has changed since the last pass that published nothing."""
     known = cache or RoutingCache()
     known.begin()
-    # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
+    # Read first: a concurrent publisher takes this revision, so a plan never replaces a table that is newer than its
+    # input.
     current = dict(known.tables())
     known.look()
     deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
@@ -82,7 +80,7 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a table states, less its number."""
+    """The content of a table, without its revision."""
 
     pools: tuple[Pool, ...]
     splits: tuple[Split, ...]
@@ -93,43 +91,44 @@ _NOTHING = _Wanted((), (), {})
 
 
 def _in_force(current: KnownTable | None) -> _Wanted | None:
-    """What a table states. None: there is none yet, or nobody can say, so that another one has to take its place."""
+    """Returns the content of a table, or None if it is missing or unreadable and must be replaced."""
     if current is None or current.message is None:
         return None
     return _Wanted(current.message.pools, current.message.splits, current.keys)
 
 
 def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
-    """With the splits of names whose deployments nobody can read, as they were."""
+    """Keeps the previous splits of model names whose deployments have an unreadable policy."""
     models = {model for pool in before.pools if pool.name in unreadable for model in pool.models}
     return (*planned, *(split for split in before.splits if split.model in models))
 
 
 def _note_steerings(unreadable: Mapping[str, str], noted: Iterable[str], now: datetime) -> None:
-    """A bad row costs its own deployment an incident: its requests are shared as before until it can be read."""
+    """Opens an incident for each deployment with an unreadable row. Its requests are shared as in the previous
+    table."""
     for name, problem in unreadable.items():
-        summary = f"{name} shares its requests as before: {problem}"
+        summary = f"{name} keeps its last shares: {problem}"
         incident_open(
             kind=BAD_STEERING, subject=name, deployment=name, summary=summary, evidence={"problem": problem}, now=now
         )
     for name in noted:
         if name not in unreadable:
-            incidents_close(kind=BAD_STEERING, subject=name, resolution="it can be read again", now=now)
+            incidents_close(kind=BAD_STEERING, subject=name, resolution="it is readable again", now=now)
 
 
 def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, now: datetime) -> None:
-    """A bad row costs its own region an incident, which is over once another table has taken its place."""
+    """Opens an incident for each region with an unreadable table. It closes when a new table replaces it."""
     log.error("%s", problem)
     summary = f"The routing table {problem}"
     incident_open(kind=UNREADABLE, subject=region, region=region, summary=summary, evidence={}, now=now)
     if replaced:
-        incidents_close(kind=UNREADABLE, subject=region, resolution="a new table took its place", now=now)
+        incidents_close(kind=UNREADABLE, subject=region, resolution="a new table replaced it", now=now)
 
 
 def _publish(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
     changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
     changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
-    revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the one before cannot be read"
+    revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the previous table is unreadable"
     body = {
         "pools": msgspec.to_builtins(wanted.pools),
         **({"splits": msgspec.to_builtins(wanted.splits)} if wanted.splits else {}),
@@ -158,8 +157,8 @@ def _store(table: RoutingTable) -> None:
 
 
 def drained_cells_mark(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
-    """Tell the fleet which draining cells get nothing new. Returns those cells."""
-    # Read before the tables: a cell that begins to drain later is not judged by a table that is older than that.
+    """Marks the draining cells that receive no new requests, and returns them."""
+    # Read before the tables, so that a cell that starts to drain later is not compared with an older table.
     draining = dict(
         Cell.objects.filter(state=CellState.DRAINING.value, unrouted_at__isnull=True).values_list("id", "generation")
     )
@@ -179,11 +178,11 @@ KEYS = 1000
 HOURS = 48
 TABLES = 20
 REPORT_IN = timedelta(hours=1)
-"""Reports are of a time to come, so that they stay fresh during the measurement."""
+"""Reports get a future time so that they stay fresh during the measurement."""
 
 
 def load_test_traffic_seed(*, now: datetime) -> None:
-    """One ingress for each region, the last tables of each, shares of each deployment, and a thousand keys."""
+    """Creates an ingress and tables per region, shares per deployment, and 1,000 keys. No process runs behind them."""
     for region in Region.objects.all():
         _region(region, now)
     regions = list(Region.objects.values_list("name", flat=True))

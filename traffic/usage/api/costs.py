@@ -1,9 +1,5 @@
-"""What machines cost, took and emitted, and what that is for a million tokens, over HTTP: by version, type, region,
-deployment, tenant, class and time, as JSON or as a table for other programs.
-
-Budgets over HTTP: monthly limits on the use of tenants and on the cost of machines, with the part that is used.
-Decides nothing; services do.
-"""
+"""Costs, energy and emissions of machines over HTTP, in total and per million tokens, as JSON, CSV or Parquet; and
+budgets. Decides nothing; selectors and services do."""
 
 from typing import Any
 
@@ -69,7 +65,7 @@ def _source() -> serializers.ChoiceField:
 
 
 class CostFiguresSerializer(serializers.Serializer[Any]):
-    """Amounts are exact, as text; figures are for a million prompt and completion tokens."""
+    """Amounts are exact decimals as text; figures are per million prompt and completion tokens."""
 
     prompt_tokens = serializers.IntegerField()
     cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
@@ -93,7 +89,7 @@ class CostFiguresSerializer(serializers.Serializer[Any]):
 
 
 class CostGroupSerializer(CostFiguresSerializer):
-    """One group. Dimensions by which it is not grouped are null."""
+    """One group. Dimensions that are not grouped by are null."""
 
     start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
     deployment = serializers.CharField(allow_null=True)
@@ -111,7 +107,7 @@ class CostGroupSerializer(CostFiguresSerializer):
 
 
 class CostTotalsSerializer(CostFiguresSerializer):
-    """Of everything that the filters take. `cells_usd` = `cost_usd` + `idle_cost_usd`; `bill_usd`: with spares."""
+    """Totals of the filtered rows. `cells_usd` = `cost_usd` + `idle_cost_usd`; `bill_usd` includes spares."""
 
     cells_usd = _amount(_WITHOUT, allow_null=True)
     spares_usd = _amount("US dollars of machines in no cell; null where a filter leaves them out.", allow_null=True)
@@ -127,7 +123,7 @@ class CostTotalsSerializer(CostFiguresSerializer):
 
 
 class TokenWeightSerializer(serializers.Serializer[Any]):
-    """What tokens of a version weigh on an instance type when an hour is split; a computed prompt token weighs 1."""
+    """Token weights of a version on an instance type for splitting hours; a computed prompt token weighs 1."""
 
     version = serializers.CharField()
     type = serializers.CharField()
@@ -148,7 +144,7 @@ class TokenWeightSerializer(serializers.Serializer[Any]):
 
 
 class BatchPriceSerializer(serializers.Serializer[Any]):
-    """What batches cost: their share of what ran, and what a million tokens more would cost, by comparing hours."""
+    """Cost of batches: their share, and the price of a million additional tokens, from comparing hours."""
 
     tokens = serializers.IntegerField()
     cost_usd = _amount("US dollars: their share.")
@@ -176,8 +172,8 @@ class CostSerializer(serializers.Serializer[Any]):
 
 
 class CostViewSet(TablesViewSet):
-    """What machines cost, took and emitted, by hours that are over: those of accounts for 90 days by the hour, then for
-    400 by the day."""
+    """Cost, energy and emissions of machines in settled hours. Accounts are kept for 90 days by hour, then 400 by
+    day."""
 
     @extend_schema(
         operation_id="costs_list",
@@ -190,7 +186,7 @@ class CostViewSet(TablesViewSet):
         filters=False,
     )
     def list(self, request: Request) -> HttpResponseBase:
-        """Costs by groups, latest first, with totals: tenants + idle = cells, and with spares the bill."""
+        """Costs by group, latest first, with totals: tenants + idle = cells; cells + spares = bill."""
         given = given_once(request, (*COST_DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
         form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
         query = parsed_query(given, clock.now(), COST_DIMENSIONS, DEFAULT_GROUP)
@@ -358,8 +354,8 @@ class BudgetFilter(filters.FilterSet):
 
 
 class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
-    """Monthly limits (UTC) on the tokens or US dollars that a tenant uses, and on the cost of machines. Each alert
-    opens an incident."""
+    """Monthly (UTC) limits on a tenant's tokens or US dollars, and on the cost of machines. Each alert opens an
+    incident."""
 
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter
@@ -379,7 +375,8 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
 
     @extend_schema(operation_id="budgets_create", request=CreateBudgetSerializer, responses={200: BudgetSerializer})
     def create(self, request: Request) -> Response:
-        """Give a tenant, a deployment's machines or the fleet a budget. 409 if there is one in this unit."""
+        """Create a budget for a tenant, a deployment's machines or the fleet. Returns 409 if there is one in this
+        unit."""
         body = CreateBudgetSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = budget_create(**body.validated_data, actor=actor_of(request), now=clock.now())
@@ -387,7 +384,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
 
     @extend_schema(operation_id="budgets_change", request=ChangeBudgetSerializer, responses={200: BudgetSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
-        """Change what is given. A higher limit lifts a stop within seconds."""
+        """Change the given fields. A higher limit lifts a stop within seconds."""
         row = self.get_object()
         body = ChangeBudgetSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -396,7 +393,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
 
     @extend_schema(operation_id="budgets_delete", responses={200: BudgetSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Delete a budget and lift its stop. Responds with what it was."""
+        """Delete a budget and lift its stop. Responds with the deleted budget."""
         row = self.get_object()
         shown = self.get_serializer(row).data
         budget_delete(budget_id=row.pk, actor=actor_of(request), now=clock.now())

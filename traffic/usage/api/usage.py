@@ -1,9 +1,5 @@
-"""What answers that are tables share: which parameters may be given, in which form they are returned, and how long they
-are.
-
-Usage and what it cost, added up as requested: of everybody to those who operate the fleet, as JSON or as a table for
-other programs, and of a tenant to itself under `GET /v1/usage`, with one of its keys.
-"""
+"""Usage over HTTP: of all tenants for operators, as JSON, CSV or Parquet, and a tenant's own under `GET /v1/usage` with
+one of its keys. Also the parameters and formats that usage and costs share."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -44,7 +40,7 @@ AS = ("json", "csv", "parquet")
 
 
 def query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
-    """A parameter of text, for the document."""
+    """OpenAPI parameter of type string."""
     return OpenApiParameter(name, str, description=what, **more)
 
 
@@ -53,7 +49,7 @@ SPAN = (query_parameter("from", f"Since when: {MOMENT} Seven days."), query_para
 
 
 def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiParameter]:
-    """What a table may be asked for by these dimensions; `group`: by which it is grouped if nothing is said."""
+    """Query parameters of a table with these dimensions; `group` is the default grouping."""
     return [
         *(query_parameter(name, f"Of this {name} only.") for name in dimensions if name != "class"),
         query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
@@ -66,18 +62,18 @@ def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiPar
 
 
 class TablesViewSet(ViewSet):
-    """Answers in any form of `AS`."""
+    """Responds in any form of `AS`."""
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> Any:
-        """A table has one form, whatever a client accepts."""
+        """The `as` parameter decides the form, so Accept headers are ignored."""
         return super().perform_content_negotiation(request, force=force or request.query_params.get("as") in AS[1:])
 
 
 def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
-    """The parameters of a request.
+    """Returns the request's parameters.
 
     Raises:
-        ValidationError: one that is not allowed, empty, or given twice.
+        ValidationError: one is unknown, empty or repeated.
     """
     errors: dict[str, list[ErrorDetail]] = {}
     for name, values in request.query_params.lists():
@@ -93,7 +89,7 @@ def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
 
 
 def parsed_query(given: dict[str, str], now: datetime, *of: Any) -> UsageQuery:
-    """See `parse_usage_query`; refusals name the parameter."""
+    """Like `parse_usage_query`; errors name the parameter."""
     try:
         return parse_usage_query(given, now, *of)
     except BadQuery as error:
@@ -101,21 +97,21 @@ def parsed_query(given: dict[str, str], now: datetime, *of: Any) -> UsageQuery:
 
 
 def form_of(text: str) -> str:
-    """One of `AS`."""
+    """Returns one of `AS`."""
     if text not in AS:
         raise ValidationError({"as": [ErrorDetail(f"{text[:40]!r} is not one of: {', '.join(AS)}", "invalid_choice")]})
     return text
 
 
 def limit_of(text: str) -> int:
-    """How many rows at most."""
+    """Returns the maximum number of rows."""
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MOST_ROWS):
         raise ValidationError({"limit": [ErrorDetail(f"must be a whole number from 1 to {MOST_ROWS}", "range")]})
     return int(text)
 
 
 def download(what: str, pieces: Any, kind: str, query: UsageQuery, ending: str) -> StreamingHttpResponse:
-    """A file whose name says what it is and the time that it is about."""
+    """A download whose file name has the kind and the time range."""
     name = f"{what}-{query.start:%Y%m%dT%H%M}-{query.end:%Y%m%dT%H%M}.{ending}"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
     return StreamingHttpResponse(pieces, content_type=kind, headers=headers)
@@ -125,11 +121,11 @@ DAY_S = 86_400
 
 
 class CountsSerializer(serializers.Serializer[Any]):
-    """Counts of one group."""
+    """Counters of one group."""
 
     arrived = serializers.IntegerField(help_text="Requests with a key that came to ingresses, those refused included.")
-    limited = serializers.IntegerField(help_text="Of those, over a limit.")
-    failed = serializers.IntegerField(help_text="Of those, answered with 5xx.")
+    limited = serializers.IntegerField(help_text="Those over a limit.")
+    failed = serializers.IntegerField(help_text="Those answered with 5xx.")
     refused = serializers.IntegerField(
         help_text="Answered with 5xx by an ingress because no cell answered; also without a key."
     )
@@ -145,7 +141,8 @@ class CountsSerializer(serializers.Serializer[Any]):
 
 
 class UsageGroupSerializer(CountsSerializer):
-    """One group. Dimensions by which it is not grouped are null; an empty one is a group: requests without a key."""
+    """One group. Dimensions that are not grouped by are null; an empty one is a value, such as requests without a
+    key."""
 
     start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
     tenant = serializers.CharField(allow_null=True)
@@ -195,7 +192,7 @@ class KeptResponsesSerializer(serializers.Serializer[Any]):
 
 
 class UsageViewSet(TablesViewSet):
-    """What tenants and keys used, and what it cost. Hours are kept for 90 days, then days for 400."""
+    """Usage and charges of tenants and keys. Hours are kept for 90 days, then days for 400."""
 
     @extend_schema(
         operation_id="usage_list",
@@ -208,7 +205,7 @@ class UsageViewSet(TablesViewSet):
         filters=False,
     )
     def list(self, request: Request) -> HttpResponseBase:
-        """Usage by groups, latest first, with totals. Every row counts something else, so rows may be added up."""
+        """Usage by group, latest first, with totals. Rows are disjoint and may be summed."""
         given = given_once(request, (*DIMENSIONS, "from", "to", "by", "group", "limit", "as"))
         form, limit = form_of(given.pop("as", "json")), limit_of(given.pop("limit", str(DEFAULT_ROWS)))
         query = parsed_query(given, clock.now())
@@ -241,7 +238,7 @@ class UsageViewSet(TablesViewSet):
     )
     @action(detail=False, methods=["get"])
     def responses(self, request: Request) -> Response:
-        """How many responses of `/v1/responses` are kept, how large they are, by tenant; nothing of their content."""
+        """Number and size of stored `/v1/responses` by tenant, without their content."""
         given = given_once(request, ("tenant", "limit"))
         limit, settings = limit_of(given.get("limit", str(DEFAULT_ROWS))), store_settings()
         tenants = kept_by_tenant(most=limit + 1, tenant=given.get("tenant", ""))
@@ -276,15 +273,15 @@ def _counts(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 OWN_DIMENSIONS = {"key": "key", "deployment": "deployment", "class": "serving_class", "adapter": "adapter"}
-"""What a tenant may group its usage by, and the column of each."""
+"""Dimensions of a tenant's own usage, with their columns."""
 HOURS = 24
 MAX_HOURS = 24 * 90
-"""As long as hours are kept."""
+"""Retention of hours."""
 
 
 @only("GET")
 def own_usage(request: HttpRequest) -> HttpResponseBase:
-    """The last `hours` hours, newest first, one row for each of what `group` names: keys unless it says otherwise."""
+    """GET /v1/usage: the last `hours` hours, newest first, grouped by `group` (default: by key)."""
     try:
         application = application_of(request.headers.get("Authorization", ""), clock.now())
     except UnknownApplication as unknown:

@@ -1,8 +1,5 @@
-"""Cost and power as their page shows them: what machines cost, took and emitted, for a million tokens too, whose that
-is, and how well each number is known.
-
-What machines cost, took and emitted, for a million tokens too; for admins also rates.
-"""
+"""Cost and power page: cost, energy and emissions in total and per million tokens, by group, with the source of each
+number; rates for admins."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -43,7 +40,7 @@ KWH_UJ = Decimal(3_600_000_000_000)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with how well it is known; `value` None: nobody knows it."""
+    """A number with its source; `value` is None if unknown."""
 
     value: Decimal | None
     source: Source
@@ -59,7 +56,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """One group: its names, its sums, and for a million tokens dollars, watt-hours and grams."""
+    """One group: names, sums, and dollars, watt-hours and grams per million tokens."""
 
     names: tuple[str, ...]
     sums: CostSums
@@ -70,7 +67,7 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class CostView:
-    """`bill` and `spares` None: a filter leaves some machines out. `query` names the same rows for the API."""
+    """`bill` and `spares` are None if a filter excludes machines. `query` gives the same rows in the API."""
 
     span: Span
     heads: tuple[str, ...]
@@ -132,7 +129,8 @@ def _line(row: CostRow) -> CostLine:
 
 
 def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
-    """Money over time by use and idleness, and dollars, watt-hours and grams for a million tokens of the largest."""
+    """Costs over time by use and idleness, and dollars, watt-hours and grams per million tokens of the largest
+    groups."""
     by = step_of(span)
     money = cost_rows(replace(query, by=by, group=()))
     largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
@@ -185,8 +183,8 @@ def _gaps(span: Span) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class WeightLine:
-    """What tokens weigh, how well that is known, and of what is measured the milliseconds of a step and the share of
-    busy time that the model leaves over."""
+    """Token weights with their source; for measured ones also milliseconds per step and the unexplained share of busy
+    time."""
 
     weight: TokenWeight
     known: Figure
@@ -207,7 +205,7 @@ def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
 
 
 def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
-    """Rates, the latest first, each with its kind in words and whether it is `in force`, `later` or `past`."""
+    """Returns rates, latest first, with their kind as text and whether they are `in force`, `later` or `past`."""
     rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
     states = dated_states(rows, lambda row: (row.kind, row.subject, row.region, row.market), now)
     return tuple((row, row.kind.replace("_", " "), states[row.pk]) for row in rows)

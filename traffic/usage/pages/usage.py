@@ -1,7 +1,4 @@
-"""Usage and cost as their page shows them: who used what, what it costs, who is near a budget.
-
-Who used what, what it costs, and who is near a budget; for admins also budgets.
-"""
+"""Usage page: usage and charges by tenant and deployment, and budgets; admins can change budgets."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -43,7 +40,7 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How far back, and the step of its charts."""
+    """Time range, and the step of its charts."""
 
     name: str
     label: str
@@ -62,7 +59,7 @@ DEFAULT_SPAN = SPANS[1]
 
 @dataclass(frozen=True, slots=True)
 class UsageLine:
-    """A tenant or a deployment; `budget`: the fullest of a tenant, `idle` and `price` of a deployment."""
+    """A tenant or deployment; `budget` is a tenant's fullest one, `idle` and `price` are a deployment's."""
 
     name: str
     sums: dict[str, Any]
@@ -73,13 +70,13 @@ class UsageLine:
 
     @property
     def failed(self) -> int:
-        """Requests that cells failed, and those that no cell answered."""
+        """Requests that failed in cells or that no cell answered."""
         return int(self.sums.get("errors", 0) + self.sums.get("refused", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class UsageView:
-    """`query` names the same rows for the API. `unpriced`: deployments with tokens and without a price."""
+    """`query` gives the same rows in the API. `unpriced`: deployments with tokens but without a price."""
 
     span: Span
     totals: dict[str, Any]
@@ -109,7 +106,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
     tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
     lines = _deployment_lines(by_deployment.rows, start, now, deployment)
     largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _tokens(row.sums)]
-    budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # the fullest of a tenant stays
+    budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # keeps the fullest budget of a tenant
     return UsageView(
         span=span,
         totals=by_tenant.totals,
@@ -134,14 +131,14 @@ def _tenant_line(row: UsageRow, budgets: dict[str, BudgetView]) -> UsageLine:
 
 
 def first_step(span: Span, now: datetime) -> datetime:
-    """The beginning of the first step that is shown."""
+    """Start of the first step."""
     hour = now.replace(minute=0, second=0, microsecond=0)
     begin = hour if span.step == HOUR else hour.replace(hour=0)
     return begin + span.step - span.length
 
 
 def step_of(span: Span) -> By:
-    """The time of one step of its charts."""
+    """Start of the chart step that contains this time."""
     return By.HOUR if span.step == HOUR else By.DAY
 
 
@@ -201,7 +198,7 @@ def _flat(span: Span) -> list[float | None]:
 
 
 def place_of(at: datetime | None, start: datetime, span: Span) -> int | None:
-    """The step of its charts that this time is in; None: in none."""
+    """Index of the chart step that contains this time, or None."""
     place = int((at - start) / span.step) if at else -1
     return place if 0 <= place < int(span.length / span.step) else None
 
@@ -216,7 +213,7 @@ def usage_tenants() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class KeptResponsesView:
-    """`rows` by size; `more`: there are more tenants. `most` and `most_size` are the bounds of each."""
+    """`rows` by size; `more`: there are more tenants. `most` and `most_size` are the limits of each tenant."""
 
     rows: tuple[KeptOfTenant, ...]
     more: bool

@@ -1,22 +1,16 @@
-"""From totals that sources report again and again to what was used since the last count, by account. Pure.
+"""Turns totals that sources report repeatedly into new usage by account, limits what cells may claim, and compares
+budgets with usage. Pure.
 
-A source counts from 0 in each of its lives: a worker of HAProxy, a row of a cell proxy. Each life has a mark of its
-own, so a report counts once whenever it comes: twice, late, or after one of a later life.
+A source (an HAProxy worker, a row of a cell proxy) counts from 0 in each of its lives. Each life has its own mark, so a
+total counts once even if it is repeated, late, or precedes one of a later life.
 
-What of the claims of cells can be so: no more than ingresses sent to the deployment and counted of the key. Pure.
+Claims of a cell's leader are limited by two credits that only ingresses fill: requests of its deployment and requests
+of the key. Every claim draws both, so no two cells can claim the same request. A claim beyond them waits for the
+leader's next report, when ingresses may have reported. Tokens are limited per accepted request to one context of prompt
+and one of completion, plus one token per byte that ingresses exchanged with the deployment, because a request may have
+many prompts or answers.
 
-A leader is believed within two credits that only ingresses fill: requests of its deployment, and requests of the key
-that a row names. Both are drawn by every claim, so what one cell has claimed no other can claim again. A claim beyond
-them waits: its next report is about the same requests, and ingresses may have reported by then.
-
-Tokens are bounded by the requests that are believed: a context of prompt and one of completion each, and beyond that a
-token for each byte that ingresses exchanged with the deployment, because one request may hold many prompts or answers.
-
-A budget for a month: which of its alerts it has reached, and whether its tenant's keys are to be refused. Pure.
-
-The plan is about the state, not about changes: whatever was missed, the next pass comes to the same result. A new month
-(UTC) begins at nothing.
-"""
+A budget's plan depends on state, not on changes, so a missed pass has no effect. Each month (UTC) starts at zero."""
 
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -32,27 +26,27 @@ from engine_agent.protocol.states import ServingClass
 
 Totals = Mapping[str, int]
 Place = tuple[str, str, str]
-"""Source, subject and life: what a mark is about."""
+"""Source, subject and life that a mark is about."""
 KEY, POOL, REFUSED = "key:", "pool:", "refused:"
-"""What subjects of ingresses begin with: keys; deployments as their requests were sent to cells; deployment, key and
-class of requests that no cell answered."""
+"""Prefixes of ingress subjects: keys; deployments by requests sent to cells; deployment, key and class of requests that
+no cell answered."""
 INGRESS_FIELDS = ("requests", "limited", "errors")
-"""In the order in which an ingress reports them for a key."""
+"""Order in an ingress's report of a key."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
 KEY_PREFIX = re.compile(r"[0-9a-f]{4,16}")
 MOST = 2**53
-"""No total that is meant is as large; it keeps one that is not from breaking the sums of others."""
+"""Larger totals are ignored, so that a wrong one cannot break the sums of others."""
 CELL_FIELDS = (
     "requests", "cancelled", "errors", "estimated", "prompt_tokens", "cached_tokens", "completion_tokens",
 )  # fmt: skip
-"""What cell proxies count, here without `_total`."""
+"""Counters of cell proxies without `_total`."""
 POOL_FIELDS = {"requests": "requests_total", "bytes_in": "bytes_in_total", "bytes_out": "bytes_out_total"}
 CLASSES = frozenset(each.value for each in ServingClass)
 
 
 class Account(NamedTuple):
-    """What a row of usage is about. No tenant and no key: requests without a key. No adapter: the model itself. No
-    deployment and no class: what ingresses counted of a key, before they knew either."""
+    """Identity of a usage row. Empty fields: requests without a key; the base model; a key's requests before their
+    deployment and class were known."""
 
     tenant: str
     key: str = ""
@@ -80,7 +74,7 @@ Marks = Mapping[Place, SourceTotals]
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """What the leader of a cell says of one tenant, key, class and adapter; `totals.subject` names these four."""
+    """A leader's row about one tenant, key, class and adapter; `totals.subject` names these four."""
 
     totals: SourceTotals
     tenant: str
@@ -91,14 +85,14 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class UsagePlan:
-    """`used`: what is new, by place; `marks`: totals to remember. Both only of what grew."""
+    """`used` has new usage by place, `marks` the totals to store. Both contain only what grew."""
 
     used: Mapping[Place, Totals] = field(default_factory=dict)
     marks: tuple[SourceTotals, ...] = ()
 
 
 def plan_usage(reported: Iterable[SourceTotals], marks: Marks) -> UsagePlan:
-    """What is new in `reported`, beside the totals remembered. A total that went back is an old report: nothing."""
+    """Compares reported totals with the stored ones. A total that went back is an old report and adds nothing."""
     used: dict[Place, Totals] = {}
     grown: dict[Place, SourceTotals] = {}
     for now in reported:
@@ -114,7 +108,7 @@ def plan_usage(reported: Iterable[SourceTotals], marks: Marks) -> UsagePlan:
 
 
 def new_of(totals: Totals, known: Totals) -> dict[str, int]:
-    """How much each total grew; 0 where it went back."""
+    """Returns the growth of each total; 0 if it went back."""
     return {name: max(0, total - known.get(name, 0)) for name, total in totals.items()}
 
 
@@ -141,7 +135,7 @@ def pools_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
 
 
 def keys_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
-    """What the telemetry of an ingress says of keys; nothing if it is not in the form of its agent."""
+    """Keys in an ingress's telemetry; empty if it is malformed."""
     keys = telemetry.get("keys")
     if not (isinstance(keys, dict) and isinstance(keys.get("since"), str) and isinstance(keys.get("totals"), dict)):
         return []
@@ -157,7 +151,7 @@ def keys_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
 
 
 def refused_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
-    """What an ingress refused of each deployment, key and class."""
+    """Requests that an ingress refused, by deployment, key and class."""
     refusals = telemetry.get("refusals")
     if not isinstance(refusals, dict) or not isinstance(refusals.get("accounts"), list):
         return []
@@ -170,7 +164,7 @@ def refused_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals
 
 
 def refused_account(subject: str, tenants: Mapping[str, str]) -> Account:
-    """Whose the subject is; `tenants` of known keys. A key that is not known counts as none."""
+    """Returns the subject's account; `tenants` are those of known keys. An unknown key counts as none."""
     deployment, key, serving_class = subject.removeprefix(REFUSED).split("/")
     known = key in tenants
     return Account(tenants[key] if known else "", key if known else "", deployment, serving_class)
@@ -187,7 +181,7 @@ def _refused(row: JsonObject) -> tuple[str, int] | None:
 
 
 def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:
-    """Returns what the load of a leader reports of tenants and keys."""
+    """Returns a leader's rows about tenants and keys."""
     rows = (load or {}).get("usage")
     read = [_cell_row(node, row) for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [row for row in read if row is not None]
@@ -215,17 +209,17 @@ def are_counts(values: Iterable[Any], most: int | None = MOST) -> bool:
 
 
 CREDIT = "credit"
-"""The source of the marks that say what no cell has claimed yet."""
+"""Source of marks about unclaimed requests."""
 BYTES_KEPT = 64 * 2**20
-"""Most bytes of a deployment's credit that are kept for later claims: more than passes between two reports."""
+"""Limit of a deployment's unclaimed bytes: more than ingresses exchange between two reports."""
 WITHIN_REQUESTS = ("cancelled", "errors", "estimated")
 BYTES_OF = {"prompt_tokens": "bytes_in", "completion_tokens": "bytes_out"}
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A row of a leader, and whom it may be about: `keys` are those whose credit it draws, in this order; none: its
-    requests came without a key, or of more tenants than have rows."""
+    """A leader's row and its possible accounts: it draws the credit of `keys` in this order. No keys: requests without
+    a key, or of more tenants than have rows."""
 
     row: CellRow
     account: Account
@@ -235,7 +229,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Credit:
-    """What ingresses counted and no cell has claimed: by deployment requests and bytes, by key requests."""
+    """What ingresses counted and no cell has claimed: requests and bytes by deployment, requests by key."""
 
     deployments: dict[str, dict[str, int]] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
@@ -243,7 +237,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class KeyScope:
-    """Whose a key is, and what it opens. No deployments: all."""
+    """Tenant of a key and its deployments (empty for all)."""
 
     tenant: str
     deployments: frozenset[str] = frozenset()
@@ -259,9 +253,9 @@ def plan_claims(
     keys: Mapping[str, KeyScope],
     adapters: Container[str] = (),
 ) -> list[Claim]:
-    """The rows of one leader that can be meant, each for whom its key is, whatever tenant the leader names. A row of a
-    tenant without a key, as older agents send them, is about any of the tenant's keys that open the deployment.
-    `adapters`: of the cell's version; a row of another one is the model's own."""
+    """Returns one leader's plausible rows, each for the tenant of its key regardless of the stated tenant. A row with a
+    tenant but no key, as older agents send it, may be about any of the tenant's keys for the deployment. `adapters` are
+    the version's; rows of unknown ones count for the base model."""
     claims = []
     for row in rows:
         adapter = row.adapter if row.adapter in adapters else ""
@@ -282,7 +276,7 @@ def plan_claims(
 
 
 def credit_of(seen: UsagePlan, marks: Marks) -> Credit:
-    """What is not claimed: what was left, and what ingresses have counted since."""
+    """Returns the previous credit plus what ingresses have counted since."""
     credit = Credit()
     for (source, subject, _), mark in marks.items():
         if source == CREDIT and subject.startswith(KEY):
@@ -301,7 +295,7 @@ def credit_of(seen: UsagePlan, marks: Marks) -> Credit:
 
 
 def bound_claims(claims: Iterable[Claim], marks: Marks, credit: Credit) -> list[SourceTotals]:
-    """What of the claims is believed, as totals. `credit` is drawn."""
+    """Returns the accepted part of each claim as totals, and draws `credit`."""
     return [_believed(claim, marks, credit) for claim in claims]
 
 
@@ -325,7 +319,7 @@ def _believed(claim: Claim, marks: Marks, credit: Credit) -> SourceTotals:
 
 
 def _drawn(claim: Claim, wanted: int, credit: Credit) -> int:
-    """How many of the requests are believed."""
+    """Returns the number of accepted requests."""
     left = credit.deployments.setdefault(claim.account.deployment, {})
     allowed = min(wanted, left.get("requests", 0))
     if claim.keys:
@@ -341,7 +335,7 @@ def _drawn(claim: Claim, wanted: int, credit: Credit) -> int:
 
 
 def credit_marks(credit: Credit, marks: Marks) -> list[SourceTotals]:
-    """Marks to write, of what changed."""
+    """Returns the marks that changed."""
     fresh = [
         SourceTotals(CREDIT, deployment, "", _kept(left)) for deployment, left in sorted(credit.deployments.items())
     ]  # fmt: skip
@@ -358,7 +352,7 @@ DEFAULT_ALERT_AT = (50, 80, 100)
 MOST_ALERTS = 10
 MOST_PERCENT = 1000
 FULL = 100
-"""Per cent of a budget at which a hard stop begins, whatever its alerts are."""
+"""Per cent of a budget at which a hard stop applies, regardless of alerts."""
 
 
 class BudgetUnit(StrEnum):
@@ -370,7 +364,7 @@ class BudgetUnit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BudgetRules:
-    """What an admin laid down. `alert_at`: rising per cents of `limit`."""
+    """An admin's rules. `alert_at` are rising per cents of `limit`."""
 
     unit: BudgetUnit
     limit: Decimal
@@ -380,7 +374,7 @@ class BudgetRules:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStanding:
-    """What was last announced: for which month, the alert in per cent (0: none), and whether keys are refused."""
+    """The last announced state: month, alert in per cent (0 for none), and whether keys are refused."""
 
     month: date
     level: int = 0
@@ -389,7 +383,7 @@ class BudgetStanding:
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """Where a budget stands now. `changes`: what differs from what was announced, as sentences."""
+    """Present state of a budget. `changes` are sentences about differences from the announced state."""
 
     standing: BudgetStanding
     used_percent: Decimal
@@ -397,12 +391,12 @@ class BudgetPlan:
 
 
 def month_of(now: datetime) -> date:
-    """The first day of the month that counts."""
+    """First day of the current month."""
     return now.astimezone(UTC).date().replace(day=1)
 
 
 def check_limit(unit: BudgetUnit, limit: Decimal) -> None:
-    """Raises ValueError if no budget can have this limit."""
+    """Raises ValueError for an invalid limit."""
     if limit <= 0:
         raise ValueError("a budget is more than 0; to serve a tenant nothing, revoke its keys")
     if unit is BudgetUnit.TOKENS and limit != limit.to_integral_value():
@@ -410,7 +404,7 @@ def check_limit(unit: BudgetUnit, limit: Decimal) -> None:
 
 
 def check_alert_at(alert_at: Sequence[int]) -> None:
-    """Raises ValueError if this is no list of alerts."""
+    """Raises ValueError for invalid alerts."""
     if len(alert_at) > MOST_ALERTS:
         raise ValueError(f"at most {MOST_ALERTS} alerts, not {len(alert_at)}")
     if any(not 0 < each <= MOST_PERCENT for each in alert_at):
@@ -424,7 +418,7 @@ def used_percent(rules: BudgetRules, used: Decimal) -> Decimal:
 
 
 def plan_budget(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: datetime) -> BudgetPlan:
-    """Where a budget stands. `used`: in the month of `now`."""
+    """Returns the state of a budget; `used` is the usage in the month of `now`."""
     month, percent = month_of(now), used_percent(rules, used)
     level = max((each for each in rules.alert_at if percent >= each), default=0)
     standing = BudgetStanding(month, level, stopped=rules.hard_stop and percent >= FULL)
@@ -432,12 +426,12 @@ def plan_budget(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: dat
 
 
 def describe_limit(rules: BudgetRules) -> str:
-    """ "2,000,000 tokens", "10.00 USD"."""
+    """Returns "2,000,000 tokens" or "10.00 USD"."""
     return f"{rules.limit:,.0f} tokens" if rules.unit is BudgetUnit.TOKENS else f"{rules.limit:,.2f} USD"
 
 
 def describe_use(rules: BudgetRules, used: Decimal) -> str:
-    """ "1,200,000 of 2,000,000 tokens", "3.50 of 10.00 USD"."""
+    """Returns "1,200,000 of 2,000,000 tokens" or "3.50 of 10.00 USD"."""
     places = 0 if rules.unit is BudgetUnit.TOKENS else 2
     return f"{used:,.{places}f} of {describe_limit(rules)}"
 

@@ -1,12 +1,7 @@
-"""How much energy a machine took since the last look, from meters that its agent reads, and from an estimate for the
-time that they do not cover. Pure. All time is accounted for once: what was estimated is not counted again when a meter
-tells of it later, and what a meter cannot have seen is not believed but estimated, and told.
-
-Decides which machines' power meters lie, from the readings that were refused of them. Pure.
-
-A meter that restarts once is no liar: the driver under it was loaded anew. One of which reading after reading is
-refused is. What was refused is in no sum, and the time is estimated; nothing else follows here.
-"""
+"""Computes a machine's energy since the last pass, from its meters and, where they have no data, from an estimate; and
+decides which machines have an implausible power meter. Pure. All time is accounted for once: estimated time is not
+counted again when a meter reports it later, and implausible readings are replaced by the estimate. A single restart of
+a meter is normal (its driver was reloaded); repeated refusals are reported. Nothing else follows from them here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +13,19 @@ from models_registry.versions.planning.machines import IDLE_SHARE
 ACCELERATORS, HOST = "accelerators", "host"
 COMPONENTS = (ACCELERATORS, HOST)
 SLACK_MS = 20_000
-"""Reports come every two seconds and are looked at every fifteen: for this long a meter may be behind, or ahead."""
+"""Reports come every 2 s and are read every 15 s, so a meter may be this far ahead or behind."""
 TOLERANCE = 1.25
-"""Of the rating, which machines pass for moments."""
+"""Machines exceed their rating briefly, by up to this share."""
 MOST_WATTS = 150_000.0
-"""No machine draws more, a whole rack included, where nobody states a rating."""
+"""Above the power of a whole rack; used for machines without a rating."""
 MOST = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class MeterTotals:
-    """What meters of one part of a machine added up in one life of their reader, which `since` names.
-
-    `microjoules` within `covered_ms`; `full_power_ms`: of devices that tell their power in per cent alone, the time at
-    full power that would have taken as much. `refused`: readings that could not be so.
-    """
+    """Totals of one part's meters in one life of their reader, identified by `since`. `microjoules` are within
+    `covered_ms`; `full_power_ms`, for devices that report power only in per cent, is the equivalent time at full power.
+    `refused` counts implausible readings."""
 
     since: str
     microjoules: int = 0
@@ -43,8 +36,8 @@ class MeterTotals:
 
 @dataclass(frozen=True, slots=True)
 class MeterMark:
-    """How far a part of a machine is accounted for: the totals last counted, and the milliseconds that are in no
-    amount yet; less than 0: a meter was ahead."""
+    """How far a part is accounted for: totals last counted, and unaccounted milliseconds; negative if a meter was
+    ahead."""
 
     totals: MeterTotals
     gap_ms: int = 0
@@ -52,8 +45,7 @@ class MeterMark:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Microjoules by their source. `unrated_ms`: time of which nobody knows; `refused`: readings that were not
-    believed."""
+    """Microjoules by source. `unrated_ms` is time without known power; `refused` counts implausible readings."""
 
     measured: int = 0
     rated: int = 0
@@ -77,7 +69,7 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How busy a machine's parts are now, from 0 to 1."""
+    """Current utilisation of a machine's parts, 0 to 1."""
 
     accelerators: float
     host: float
@@ -90,11 +82,11 @@ def plan_energy(
     rating: PowerRating | None,
     use: Use,
 ) -> tuple[Energy, dict[str, MeterMark]]:
-    """What a machine took in `elapsed_ms`, and the marks to remember; meters and marks by the part that they are of."""
+    """Returns a machine's energy in `elapsed_ms` and the marks to store; meters and marks are by part."""
     total, kept = Energy(), {}
     for part, busy in ((ACCELERATORS, use.accelerators), (HOST, use.host)):
         watts = None if rating is None else rating.accelerators if part == ACCELERATORS else rating.host
-        if watts == 0:  # there is no such part, or the other one's rating holds it
+        if watts == 0:  # no such part, or included in the other one's rating
             continue
         taken, mark = plan_part(meters.get(part), marks.get(part), elapsed_ms, watts, busy)
         total += taken
@@ -106,20 +98,20 @@ def plan_energy(
 def plan_part(
     meter: MeterTotals | None, mark: MeterMark | None, elapsed_ms: int, watts: float | None, busy: float
 ) -> tuple[Energy, MeterMark | None]:
-    """What one part of a machine took. `watts`: the most that it draws, None: unknown. Without a meter there is nothing
-    to remember, and all of the time is estimated."""
+    """Returns the energy of one part. `watts` is its maximum power, None if unknown. Without a meter all time is
+    estimated and no mark is needed."""
     gap_ms = (mark.gap_ms if mark is not None else 0) + elapsed_ms
     if meter is None:
         return estimate(gap_ms, watts, busy), None
     before = _counted_until(meter, mark, gap_ms)
     covered = meter.covered_ms - before.covered_ms
     joules, full = meter.microjoules - before.microjoules, meter.full_power_ms - before.full_power_ms
-    if min(covered, joules, full) < 0:  # a report that came late
+    if min(covered, joules, full) < 0:  # a late report
         meter, covered, joules, full = before, 0, 0, 0
     refused = max(0, meter.refused - before.refused)
     if full > covered or joules > most_microjoules(watts, covered):
         covered, joules, full, refused = 0, 0, 0, refused + 1
-    if covered > gap_ms + SLACK_MS:  # its beginning was estimated before
+    if covered > gap_ms + SLACK_MS:  # its start was estimated before
         counted = max(0, gap_ms)
         joules, full, covered = joules * counted // covered, full * counted // covered, counted
     gap_ms -= covered
@@ -131,20 +123,20 @@ def plan_part(
 
 
 def _counted_until(meter: MeterTotals, mark: MeterMark | None, gap_ms: int) -> MeterTotals:
-    """The totals from which on a meter counts. A life that began after the last look counts from 0; of any other one
-    nobody knows what was accounted for."""
+    """Returns the totals from which the meter counts. A life that began after the last pass counts from 0; for others,
+    the accounted part is unknown."""
     if mark is not None and mark.totals.since == meter.since:
         return mark.totals
     return MeterTotals(meter.since) if 0 < meter.covered_ms <= gap_ms + SLACK_MS else meter
 
 
 def most_microjoules(watts: float | None, ms: int) -> int:
-    """More than this a part that draws `watts` at most cannot take in this time."""
+    """Returns the maximum energy of a part with this power in this time."""
     return round((MOST_WATTS if watts is None else watts * TOLERANCE) * max(0, ms) * 1000)
 
 
 def estimate(ms: int, watts: float | None, busy: float) -> Energy:
-    """What a part takes by its rating: what it draws when idle, and the rest as far as it is busy."""
+    """Estimates a part's energy from its rating: idle power, and the rest by utilisation."""
     if ms <= 0:
         return Energy()
     if watts is None:
@@ -154,8 +146,8 @@ def estimate(ms: int, watts: float | None, busy: float) -> Energy:
 
 
 def meters_of(telemetry: Any) -> dict[str, MeterTotals]:
-    """Meters by the part that they cover, out of what a node reports; of two that cover one the first. What is not in
-    the form of its agent is left out."""
+    """Returns a node's meters by the part that they cover; the first of two that cover one. Malformed meters are
+    ignored."""
     found: dict[str, MeterTotals] = {}
     for row in telemetry if isinstance(telemetry, Sequence) and not isinstance(telemetry, str) else ():
         if not isinstance(row, Mapping) or row.get("covers") not in COMPONENTS or row["covers"] in found:
@@ -167,7 +159,7 @@ def meters_of(telemetry: Any) -> dict[str, MeterTotals]:
 
 
 def use_of(accelerators: Any, host_cpu_percent: Any, is_busy: bool) -> Use:
-    """How busy a machine is, as far as it says; else as busy as its cell is."""
+    """Returns a machine's utilisation as reported, or else that of its cell."""
     shares = [
         device["utilisation_percent"]
         for device in (accelerators if isinstance(accelerators, list) else ())
@@ -186,15 +178,15 @@ def _is_percent(value: Any) -> bool:
 
 POWER_METER = "power-meter"
 REFUSED_MOST = 2
-"""So many may be wrong for once: a restart, and a device that is seen late after it."""
+"""Tolerated refusals: a restart, and a device that appears late after it."""
 QUIET_MS = 600_000
-"""Without a refusal for so long, a meter is believed again."""
+"""A meter is trusted again after this time without refusals."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeterLook:
-    """One look at a node's meters. `refused`: readings that were not believed since the last look; `counted`: whether
-    any was believed; `is_there`: whether it has a meter at all."""
+    """One reading of a node's meters. `refused` readings since the last pass; `counted`: any was accepted; `is_there`:
+    a meter exists."""
 
     refused: int
     counted: bool
@@ -203,7 +195,7 @@ class MeterLook:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """Readings of a node that were refused, one after another: from when to when, in milliseconds since 1970."""
+    """Consecutive refused readings of a node, from first to last, in Unix milliseconds."""
 
     refused: int
     first_ms: int
@@ -212,8 +204,8 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class MeterPlan:
-    """`suspicions`: what is remembered of nodes; `opened`: nodes whose meters lie, with the sentence of the incident;
-    `closed`: nodes with why theirs is over."""
+    """`suspicions` to store; `opened`: nodes with new incidents and their texts; `closed`: nodes with the reason for
+    closing."""
 
     suspicions: Mapping[str, Suspicion]
     opened: tuple[tuple[str, str], ...] = ()
@@ -223,8 +215,8 @@ class MeterPlan:
 def plan_power_meters(
     looks: Mapping[str, MeterLook], before: Mapping[str, Suspicion], open_about: frozenset[str], now_ms: int
 ) -> MeterPlan:
-    """What to remember, open and close. `looks`: of every node that there is. A node that says nothing new of its
-    meter keeps its incident."""
+    """Returns what to store, open and close. `looks` covers every node. A node without new meter data keeps its
+    incident."""
     kept: dict[str, Suspicion] = {}
     closed: list[tuple[str, str]] = []
     for node in sorted(before.keys() | open_about | {name for name, look in looks.items() if look.refused}):

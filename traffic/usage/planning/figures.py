@@ -1,11 +1,6 @@
-"""What may be requested of usage: which rows, by which dimensions and times they are added up. Pure; texts from outside
-come in through `parse_usage_query`, whose refusals name the parameter.
-
-Usage as a table for other programs: its columns, and how a cell of text reads in CSV. Pure.
-
-What a million tokens cost, took and emitted, out of sums that are exact. Pure. Each figure says how well it is
-known; one that rests on what nobody knows, or on no tokens, is none.
-"""
+"""Parses queries of usage and costs, renders tables as CSV, and computes cost, energy and emissions per million tokens,
+including those of additional batch tokens. Pure. `parse_usage_query` reads external text; its errors name the
+parameter. Each figure has its source; a figure without tokens or from unknown data is None."""
 
 import csv
 import io
@@ -22,21 +17,21 @@ from fleet.capacity.planning.rates import Source
 from traffic.usage.planning.prices import SHOWN, solve, weighed
 
 DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
-"""What rows are grouped and filtered by, in this order."""
+"""Dimensions for grouping and filtering, in order."""
 UNGROUPED = "none"
 DEFAULT_SPAN = timedelta(days=7)
 MOST_SPAN = timedelta(days=401)
-"""As long as days are kept."""
+"""Retention of days."""
 HOURS_KEPT = timedelta(days=90)
-"""As long as hours are; what is older is known by the day."""
+"""Retention of hours; older usage is known by day."""
 _AGO = re.compile(r"([0-9]{1,6})([hdw])")
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 MOST_LETTERS = 160
-"""As long as the longest of the columns, which holds references of versions."""
+"""Length of the longest column, version references."""
 
 
 class By(StrEnum):
-    """The time that one row is about; `total`: all of it."""
+    """Time of one row; `total` is the whole range."""
 
     TOTAL = "total"
     HOUR = "hour"
@@ -45,7 +40,7 @@ class By(StrEnum):
 
 
 class BadQuery(ValueError):
-    """`field` is the parameter that is wrong."""
+    """`field` is the invalid parameter."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -54,7 +49,7 @@ class BadQuery(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """From `start` (included) to `end`. `where` pairs dimensions with the one value that counts."""
+    """From `start` (included) to `end` (excluded). `where` pairs dimensions with the value to select."""
 
     start: datetime
     end: datetime
@@ -66,11 +61,10 @@ class UsageQuery:
 def parse_usage_query(
     given: Mapping[str, str], now: datetime, dimensions: tuple[str, ...] = DIMENSIONS, group: str = "tenant"
 ) -> UsageQuery:
-    """The query that these parameters state: dimensions, `from`, `to`, `by` and `group`, which is `group` if it is left
-    out.
+    """Parses dimensions, `from`, `to`, `by` and `group`; `group` is the default grouping.
 
     Raises:
-        BadQuery: one of them cannot be meant.
+        BadQuery: a parameter is invalid.
     """
     end = parse_moment("to", given["to"], now) if "to" in given else now
     start = parse_moment("from", given["from"], now) if "from" in given else end - DEFAULT_SPAN
@@ -84,7 +78,7 @@ def parse_usage_query(
 
 
 def parse_moment(field: str, text: str, now: datetime) -> datetime:
-    """`7d`, `12h` or `2w` ago, a date (`2026-11-01`, its beginning in UTC), or a moment of RFC 3339.
+    """Parses `7d`, `12h` or `2w` (ago), a date (`2026-11-01`, its start in UTC) or an RFC 3339 time.
 
     Raises:
         BadQuery: it is none of these.
@@ -113,7 +107,7 @@ def _by(text: str) -> By:
 
 
 def _group(text: str, dimensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Dimensions with commas between them; `none`: everything is one row."""
+    """Parses comma-separated dimensions; `none` means one row."""
     named = [] if text == UNGROUPED else [name.strip() for name in text.split(",")]
     if wrong := [name for name in named if name not in dimensions]:
         raise BadQuery("group", f"`group` may name {', '.join(dimensions)}, or be {UNGROUPED}, not {wrong[0][:40]!r}")
@@ -135,13 +129,13 @@ COUNT_COLUMNS = (
 AMOUNT_COLUMNS = ("charged_usd", "machine_cost_usd")
 COLUMNS = ("start", *DIMENSIONS, *COUNT_COLUMNS, *AMOUNT_COLUMNS)
 FORMULA_BEGINS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""With these a cell begins that spreadsheets run (OWASP, "CSV Injection")."""
+"""Spreadsheets execute cells that start with these (OWASP, "CSV Injection")."""
 CSV_PIECE_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One row. Dimensions that were not grouped by are empty."""
+    """One row. Dimensions that are not grouped by are empty."""
 
     start: datetime | None
     group: Mapping[str, str]
@@ -150,7 +144,7 @@ class TableRow:
     machine_cost: Decimal
 
     def cells(self) -> list[Any]:
-        """In the order of `COLUMNS`."""
+        """Returns values in the order of `COLUMNS`."""
         return [
             time_text(self.start),
             *(self.group.get(name, "") for name in DIMENSIONS),
@@ -161,17 +155,17 @@ class TableRow:
 
 
 def time_text(at: datetime | None) -> str:
-    """ "2026-11-26T12:00:00Z"; empty for all of the time."""
+    """Returns "2026-11-26T12:00:00Z", or empty for the whole range."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else ""
 
 
 def money_text(amount: Decimal) -> str:
-    """US dollars to the millionth: "12.340000"."""
+    """Returns US dollars with six decimals: "12.340000"."""
     return f"{amount.quantize(SHOWN):f}"
 
 
 def safe_text(text: str) -> str:
-    """The text so that no spreadsheet takes it for a formula."""
+    """Returns text that spreadsheets do not execute."""
     return f"'{text}" if text.startswith(FORMULA_BEGINS) else text
 
 
@@ -180,7 +174,7 @@ class HasCells(Protocol):
 
 
 def csv_pieces(rows: Iterable[HasCells], columns: tuple[str, ...] = COLUMNS) -> Iterator[bytes]:
-    """The table as CSV (RFC 4180), with its header, in pieces of some kilobytes."""
+    """Yields the table as CSV (RFC 4180) with header, in pieces of a few kilobytes."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\r\n")
     writer.writerow(columns)
@@ -194,9 +188,9 @@ def csv_pieces(rows: Iterable[HasCells], columns: tuple[str, ...] = COLUMNS) -> 
 
 
 COST_DIMENSIONS = ("deployment", "version", "type", "region", "tenant", "class", "adapter")
-"""What costs are grouped and filtered by, in this order."""
+"""Dimensions for grouping and filtering, in order."""
 OF_ACCOUNTS = frozenset({"tenant", "class", "adapter"})
-"""Those that idle time has none of."""
+"""Dimensions that idle time does not have."""
 MILLION = Decimal(1_000_000)
 FIGURES = ("usd_per_mtoken", "joules_per_mtoken", "gco2e_per_mtoken")
 SOURCES = ("cost_source", "energy_source", "carbon_source")
@@ -204,10 +198,9 @@ SOURCES = ("cost_source", "energy_source", "carbon_source")
 
 @dataclass(frozen=True, slots=True)
 class CostSums:
-    """Sums of some hours that are over. `cost`, `energy_uj`, `carbon_ug`: of accounts, in US dollars, microjoules and
-    micrograms of CO2 equivalent; those that begin with `idle`: of nobody; those that begin with `cells`: of both, as
-    machines were counted. `measured_uj`: of those, by meters, of which so many readings were `refused`.
-    `machine_ms`: of machines."""
+    """Sums of settled hours. `cost`, `energy_uj` and `carbon_ug` are of accounts, in US dollars, microjoules and
+    micrograms of CO2 equivalent; `idle_*` are unattributed; `cells_*` are both, as counted of machines. `measured_uj`
+    is the metered part of the energy, with `refused` readings. `machine_ms` is machine time."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -236,7 +229,8 @@ class CostSums:
         return self.prompt_tokens + self.completion_tokens
 
     def figures(self, *, with_idle: bool) -> dict[str, Decimal | None]:
-        """By `FIGURES`, for a million prompt and completion tokens: US dollars, joules, grams of CO2 equivalent."""
+        """Returns values by `FIGURES`, per million prompt and completion tokens: US dollars, joules, grams of CO2
+        equivalent."""
         amounts = (
             self.cost + (self.idle_cost if with_idle else 0),
             Decimal(self.energy_uj + (self.idle_uj if with_idle else 0)) / MILLION,
@@ -263,8 +257,8 @@ COST_COLUMNS = ("start", *COST_DIMENSIONS, *TOKEN_COLUMNS, *COST_AMOUNT_COLUMNS,
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One group: the beginning of its time (None: all of it), its dimensions by name, and its sums. `has_idle`: idle
-    time is in it; groups of tenants and classes have none."""
+    """One group: start of its time (None for the whole range), dimensions by name, and sums. `has_idle` is False for
+    groups of tenants and classes."""
 
     start: datetime | None
     group: Mapping[str, str]
@@ -272,7 +266,7 @@ class CostRow:
     has_idle: bool
 
     def amounts(self) -> dict[str, str | None]:
-        """By `AMOUNT_COLUMNS`: exact, as text."""
+        """Returns exact values as text, by `AMOUNT_COLUMNS`."""
         sums, idle = self.sums, self.has_idle
         return {
             "machine_hours": money_text(Decimal(sums.machine_ms) / 3_600_000) if idle else None,
@@ -285,19 +279,19 @@ class CostRow:
         }
 
     def all_figures(self) -> dict[str, Decimal | None]:
-        """By `FIGURE_COLUMNS`."""
+        """Returns values by `FIGURE_COLUMNS`."""
         with_idle = self.sums.figures(with_idle=True) if self.has_idle else dict.fromkeys(FIGURES)
         return {**self.sums.figures(with_idle=False), **{f"{name}_with_idle": with_idle[name] for name in FIGURES}}
 
     def figure_texts(self) -> dict[str, str | None]:
-        """The same, as text with six places."""
+        """Returns the figures as text with six decimals."""
         return {name: None if value is None else money_text(value) for name, value in self.all_figures().items()}
 
     def sources(self) -> dict[str, str]:
         return {name: Source(getattr(self.sums, name)).label for name in SOURCES}
 
     def cells(self) -> list[Any]:
-        """In the order of `COLUMNS`, for tables."""
+        """Returns values in the order of `COLUMNS`, for tables."""
         return [
             time_text(self.start),
             *(self.group.get(name, "") for name in COST_DIMENSIONS),
@@ -309,26 +303,26 @@ class CostRow:
 
 
 def micro_text(amount: int) -> str:
-    """Millionths as the whole: 1500000 is "1.500000"."""
+    """Returns millionths as units: 1500000 is "1.500000"."""
     return money_text(Decimal(amount) / MILLION)
 
 
-# What a million more tokens of batches would cost, beside what they cost on average.
-# Machines that run anyway cost the same whatever batches do on them. So hours are compared: what cells cost in an
-# hour is taken for a + b x tokens of other classes + c x tokens of batches, none below 0, and c is the marginal
-# price: nothing where as many cells run at night as without batches, more where cells are kept, or added, for them.
+# Marginal price of batch tokens. Machines that run anyway cost the same with and without batches, so hours are
+# compared: the cost of cells in an hour is modelled as a + b x tokens of other classes + c x batch tokens, with no
+# coefficient below 0, and c is the marginal price. It is 0 if as many cells run at night without batches, and higher if
+# cells are kept or added for them.
 
 HOURS_LEAST = 24
 BATCH_HOURS_LEAST = 6
-"""With batches, and as many without or with other amounts of them: fewer tell nothing."""
+"""Hours with batches, and hours with fewer or none, that are needed."""
 ERROR_MOST = 0.5
-"""Of what cells cost for a token on average, the standard error of the marginal price."""
+"""Limit of the marginal price's standard error, relative to the average cost of a token."""
 TERMS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHour:
-    """An hour that is over. `amount`: what cells cost or took in it, idle time included."""
+    """A settled hour. `amount` is the cost or energy of its cells, including idle time."""
 
     amount: float
     other_tokens: int
@@ -337,7 +331,7 @@ class BatchHour:
 
 @dataclass(frozen=True, slots=True)
 class MarginalPrice:
-    """For a million tokens, with its standard error, out of so many hours."""
+    """Per million tokens, with standard error and number of hours."""
 
     value: Decimal
     error: Decimal
@@ -345,7 +339,7 @@ class MarginalPrice:
 
 
 def marginal_price(hours: Iterable[BatchHour]) -> MarginalPrice | None:
-    """None: too few hours, or they are too much alike to tell."""
+    """Returns None if there are too few hours or they are too similar."""
     known = [hour for hour in hours if hour.amount > 0]
     with_batches = sum(hour.batch_tokens > 0 for hour in known)
     if len(known) < HOURS_LEAST or with_batches < BATCH_HOURS_LEAST:
@@ -367,6 +361,6 @@ def marginal_price(hours: Iterable[BatchHour]) -> MarginalPrice | None:
 
 
 def _told_apart(hours: list[BatchHour]) -> bool:
-    """Whether amounts of batches differ, and not as those of the others do: else nothing says that they are free."""
+    """Whether batch amounts vary independently of the others; without that, their price is undetermined."""
     ratios = {round(hour.batch_tokens / (hour.other_tokens + 1), 3) for hour in hours}
     return len({hour.batch_tokens for hour in hours}) > 1 and len(ratios) > 1

@@ -1,29 +1,16 @@
-"""What tokens cost: the price of a deployment that was in force when they were counted. Pure, and exact: prices have
-six places, tokens are whole, so an amount has twelve, and no sum is ever rounded before it is shown.
+"""Token prices, machine costs and their split over accounts, and token weights measured from engines. Pure. Amounts are
+exact: prices have six decimals and tokens are whole, so no sum is rounded before it is shown. A split conserves the
+total: accounts and idle time get exactly the cost of an hour, to the millionth of a dollar or joule and the microgram.
 
-What cells cost and what energy they take by the time of their machines, and whose that is. Pure, in whole units, and
-conserved: what an hour of a kind of machines cost is exactly what its accounts and idle time get, to the millionth of a
-dollar, the millionth of a joule and the microgram.
+A cell is busy while it has requests in flight, as ingresses count them, and idle otherwise. Its cost and energy in busy
+time fall to accounts by the weight of their tokens; those of an hour without tokens are idle.
 
-A cell with requests in flight, as ingresses see it, is busy; the rest of its time is idle. What its machines cost and
-drew while it was busy falls to accounts by what their tokens weigh, all of an hour without tokens to idle time.
-
-Least squares without negative coefficients, out of sums of products alone. Pure.
-
-For the few terms that are used here each subset of them is solved (Lawson and Hanson, "Solving Least Squares Problems",
-1974, prove that the best is one of these). A sample weighs by 1 / its target: errors of a sum grow with its root.
-
-What a token of a prompt, one out of a cache and one of a completion take of an engine's time. Pure.
-
-The model of a step is a + b x sequences + c x prompt tokens (+ d x cached ones). Summed over a while in which a cell
-was busy, with each completion token one sequence in one step:
-
-    busy = a x steps + b x completion tokens + c x computed prompt tokens + d x cached prompt tokens
-
-Least squares over such samples, none of a, b, c, d below 0. All that is needed of samples are sums of their products,
-so they are added up and forgotten. Each node has sums of its own, and of the nodes' answers the median counts: one that
-lies, or is slow, moves nothing where there are three.
-"""
+Token weights come from a model of engine steps: busy = a x steps + b x completion tokens + c x computed prompt tokens +
+d x cached prompt tokens, summed over busy samples, because each completion token is one sequence in one step. The fit
+is least squares without negative coefficients and needs only sums of products, so samples are not stored. With few
+terms, every subset is solved (Lawson and Hanson, "Solving Least Squares Problems", 1974). A sample's weight is 1 /
+target, since the error of a sum grows with its root. Each node has its own sums and the median of nodes counts, so one
+wrong node among three changes nothing."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +25,13 @@ from fleet.capacity.planning.rates import RateKind, Rates
 
 MILLION = Decimal(1_000_000)
 SHOWN = Decimal("0.000001")
-"""Millionths of a dollar: how finely amounts are shown."""
+"""Amounts are shown in millionths of a dollar."""
 CENT = Decimal("0.01")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """US dollars for a million tokens. Prompt tokens that came out of a cache cost `cached`."""
+    """US dollars per million tokens; `cached` is for prompt tokens from the cache."""
 
     prompt: Decimal
     cached: Decimal
@@ -52,8 +39,8 @@ class TokenPrice:
 
 
 def token_price(rates: Rates, deployment: str) -> TokenPrice | None:
-    """The price of a deployment's tokens by the rates in force, None without a rate of prompts or completions. Cached
-    prompt tokens without a rate cost as much as others."""
+    """Returns a deployment's prices from the rates in force, or None without a rate for prompts or completions. Without
+    a rate for cached prompt tokens, they cost as much as others."""
     prompt = rates.find(RateKind.PROMPT_PRICE, deployment)
     cached = rates.find(RateKind.CACHED_PRICE, deployment)
     completion = rates.find(RateKind.COMPLETION_PRICE, deployment)
@@ -64,8 +51,8 @@ def token_price(rates: Rates, deployment: str) -> TokenPrice | None:
 
 
 def charge(tokens: Mapping[str, int], price: TokenPrice | None) -> Decimal:
-    """US dollars for these tokens, by the names that cells count them under; 0 without a price. Cached tokens are a
-    part of the prompt's: more of them than that are none."""
+    """Returns US dollars for token counters of cells; 0 without a price. Cached tokens are a part of prompt tokens; an
+    excess is ignored."""
     if price is None:
         return Decimal(0)
     prompt, completion = tokens.get("prompt_tokens", 0), tokens.get("completion_tokens", 0)
@@ -77,13 +64,13 @@ HOUR = timedelta(hours=1)
 HOUR_MS = 3_600_000
 MICRO = Decimal("0.000001")
 MOST_GAP = timedelta(days=1)
-"""Longest time without a look that is taken for one in which the same machines ran: they go on without us."""
+"""Longest gap between passes during which the same machines are assumed to have run."""
 A = TypeVar("A")
 
 
 class Kind(NamedTuple):
-    """The machines whose hours are added up together: those of one instance type in the cells of a deployment that
-    serve one version in one region. No deployment and no version: in no cell."""
+    """Key of machine hours: instance type, deployment, version and region. Without deployment and version, the machines
+    are in no cell."""
 
     deployment: str
     version: str
@@ -93,27 +80,27 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenWeights:
-    """What a token of a prompt, one of those out of a cache and one of a completion take, relative to each other."""
+    """Relative weights of a computed prompt token, a cached one and a completion token."""
 
     prompt: int
     cached: int
     completion: int
 
     def of(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """What these tokens weigh. Cached ones are a part of the prompt's: more of them than that are none."""
+        """Returns the weight of these tokens. Cached tokens are a part of prompt tokens; an excess is ignored."""
         cached = min(prompt_tokens, cached_tokens)
         fresh = prompt_tokens - cached
         return fresh * self.prompt + cached * self.cached + completion_tokens * self.completion
 
 
 DEFAULT_WEIGHTS = TokenWeights(prompt=10, cached=1, completion=40)
-"""Where no price of tokens says more: the ratios of public price lists, in which an answer costs about four times as
-much as a prompt and cached prompts a tenth (OpenAI, Anthropic, 2026)."""
+"""Without token prices: ratios of public price lists, where an answer costs about four times as much as a prompt and
+cached prompts a tenth (OpenAI, Anthropic, 2026)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HourSplit(Generic[A]):
-    """Whole units: `of_accounts` and `idle` sum up to `whole` exactly."""
+    """Whole units: `of_accounts` and `idle` sum to `whole` exactly."""
 
     whole: int
     idle: int
@@ -121,7 +108,7 @@ class HourSplit(Generic[A]):
 
 
 def weights_of(price: TokenPrice | None) -> TokenWeights:
-    """The weights of a deployment's tokens: those of its prices in force, else the default."""
+    """Returns weights from prices in force, or the default."""
     if price is None or not (price.prompt or price.completion):
         return DEFAULT_WEIGHTS
     return TokenWeights(*(int(amount / MICRO) for amount in (price.prompt, price.cached, price.completion)))
@@ -132,12 +119,12 @@ def micros(amount: Decimal) -> Decimal:
 
 
 def cost_of(spent: int) -> int:
-    """Millionths of a dollar. `spent`: milliseconds of machines, each times what it costs an hour in millionths."""
+    """Returns millionths of a dollar. `spent` is milliseconds times hourly prices in millionths of a dollar."""
     return round(Decimal(spent) / HOUR_MS)
 
 
 def parts_of_hours(since: datetime, now: datetime) -> list[tuple[datetime, int]]:
-    """The time from `since` to `now` as hours and milliseconds in each; no more than `MOST_GAP`, the latest."""
+    """Splits `since` to `now` into hours with their milliseconds; at most the last `MOST_GAP`."""
     at, parts = max(since, now - MOST_GAP), []
     while at < now:
         hour = at.replace(minute=0, second=0, microsecond=0)
@@ -148,14 +135,14 @@ def parts_of_hours(since: datetime, now: datetime) -> list[tuple[datetime, int]]
 
 
 def parts_of_amount(amount: int, parts: Iterable[tuple[datetime, int]]) -> dict[datetime, int]:
-    """An amount that fell evenly into this time, by hour, without a rest."""
+    """Splits an evenly accrued amount by hour, without remainder."""
     hours = {hour: ms for hour, ms in parts if ms > 0}
     return shares(amount, hours) if hours else {}
 
 
 def split_hour(whole: int, busy: int, weights: Mapping[A, int]) -> HourSplit[A]:
-    """Whose an amount is. `busy`: the part of it that fell into time with requests in flight, never more than all of
-    it; `weights`: what the tokens of each account weigh."""
+    """Splits an amount over accounts. `busy` is its part in busy time, at most all of it; `weights` are the token
+    weights of the accounts."""
     used = {account: weight for account, weight in weights.items() if weight > 0}
     if not used:
         return HourSplit(whole, whole, {})
@@ -164,26 +151,26 @@ def split_hour(whole: int, busy: int, weights: Mapping[A, int]) -> HourSplit[A]:
 
 
 def shares(amount: int, weights: Mapping[A, int]) -> dict[A, int]:
-    """A whole amount by weights, without a rest: each gets its share rounded down, and those with the largest
-    remainders one more (Hamilton's method), in the order of `weights` where they are equal."""
+    """Splits a whole amount by weights, without remainder: shares are rounded down, and those with the largest
+    remainders get one more (Hamilton's method), in the order of `weights` on ties."""
     total = sum(weights.values())
     parts = {each: divmod(amount * weight, total) for each, weight in weights.items()}
     rest = amount - sum(whole for whole, _ in parts.values())
-    by_remainder = sorted(parts, key=lambda each: -parts[each][1])  # stable: equal ones stay in order
+    by_remainder = sorted(parts, key=lambda each: -parts[each][1])  # stable: ties keep their order
     more = set(by_remainder[:rest])
     return {each: whole + (each in more) for each, (whole, _) in parts.items()}
 
 
 PIVOT_LEAST = 1e-9
-"""Of a matrix whose diagonal is 1: below it two terms cannot be told apart."""
+"""For a matrix with diagonal 1: below this, two terms are indistinguishable."""
 BETTER = 1e-12
-"""By what share of all squares a larger subset has to leave less."""
+"""A larger subset must reduce the squared error by this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best coefficients of these terms alone, none below 0; those of other terms are 0. `inverse`: of the terms'
-    products, each term scaled to 1. `left`: the squares that they leave over."""
+    """Best non-negative coefficients of these terms; others are 0. `inverse` is of the terms' products, each term
+    scaled to 1. `left` is the remaining squared error."""
 
     terms: tuple[int, ...]
     scale: tuple[float, ...]
@@ -195,7 +182,7 @@ class Solution:
         return self.scaled[self.terms.index(term)] / self.scale[self.terms.index(term)] if term in self.terms else 0.0
 
     def error_of(self, gradient: Sequence[float], samples: int) -> float:
-        """The standard error of what grows with the coefficients by this gradient."""
+        """Standard error of a quantity with this gradient in the coefficients."""
         spread = self.left / max(1, samples - len(self.terms))
         slope = [gradient[term] / scale for term, scale in zip(self.terms, self.scale, strict=True)]
         variance = spread * sum(
@@ -207,15 +194,15 @@ class Solution:
 
 
 def weighed(terms: Sequence[float], target: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What one sample adds to the products, the upper half row by row, and to the targets; its target, above 0, is what
-    it adds to the squares."""
+    """Returns a sample's contribution to the products (upper half by row), to the targets, and to the squares, which is
+    its target (above 0)."""
     size = range(len(terms))
     products = tuple(terms[row] * terms[column] / target for row in size for column in size[row:])
     return products, tuple(float(term) for term in terms)
 
 
 def solve(products: Sequence[float], targets: Sequence[float], square: float, terms: int) -> Solution | None:
-    """The best of all subsets of the terms, of equals the smaller one; None: none can be told."""
+    """Returns the best of all subsets of terms, the smaller on ties, or None if undetermined."""
     matrix = _matrix(products, terms)
     used = [term for term in range(terms) if matrix[term][term] > 0]
     best: Solution | None = None
@@ -251,7 +238,7 @@ def _matrix(products: Sequence[float], size: int) -> list[list[float]]:
 
 
 def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
-    """By Gauss and Jordan, with the largest pivot; None: there is none worth the name."""
+    """Gauss-Jordan elimination with the largest pivot; None if the matrix is near-singular."""
     size = len(matrix)
     rows = [[*row, *(float(number == place) for place in range(size))] for number, row in enumerate(matrix)]
     for column in range(size):
@@ -270,23 +257,23 @@ def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
 TERMS = 4
 """Steps, completion tokens, computed prompt tokens, cached prompt tokens."""
 SAMPLE_S_LEAST = 1.0
-"""A sample with less time in it is mostly waiting, not computing."""
+"""Shorter samples mostly measure waiting."""
 STEPS_A_SECOND_MOST = 20_000.0
 TOKENS_A_SECOND_MOST = 10_000_000.0
 SAMPLES_LEAST = 30
 ERROR_MOST = 0.25
-"""Of the busy time, which what is left over may be at most; and of each weight, its standard error."""
+"""Limits of the unexplained share of busy time and of each weight's standard error."""
 FIT_DAYS = 7
-"""What the last days tell is fitted; days of before are forgotten."""
+"""Days that are fitted; older ones are deleted."""
 FIT_KEPT = 14
-"""Days for which a fit counts that no later one took the place of."""
+"""Days after which a fit that was not replaced no longer counts."""
 BOUND = 30.0
-"""A token of a completion takes so many times more, or less, than lists of prices say at most."""
+"""Maximum factor between the fitted and the listed weight of a completion token."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTotals:
-    """What a cell computed from `since` on, in totals of one life of its counters."""
+    """A cell's work since `since`, as totals of one life of its counters."""
 
     since: float
     busy_ms: int = 0
@@ -298,8 +285,8 @@ class WorkTotals:
 
 @dataclass(frozen=True, slots=True)
 class WorkSums:
-    """Sums over samples, each weighed. `products`: of the terms with each other, the upper half row by row; `targets`:
-    of the terms with the busy time; `square`: of the busy time with itself; `steps` and `completion_tokens`: plain."""
+    """Sums over weighted samples. `products` of the terms with each other (upper half by row); `targets` of the terms
+    with busy time; `square` of busy time; `steps` and `completion_tokens` are plain sums."""
 
     samples: int = 0
     products: tuple[float, ...] = (0.0,) * (TERMS * (TERMS + 1) // 2)
@@ -321,9 +308,9 @@ class WorkSums:
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """Seconds: of a step, of a sequence in it, of a computed and a cached prompt token. `error`: what the model leaves
-    over, as a share of the busy time (root mean square); `weight_error`: the standard error of a completion token in
-    prompt tokens, as a share of it. `sequences`: the mean of a step."""
+    """Seconds per step, sequence in it, computed and cached prompt token. `error` is the unexplained share of busy time
+    (root mean square); `weight_error` the relative standard error of a completion token in prompt tokens; `sequences`
+    the mean per step."""
 
     step_s: float
     sequence_s: float
@@ -336,13 +323,13 @@ class StepFit:
 
     @property
     def completion_s(self) -> float:
-        """Of a completion token, with its share of its step."""
+        """Seconds per completion token, including its share of the step."""
         return self.sequence_s + self.step_s / self.sequences
 
 
 @dataclass(frozen=True, slots=True)
 class FittedWeights:
-    """The weights of tokens by what nodes measured. `is_bounded`: they were held within `BOUND` of the list's."""
+    """Token weights measured by nodes. `is_bounded`: limited by `BOUND`."""
 
     weights: TokenWeights
     fit: StepFit
@@ -351,7 +338,7 @@ class FittedWeights:
 
 
 def sample(before: WorkTotals, now: WorkTotals) -> WorkSums | None:
-    """What one look adds; None: nothing that can be used, or that could be so."""
+    """Returns the new part of a report, or None if it is unusable or implausible."""
     busy_s = (now.busy_ms - before.busy_ms) / 1000
     steps, completion = now.steps - before.steps, now.completion_tokens - before.completion_tokens
     prompt, cached = now.prompt_tokens - before.prompt_tokens, now.cached_tokens - before.cached_tokens
@@ -367,7 +354,7 @@ def sample(before: WorkTotals, now: WorkTotals) -> WorkSums | None:
 
 
 def fit_steps(sums: WorkSums) -> StepFit | None:
-    """The model that leaves least over; None: too few samples, or they are too much alike to tell its terms apart."""
+    """Returns the model with the least error, or None if samples are too few or too similar."""
     if sums.samples < SAMPLES_LEAST or not sums.completion_tokens or sums.square <= 0:
         return None
     best = solve(sums.products, sums.targets, sums.square, TERMS)
@@ -384,8 +371,8 @@ def fit_steps(sums: WorkSums) -> StepFit | None:
 
 
 def fit_tokens(of_nodes: Iterable[WorkSums], listed: TokenWeights) -> FittedWeights | None:
-    """The weights by the median of nodes that have enough to tell; else by all of them together. None: not even so.
-    `listed`: the weights by lists of prices, within `BOUND` of which these stay."""
+    """Returns weights from the median of nodes with enough data, or from all together; None without enough data. They
+    stay within `BOUND` of `listed`, the weights from price lists."""
     nodes = [sums for sums in of_nodes if sums.samples]
     fits = [fit for fit in (fit_steps(sums) for sums in nodes) if fit is not None and is_good(fit)]
     together = fit_steps(sum(nodes, WorkSums()))
@@ -407,7 +394,7 @@ def fit_tokens(of_nodes: Iterable[WorkSums], listed: TokenWeights) -> FittedWeig
 
 
 def is_good(fit: StepFit) -> bool:
-    """Whether it says enough to split a bill by."""
+    """Whether it is accurate enough to split a bill."""
     return fit.error <= ERROR_MOST and fit.weight_error <= ERROR_MOST
 
 
@@ -418,6 +405,6 @@ def _median(fits: Sequence[StepFit]) -> StepFit:
 
 
 def _relative(term: int, step: float, sequence: float, prompt: float, sequences: float) -> float:
-    """By what share the ratio of a completion token to one of a prompt grows with a term."""
+    """Relative growth of the ratio of a completion to a prompt token with each term."""
     completion = sequence + step / sequences
     return (1 / sequences / completion, 1 / completion, -1 / prompt, 0.0)[term]

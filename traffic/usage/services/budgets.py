@@ -1,10 +1,6 @@
-"""Budgets of tenants and of machines: admins lay them down, and each pass compares them with what was used and
-announces where they stand by an event, an incident and its webhooks. A hard stop takes effect by the routing tables of
-every region.
-
-A budget stands at what was last announced. An announcement is written only if its row is still the one that was
-compared; otherwise the next pass compares it again.
-"""
+"""Creates, changes and deletes budgets, compares them with usage, and announces each change of state with an event and
+an incident. A hard stop takes effect through the routing tables of every region. An announcement is written only if its
+row is still the one that was compared; otherwise the next pass compares again."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -38,10 +34,10 @@ INCIDENT = "budget"
 def budget_create(
     *, actor: str, now: datetime, tenant: str = "", deployment: str = "", unit: str, **columns: Any
 ) -> Budget:
-    """A budget for a tenant, or for the machines of a deployment, from this month on; of neither: for all machines.
+    """Creates a budget for a tenant, a deployment's machines, or all machines, from this month on.
 
     Raises:
-        InvalidInput: no budget can be like this, or the deployment does not exist.
+        InvalidInput: the budget is invalid, or the deployment does not exist.
         Conflict: there is one in this unit.
     """
     row = Budget(
@@ -61,10 +57,10 @@ def budget_create(
 
 @transaction.atomic
 def budget_change(*, budget_id: int, actor: str, now: datetime, **columns: Any) -> Budget:
-    """Change what is given.
+    """Changes the given fields.
 
     Raises:
-        InvalidInput: no budget can be like this.
+        InvalidInput: the budget would be invalid.
     """
     row = Budget.objects.select_for_update().get(pk=budget_id)
     changed: dict[str, Any] = {name: value for name, value in columns.items() if getattr(row, name) != value}
@@ -80,7 +76,7 @@ def budget_change(*, budget_id: int, actor: str, now: datetime, **columns: Any) 
 
 @transaction.atomic
 def budget_delete(*, budget_id: int, actor: str, now: datetime) -> None:
-    """Delete a budget and close its incident. The keys of a tenant that it had stopped are accepted again."""
+    """Deletes a budget and closes its incident. Keys of a tenant that it had stopped are accepted again."""
     row = Budget.objects.select_for_update().get(pk=budget_id)
     incidents_close(kind=INCIDENT, subject=row.subject, resolution=f"{actor} removed the budget", now=now)
     row.delete()
@@ -90,13 +86,13 @@ def budget_delete(*, budget_id: int, actor: str, now: datetime) -> None:
 
 
 def budgets_follow(*, now: datetime) -> list[str]:
-    """Compare every budget with what was used of this month. Returns the subjects of those that stand elsewhere now."""
+    """Compares every budget with this month's usage. Returns the subjects of those that changed state."""
     month = MonthUse(now)
     return [row.subject for row in Budget.objects.all() if budget_follow(row, month.of(row), now=now)]
 
 
 def budget_follow(row: Budget, used: Decimal, *, now: datetime) -> bool:
-    """Announce where a budget stands. Returns False if that is known, or if the budget changed meanwhile."""
+    """Announces a budget's state. Returns False if it is unchanged or the budget changed meanwhile."""
     plan = plan_budget(row.rules(), used, row.standing(), now)
     return plan.standing != row.standing() and _announce(row, plan, now)
 
@@ -123,7 +119,7 @@ def _announce(row: Budget, plan: BudgetPlan, now: datetime) -> bool:
 
 
 def _open_incident(row: Budget, plan: BudgetPlan, now: datetime) -> None:
-    """One incident for the alert that is reached. Each is a new one, so webhooks send each."""
+    """Opens an incident for the reached alert. Each alert has its own, so that webhooks send each."""
     standing, text = plan.standing, "; ".join(plan.changes)
     resolution = text or f"{standing.month:%B %Y} began"
     incidents_close(kind=INCIDENT, subject=row.subject, resolution=resolution, now=now)

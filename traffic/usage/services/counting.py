@@ -1,5 +1,5 @@
-"""Adds up what tenants and keys used, from what ingresses and cells report, into rows by the hour. Each total that was
-reported counts once, however often it is read: the rows and how far they go are written in one transaction."""
+"""Adds usage of tenants and keys, as ingresses and cells report it, to hourly rows. Rows and marks are written in one
+transaction, so each reported total counts once."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -60,13 +60,13 @@ from traffic.usage.services.token_fit import token_work_count
 
 LEASE = "traffic:usage"
 COUNT_LIMIT_S = 60.0
-"""After this another worker may count; one look takes well below a second."""
+"""After this time another worker may count; a pass takes well below 1 s."""
 DAYS_KEPT = timedelta(days=400)
 MARKS_KEPT = timedelta(days=30)
-"""Longer than HAProxy and cell proxies remember an idle subject."""
+"""Longer than HAProxy and cell proxies keep an idle subject."""
 MARKS_RENEWED = timedelta(days=1)
 OF_INGRESS = {"requests": "arrived", "limited": "limited", "errors": "failed"}
-"""What ingresses count of a key -> its column."""
+"""Column of each counter that ingresses keep for a key."""
 _COLUMNS = (*COUNTS, "charged")
 _ADD = f"""
     INSERT INTO traffic_usagehour ({", ".join((*ACCOUNT, "hour", *_COLUMNS))}, machine_cost)
@@ -115,7 +115,7 @@ _TO_DAYS = f"""
 
 
 def usage_count(*, now: datetime) -> int:
-    """Count what is new. Returns how many rows got something; 0 also while another worker counts."""
+    """Counts new usage. Returns the number of changed rows; 0 while another worker counts."""
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=COUNT_LIMIT_S, now=now) is None:
         return 0
@@ -129,7 +129,7 @@ def usage_count(*, now: datetime) -> int:
 
 
 def usage_trim(*, now: datetime) -> None:
-    """Add hours that are too old to their days, and forget days and marks that are too old to matter."""
+    """Adds expired hours to their days, and deletes expired days and marks."""
     whole_days = (now - HOURS_KEPT).replace(hour=0, minute=0, second=0, microsecond=0)
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_TO_DAYS, [whole_days])
@@ -168,14 +168,14 @@ def _count(now: datetime) -> int:
 
 
 def _sent() -> list[SourceTotals]:
-    """What ingresses counted, by key, by deployment, and of what no cell answered."""
+    """Returns ingress counters by key, by deployment, and of requests that no cell answered."""
     ingresses = IngressReport.objects.exclude(telemetry={}).values_list("ingress_id", "telemetry")
     readers = (keys_of_ingress, pools_of_ingress, refused_of_ingress)
     return [each for ingress, telemetry in ingresses for read in readers for each in read(ingress, telemetry)]
 
 
 class _Leader(NamedTuple):
-    """What a leader counts, and the machines of its cell."""
+    """A leader's counters, and the machines of its cell."""
 
     source: str
     kind: Kind
@@ -185,8 +185,8 @@ class _Leader(NamedTuple):
 
 
 def _leaders() -> list[_Leader]:
-    """What leaders count, each about its own cell. Other nodes have nothing to count, and what a node says of a cell
-    that it is no longer in is nobody's."""
+    """Returns counters of leaders about their own cells. Reports of other nodes, and about a cell that the node has
+    left, are ignored."""
     cell = "node__member__cell__"
     leaders = NodeReport.objects.filter(load__has_key="usage", node__member__rank=0, cell=F("node__member__cell_id"))
     version = f"{cell}model_version__"
@@ -203,7 +203,7 @@ def _leaders() -> list[_Leader]:
 
 
 def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:
-    """The keys that are spoken of, and those of tenants that are named without one."""
+    """Returns the named keys, and those of tenants that are named without a key."""
     prefixes = {each.subject.removeprefix(KEY) for each in sent if each.subject.startswith(KEY)}
     prefixes |= {each.subject.split("/")[1] for each in sent if each.subject.startswith(REFUSED)}
     tenants = set()
@@ -221,7 +221,7 @@ def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str,
 def _by_account(
     seen: UsagePlan, believed: UsagePlan, claims: Iterable[Claim], keys: Mapping[str, KeyScope]
 ) -> dict[Account, dict[str, int]]:
-    """What is new, by the columns that it goes into."""
+    """Returns new usage by column."""
     used: dict[Account, dict[str, int]] = defaultdict(dict)
     tenants = {prefix: scope.tenant for prefix, scope in keys.items()}
     for (_, subject, _), counts in seen.used.items():
@@ -242,7 +242,7 @@ def _by_account(
 def _by_machines(
     believed: UsagePlan, claims: Iterable[Claim], kinds: Mapping[str, Kind]
 ) -> dict[tuple[Kind, Account], dict[str, int]]:
-    """What is new of tokens, by the machines that made them."""
+    """Returns new tokens by the machines that generated them."""
     accounts = {claim.row.totals.place: claim.account for claim in claims}
     used: dict[tuple[Kind, Account], dict[str, int]] = defaultdict(dict)
     for place, counts in believed.used.items():
@@ -268,7 +268,7 @@ def _remember(marks: Iterable[SourceTotals], now: datetime) -> None:
 
 
 def _renew(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], now: datetime) -> None:
-    """Keep marks of what is still reported, though nothing of it is new; those of lives that ended go in time."""
+    """Renews marks of subjects that are still reported without growth; others expire."""
     stale = [
         mark.pk
         for mark in stored
@@ -283,7 +283,7 @@ def _add(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
     hour, month = now.replace(minute=0, second=0, microsecond=0), month_of(now)
     rows: list[tuple[str | int | Decimal | datetime, ...]] = []
     months: dict[str, tuple[int, Decimal]] = defaultdict(lambda: (0, Decimal(0)))
-    for account in sorted(used):  # in one order, so that no two writers wait for each other
+    for account in sorted(used):  # fixed order, so that writers cannot deadlock
         counts = used[account]
         charged = charge(counts, prices.get(account.deployment))
         rows.append((*account, hour, *(counts.get(name, 0) for name in COUNTS), charged))

@@ -1,8 +1,5 @@
-"""Usage for other programs: as Parquet, and each day as objects in a bucket. An object is named by its day and written
-once (`If-None-Match`), so that whoever read it need never read it again; a day goes there when it is over.
-
-An outcome that was lost is found again by the object's own digest.
-"""
+"""Exports usage and costs as Parquet, and each past day as objects in a bucket. Objects are named by day and written
+once (`If-None-Match`), so readers can cache them. If the result of a write was lost, the object's digest shows it."""
 
 import io
 import logging
@@ -41,34 +38,34 @@ from traffic.usage.selectors import UsageRow, cost_rows, usage_stream
 
 PARQUET_TYPE = "application/vnd.apache.parquet"
 MOST_PARQUET_ROWS = 1_000_000
-"""A table of columns is in memory as a whole: some 300 MB at most."""
+"""A Parquet table is held in memory as a whole, at most about 300 MB."""
 LEASE = "traffic:usage-export"
 LEASE_TTL_S = 300.0
 SETTLED_AFTER = timedelta(minutes=10)
-"""Of the end of a day: its last hour is counted and split by then."""
+"""Time after the end of a day until its last hour is counted and split."""
 DAYS_A_PASS = 7
 KIND_DIMENSIONS = tuple(name for name in COST_DIMENSIONS if name not in OF_ACCOUNTS)
-"""Costs are written by machines, with their idle time; whose they are is in the usage of the day."""
+"""Costs are written by machines with idle time; accounts are in the day's usage."""
 
 log = logging.getLogger(__name__)
 
 
 class TooManyRows(ValueError):
-    """More rows than a table may have in memory; the text says how to get fewer."""
+    """More rows than fit in memory; the text says how to get fewer."""
 
 
 def table_rows(rows: Iterable[UsageRow]) -> Iterator[TableRow]:
-    """Rows of usage as rows of a table."""
+    """Converts usage to table rows."""
     for row in rows:
         counts = {name: row.sums[name] for name in COUNTS}
         yield TableRow(row.start, row.group, counts, row.sums["charged"], row.sums["machine_cost"])
 
 
 def parquet_table(rows: Iterable[TableRow]) -> bytes:
-    """The table as a Parquet file: times in microseconds of UTC, counts as whole numbers, amounts as decimals.
+    """Returns a Parquet file: times in microseconds (UTC), counters as integers, amounts as decimals.
 
     Raises:
-        TooManyRows: see there.
+        TooManyRows: the table has too many rows.
     """
     from arro3.core import Array, DataType
 
@@ -89,10 +86,10 @@ def parquet_table(rows: Iterable[TableRow]) -> bytes:
 
 
 def cost_parquet(rows: Iterable[CostRow]) -> bytes:
-    """Costs as a Parquet file: times in microseconds of UTC, amounts and figures as decimals, null where they are none.
+    """Returns a Parquet file: times in microseconds (UTC), amounts and figures as decimals or null.
 
     Raises:
-        TooManyRows: see there.
+        TooManyRows: the table has too many rows.
     """
     from arro3.core import Array, DataType
 
@@ -136,11 +133,11 @@ def _parquet_of(columns: dict[str, Any]) -> bytes:
 
 
 def usage_export_days(*, target: str, now: datetime) -> list[str]:
-    """Write the days that are over and not yet in the configured bucket, oldest first. Returns the names of objects.
-    One process at a time does.
+    """Writes past days that are not yet in the configured bucket, oldest first, one process at a time. Returns the
+    names of objects.
 
     Raises:
-        ValueError: the target names no bucket.
+        ValueError: the target is not a bucket URL.
     """
     if not target:
         return []
@@ -158,10 +155,10 @@ def usage_export_days(*, target: str, now: datetime) -> list[str]:
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Bucket and prefix of `s3://bucket/prefix`.
+    """Returns bucket and prefix of `s3://bucket/prefix`.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it is not a bucket URL.
     """
     parts = urlsplit(target)
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
@@ -170,12 +167,12 @@ def parse_target(target: str) -> tuple[str, str]:
 
 
 def _days_due(target: str, now: datetime) -> list[date]:
-    """Days with usage that are over, of those whose hours are kept, without those that are there in both forms."""
+    """Returns past days with usage whose hours are kept and that lack one of their objects."""
     over = (now - SETTLED_AFTER).astimezone(UTC).date()
     first = (now - HOURS_KEPT).astimezone(UTC).date() + timedelta(days=1)
     begins = datetime.combine(first, datetime.min.time(), UTC)
     first_open = CellHour.objects.filter(settled=False).aggregate(at=Min("hour"))["at"]
-    if first_open is not None:  # what is written is never replaced, so it waits until all of it is split
+    if first_open is not None:  # objects are never replaced, so it waits until all hours are split
         over = min(over, first_open.astimezone(UTC).date())
     within = {"hour__gte": begins, "hour__lt": datetime.combine(over, datetime.min.time(), UTC)}
     used, ran = (
@@ -187,7 +184,7 @@ def _days_due(target: str, now: datetime) -> list[date]:
 
 
 def _forms(day: date) -> tuple[tuple[str, str], ...]:
-    """The objects of a day: name and type."""
+    """Returns the day's objects: name and type."""
     return tuple(
         (f"{what}-{day}.{ending}", kind)
         for what in ("usage", "costs")

@@ -1,5 +1,5 @@
-"""Counts how long machines are in the cells of each deployment, what they cost and what energy they take, and splits an
-hour of them once it is over. It belongs to the counting of usage and runs under its lease."""
+"""Counts the time, cost and energy of machines in the cells of each deployment, splits each past hour over its
+accounts, and opens or closes incidents about implausible power meters. It runs under the lease of usage counting."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -38,15 +38,15 @@ from traffic.usage.planning.prices import HOUR, MICRO, Kind, cost_of, parts_of_a
 from traffic.usage.selectors import fits_at, token_prices, weighing
 
 CLOCK = ("clock", "machines", "")
-"""The mark that says until when machines were counted, in milliseconds since 1970."""
+"""Mark up to which machines were counted, in Unix milliseconds."""
 METERS = "energy"
-"""The source of the marks that say how far the energy of a node is counted."""
+"""Source of marks about counted energy of nodes."""
 OF_THIS_HOST = "local"
-"""Provider of nodes that share one host: its meters are of all of them, so none of them is believed."""
+"""Provider whose nodes share one host: meters there cover all of them, so they are ignored."""
 LOOK_EVERY = timedelta(seconds=15)
-"""A look at 2,000 nodes takes 0.2 s, with meters 0.5 s, and machines change less often than tokens are counted."""
+"""A pass over 2,000 nodes takes 0.2 s, with meters 0.5 s, and machines change less often than tokens are counted."""
 SETTLED_AFTER = timedelta(seconds=30)
-"""Of the end of an hour: the last look that is partly in it was made, and whoever made it has ended."""
+"""Time after the end of an hour until its last pass has ended."""
 HOURS_SETTLED_AT_ONCE = 200
 _SUMMED = (
     "machine_ms", "busy_ms", "spent", "busy_spent", "measured_uj", "rated_uj", "estimated_uj", "busy_uj", "unrated_ms",
@@ -56,7 +56,7 @@ _LATER = (
     "cost", "idle", "energy_uj", "idle_uj", "carbon_ug", "idle_carbon_ug", "energy_source", "carbon_source",
     "weights_source",
 )  # fmt: skip
-"""Known when the hour is settled."""
+"""Columns that are known when the hour is settled."""
 _ADD = f"""
     INSERT INTO traffic_cellhour
         (hour, {", ".join((*KIND, *_SUMMED, "cost_source", *_LATER))}, settled)
@@ -70,8 +70,7 @@ _ADD = f"""
 
 @dataclass(slots=True)
 class _Taken:
-    """What machines of one kind did since the last look. `price`: of all of them an hour, in millionths of a
-    dollar."""
+    """Work of machines of one kind since the last pass. `price` is their total per hour in millionths of a dollar."""
 
     machines: int = 0
     busy: int = 0
@@ -83,7 +82,7 @@ class _Taken:
 
 
 def machine_hours_count(*, now: datetime) -> None:
-    """Add the time since the last look to the machines that are there now, and settle the hours that are over."""
+    """Adds the time since the last pass to the current machines, and settles past hours."""
     with transaction.atomic():
         since = _since(now)
         if since is not None:
@@ -94,7 +93,7 @@ def machine_hours_count(*, now: datetime) -> None:
 
 
 def _since(now: datetime) -> datetime | None:
-    """Until when was counted, and from now on it is `now`; None: nothing is due."""
+    """Moves the mark to `now` and returns its previous value, or None if no pass is due."""
     source, subject, life = CLOCK
     at_ms = round(now.timestamp() * 1000)
     mark, is_first = UsageMark.objects.get_or_create(
@@ -118,7 +117,7 @@ def _add(since: datetime, now: datetime) -> None:
 
 
 def _rows_of(kind: Kind, taken: _Taken, parts: list[tuple[datetime, int]]) -> Iterable[tuple[Any, ...]]:
-    """Energy was read for all of the time: it falls evenly into its hours."""
+    """Energy covers the whole time, so it is spread evenly over its hours."""
     energy = taken.energy
     amounts = (energy.measured, energy.rated, energy.estimated, taken.busy_uj, energy.unrated_ms, energy.refused)
     of_hours = [parts_of_amount(amount, parts) for amount in amounts]
@@ -129,7 +128,7 @@ def _rows_of(kind: Kind, taken: _Taken, parts: list[tuple[datetime, int]]) -> It
 
 
 def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
-    """What the machines that are there now took in this time, by kind; the marks of their meters are moved on."""
+    """Returns the work of the current machines by kind, and moves the marks of their meters."""
     in_flight = _cells_in_flight()
     rates = rates_at(now)
     shapes = {row.name: row.shape() for row in InstanceType.objects.all()}
@@ -180,7 +179,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
 
 
 def _marks() -> dict[str, dict[str, MeterMark]]:
-    """Node -> part of it -> how far its meters are counted."""
+    """Marks by node and part."""
     found: dict[str, dict[str, MeterMark]] = defaultdict(dict)
     for subject, totals in UsageMark.objects.filter(source=METERS).values_list("subject", "totals"):
         for part, mark in totals.items():
@@ -205,7 +204,7 @@ def _remember(kept: dict[str, dict[str, MeterMark]], before: dict[str, dict[str,
 
 
 def _cells_in_flight() -> set[str]:
-    """As ingresses see it: what a cell says of itself would be its node's word."""
+    """Ingress counts are used because a node's own could be wrong."""
     reported: Iterable[object] = IngressReport.objects.filter(connected=True).values_list("telemetry__cells", flat=True)
     return {
         cell
@@ -218,7 +217,7 @@ def _cells_in_flight() -> set[str]:
 
 @transaction.atomic
 def _settle(hour: datetime, deployment: str) -> None:
-    """Split an hour of a deployment over those who used it, kind by kind."""
+    """Splits an hour of a deployment over its accounts, kind by kind."""
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
     shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
     price, fits = token_prices(hour + HOUR).get(deployment), fits_at(hour + HOUR)
@@ -262,14 +261,14 @@ def _settle_row(
 
 
 def energy_source(rated_uj: int, estimated_uj: int, unrated_ms: int) -> Source:
-    """How well an amount of energy is known, by its parts."""
+    """Source of an amount of energy, from its parts."""
     if unrated_ms:
         return Source.UNKNOWN
     return Source.ESTIMATED if estimated_uj else Source.RATED if rated_uj else Source.MEASURED
 
 
 def _add_to_usage(hour: datetime, deployment: str) -> None:
-    """The cost of accounts on all machines, in their rows of usage."""
+    """Adds the accounts' costs on all machines to their usage rows."""
     sums = CostShare.objects.filter(hour=hour, deployment=deployment).order_by()
     by_account = {
         tuple(row[name] for name in ACCOUNT_OF_SHARE): row["total"]
@@ -282,11 +281,10 @@ def _add_to_usage(hour: datetime, deployment: str) -> None:
     UsageHour.objects.bulk_update(used, ["machine_cost"])
 
 
-# Opens an incident about a machine whose power meter lies, and closes it once that is believed again. Within the
-# look that counts its energy.
+# Incidents about implausible power meters, within the pass that counts energy.
 
 SUSPICIONS = "power-meter"
-"""The source of the marks that say how often the meters of a node were refused."""
+"""Source of marks about refused readings of a node."""
 
 
 def power_meters_judge(*, looks: Mapping[str, MeterLook], now: datetime) -> None:

@@ -1,5 +1,5 @@
-"""Adds up what leaders say that their engines computed, and fits from it what tokens weigh. The sums belong to the
-counting of usage and run under its lease; the fit is made by the hour."""
+"""Adds up the work that leaders report of their engines and fits token weights from it every hour. The sums are written
+under the lease of usage counting."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -25,14 +25,14 @@ from traffic.usage.planning.prices import (
 from traffic.usage.selectors import token_prices
 
 SOURCE = "work"
-"""Of the marks that say how far the work of a node's engine is added up."""
+"""Source of marks about counted work of a node's engine."""
 Place = tuple[str, str]
 """Version, instance type."""
 
 
 @transaction.atomic
 def token_work_count(*, now: datetime) -> int:
-    """Take what leaders of cells say that is new. Returns how many looks could be used."""
+    """Adds new work of cell leaders. Returns the number of usable reports."""
     marks = {row.subject: row for row in UsageMark.objects.filter(source=SOURCE)}
     found: dict[tuple[str, str, str], WorkSums] = {}
     told: list[UsageMark] = []
@@ -52,7 +52,8 @@ def token_work_count(*, now: datetime) -> int:
 
 
 def token_fit_all(*, now: datetime) -> int:
-    """Fit each version on each instance type by the last days, and forget days of before. Returns how many could be."""
+    """Fits each version on each instance type from the last days, and deletes older ones. Returns the number of
+    fits."""
     since = (now - timedelta(days=FIT_DAYS)).astimezone(UTC).date()
     TokenWork.objects.filter(day__lt=since).delete()
     of_places: dict[Place, dict[str, WorkSums]] = defaultdict(lambda: defaultdict(WorkSums))
@@ -78,7 +79,7 @@ _FITTED = [
 
 
 def _reported() -> Iterable[tuple[str, str, str, WorkTotals]]:
-    """Node, version, instance type, totals of each leader that serves and says so."""
+    """Node, version, instance type and totals of each leader that reports work."""
     report = "node__report__"
     rows = (
         CellMember.objects.filter(rank=0, cell__state=CellState.READY.value)
@@ -96,7 +97,7 @@ def _reported() -> Iterable[tuple[str, str, str, WorkTotals]]:
 
 
 def _totals(work: Any) -> WorkTotals | None:
-    """What a report has; None: nothing, or nothing that could be so."""
+    """Totals of a report, or None if missing or implausible."""
     if not isinstance(work, Mapping):
         return None
     names = ("busy_ms", "steps", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -126,7 +127,7 @@ def _add(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
 
 
 def _listed(now: datetime) -> dict[str, TokenWeights]:
-    """Version -> the weights by prices in force of a deployment that serves it."""
+    """Weights by version, from prices in force of a deployment that serves it."""
     prices = token_prices(now)
     served = CellMember.objects.filter(rank=0).values_list(
         "cell__deployment_id", "cell__model_version__model_id", "cell__model_version__version"

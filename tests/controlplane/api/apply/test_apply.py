@@ -19,7 +19,7 @@ from models_registry.versions.models import Model, ModelVersion
 from tests.controlplane.access.callers import calls, granted
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
-from traffic.routing.models import TrafficRule
+from traffic.region_shares.models import TrafficRule
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

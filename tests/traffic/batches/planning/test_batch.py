@@ -1,7 +1,4 @@
-"""States of a batch, and what may be asked of one.
-
-Which batch is worked on first, and what is told of its time.
-"""
+"""States of a batch, its order among others, and estimates of its time."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

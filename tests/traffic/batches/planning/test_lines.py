@@ -1,7 +1,4 @@
-"""Lines of a batch: what is wrong with one, and in which order they are sent.
-
-Outcomes of lines, and the journal that keeps them through a crash.
-"""
+"""Validation and order of lines, and journals of outcomes through a crash."""
 
 import io
 import json
@@ -192,8 +189,8 @@ def test_errors_are_told_apart_by_what_there_is() -> None:
     assert error_key(odd.text) == ("http_500", "boom")
     body = json.loads(odd.text)["response"]["body"]
     assert body == {"error": {"message": "boom", "type": "server_error", "param": None, "code": None}}
-    silent = outcome_of(0, "i", "c", AttemptResponse(None, reason="no whole answer within 3 s"))
-    assert error_key(silent.text) == ("request_timeout", "no whole answer within 3 s")
+    silent = outcome_of(0, "i", "c", AttemptResponse(None, reason="no complete answer within 3 s"))
+    assert error_key(silent.text) == ("request_timeout", "no complete answer within 3 s")
     cut = outcome_of(0, "i", "c", AttemptResponse(200, b'{"half'))
     assert not cut.is_output
     assert error_key(unsent_outcome(0, "i", "c", "batch_expired").text)[0] == "batch_expired"

@@ -1,9 +1,4 @@
-"""Which batches fall behind their deadline, and what is done about them.
-
-Samples of a batch: a bounded number, in order, and what follows from them.
-
-How many lines are under way at once.
-"""
+"""Steps for batches behind their deadline, samples of progress, and windows of lines in flight."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -39,7 +34,7 @@ from traffic.batches.planning.pacing import (
 DAY = timedelta(days=1)
 TELL, NEAR, CELLS = AtRiskPolicy.TELL, AtRiskPolicy.NEAR_REALTIME, AtRiskPolicy.CELLS
 BATCH = PacedBatch("b", NOW, NOW + DAY, remaining=36_000, rate=1.0)
-"""A tenth of the day is reserve: from the middle of it on, 34,560 s are left."""
+"""A tenth of the day is reserve, so half-way 34,560 s are left."""
 
 
 def at(hours: float, policy: AtRiskPolicy = TELL, *taken: str, **changes: object) -> list[str]:

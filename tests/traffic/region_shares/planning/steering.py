@@ -25,7 +25,7 @@ from traffic.region_shares.planning.load import (
     share_lost,
 )
 from traffic.region_shares.planning.placement import latencies_ms
-from traffic.region_shares.planning.policy import Matrix, OverrideView, TrafficPolicy, distance, loads, orders_for
+from traffic.region_shares.planning.policy import Matrix, OverrideView, TrafficPolicy, distance, loads, overrides_for
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SETTINGS = AutopilotSettings()
@@ -45,7 +45,7 @@ def region(
     starting: bool = False,
     returned: bool = False,
 ) -> RegionView:
-    """`now`: the capacity of this moment, where it is more than what may be counted on."""
+    """`now` is the current capacity, if it exceeds the conservative one."""
     heard = None if heard_s_ago is None else NOW - timedelta(seconds=heard_s_ago)
     return RegionView(name, demand, capacity, capacity if now is None else now, lost, heard, starting, returned)
 
@@ -57,7 +57,7 @@ def view(
     policy: TrafficPolicy | None = None,
     overrides: tuple[OverrideView, ...] = (),
 ) -> TrafficView:
-    """`in_force` None: every origin at home."""
+    """Without `in_force`, every origin is served at home."""
     names = [one.name for one in regions]
     return TrafficView(
         deployment="llama",
@@ -81,7 +81,7 @@ def shifted(seen: TrafficView) -> ShiftTraffic:
 
 
 def utilisations(seen: TrafficView, matrix: Matrix) -> dict[str, float]:
-    task = placement_problem(seen, orders_for(seen.deployment, seen.overrides, NOW))
+    task = placement_problem(seen, overrides_for(seen.deployment, seen.overrides, NOW))
     carried = loads(matrix, task.demand)
     return {
         one.name: carried.get(one.name, 0.0) / one.capacity_now if one.capacity_now else float("inf")
@@ -92,7 +92,7 @@ def utilisations(seen: TrafficView, matrix: Matrix) -> dict[str, float]:
 
 @dataclass
 class ClosedLoop:
-    """A deployment over time: capacity and demand are functions of seconds, the autopilot looks every two of them."""
+    """A deployment over time: capacity and demand are functions of seconds; the autopilot runs every two seconds."""
 
     capacity: Callable[[str, float], float]
     demand: Callable[[str, float], float]
@@ -131,7 +131,7 @@ class ClosedLoop:
         return loads(self.matrix, demand).get(name, 0.0) / max(self.capacity(name, self.at_s), 1e-9)
 
     def movement(self, since_s: float = 0.0) -> float:
-        """Total variation of the row that moved most, summed over all moves."""
+        """Total variation of the row that moved most, summed over all shifts."""
         return sum(greatest for at_s, _, greatest in self.moves if at_s >= since_s)
 
     def _view(self, now: datetime) -> TrafficView:
@@ -146,7 +146,7 @@ class ClosedLoop:
             regions.append(
                 RegionView(
                     name=name,
-                    demand=arrivals_to_expect(samples),  # of one second each: arrivals are requests at once
+                    demand=arrivals_to_expect(samples),  # each takes one second, so arrivals equal concurrent requests
                     capacity=capacity_to_count_on(samples, at),
                     capacity_now=samples[-1].capacity,
                     share_lost=share_lost(samples, at),

@@ -1,7 +1,4 @@
-"""One pass of the region autopilot, case by case.
-
-What an order would do, before anybody gives it.
-"""
+"""Single passes of the region autopilot, and previews of overrides."""
 
 from datetime import timedelta
 
@@ -32,12 +29,12 @@ def test_a_region_that_lost_two_thirds_is_relieved_at_once_and_nobody_is_filled_
     seen = view(region("a", 60, 34, lost=0.66), region("b", 30, 100), region("c", 30, 100))
     shift = shifted(seen)
     assert shift.kind is ShiftKind.RELIEF
-    # 95 % of 80 % of 34 stay; all the rest fits into b, the nearest.
+    # 95 % of 80 % of 34 stay; the rest fits into b, the nearest.
     assert shift.matrix["a"] == {"a": pytest.approx(0.4307, abs=1e-3), "b": pytest.approx(0.5693, abs=1e-3)}
     assert shift.matrix["b"] == {"b": 1.0}
     assert max(utilisations(seen, shift.matrix).values()) <= 0.8
     assert shift.moved == pytest.approx(0.5693 / 2, abs=1e-3)
-    assert "a has 60.0 requests at once and was tested for 34" in shift.reason
+    assert "a has 60.0 concurrent requests and a tested capacity of 34" in shift.reason
     assert "a -> b 56.9%, a 43.1%" in shift.reason
 
 
@@ -85,12 +82,12 @@ def test_a_region_that_starts_keeps_what_it_carries_though_its_minute_has_not_pa
 
 
 def test_a_region_whose_first_cell_is_still_coming_keeps_its_share() -> None:
-    """Its ingress spills by itself meanwhile; were it sent away, it would come back in steps."""
+    """Its ingress spills meanwhile. Requests that were sent away would return in steps."""
     assert decide(view(region("a", 20, 0, starting=True), region("b", 20, 0, now=50))) is None
 
 
 def test_nothing_goes_to_a_region_that_has_no_cell_yet() -> None:
-    """Where the first minute is over and no cell is anywhere, requests wait at home for the one that comes first."""
+    """After the first minute without a cell anywhere, requests wait at home for the first cell."""
     assert decide(view(region("a", 20, 0), region("b", 20, 0, starting=True))) is None
     away = {"a": {"b": 1.0}, "b": {"b": 1.0}}
     home = shifted(view(region("a", 20, 100), region("b", 20, 0, starting=True), in_force=away))
@@ -206,7 +203,7 @@ def test_a_new_residency_is_obeyed_at_once() -> None:
 
 
 def test_room_that_only_another_can_use_is_left_to_it() -> None:
-    """b is nearest to both, but only d's requests have nowhere else to go."""
+    """b is nearest to both, but only d's requests have no alternative."""
     policy = TrafficPolicy(residency={"d": ("b", "d")})
     seen = view(
         region("a", 40, 0, lost=1.0), region("b", 20, 100), region("c", 20, 100), region("d", 50, 0), policy=policy,
@@ -234,7 +231,7 @@ def test_a_region_that_is_gone_gets_nothing_and_its_row_goes() -> None:
     gone = {"a": {"a": 0.5, "z": 0.5}, "z": {"z": 1.0}}
     shift = shifted(view(region("a", 10, 100), region("b", 10, 100), in_force={**gone, "b": {"b": 1.0}}))
     assert shift.matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
-    assert "z has no ingress any more" in shift.reason
+    assert "z no longer has an ingress" in shift.reason
 
 
 IN_AN_HOUR = NOW + timedelta(hours=1)

@@ -1,7 +1,4 @@
-"""The region autopilot over minutes of virtual time: loss, flapping, evacuation, recovery, surge, silence.
-
-What the autopilot never does, in any world.
-"""
+"""The region autopilot over minutes of virtual time, and its invariants."""
 
 import math
 from collections.abc import Callable
@@ -25,9 +22,9 @@ from tests.traffic.region_shares.planning.steering import (
 from traffic.region_shares.planning.autopilot import ShiftKind, ShiftTraffic, TrafficView, placement_problem
 from traffic.region_shares.planning.placement import LEAST_DEMAND, place_demand
 from traffic.region_shares.planning.policy import (
+    ActiveOverrides,
     EvacuationMode,
     Matrix,
-    Orders,
     OverrideKind,
     OverrideView,
     TrafficPolicy,
@@ -126,7 +123,7 @@ def test_a_capacity_that_flaps_every_twenty_seconds_for_ten_minutes_moves_reques
 
 
 def test_noisy_demand_at_the_edge_of_the_cap_does_not_swing() -> None:
-    """A demand that wavers by 5 % around 80 % of capacity, as arrivals of a busy region do."""
+    """The demand varies by 5 % around 80 % of capacity, like arrivals of a busy region."""
     wobble = [0.0, 2.1, -1.7, 3.9, -4.0, 1.2, -0.4, 4.0, -3.1, 0.8]
     loop = ClosedLoop(HUNDRED, lambda name, at_s: 79.0 + wobble[int(at_s / 2) % 10] if name == "a" else 30.0)
     loop.run(600.0)
@@ -211,7 +208,7 @@ policies = st.builds(TrafficPolicy, residency=residencies, cost=prices)
 
 @st.composite
 def rows(draw: st.DrawFn, home: str, names: tuple[str, ...], policy: TrafficPolicy) -> dict[str, float]:
-    """Where an origin may have been before: anywhere that residency allows, or at home for want of such a place."""
+    """Previous shares of an origin: anywhere that residency allows, or at home if there is no such region."""
     allowed = [name for name in names if policy.may_serve(home, name)] or [home]
     parts = [draw(st.integers(0, 10)) for _ in allowed]
     parts[0] += not any(parts)
@@ -220,7 +217,7 @@ def rows(draw: st.DrawFn, home: str, names: tuple[str, ...], policy: TrafficPoli
 
 @st.composite
 def worlds(draw: st.DrawFn, *, roomy: bool = False) -> TrafficView:
-    """`roomy`: enough capacity in all, so that most demand fits somewhere if it may go there."""
+    """With `roomy`, total capacity suffices, so that most demand fits if residency allows it."""
     names = NAMES[: draw(st.integers(1, 4))]
     policy = draw(policies)
     regions = []
@@ -238,9 +235,9 @@ def after(seen: TrafficView) -> Matrix:
 
 
 def some_plan_fits(seen: TrafficView) -> bool:
-    """Gale's condition, by trying every set of origins: what they need, the places open to them have (uncautiously:
-    what a region carries now counts, if it holds; what it has gained within the minute does not)."""
-    task = placement_problem(seen, Orders())
+    """Gale's condition, tested for every set of origins: their demand fits the regions open to them. A region's present
+    load counts if it holds; capacity gained within the minute does not."""
+    task = placement_problem(seen, ActiveOverrides())
     room = {
         name: max(CAP * place.capacity, place.carried if place.carried <= CAP * place.capacity_now else 0.0)
         if place.carried <= CAP * place.capacity_now
@@ -277,7 +274,7 @@ def test_no_region_is_above_its_cap_while_any_plan_respects_all_caps(seen: Traff
 def test_residency_is_never_broken(seen: TrafficView) -> None:
     for origin, row in after(seen).items():
         served = {name for name in row if not seen.policy.may_serve(origin, name)}
-        # Nobody may serve it: it stays at home, where it is refused.
+        # No region may serve it: it stays at home, where it is refused.
         assert served <= ({origin} if row == {origin: 1.0} else set())
 
 
@@ -291,7 +288,7 @@ def test_a_move_that_relieves_nobody_is_at_most_a_step(seen: TrafficView) -> Non
 
 @given(seen=worlds(roomy=True))
 def test_deciding_again_about_what_was_decided_moves_no_more_than_a_step(seen: TrafficView) -> None:
-    """Relief is complete at once: nothing is left to be relieved by the same facts."""
+    """Relief is complete in one step, so the same facts cause no second relief."""
     assume(some_plan_fits(seen))
     matrix = after(seen)
     again = decide(view(*seen.regions, in_force=matrix, policy=seen.policy, moved_s_ago=0))
@@ -309,7 +306,7 @@ def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, sha
             for one in seen.regions
         )
         task = placement_problem(
-            view(*regions, in_force={}, policy=TrafficPolicy(residency=seen.policy.residency)), Orders()
+            view(*regions, in_force={}, policy=TrafficPolicy(residency=seen.policy.residency)), ActiveOverrides()
         )
         return loads(place_demand(task).matrix, task.demand).get(name, 0.0)
 
@@ -325,7 +322,8 @@ def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, sha
     downs=st.lists(st.integers(1, 28), min_size=1, max_size=8),
 )
 def test_a_capacity_that_flaps_moves_requests_once(low: float, demand: float, ups: list[int], downs: list[int]) -> None:
-    """Up for less than the minute each time, for six minutes: one relief and no way back, so at most what had to go."""
+    """Up for less than a minute each time, for six minutes: one relief and no return, so only what had to leave
+    moves."""
     edges = [30.0]
     while edges[-1] < 400.0:
         length = len(edges)
@@ -364,7 +362,7 @@ def test_whatever_capacity_does_the_loop_keeps_sums_and_ends_in_a_plan_that_stay
 
 
 def test_the_worlds_that_are_tried_include_those_that_fit_and_those_that_do_not() -> None:
-    """Guards the guards: a condition that never holds would prove nothing."""
+    """Checks the condition itself, which would prove nothing if it never held."""
     assert some_plan_fits(view(region("a", 50, 100), region("b", 50, 100)))
     assert not some_plan_fits(view(region("a", 90, 100), region("b", 90, 100)))
     assert NOW.tzinfo is not None

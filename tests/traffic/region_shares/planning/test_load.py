@@ -1,9 +1,4 @@
-"""What a minute of samples says of a region.
-
-What arrives from applications, out of what ingresses count.
-
-When a deployment in a region counts as without a usable cell, and what its incident says.
-"""
+"""Windows, arrivals from ingress counters, and incidents about regions without a usable cell."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

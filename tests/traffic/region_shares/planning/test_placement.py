@@ -1,4 +1,4 @@
-"""The cheapest flow, against every possible one."""
+"""The cheapest flow, compared with every possible one."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ ROUTES = tuple(product(ORIGINS, PLACES))
 def every_flow(
     supply: dict[str, int], routes: dict[tuple[str, str], int], rooms: dict[str, int]
 ) -> list[tuple[int, int]]:
-    """(units placed, cost) of every flow in whole units."""
+    """Yields (units placed, cost) of every flow in whole units."""
     found = []
     for sent in product(*(range(supply[origin] + 1) for origin, _ in routes)):
         flow = dict(zip(routes, sent, strict=True))

@@ -1,7 +1,4 @@
-"""Rows that sum to 1, distances, and steps between rows.
-
-What operators may lay down about traffic, and what is wrong with what they may not.
-"""
+"""Arithmetic on share rows, and validation of traffic policies."""
 
 import math
 from typing import Any
@@ -139,7 +136,7 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"latency": 1}, "latency", "there is no latency; there are: residency, cost"),
         ({"utilisation_cap": 0.9}, "utilisation_cap", "from 0.05 to 0.8"),
         ({"utilisation_cap": True}, "utilisation_cap", "must be a number"),
-        ({"cost": {"mars": 1}}, "cost", "there is no region 'mars'; there are: eu-west-1, us-east-1"),
+        ({"cost": {"mars": 1}}, "cost", "unknown region 'mars'; known: eu-west-1, us-east-1"),
         ({"cost": {"us-east-1": 0}}, "cost.us-east-1", "from 0.01 to 100"),
         ({"cost": [1]}, "cost", "must be an object"),
         ({"residency": {"eu-west-1": []}}, "residency.eu-west-1", "at least one"),

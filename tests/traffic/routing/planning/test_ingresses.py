@@ -1,7 +1,4 @@
-"""When an ingress that is not connected is started again.
-
-When a draining cell gets nothing new any more: acknowledged by all, and never merely because nobody speaks.
-"""
+"""Starts of ingresses that are not connected, and acknowledgement of drains by all ingresses."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,9 +1,4 @@
-"""Routing tables: home first, elsewhere when home cannot, and equal states give equal tables.
-
-Adapters in routing tables: whose name it is, and which cells have it while a rollout brings or takes it.
-
-Names that several deployments answer, prefixes that stay together, and names that lead to one deployment only.
-"""
+"""Routing tables: home region first, spill, adapters during rollouts, splits, affinity and model names."""
 
 import random
 from dataclasses import replace
@@ -233,11 +228,11 @@ def test_a_policy_keeps_prefixes_together() -> None:
     kept = pools(chat=Steering(policy=TrafficPolicy(load_bound=1.5)))
     assert [pool.affinity for pool in kept] == [Affinity(1.5), None]
     assert "chat keeps prefixes together" in describe_change(pools(), kept)
-    assert "chat goes by fewest requests alone" in describe_change(kept, pools())
+    assert "chat routes by fewest requests" in describe_change(kept, pools())
 
 
 def test_what_changed_about_splits_is_said() -> None:
     before, after = (Split("chat", {"a": 1}),), (Split("chat", {"a": 9, "b": 1}), Split("x", {"b": 1}, sticky=False))
-    assert describe_splits(before, after) == ["model chat: a 90.0%, b 10.0%", "model x: b 100.0%, each request anew"]
+    assert describe_splits(before, after) == ["model chat: a 90.0%, b 10.0%", "model x: b 100.0%, chosen per request"]
     assert describe_splits(after, before)[-1] == "model x is no longer split"
     assert describe_splits(after, after) == []

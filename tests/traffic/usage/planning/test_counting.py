@@ -1,9 +1,5 @@
-"""From totals to what is new: nothing twice, nothing lost between two looks, and a new life counts from 0.
-
-A compromised node bills nobody else, and nothing that ingresses did not send.
-
-Where a budget stands, as a table; and that it stops a tenant exactly while the budget is used up.
-"""
+"""New usage from repeated totals; claims of a compromised node are limited to what ingresses counted; states of
+budgets."""
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -47,7 +43,7 @@ def report(requests: int, since: str = "7@1", subject: str = "key:0a", source: s
 
 
 def look(marks: Marks, *reported: SourceTotals) -> int:
-    """What is new, as requests; the marks go on."""
+    """New usage as requests; moves the marks."""
     plan = plan_usage(reported, marks)
     marks.update({mark.place: mark for mark in plan.marks})
     return sum(counts["requests"] for counts in plan.used.values())
@@ -76,7 +72,7 @@ def test_two_sources_of_one_subject_add_up_and_one_that_is_there_twice_counts_on
 
 @given(st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=5), min_size=1, max_size=5), st.randoms())
 def test_reports_that_are_lost_repeated_or_late_count_each_life_once(lives: list[list[int]], random: Any) -> None:
-    """The most that was ever reported of each life is what is counted, in whatever order it came."""
+    """The highest reported total of each life counts, in any order of reports."""
     reports = [report(total, since=str(life)) for life, totals in enumerate(lives) for total in totals]
     reports += random.choices(reports, k=len(reports))
     random.shuffle(reports)
@@ -86,7 +82,7 @@ def test_reports_that_are_lost_repeated_or_late_count_each_life_once(lives: list
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 50)), max_size=4), max_size=6))
 def test_a_worker_that_dies_before_its_transaction_ended_changes_nothing(passes: list[list[tuple[str, int]]]) -> None:
-    """Marks and rows are written together, so every second look may be lost whole."""
+    """Marks and rows share a transaction, so any pass may be lost as a whole."""
     marks: Marks = {}
     counted, most = 0, dict.fromkeys("ab", 0)
     for number, told in enumerate(passes):

@@ -1,7 +1,4 @@
-"""All time of a machine is accounted for once, by a meter where one is believed and else by an estimate.
-
-When a machine's power meter is said to lie, and when it is believed again: tables of exact decisions.
-"""
+"""All machine time is accounted for once, by a meter or an estimate; tables of decisions about implausible meters."""
 
 from typing import Any
 
@@ -79,7 +76,7 @@ def test_a_meter_that_says_more_than_the_part_can_draw_is_refused_and_estimated(
 def test_a_meter_that_falls_silent_is_replaced_and_not_counted_again_when_it_speaks() -> None:
     mark: MeterMark | None = MeterMark(meter(60_000))
     total = Energy()
-    for _ in range(120):  # ten minutes of an agent that is cut off, and goes on reading
+    for _ in range(120):  # ten minutes of an agent that is cut off and keeps reading
         taken, mark = plan_part(meter(60_000), mark, LOOK_MS, WATTS, 1.0)
         total += taken
     estimated = total.estimated
@@ -132,7 +129,7 @@ def test_whatever_a_node_claims_it_takes_no_more_than_it_can(
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
 def test_jitter_of_reports_neither_loses_nor_adds_energy(jitter: list[int]) -> None:
-    """An honest meter, seen some seconds late each time: in the end all that it counted is counted."""
+    """A correct meter, read with seconds of delay: eventually all of its energy is counted."""
     mark: MeterMark | None = MeterMark(MeterTotals("life"))
     total, now = Energy(), 0
     for late in jitter:
@@ -176,7 +173,7 @@ STEP_MS = 15_000
 
 
 def after(*looks: MeterLook | None, step_ms: int = STEP_MS) -> tuple[list[str], MeterPlan]:
-    """What happens look by look: `+` opened, `-` closed, `.` neither; and the last plan."""
+    """Events by pass: `+` opened, `-` closed, `.` neither; and the last plan."""
     plan, open_about, happened = MeterPlan({}), frozenset[str](), []
     for number, look in enumerate(looks):
         seen = {} if look is None else {"n": look}

@@ -1,4 +1,4 @@
-"""What batches cost beside what runs anyway, out of hours that are known."""
+"""Marginal price of batches from known hours."""
 
 import random
 from decimal import Decimal
@@ -9,7 +9,8 @@ from traffic.usage.planning.figures import BatchHour, marginal_price
 
 
 def day_and_night(batch_usd: float, days: int = 4, noise: float = 0.0, seed: int = 1) -> list[BatchHour]:
-    """Real-time by day at 2 dollars a million and 10 dollars an hour of cells that always run; batches by night."""
+    """Real-time by day at 2 dollars per million tokens and 10 dollars per hour for cells that always run; batches by
+    night."""
     chance, hours = random.Random(seed), []
     for hour in range(24 * days):
         is_night = hour % 24 < 8

@@ -1,9 +1,4 @@
-"""What tokens cost: exact, by the price in force, cached tokens apart.
-
-Tenants and idle time sum up to what cells cost and drew, to the last unit.
-
-What tokens take of an engine: the fit finds the parameters of the simulator, and says when it cannot.
-"""
+"""Exact token prices, conserved splits of costs and energy, and fits that recover the simulator's parameters."""
 
 import random
 from dataclasses import replace
@@ -96,7 +91,7 @@ def test_what_is_charged_in_parts_is_what_is_charged_at_once(
 AMOUNT = st.integers(0, 10**18)
 WEIGHTS = st.dictionaries(st.integers(0, 30), st.integers(0, 2**70), max_size=12)
 LOOKS = st.lists(st.tuples(st.integers(0, 500_000_000), st.integers(0, 20_000), st.booleans()), max_size=40)
-"""What machines cost an hour in millionths of a dollar, for how many milliseconds, and whether they were busy."""
+"""Hourly price in millionths of a dollar, milliseconds, and whether machines were busy."""
 
 
 def test_the_busy_part_falls_to_accounts_by_what_their_tokens_weigh_and_the_rest_is_idle() -> None:
@@ -173,7 +168,7 @@ LOOK_S = 15.0
 
 
 def simulated(parameters: ModelParameters, looks: int, seed: int) -> list[WorkTotals]:
-    """Totals of a cell every 15 s of virtual time, under a load that rises, falls and mixes short and long prompts."""
+    """Totals of a cell every 15 s of virtual time, with rising and falling load of short and long prompts."""
     model, chance = BatchingModel(parameters), random.Random(seed)
     now_s = busy_s = 0.0
     steps = prompts = completions = number = 0
