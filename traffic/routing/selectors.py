@@ -387,4 +387,6 @@ def _cells_not_up(ingress: str, table: RoutingTable, seen: dict[str, str]) -> li
         routed = sorted(routed_cells(table_message(table)))
     except UnreadableTable as error:
         return [str(error)]
-    return [f"ingress {ingress} sees {cell} {seen.get(cell, 'unknown')}" for cell in routed if seen.get(cell) != "up"]
+    return [
+        f"cell {cell} is {seen.get(cell, 'unknown')} at ingress {ingress}" for cell in routed if seen.get(cell) != "up"
+    ]

@@ -89,7 +89,7 @@ def test_ready_cells_are_not_enough_while_an_ingress_does_not_see_them(watch: Wa
     ]
     assert [line.partition("; ")[2] for line in status(wait_s=60)] == [
         f"ingress i-us-east-1 runs revision 0 of {revision}",
-        "ingress i-us-east-1 sees c1 not at all",
-        "ingress i-us-east-1 sees c1 down",
+        "cell c1 is unknown at ingress i-us-east-1",
+        "cell c1 is down at ingress i-us-east-1",
         "",
     ]

@@ -135,7 +135,7 @@ def test_a_queue_says_how_much_waits_and_one_without_dead_letters_is_not_read(qu
     async_to_sync(QueueEdge().look)(queue.row)
     assert RequestQueue.objects.get().waiting == 1
     queue.sqs.set_queue_attributes(QueueUrl=queue.row.url, Attributes={"RedrivePolicy": ""})
-    with pytest.raises(CallFailed, match="would come for ever"):
+    with pytest.raises(CallFailed, match="would never leave it"):
         async_to_sync(QueueEdge().look)(queue.row)
 
 

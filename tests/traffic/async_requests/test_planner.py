@@ -112,7 +112,7 @@ def test_a_limit_is_milliseconds_or_the_default() -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "soon", "1.5", "99999999999999", "86400001", "²"])
 def test_another_limit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a whole number from 1 to 86400000"):
+    with pytest.raises(ValueError, match="from 1 to 86400000"):
         limit_of(text, SETTINGS)
 
 
@@ -159,7 +159,7 @@ def test_a_queue_of_the_install_is_known_by_its_url() -> None:
     ],
 )  # fmt: skip
 def test_no_other_address_is_read(url: str) -> None:
-    with pytest.raises(ValueError, match="is no queue"):
+    with pytest.raises(ValueError, match=r"is not a (request )?queue"):
         queue_address(url, INSTALL)
 
 
@@ -181,7 +181,7 @@ def test_attributes_are_the_headers_of_the_endpoint() -> None:
 @pytest.mark.parametrize(
     ("attributes", "why"),
     [
-        ({"authorization": "Bearer sw_1_2"}, "names no key"),
+        ({"authorization": "Bearer sw_1_2"}, "cannot name a key"),
         ({"Endpoint": "/api/v1/keys"}, "Endpoint"),
         ({"Endpoint": "/v1/completions", "endpoint": "/v1/completions"}, "given twice"),
         ({"Idempotency-Key": ""}, "empty"),

@@ -63,7 +63,7 @@ def test_a_deadline_counts_from_when_the_message_was_sent() -> None:
         (b'{"model":"sim-70b","model":"other"}', {}, "not valid JSON"),
         (b'{"model":"gone"}', {}, "does not exist"),
         (b'{"model":"gone-\\u0000\\ud800"}', {}, "NUL or half of a surrogate"),
-        (BODY, {"Authorization": "Bearer sw_a_b"}, "names no key"),
+        (BODY, {"Authorization": "Bearer sw_a_b"}, "cannot name a key"),
         (BODY, {"X_Switchyard_Callback_Url": "https://169.254.169.254/"}, "X-Switchyard-Callback-Url"),
         (BODY, {"X_Switchyard_Deadline_Ms": "soon"}, "X-Switchyard-Deadline-Ms"),
     ],
@@ -114,7 +114,7 @@ def test_only_queues_of_this_install_with_a_key_that_opens_are_declared() -> Non
     with pytest.raises(Conflict, match="declared already"):
         request_queue_declare(url=queue.url, key=queue.key.prefix, actor="ann", now=NOW)
     notices = queue.url.replace("requests-orders", "notices")
-    with pytest.raises(InvalidInput, match="no queue of requests"):
+    with pytest.raises(InvalidInput, match="not a request queue"):
         request_queue_declare(url=notices, key=queue.key.prefix, actor="ann", now=NOW)
     with pytest.raises(InvalidInput, match="no key"):
         request_queue_declare(url=f"{queue.url}-2", key="unknown", actor="ann", now=NOW)

@@ -166,7 +166,7 @@ def test_a_revocation_is_confirmed_once_the_last_ingress_enforces_it() -> None:
     key.refresh_from_db()
     assert key.revocation_lag_s == 1.5
     event = Event.objects.get(kind="key.refused")
-    assert "refused everywhere, 1.5 s after it was revoked" in event.message
+    assert "1.5 s after its revocation" in event.message
     assert revocations_confirm(now=LATER) == []
 
 

@@ -47,12 +47,12 @@ def test_an_override_holds_for_its_time() -> None:
     ("other", "expected"),
     [
         ({f"share-{WEST}": "70"}, "sum to 95 %"),
-        ({f"share-{WEST}": "x"}, "must be a number"),
+        ({f"share-{WEST}": "x"}, "not a number"),
         ({f"share-{WEST}": "nan"}, "must sum to 100"),
-        ({f"share-{EAST}": "-5", f"share-{WEST}": "105"}, "not 0 to 1"),
+        ({f"share-{EAST}": "-5", f"share-{WEST}": "105"}, "must be from 0 to 1"),
         ({"deployment": "gone"}, "no deployment"),
-        ({"origin": "mars"}, "no region"),
-        ({"minutes": "x"}, "an order lasts"),
+        ({"origin": "mars"}, "has no ingress"),
+        ({"minutes": "x"}, "it must be from"),
         ({"why": " "}, "Give a reason"),
     ],
 )

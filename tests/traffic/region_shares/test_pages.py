@@ -36,7 +36,7 @@ def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: 
     shown = fragment(signed_in(), "/traffic/", "shares")
     for expected in ("sim-70b", EAST, WEST, "heat-6", "local", "within its cap", "15.", "/10.0"):
         assert expected in shown
-    assert "was tested for 10" in fragment(signed_in(), "/traffic/", "shifts")
+    assert "a tested capacity of 10" in fragment(signed_in(), "/traffic/", "shifts")
 
 
 def test_only_operators_see_links_to_overrides(fleet: Steered) -> None:

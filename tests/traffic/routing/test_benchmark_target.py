@@ -54,7 +54,7 @@ def test_cells_that_serve_the_version_are_left_alone() -> None:
 
 
 def test_cells_by_role_are_waited_for() -> None:
-    assert serve(cells=APART) == (ServingState.MOVING, "its cells become 1p+2d: 4 mixed are there")
+    assert serve(cells=APART) == (ServingState.MOVING, "scaling to 1p+2d; it has 4 mixed")
     assert stated() == (3, 1, 2)
     become(1, 2, 1)
     assert serve(cells=APART)[0] is ServingState.MOVING, "one of them is too many"
@@ -69,7 +69,7 @@ def test_another_version_is_rolled_out_while_all_cells_are_mixed() -> None:
     assert serve(cells=APART)[0] is ServingState.MOVING
     become(1, 2)
     assert serve(other.reference, cells=APART) == (
-        ServingState.MOVING, "its cells become 3: 1 prefill, 2 decode are there",
+        ServingState.MOVING, "scaling to 3; it has 1 prefill, 2 decode",
     )  # fmt: skip
     assert not Rollout.objects.exists()
     become(0, 0, 3)
@@ -79,7 +79,7 @@ def test_another_version_is_rolled_out_while_all_cells_are_mixed() -> None:
     Rollout.objects.update(state="succeeded")
     Cell.objects.update(model_version=other)
     type(rollout.deployment).objects.update(model_version=other)
-    assert serve(other.reference, cells=APART) == (ServingState.MOVING, "its cells become 1p+2d: 3 mixed are there")
+    assert serve(other.reference, cells=APART) == (ServingState.MOVING, "scaling to 1p+2d; it has 3 mixed")
 
 
 def test_cells_that_no_region_has_are_refused() -> None:

@@ -85,7 +85,7 @@ def test_a_row_that_cannot_be_stored_is_dropped_and_named_and_the_others_are_kep
 ) -> None:
     ingress_reports_store([row(**poison), row("i-us-west-2")])
     assert IngressReport.objects.get().ingress_id == "i-us-west-2"
-    assert "dropped what i-us-east-1 reported" in caplog.text
+    assert "dropped the report of i-us-east-1" in caplog.text
 
 
 def test_nul_bytes_are_replaced() -> None:

@@ -117,7 +117,7 @@ def test_a_revoked_ingress_proves_nothing_any_more_and_its_credential_is_refused
     ingress_revoke(ingress_id=ingress.id, actor="ada", now=NOW, why="stolen")
     assert agents_identify([credential]) == [None]
     event = Event.objects.get(kind="ingress.revoked")
-    assert (event.actor, event.message) == ("ada", f"{ingress.id} is trusted no longer: revoked by ada: stolen")
+    assert (event.actor, event.message) == ("ada", f"{ingress.id} was revoked by ada: stolen")
     ingress_revoke(ingress_id=ingress.id, actor="ada", now=NOW, why="again")
     assert Event.objects.filter(kind="ingress.revoked").count() == 1
 
@@ -174,7 +174,7 @@ def test_an_ingress_whose_machine_leaves_is_trusted_no_longer() -> None:
     ingress_machines_follow(now=NOW)
     assert agents_identify([credential]) == [None]
     refused = IngressHandler().on_hellos([_hello("i-0000000a")])
-    assert str(refused["i-0000000a"]) == "i-0000000a is no ingress"
+    assert str(refused["i-0000000a"]) == "i-0000000a is not an ingress"
 
 
 def test_the_machine_of_a_revoked_ingress_is_out_for_good() -> None:

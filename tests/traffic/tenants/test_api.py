@@ -36,7 +36,7 @@ def test_an_admin_grants_and_withdraws_hosts_and_places_of_a_tenant() -> None:
     events = list(Event.objects.order_by("id").values_list("kind", "message"))
     assert events[0] == ("tenant_grant.created", "callbacks of acme may go to app.example.com:8443, by ada")
     assert events[-1] == (
-        "tenant_grant.withdrawn", "no longer: callbacks of acme may go to app.example.com:8443, by ada"
+        "tenant_grant.withdrawn", "withdrawn: callbacks of acme may go to app.example.com:8443, by ada"
     )  # fmt: skip
 
 

@@ -230,7 +230,7 @@ def _check_region(field: str, name: str) -> list[str]:
 
 def _unknown_region(field: str, name: str, known: list[str]) -> InvalidInput:
     there = ", ".join(known) or "none"
-    return InvalidInput(field=field, rule="exists", message=f"no region {name!r} with an ingress; known: {there}")
+    return InvalidInput(field=field, rule="exists", message=f"region {name!r} has no ingress; others: {there}")
 
 
 def evacuation_request(

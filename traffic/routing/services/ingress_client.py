@@ -259,7 +259,7 @@ def _unreachable(ingress: IngressAddress, error: Exception) -> str:
 
 
 def _broken(error: httpx.TransportError) -> str:
-    return f"the connection broke during the answer: {str(error) or type(error).__name__}"
+    return f"the answer broke off: {str(error) or type(error).__name__}"
 
 
 AT_ONCE = {

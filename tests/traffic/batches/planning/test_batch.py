@@ -170,7 +170,7 @@ def test_what_cannot_be_done_in_its_time_is_told_the_time_that_can_be_met() -> N
     late: dict[str, Any] = {"lines": 20_000, "ahead": 1600, "rate": 2.0}
     said = deadline_refusal(asked_s=3600, is_usual=False, **late)
     assert said is not None
-    assert said.endswith("a window of 4h can be met")
+    assert said.endswith("use a window of 4h")
     assert deadline_refusal(asked_s=4 * 3600, is_usual=False, **late) is None
     assert deadline_refusal(asked_s=3600, is_usual=True, **late) is None
 

@@ -140,7 +140,7 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"cost": {"us-east-1": 0}}, "cost.us-east-1", "from 0.01 to 100"),
         ({"cost": [1]}, "cost", "must be an object"),
         ({"residency": {"eu-west-1": []}}, "residency.eu-west-1", "at least one"),
-        ({"residency": {"eu-west-1": ["mars"]}}, "residency.eu-west-1", "there is no region 'mars'"),
+        ({"residency": {"eu-west-1": ["mars"]}}, "residency.eu-west-1", "unknown region 'mars'"),
         ({"tested_concurrency": 0}, "tested_concurrency", "from 1 to 10000, or null"),
         ({"load_bound": 0.9}, "load_bound", "from 1 to 10"),
         ({"split": {"chat": -1}}, "split.chat", "whole number from 0 to 10000"),
