@@ -1,9 +1,5 @@
-"""What filters of the fleet's lists have in common.
-
-The last lines of the logs of nodes over HTTP. Reading them makes the agents send them; nothing else.
-
-Cells over HTTP: read them, drain one, start one again. Decides nothing; services do.
-"""
+"""Cells over HTTP: read them, drain or restart one, and read the logs of nodes; also the list filter shared with nodes.
+Parses and renders; services decide."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
@@ -41,13 +37,11 @@ ALL = "all"
 
 
 class EndedHidden(filters.FilterSet):
-    """Leaves out what has ended, which would soon outnumber the rest, unless `state` or `include=all` selects it."""
+    """Leaves out ended objects, which would soon outnumber the rest, unless `state` or `include=all` selects them."""
 
     ended: ClassVar[str]
 
-    include = filters.ChoiceFilter(
-        choices=[(ALL, "All")], method="keep", help_text="`all`: with those that have ended, which are left out else."
-    )
+    include = filters.ChoiceFilter(choices=[(ALL, "All")], method="keep", help_text="`all`: includes ended ones.")
 
     def keep(self, queryset: QuerySet[Any], name: str, value: str) -> QuerySet[Any]:
         return queryset
@@ -65,7 +59,7 @@ LINES_DEFAULT = 200
 class LogSerializer(serializers.Serializer[Any]):
     name = serializers.CharField(help_text="`agent`, `engine` or `proxy`.")
     lines = serializers.ListField(
-        child=serializers.CharField(), help_text="Oldest first, at most 200; what looks like a secret is taken out."
+        child=serializers.CharField(), help_text="Oldest first, at most 200. Likely secrets are removed."
     )
 
     class Meta:
@@ -74,45 +68,42 @@ class LogSerializer(serializers.Serializer[Any]):
 
 class NodeLinesSerializer(serializers.Serializer[NodeLines]):
     node = serializers.CharField()
-    rank = serializers.IntegerField(help_text="0 leads.")
+    rank = serializers.IntegerField(help_text="0 is the leader.")
     role = serializers.ChoiceField(choices=choices(MemberRole))
-    said_at = serializers.DateTimeField(allow_null=True, help_text="null: its agent has not sent any yet.")
-    is_of_cell = serializers.BooleanField(
-        help_text="Whether they are of this generation, and not of what ran there before."
-    )
+    said_at = serializers.DateTimeField(allow_null=True, help_text="null: its agent has sent none yet.")
+    is_of_cell = serializers.BooleanField(help_text="Whether the lines belong to this generation.")
     logs = LogSerializer(many=True)
 
 
 class LogsSerializer(serializers.Serializer[Any]):
-    """The first response may be empty: read again after two seconds. Agents go on for a minute after the last read."""
+    """The first response may be empty; read again after two seconds. Agents send lines for a minute after the last
+    read."""
 
     lines = serializers.ListField(
-        child=serializers.CharField(), help_text="Of the requested log, of the first node that has one."
+        child=serializers.CharField(), help_text="Lines of the requested log, from the first node that has it."
     )
-    nodes = NodeLinesSerializer(many=True, help_text="All logs of all nodes, in the order of ranks.")
+    nodes = NodeLinesSerializer(many=True, help_text="All logs of all nodes, by rank.")
 
 
 class LogOptionsSerializer(StrictSerializer):
-    """Which log, and how many lines."""
-
-    # The base class has an attribute of this name, which says where a value is taken from.
+    # Any, because the base class has an attribute of this name.
     source: Any = serializers.ChoiceField(choices=[(name, name) for name in SOURCES], default="engine")
     lines = serializers.IntegerField(
-        min_value=1, max_value=1000, default=LINES_DEFAULT, help_text="Of each log, at most."
+        min_value=1, max_value=1000, default=LINES_DEFAULT, help_text="Maximum lines per log."
     )
 
 
 def logs_read(request: Request, read: Callable[[], tuple[NodeLines, ...]], nodes: Iterable[str]) -> Response:
-    """Request these nodes' lines, and respond with those that arrived so far."""
+    """Requests the logs of these nodes, and responds with the lines received so far."""
     payload = LogOptionsSerializer(data=request.query_params)
     payload.is_valid(raise_exception=True)
     node_logs_request(nodes=nodes, now=clock.now())
     return Response(
-        LogsSerializer(_body(read(), payload.validated_data["source"], payload.validated_data["lines"])).data
+        LogsSerializer(_logs_body(read(), payload.validated_data["source"], payload.validated_data["lines"])).data
     )
 
 
-def _body(nodes: tuple[NodeLines, ...], source: str, limit: int) -> dict[str, Any]:
+def _logs_body(nodes: tuple[NodeLines, ...], source: str, limit: int) -> dict[str, Any]:
     rows = [
         {
             "node": node.node,
@@ -133,7 +124,7 @@ REFERENCE = r"^[^@]+@.+$"
 
 class MemberSerializer(serializers.ModelSerializer[CellMember]):
     id = serializers.CharField(source="node_id", help_text="The node.")
-    rank = serializers.IntegerField(help_text="0 leads.")
+    rank = serializers.IntegerField(help_text="0 is the leader.")
     role = serializers.ChoiceField(choices=choices(MemberRole))
     state = serializers.ChoiceField(choices=choices(NodeState), source="node.state")
 
@@ -144,93 +135,102 @@ class MemberSerializer(serializers.ModelSerializer[CellMember]):
 
 
 class BatchLoadSerializer(serializers.Serializer[Any]):
-    """A cell's batch requests beside its real-time ones. Latencies are 95th percentiles; null: not known."""
+    """A cell's batch requests next to its real-time ones. Latencies are 95th percentiles; null: unknown."""
 
-    running = serializers.IntegerField(help_text="In the engine.")
-    waiting = serializers.IntegerField(help_text="In the cell, for the prompt before them to be read.")
-    window = serializers.IntegerField(help_text="So many may be in the engine, by what real-time requests feel.")
-    is_alone = serializers.BooleanField(help_text="Nobody more urgent came of late: the window is not in force.")
-    is_over_budget = serializers.BooleanField(help_text="Real-time requests felt too much of it: the window shrank.")
-    baseline_ttft_ms = serializers.FloatField(allow_null=True, help_text="Of real-time requests without batch work.")
+    running = serializers.IntegerField(help_text="Requests in the engine.")
+    waiting = serializers.IntegerField(help_text="Requests in the cell that wait for an earlier prompt.")
+    window = serializers.IntegerField(
+        help_text="Batch requests allowed in the engine, from the latency of real-time requests."
+    )
+    is_alone = serializers.BooleanField(help_text="No recent real-time requests, so the window does not apply.")
+    is_over_budget = serializers.BooleanField(help_text="Real-time latency exceeded its budget, so the window shrank.")
+    baseline_ttft_ms = serializers.FloatField(allow_null=True, help_text="Real-time requests without batch requests.")
     baseline_itl_ms = serializers.FloatField(allow_null=True)
-    recent_ttft_ms = serializers.FloatField(allow_null=True, help_text="Of real-time requests beside batch work.")
+    recent_ttft_ms = serializers.FloatField(allow_null=True, help_text="Real-time requests during batch requests.")
     recent_itl_ms = serializers.FloatField(allow_null=True)
 
 
 class CacheLoadSerializer(serializers.Serializer[Any]):
-    """What a cell's engine says of its prefix cache, and how well requests are sent by it. Totals are in tokens of
-    prompts, since the cell's proxy started."""
+    """The engine's prefix cache, and how well requests are routed by it. Totals are prompt tokens since the cell's
+    proxy started."""
 
-    is_known = serializers.BooleanField(help_text="The engine says what it has; else requests go by sticky cells.")
-    blocks = serializers.IntegerField(help_text="That the engine has.")
-    block_tokens = serializers.IntegerField(help_text="In each.")
-    prefixes = serializers.IntegerField(help_text="Beginnings of requests that ingresses know to be here.")
-    asked_tokens_total = serializers.IntegerField(help_text="Of requests that were sent here by this list.")
-    predicted_tokens_total = serializers.IntegerField(help_text="Of those, what was to be found here.")
-    found_tokens_total = serializers.IntegerField(help_text="Of those, what the engine found.")
-    other_tokens_total = serializers.IntegerField(help_text="Of requests that came by another rule.")
-    other_found_tokens_total = serializers.IntegerField(help_text="Of those, what the engine found.")
+    is_known = serializers.BooleanField(help_text="The engine reports its cache. Otherwise requests use sticky cells.")
+    blocks = serializers.IntegerField(help_text="Blocks in the engine.")
+    block_tokens = serializers.IntegerField(help_text="Tokens per block.")
+    prefixes = serializers.IntegerField(help_text="Prefixes that ingresses know to be cached here.")
+    asked_tokens_total = serializers.IntegerField(help_text="Tokens of requests routed by these prefixes.")
+    predicted_tokens_total = serializers.IntegerField(help_text="Of those, tokens expected in the cache.")
+    found_tokens_total = serializers.IntegerField(help_text="Of those, tokens found in the cache.")
+    other_tokens_total = serializers.IntegerField(help_text="Tokens of requests routed by another rule.")
+    other_found_tokens_total = serializers.IntegerField(help_text="Of those, tokens found in the cache.")
 
 
 class HandoverLoadSerializer(serializers.Serializer[Any]):
-    """Prompts that prefill cells read for decode cells, since its proxy started; times are of the last 30 s."""
+    """Prompts that prefill cells computed for decode cells since the proxy started; times cover the last 30 s."""
 
-    handovers_total = serializers.IntegerField(help_text="Requests of a decode cell whose prompts others read.")
-    in_flight = serializers.IntegerField(help_text="Under way until their first token.")
+    handovers_total = serializers.IntegerField(
+        help_text="Requests of a decode cell whose prompts a prefill cell computed."
+    )
+    in_flight = serializers.IntegerField(help_text="Handovers that wait for their first token.")
     alone = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Reason -> requests that it did alone by its rules."
+        child=serializers.IntegerField(), help_text="Reason -> requests computed without a handover by rule."
     )
     fallbacks = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Reason -> requests that it did alone as a prefill cell failed it."
+        child=serializers.IntegerField(),
+        help_text="Reason -> requests computed without a handover because a prefill cell failed.",
     )
-    prefill_p50_ms = serializers.FloatField(allow_null=True, help_text="Until a prefill cell had read a prompt.")
+    prefill_p50_ms = serializers.FloatField(
+        allow_null=True, help_text="Time until a prefill cell had computed a prompt."
+    )
     prefill_p99_ms = serializers.FloatField(allow_null=True)
-    transfer_p50_ms = serializers.FloatField(allow_null=True, help_text="From there to the first byte of the answer.")
+    transfer_p50_ms = serializers.FloatField(
+        allow_null=True, help_text="Time from there to the first byte of the answer."
+    )
     transfer_p99_ms = serializers.FloatField(allow_null=True)
-    prefills_total = serializers.IntegerField(help_text="Prompts that a prefill cell read.")
-    prefill_tokens_total = serializers.IntegerField(help_text="Tokens in them.")
+    prefills_total = serializers.IntegerField(help_text="Prompts that a prefill cell computed.")
+    prefill_tokens_total = serializers.IntegerField(help_text="Tokens of these prompts.")
 
     class Meta:
         examples = {"alone": {"short_prompt": 12}, "fallbacks": {}}
 
 
 class SpeculationLoadSerializer(serializers.Serializer[Any]):
-    """What a cell's engine guessed over the last hour, by its own counters."""
+    """Speculation over the last hour, from the engine's counters."""
 
-    covered_s = serializers.FloatField(help_text="Seconds that were watched, some hour at most.")
-    drafts = serializers.IntegerField(help_text="One for each sequence in each step that guessed.")
-    guessed_tokens = serializers.IntegerField(help_text="In them.")
-    accepted_tokens = serializers.IntegerField(help_text="Of those, what the model took.")
+    covered_s = serializers.FloatField(help_text="Seconds covered, at most about an hour.")
+    drafts = serializers.IntegerField(help_text="One per sequence and step with guesses.")
+    guessed_tokens = serializers.IntegerField(help_text="Tokens in these drafts.")
+    accepted_tokens = serializers.IntegerField(help_text="Of those, tokens that the model accepted.")
 
 
 class LoadSerializer(serializers.Serializer[CellLoad]):
     """Rates and percentiles cover the last 30 s."""
 
-    in_flight = serializers.IntegerField(help_text="Requests that the engine works on.")
-    queued = serializers.IntegerField(help_text="Requests that wait in the engine.")
+    in_flight = serializers.IntegerField(help_text="Requests that the engine is processing.")
+    queued = serializers.IntegerField(help_text="Requests waiting in the engine.")
     tokens_per_s = serializers.FloatField(help_text="Output tokens.")
     ttft_p50_ms = serializers.FloatField(allow_null=True, help_text="Time to first token; null without samples.")
     ttft_p99_ms = serializers.FloatField(allow_null=True)
-    itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Between tokens; null without samples.")
+    itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Time between tokens; null without samples.")
     itl_p99_ms = serializers.FloatField(allow_null=True)
-    batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or of an older agent.")
-    cache = CacheLoadSerializer(allow_null=True, help_text="Its prefix cache; null: no report, or of an older agent.")
+    batch = BatchLoadSerializer(allow_null=True, help_text="Batch requests; null: no report, or an older agent.")
+    cache = CacheLoadSerializer(allow_null=True, help_text="Prefix cache; null: no report, or an older agent.")
     handovers = HandoverLoadSerializer(allow_null=True, help_text="Null: no report, or a mixed cell.")
-    speculation = SpeculationLoadSerializer(allow_null=True, help_text="Null: no report, or nothing was guessed.")
+    speculation = SpeculationLoadSerializer(allow_null=True, help_text="Null: no report, or no speculation.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
 
 
 class StackGroupSerializer(serializers.Serializer[Any]):
-    """Nodes that run the same software."""
+    """Nodes with the same software."""
 
-    digest = serializers.CharField(help_text="Of all fields that count for the cell's engine.")
-    nodes = serializers.ListField(child=serializers.CharField(), help_text="In the order of ranks.")
+    digest = serializers.CharField(help_text="Digest of all fields relevant for the cell's engine.")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="By rank.")
 
 
 class DifferingFieldSerializer(serializers.Serializer[Any]):
-    """One field in which nodes differ, with the value of each."""
+    """A field in which nodes differ, with each node's value."""
 
     field = serializers.CharField()
     values = serializers.DictField(
@@ -242,9 +242,9 @@ class DifferingFieldSerializer(serializers.Serializer[Any]):
 
 
 class FingerprintsSerializer(serializers.Serializer[StackComparison]):
-    """What the nodes run. A cell forms only of one group; nodes that have not reported it yet are left out."""
+    """Software of the nodes. All members of a cell must be in one group. Nodes without a report are left out."""
 
-    groups = StackGroupSerializer(many=True, help_text="That of the leader first.")
+    groups = StackGroupSerializer(many=True, help_text="The leader's group first.")
     differing = DifferingFieldSerializer(many=True, help_text="Fields in which the groups differ, by name.")
 
     def to_representation(self, instance: StackComparison) -> dict[str, Any]:
@@ -260,16 +260,16 @@ class FingerprintsSerializer(serializers.Serializer[StackComparison]):
 class CellSerializer(serializers.ModelSerializer[Cell]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
-    instance_type = serializers.CharField(source="instance_type_id", help_text="Of all its nodes.")
+    instance_type = serializers.CharField(source="instance_type_id", help_text="Type of all its nodes.")
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
     serving_class = serializers.ChoiceField(choices=choices(ServingClass), source="deployment.serving_class")
     role = serializers.ChoiceField(
-        choices=choices(CellRole), help_text="Prefill cells only read prompts for decode cells."
+        choices=choices(CellRole), help_text="Prefill cells compute prompts for decode cells."
     )
     tone = serializers.ChoiceField(choices=choices(Tone))
-    generation = serializers.IntegerField(help_text="Grows with every start of the engine.")
+    generation = serializers.IntegerField(help_text="Increases with every start of the engine.")
     restarts = serializers.IntegerField(help_text="Starts since it was last ready.")
-    nodes = MemberSerializer(source="members", many=True, help_text="In the order of ranks.")
+    nodes = MemberSerializer(source="members", many=True, help_text="By rank.")
     fingerprints = serializers.SerializerMethodField()
     load = serializers.SerializerMethodField()
 
@@ -288,7 +288,7 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
 
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
-        load = cell_load(cell)  # plain values: a serializer for each of a hundred cells costs more than the query
+        load = cell_load(cell)  # plain values: serializers for a hundred cells take longer than the query
         parts = {name: getattr(load, name) for name in ("batch", "cache", "handovers", "speculation")}
         plain = {name: None if part is None else structs.asdict(part) for name, part in parts.items()}
         return {field.name: getattr(load, field.name) for field in fields(load)} | plain
@@ -298,7 +298,7 @@ class CellFilter(EndedHidden):
     ended = CellState.STOPPED.value
 
     state = filters.MultipleChoiceFilter(
-        choices=choices(CellState), distinct=False, help_text="May be repeated. Stopped cells are left out else."
+        choices=choices(CellState), distinct=False, help_text="May be repeated. Default: all but stopped cells."
     )
     region = filters.CharFilter(field_name="region_id")
     deployment = filters.CharFilter(field_name="deployment_id")
@@ -320,7 +320,7 @@ class CellFilter(EndedHidden):
 
 
 class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
-    """Model replicas, each one deployable over one or several nodes."""
+    """Replicas of a model, each on one or several nodes."""
 
     serializer_class = CellSerializer
     filterset_class = CellFilter
@@ -347,15 +347,15 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     @extend_schema(operation_id="cells_drain", request=WhySerializer, responses={200: CellSerializer})
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, id: str) -> Response:
-        """Take a ready cell out of service. It takes no new requests, finishes those in flight or meets the drain
-        deadline of its deployment, and stops; a new cell makes up for it. 409 if it is not ready."""
+        """Drains a ready cell. It gets no new requests, finishes those in flight within its deployment's deadline, and
+        stops. A new cell takes its place. 409 if it is not ready."""
         return self._act(cell_drain, request, id)
 
     @extend_schema(operation_id="cells_restart", request=WhySerializer, responses={200: CellSerializer})
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, id: str) -> Response:
-        """Start a ready or failed cell again, whole, with a new generation. Requests in flight are cut: drain it
-        instead if they matter. 409 in any other state."""
+        """Restarts a ready or failed cell with a new generation. Requests in flight are cut off; drain it to let them
+        finish. 409 in any other state."""
         return self._act(cell_restart, request, id)
 
     @extend_schema(
@@ -365,7 +365,7 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def logs(self, request: Request, id: str) -> Response:
-        """The last lines of the logs of the cell's nodes, as their agents send them while a user reads."""
+        """The last lines of the logs of the cell's nodes. Their agents send lines while a user reads them."""
         cell = self.get_object()
         nodes = [member.node_id for member in cell.members.all()]
         return logs_read(request, lambda: cell_log_lines(cell.id), nodes)

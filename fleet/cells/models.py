@@ -1,4 +1,4 @@
-"""Cells, their members, and the ledger of cells taken down on purpose. A cell lives, is routed and dies whole."""
+"""Tables of cells, their members, and the disruption ledger. A cell is started, routed and stopped as a whole."""
 
 from django.db import models
 
@@ -13,13 +13,11 @@ from models_registry.versions.models import ModelVersion
 
 
 class Cell(models.Model):
-    """One replica of a model. Every start of its engine is a new `generation`; orders bind to (cell, generation).
-
-    `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
-    ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
-    `failed_by`: of a failed one, the node whose report said so. `role` is, as the version, of its generation.
-    `instance_type` of all its members, for as long as it lives.
-    """
+    """One replica of a model. Every start of its engine is a new `generation`, and orders are bound to (cell,
+    generation). `secret` authenticates the members of one generation to each other. `restarts`: starts since it was
+    last ready, which sets the back-off. `unrouted_at`: every ingress has acknowledged a table that sends it no new
+    requests. `failed_by`: the node whose report made it fail. `role` and `model_version` belong to the generation;
+    `instance_type` never changes."""
 
     id = models.CharField(max_length=160, primary_key=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="cells")
@@ -50,7 +48,7 @@ class Cell(models.Model):
 
 
 class CellMember(models.Model):
-    """A node's place in a cell. The database refuses a node in two cells and two nodes at one rank."""
+    """A node's rank in a cell. The database rejects a node in two cells and two nodes at one rank."""
 
     cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="members")
     node = models.OneToOneField(Node, on_delete=models.PROTECT, related_name="member")
@@ -69,10 +67,8 @@ class CellMember(models.Model):
 
 
 class Disruption(models.Model):
-    """An entry of the disruption ledger: an available cell taken down on purpose, until it is back or gone.
-
-    Written in the transaction of the step that takes the cell down (I10).
-    """
+    """An entry of the disruption ledger: an available cell that was drained on purpose, until it is ready again or
+    gone. Written in the transaction that drains the cell (I10)."""
 
     cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="disruptions")
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="disruptions")

@@ -1,7 +1,5 @@
-"""Decides what state a cell is in, from what the agents of its members report of its current generation.
-
-Decides whether a cell that drains may be taken: it takes nothing new and has nothing left, or its time is over.
-"""
+"""Decides a cell's state from the reports of its members about its current generation, and when a draining cell may
+stop: when it is unrouted and idle, or its time is over. Never starts or drains cells."""
 
 from datetime import datetime, timedelta
 
@@ -22,37 +20,38 @@ RUNNING = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
 def plan_health(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Changes of cell states that follow from observation alone."""
     running = (cell for cell in fleet.cells.values() if cell.state in RUNNING)
-    return tuple(decision for cell in running if (decision := _judge(cell, fleet, settings, now)) is not None)
+    return tuple(decision for cell in running if (decision := _next_state(cell, fleet, settings, now)) is not None)
 
 
-def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datetime) -> Decision | None:
+def _next_state(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datetime) -> Decision | None:
     members = [(member, fleet.nodes[member.node]) for member in cell.members]
     for member, node in members:
         if node.state in DEAD:
-            return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
+            return _move_cell(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
     for member, node in members:
         if node.report.is_about(cell) and node.report.state is EngineState.FAILED:
-            return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}", node.id)
+            return _move_cell(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}", node.id)
     if cell.state is CellState.STARTING:
         mismatch = _mismatch(cell, fleet)
         if mismatch:
-            return _move(cell, CellState.FAILED, mismatch)
+            return _move_cell(cell, CellState.FAILED, mismatch)
         age_s = fleet.listening_for_s(cell.state_since, now)
-        return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
+        return _next_state_of_starting(cell, [node for _, node in members], age_s, fleet, settings)
     if cell.state is CellState.READY:
-        return _judge_ready(cell, members[0][1], settings)
+        return _next_state_of_ready(cell, members[0][1], settings)
     return None
 
 
 def _mismatch(cell: CellView, fleet: FleetView) -> str:
-    """Why the members' software forms no cell (I2); the engines compare again, with flags and weights."""
+    """Why the members' software does not match (I2), or "". The engines compare again, including flags and weights."""
     engine = fleet.deployments[cell.deployment].of_cell(cell).engine
     software = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
     return first_mismatch(member_stacks(engine, software))
 
 
-def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:
-    """Unhealthy is what reports say for long enough; how long ago the last one came is a matter of liveness."""
+def _next_state_of_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:
+    """Fails a cell whose reports were unhealthy for long enough. Missing reports are left to
+    `faults.planning.liveness`."""
     report = leader.report
     if not report.is_about(cell) or report.unhealthy_since is None or report.last_seen_at is None:
         return None
@@ -60,30 +59,30 @@ def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> D
     if unhealthy_s <= settings.unhealthy_after_s:
         return None
     why = report.health_reason or "no reason given"
-    return _move(
+    return _move_cell(
         cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {age_text(unhealthy_s)}: {why}", leader.id
     )
 
 
-def _judge_start(
+def _next_state_of_starting(
     cell: CellView, nodes: list[NodeView], age_s: float, fleet: FleetView, settings: FleetSettings
 ) -> Decision | None:
     if all(node.report.is_about(cell) and node.report.state is EngineState.READY for node in nodes):
-        return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
+        return _move_cell(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
     timeout_s = fleet.deployments[cell.deployment].of_cell(cell).ready_timeout_s + settings.start_grace_s
     if age_s > timeout_s:
         waiting = ", ".join(node.id for node in nodes if node.report.state is not EngineState.READY)
-        return _move(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")
+        return _move_cell(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")
     return None
 
 
-def _move(cell: CellView, to: CellState, reason: str, failed_by: str = "") -> MoveCell:
+def _move_cell(cell: CellView, to: CellState, reason: str, failed_by: str = "") -> MoveCell:
     return MoveCell(cell.id, cell.state, cell.generation, to, reason, failed_by)
 
 
 def drain_ended(cell: CellView, notices: Notices) -> str:
-    """Why the drain of this draining cell is over; empty while it is not. A machine that its provider ends may be used
-    until then, unless another one waits for its place."""
+    """Why the drain of this cell is over, or "". A cell on a machine that its provider ends may keep serving until then
+    unless a spare waits for its place."""
     fleet, settings, now = notices.fleet, notices.settings, notices.now
     deadline_s = fleet.deployments[cell.deployment].drain_deadline_s
     in_flight = last_in_flight(cell, fleet, settings)
@@ -92,7 +91,7 @@ def drain_ended(cell: CellView, notices: Notices) -> str:
     left = "an unknown number of" if in_flight is None else in_flight
     ends_at = notices.end_of_cell(cell)
     if ends_at is not None and ends_at - now <= timedelta(seconds=settings.notices.last_s):
-        return f"a machine of it ends at {ends_at:%H:%M:%S} UTC, with {left} requests in flight"
+        return f"one of its machines ends at {ends_at:%H:%M:%S} UTC, with {left} requests in flight"
     if fleet.listening_for_s(cell.state_since, now) > deadline_s and (ends_at is None or _has_spare(cell, fleet)):
         return f"drain deadline of {deadline_s:.0f} s passed with {left} requests in flight"
     return ""
@@ -105,8 +104,8 @@ def _has_spare(cell: CellView, fleet: FleetView) -> bool:
 
 
 def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings) -> int | None:
-    """Requests in flight, measured since nothing new arrives; None: not known yet. What was measured before says
-    nothing of a request that came in between."""
+    """Requests in flight, if measured after new requests stopped arriving; otherwise None. Older measurements may miss
+    a request that arrived in between."""
     if not cell.members:
         return 0
     report = fleet.nodes[cell.members[0].node].report

@@ -1,8 +1,5 @@
-"""Cells as they are shown, in a number of queries that does not grow with the number of cells, and whether those
-that should be ready are.
-
-Which prefill and decode cells pair, as the orders of their leaders name each other. One query, none without any.
-"""
+"""Reads cells in a number of queries that does not grow with their number: descriptions, counts, readiness of the
+fleet, and pairs of prefill and decode cells for their leaders' orders. Never writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -27,7 +24,7 @@ from models_registry.versions.planning.spec import InvalidVersion
 LONG_COLUMNS = (
     "node__topology", "node__accelerators", "node__report__telemetry", "node__report__steps", "node__report__health",
 )  # fmt: skip
-"""Of a cell's nodes: what no description of a cell shows. Reading them would take longer than all the rest."""
+"""Columns of a cell's nodes that no description shows. Reading them would take most of the time."""
 
 
 def cells_described() -> QuerySet[Cell]:
@@ -39,13 +36,13 @@ def cells_described() -> QuerySet[Cell]:
 
 
 def cell_stacks(cell: Cell) -> StackComparison:
-    """What the members of a described cell run, side by side. No query."""
+    """Compares the software of a described cell's members. No query."""
     members = ((member.rank, member.node_id, member.node.fingerprint) for member in cell.members.all())
     return compare_stacks(member_stacks(engine_on(cell.model_version, cell.instance_type_id), members))
 
 
 def cell_counts_by_region() -> dict[str, dict[str, int]]:
-    """Region -> state -> number of cells; stopped ones and states without a cell are absent. One query."""
+    """Region -> state -> number of cells, without stopped cells and empty states. One query."""
     counts: dict[str, dict[str, int]] = {}
     there = Cell.objects.exclude(state=CellState.STOPPED.value).order_by()
     for region, state, count in there.values_list("region_id", "state").annotate(count=Count("id")):
@@ -61,7 +58,7 @@ def ready_cells_by_place() -> dict[tuple[str, str], int]:
 
 
 def cells_by_type() -> dict[tuple[str, str], dict[str, int]]:
-    """(deployment, region) -> instance type -> number of cells that have not stopped. One query."""
+    """(deployment, region) -> instance type -> number of live cells. One query."""
     live = Cell.objects.exclude(state=CellState.STOPPED.value).order_by("instance_type_id")
     found: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     columns = ("deployment_id", "region_id", "instance_type_id")
@@ -72,7 +69,7 @@ def cells_by_type() -> dict[tuple[str, str], dict[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`waiting_for` is empty when everything wanted is there."""
+    """`waiting_for` is empty once all target cells are ready."""
 
     summary: str
     waiting_for: tuple[str, ...]
@@ -86,7 +83,7 @@ class Readiness:
 
 
 def fleet_readiness() -> Readiness:
-    """Compare wanted with ready cells, and say of every other cell what holds it up."""
+    """Compares target with ready cells, and gives the reason of every other cell."""
     ready: Counter[tuple[str, str]] = Counter()
     held_up = []
     for cell in Cell.objects.exclude(state=CellState.STOPPED):
@@ -114,44 +111,46 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Pairings:
-    """`leaders`: cell -> its leader, of cells apart; `there`: place -> these cells as planners see them. `from_tokens`:
-    cell -> what the planner of roles found, where it acts."""
+    """`leaders`: cell -> its leader, for prefill and decode cells; `by_place`: the same cells by place, as planners see
+    them; `from_tokens`: cell -> threshold of the planner of roles, where it acts."""
 
     leaders: Mapping[str, CellMember]
     cells: dict[str, PairingCell]
-    there: dict[Place, list[PairingCell]]
+    by_place: dict[Place, list[PairingCell]]
     from_tokens: dict[str, int]
 
     def layout(self, cell: str) -> str:
-        """The fingerprint of what it hands over; empty: nothing."""
+        """Fingerprint of the KV layout that the cell hands over, or ""."""
         return self.cells[cell].layout if cell in self.cells else ""
 
     def prefill_cells(self, cell: str) -> tuple[PrefillCell, ...]:
-        """Those that a decode cell may call."""
+        """Prefill cells that a decode cell may call."""
         own = self.cells.get(cell)
         if own is None or own.role is not CellRole.DECODE:
             return ()
-        return tuple(self._called(one) for one in prefill_cells_of(own, self._around(cell)))
+        return tuple(self._prefill_cell(one) for one in prefill_cells_of(own, self._cells_of_place(cell)))
 
     def prefill_from_tokens(self, cell: str) -> int:
-        """From so many uncached tokens on a decode cell has a prompt read by a prefill cell."""
+        """Uncached tokens from which a decode cell lets a prefill cell compute the prompt."""
         return self.from_tokens.get(cell, PREFILL_FROM_TOKENS)
 
     def decode_nodes(self, cell: str) -> tuple[str, ...]:
-        """The nodes whose proxies may call a prefill cell."""
+        """Nodes whose proxies may call a prefill cell."""
         own = self.cells.get(cell)
-        return decode_nodes_of(own, self._around(cell)) if own is not None and own.role is CellRole.PREFILL else ()
+        return (
+            decode_nodes_of(own, self._cells_of_place(cell)) if own is not None and own.role is CellRole.PREFILL else ()
+        )
 
     def decode_cells(self, cell: str) -> tuple[str, ...]:
-        """The decode cells that may call a prefill cell."""
+        """Decode cells that may call a prefill cell."""
         nodes = set(self.decode_nodes(cell))
         return tuple(sorted(one.id for one in self.cells.values() if one.node in nodes))
 
-    def _around(self, cell: str) -> list[PairingCell]:
+    def _cells_of_place(self, cell: str) -> list[PairingCell]:
         row = self.leaders[cell].cell
-        return self.there[row.deployment_id, row.region_id]
+        return self.by_place[row.deployment_id, row.region_id]
 
-    def _called(self, one: PairingCell) -> PrefillCell:
+    def _prefill_cell(self, one: PairingCell) -> PrefillCell:
         leader = self.leaders[one.id]
         cell, node = leader.cell, leader.node
         return PrefillCell(
@@ -167,7 +166,7 @@ class Pairings:
 
 
 def pairings(cells: Iterable[Cell]) -> Pairings:
-    """Of the places of these cells, those that are apart."""
+    """Pairs in the places of these cells that have separate prefill and decode cells."""
     places = {(cell.deployment_id, cell.region_id) for cell in cells if cell.role != CellRole.MIXED}
     if not places:
         return Pairings({}, {}, {}, {})
@@ -189,7 +188,7 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
         for row in rows.select_related("node", "cell__instance_type", "cell__model_version")
         if row.node.port_base is not None
     }
-    found = {name: _pairing(row) for name, row in leaders.items()}
+    found = {name: _pairing_cell(row) for name, row in leaders.items()}
     there: dict[Place, list[PairingCell]] = defaultdict(list)
     for name, row in leaders.items():
         there[row.cell.deployment_id, row.cell.region_id].append(found[name])
@@ -199,7 +198,7 @@ def pairings(cells: Iterable[Cell]) -> Pairings:
     return Pairings(leaders, found, there, from_tokens)
 
 
-def _pairing(leader: CellMember) -> PairingCell:
+def _pairing_cell(leader: CellMember) -> PairingCell:
     cell, version = leader.cell, leader.cell.model_version
     kind = cell.instance_type.shape()
     try:

@@ -1,14 +1,6 @@
-"""Charges disruptions, in the transaction of the step that takes a cell down, and closes them when it is over (I10).
-
-A charge by the rules holds the ledger's lock until the commit and counts again: what the planner saw may be
-gone, and two reconcilers that race cannot spend the same budget.
-
-Applies decisions about cells, each as one compare-and-set on (id, state, generation) with its event.
-
-What operators do with one cell: drain it, or restart it. Each is one compare-and-set with its event.
-
-The reconciler does the rest: it makes up for a draining cell, stops it once idle, and starts a failed one again.
-"""
+"""Applies decisions and operators' requests about cells, each as one compare-and-set on (id, state, generation) with
+its event, and keeps the disruption ledger. A charge holds the ledger's lock until the commit and counts again, so
+racing reconcilers cannot exceed the budget (I10). Never decides what to do next: the reconciler does."""
 
 import secrets
 from collections import Counter
@@ -46,7 +38,7 @@ from models_registry.versions.models import ModelVersion
 from models_registry.versions.selectors import version_by_reference
 
 LOCK = 0x53_57_4C_47
-"""Key of PostgreSQL's advisory lock: "SWLG", the ledger of the whole fleet."""
+"""Key of PostgreSQL's advisory lock for the ledger of the whole fleet: "SWLG"."""
 
 
 def disruption_charge(
@@ -59,18 +51,17 @@ def disruption_charge(
     limits: LedgerLimits,
     forced: bool = False,
 ) -> None:
-    """Open an entry for a ready cell that is about to go down, if the budget still allows it, and its rollout, if it is
-    one's, is still active and, where the cell is to go to another version, neither paused nor baking. `forced`: its
-    machine ends in any case, so the budget is overspent.
+    """Opens an entry for a ready cell that is about to be drained, if the budget and its rollout still allow it.
+    `forced`: overspends the budget, because the machine ends in any case.
 
     Raises:
-        StaleDecision: they do not any more.
+        StaleDecision: the budget or the rollout no longer allows it.
     """
-    _lock(cell.deployment_id)
+    _lock_ledger(cell.deployment_id)
     if rollout is not None:
-        _require_going(rollout, cell, cause)
+        _require_active_rollout(rollout, cell, cause)
     policy = policy_in_force(cell.deployment_id)
-    standing = _standing(cell, policy.min_healthy_s, now)
+    standing = _ledger_counts(cell, policy.min_healthy_s, now)
     refused = refusal(standing, cause, policy.max_unavailable, limits)
     if refused and not forced:
         raise StaleDecision(f"cell {cell.id} stays: {refused}")
@@ -80,7 +71,7 @@ def disruption_charge(
 def disruption_open(
     *, cell: Cell, cause: DisruptionCause, reason: str, now: datetime, rollout: int | None = None
 ) -> None:
-    """Open an entry without checking the budget: an operator's decision stands, and counts for every later charge."""
+    """Opens an entry without checking the budget. For operators' decisions, which count in all later charges."""
     Disruption.objects.get_or_create(
         cell=cell,
         closed_at=None,
@@ -96,26 +87,26 @@ def disruption_open(
 
 
 def disruption_close(*, cell_id: str, now: datetime) -> None:
-    """The cell is ready again, or gone for good."""
+    """Closes the entry of a cell that is ready again or gone for good."""
     Disruption.objects.filter(cell_id=cell_id, closed_at__isnull=True).update(closed_at=now)
 
 
-def _lock(deployment: str) -> None:
-    """Until the commit no other worker charges, and none scales this deployment."""
+def _lock_ledger(deployment: str) -> None:
+    """Until the commit, no other worker charges the ledger or scales this deployment."""
     Deployment.objects.select_for_update().get(name=deployment)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
 
 
-def _require_going(rollout: int, cell: Cell, cause: DisruptionCause) -> None:
-    """Until the commit nobody ends or pauses it. Who paused, aborted or superseded it before is obeyed, whatever a pass
-    saw. A surplus of its cells may go while it is paused."""
+def _require_active_rollout(rollout: int, cell: Cell, cause: DisruptionCause) -> None:
+    """Locks the rollout until the commit and checks that it may still move cells. Its surplus cells may stop while it
+    is paused."""
     state = Rollout.objects.select_for_update().values_list("state", flat=True).get(pk=rollout)
     if state not in (ROLLOUT_MOVING if cause is DisruptionCause.ROLLOUT else ROLLOUT_ACTIVE):
         raise StaleDecision(f"cell {cell.pk} stays: rollout {rollout} is {state}")
 
 
-def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
+def _ledger_counts(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
     proven = now - timedelta(seconds=min_healthy_s)
     there = Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
     available = _by_region(there)
@@ -150,7 +141,7 @@ ROUTING_TASK = "traffic.publish"
 
 
 def cell_create(decision: CreateCell, *, now: datetime) -> None:
-    """Record one more cell of a deployment. Its number is taken from the deployment and never used again."""
+    """Creates a pending cell. Its number comes from the deployment and is never reused."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=decision.deployment)
         cell_id = f"{deployment.name}-{decision.region}-{deployment.next_ordinal}"
@@ -172,17 +163,17 @@ def cell_create(decision: CreateCell, *, now: datetime) -> None:
 
 
 def cell_start(decision: StartCell, *, now: datetime) -> None:
-    """Begin a new generation on the decided nodes, in one transaction (I4, I5).
+    """Starts a new generation on the given nodes, in one transaction (I4, I5).
 
     Raises:
-        StaleDecision: the cell or a node is no longer what the decision saw.
+        StaleDecision: the cell or a node has changed since the decision.
         IntegrityError: one of the nodes has joined another cell meanwhile.
     """
     changes: dict[str, Any] = {"model_version_id": version} if (version := _version_id(decision.version)) else {}
     if decision.role is not None:
         changes["role"] = decision.role.value
     with transaction.atomic():
-        _move(
+        _change_state(
             decision,
             CellState.STARTING,
             now,
@@ -205,7 +196,7 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
 
 
 def _lock_usable(decision: StartCell, before: set[str]) -> None:
-    """Hold the nodes until the commit, in one order for all. A cordon keeps away new members and no others."""
+    """Locks the nodes until the commit, in a fixed order. A cordon excludes only new members."""
     nodes = Node.objects.select_for_update().filter(id__in={*decision.nodes, *before}).order_by("id")
     usable = {node.id for node in nodes if node.state == NodeState.READY and (node.id in before or not node.cordoned)}
     if gone := [node for node in decision.nodes if node not in usable]:
@@ -213,10 +204,10 @@ def _lock_usable(decision: StartCell, before: set[str]) -> None:
 
 
 def _version_id(reference: str) -> int | None:
-    """Row of the version that a decision names; None where it names none.
+    """The ID of the version that a decision names, or None if it names none.
 
     Raises:
-        StaleDecision: there is none of this name any more.
+        StaleDecision: the version no longer exists.
     """
     if not reference:
         return None
@@ -227,10 +218,10 @@ def _version_id(reference: str) -> int | None:
 
 
 def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimits | None = None) -> None:
-    """Take a ready cell down for a reason of the fleet's own, charged to the disruption ledger.
+    """Drains a ready cell and charges the disruption ledger.
 
     Raises:
-        StaleDecision: the cell is no longer what the decision saw, or the ledger has no budget left.
+        StaleDecision: the cell has changed since the decision, or the ledger has no budget left.
     """
     with transaction.atomic():
         seen = Cell.objects.get(id=decision.cell)
@@ -243,20 +234,20 @@ def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimi
             limits=limits or LedgerLimits(),
             forced=decision.forced,
         )
-        cell = _move(decision, CellState.DRAINING, now)
+        cell = _change_state(decision, CellState.DRAINING, now)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
 
 
 def cell_move(decision: MoveCell, *, now: datetime) -> None:
-    """Change a cell's state within its generation, with what follows: routing, desired state, incidents.
+    """Changes a cell's state within its generation, with routing, desired states and incidents.
 
     Raises:
-        StaleDecision: the cell is no longer what the decision saw.
+        StaleDecision: the cell has changed since the decision.
     """
     changes: dict[str, Any] = {"restarts": 0} if decision.to is CellState.READY else {}
     changes["failed_by"] = decision.failed_by
     with transaction.atomic():
-        cell = _move(decision, decision.to, now, **changes)
+        cell = _change_state(decision, decision.to, now, **changes)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         if decision.to is CellState.READY:
             disruption_close(cell_id=cell.id, now=now)
@@ -275,13 +266,13 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
 
 
 def cell_stop(decision: StopCell, *, now: datetime) -> None:
-    """End a cell and give its nodes back as spares.
+    """Stops a cell and returns its nodes to the spares.
 
     Raises:
-        StaleDecision: the cell is no longer what the decision saw.
+        StaleDecision: the cell has changed since the decision.
     """
     with transaction.atomic():
-        cell = _move(decision, CellState.STOPPED, now)
+        cell = _change_state(decision, CellState.STOPPED, now)
         nodes = list(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         CellMember.objects.filter(cell=cell).delete()
         Node.objects.filter(id__in=nodes).update(spare_since=now)
@@ -291,10 +282,10 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
 
 
 def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
-    """Write into the timeline why a cell is as it is. Its state and its age stay.
+    """Records a new reason for the cell's state in the row and the timeline.
 
     Raises:
-        StaleDecision: the cell is no longer what the decision saw.
+        StaleDecision: the cell has changed since the decision.
     """
     with transaction.atomic():
         rows = Cell.objects.filter(id=decision.cell, state=decision.seen.value, generation=decision.generation)
@@ -303,7 +294,7 @@ def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
 
 
 def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
-    """Record that every ingress has acknowledged a table that sends this cell nothing new."""
+    """Records that every ingress has acknowledged a table that sends this cell no new requests."""
     rows = Cell.objects.filter(
         id=cell_id, generation=generation, state=CellState.DRAINING.value, unrouted_at__isnull=True
     )
@@ -314,7 +305,9 @@ def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
     return True
 
 
-def _move(decision: StartCell | DrainCell | MoveCell | StopCell, to: CellState, now: datetime, **changes: Any) -> Cell:
+def _change_state(
+    decision: StartCell | DrainCell | MoveCell | StopCell, to: CellState, now: datetime, **changes: Any
+) -> Cell:
     seen = CellState.READY if isinstance(decision, DrainCell) else decision.seen
     if to not in CELL_ALLOWED[seen]:
         raise ValueError(f"a cell cannot go from {seen} to {to}")
@@ -329,18 +322,22 @@ def _move(decision: StartCell | DrainCell | MoveCell | StopCell, to: CellState, 
 
 
 def _cell_event(cell: Cell, to: CellState, reason: str, now: datetime) -> None:
-    event_record(
-        kind=f"cell.{to}",
-        message=f"{cell.id} is {to}: {reason}",
-        tone=CELL_TONE[to],
-        now=now,
-        region=cell.region_id,
-        deployment=cell.deployment_id,
-        cell=cell.id,
-        detail={"generation": cell.generation},
-    )
+    event_record(now=now, **_event_fields(cell, to, reason))
     live.push("cells", cell.id)
     wake_ups.send(ROUTING_TASK)
+
+
+def _event_fields(cell: Cell, to: CellState, reason: str, actor: str = "switchyard", **detail: Any) -> dict[str, Any]:
+    return {
+        "kind": f"cell.{to}",
+        "message": f"{cell.id} is {to}: {reason}",
+        "tone": CELL_TONE[to],
+        "actor": actor,
+        "region": cell.region_id,
+        "deployment": cell.deployment_id,
+        "cell": cell.id,
+        "detail": {"generation": cell.generation, **detail},
+    }
 
 
 DRAINABLE = frozenset({CellState.READY})
@@ -348,26 +345,25 @@ RESTARTABLE = frozenset({CellState.READY, CellState.FAILED})
 
 
 def cell_drain(*, cell_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Take a ready cell out of service: no new requests, those in flight finish or meet the deployment's deadline.
+    """Drains a ready cell: it gets no new requests; those in flight finish within the deployment's deadline.
 
     Raises:
-        Conflict: the cell is not ready, or changed while this was decided.
+        Conflict: the cell is not ready, or changed meanwhile.
     """
-    _act(cell_id, "drain", DRAINABLE, CellState.DRAINING, actor, why, now)
+    _change_by_operator(cell_id, "drain", DRAINABLE, CellState.DRAINING, actor, why, now)
 
 
 def cell_restart(*, cell_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Fail a cell on purpose, so that it starts again as a whole with a new generation. Requests in flight are cut.
-
-    A cell that failed already starts again without the rest of its back-off.
+    """Restarts a cell with a new generation. Requests in flight are cut off. A failed cell skips its remaining
+    back-off.
 
     Raises:
-        Conflict: the cell is neither ready nor failed, or changed while this was decided.
+        Conflict: the cell is neither ready nor failed, or changed meanwhile.
     """
-    _act(cell_id, "restart", RESTARTABLE, CellState.FAILED, actor, why, now, restarts=0)
+    _change_by_operator(cell_id, "restart", RESTARTABLE, CellState.FAILED, actor, why, now, restarts=0)
 
 
-def _act(
+def _change_by_operator(
     cell_id: str,
     action: str,
     from_states: frozenset[CellState],
@@ -387,7 +383,7 @@ def _act(
         changes["state_since"] = now
     rows = Cell.objects.filter(id=cell.id, state=seen.value, generation=cell.generation)
     with transaction.atomic():
-        event = _event(cell, action, to, reason, actor)
+        event = _event_fields(cell, to, reason, actor, action=action, was=cell.state)
         if not compare_and_set(rows, event=event, now=now, state=to.value, reason=reason, **changes):
             raise Conflict(f"cell {cell.id} changed while {action} was decided; check it and try again")
         if seen is CellState.READY:
@@ -397,16 +393,3 @@ def _act(
         live.push("cells", cell.id)
         wake_ups.send("fleet.reconcile")
         wake_ups.send(ROUTING_TASK)
-
-
-def _event(cell: Cell, action: str, to: CellState, reason: str, actor: str) -> dict[str, Any]:
-    return {
-        "kind": f"cell.{to}",
-        "message": f"{cell.id} is {to}: {reason}",
-        "tone": CELL_TONE[to],
-        "actor": actor,
-        "region": cell.region_id,
-        "deployment": cell.deployment_id,
-        "cell": cell.id,
-        "detail": {"action": action, "was": cell.state, "generation": cell.generation},
-    }

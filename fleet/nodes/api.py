@@ -1,4 +1,4 @@
-"""Nodes over HTTP: read them, act on one, and enrol their agents. Decides nothing; services do."""
+"""Nodes over HTTP: read them, act on one, and enrol their agents. Parses and renders; services decide."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.selectors import nodes_described
 from fleet.nodes.services.nodes import (
-    TOGETHER_MOST,
+    MAX_CHECKED_TOGETHER,
     node_checks_request,
     node_cordon,
     node_drain,
@@ -53,7 +53,7 @@ MAX_ENROLMENT_BYTES = 4096
 class EngineSerializer(serializers.ModelSerializer[NodeReport]):
     state = serializers.ChoiceField(choices=choices(EngineState))
     pid = serializers.IntegerField(source="engine_pid", allow_null=True)
-    generation = serializers.IntegerField(help_text="The generation of its cell that this speaks of.")
+    generation = serializers.IntegerField(help_text="Generation of the cell that the report is about.")
 
     class Meta:
         model = NodeReport
@@ -64,15 +64,15 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
     tone = serializers.ChoiceField(choices=choices(Tone))
-    cordoned = serializers.BooleanField(help_text="Kept out of new placements.")
+    cordoned = serializers.BooleanField(help_text="Excluded from new placements.")
     cell = serializers.CharField(source="member.cell_id", default=None, allow_null=True, help_text="Null for a spare.")
     deployment = serializers.CharField(source="member.cell.deployment_id", default=None, allow_null=True)
     rank = serializers.IntegerField(source="member.rank", default=None, allow_null=True)
     role = serializers.SerializerMethodField(help_text="`spare`: in no cell.")
     topology = serializers.ListField(child=serializers.CharField(), help_text="Network nodes, widest first.")
-    fingerprint = serializers.DictField(child=serializers.CharField(), help_text="What the node's software stack is.")
+    fingerprint = serializers.DictField(child=serializers.CharField(), help_text="Software of the node.")
     accelerators = serializers.ListField(
-        child=serializers.CharField(), help_text="One line for each device that its agent found."
+        child=serializers.CharField(), help_text="One line per device that its agent found."
     )
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
@@ -81,11 +81,11 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         source="report",
         read_only=True,
         allow_null=True,
-        help_text="What its agent reported last; null before its first report.",
+        help_text="Latest report of its agent; null before the first.",
     )
 
     checks = serializers.SerializerMethodField(
-        help_text="What its deep checks found last: `request`, `began_at`, `ended_at` (null: not yet), `results`."
+        help_text="Latest deep checks: `request`, `began_at`, `ended_at` (null: running), `results`."
     )
 
     class Meta:
@@ -117,8 +117,8 @@ class CheckSerializer(WhySerializer):
         child=serializers.CharField(max_length=64),
         required=False,
         default=list,
-        max_length=TOGETHER_MOST,
-        help_text="Spare nodes whose links to this one, and to each other, are checked.",
+        max_length=MAX_CHECKED_TOGETHER,
+        help_text="Spare nodes; links between all of them are checked.",
     )
 
 
@@ -126,7 +126,7 @@ class NodeFilter(EndedHidden):
     ended = NodeState.RETIRED.value
 
     state = filters.MultipleChoiceFilter(
-        choices=choices(NodeState), distinct=False, help_text="May be repeated. Retired nodes are left out else."
+        choices=choices(NodeState), distinct=False, help_text="May be repeated. Default: all but retired nodes."
     )
     region = filters.CharFilter(field_name="region_id")
     instance_type = filters.CharFilter(field_name="instance_type_id")
@@ -166,44 +166,45 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     @extend_schema(operation_id="nodes_cordon", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def cordon(self, request: Request, id: str) -> Response:
-        """Keep a node out of new placements. What runs on it goes on. Repeating it changes nothing; 409 if retired."""
+        """Excludes a node from new placements. Its cell keeps running. Has no effect if it is cordoned; 409 if it is
+        retired."""
         return self._act(node_cordon, request)
 
     @extend_schema(operation_id="nodes_uncordon", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def uncordon(self, request: Request, id: str) -> Response:
-        """Let a node be chosen for cells again. You vouch for it: a faulty one in no cell is ready again, its incidents
-        close, and a replacement that has not begun is called off. Repeating it changes nothing; 409 if retired."""
+        """Allows placements on a node again and declares it healthy: if it is faulty and in no cell it becomes ready,
+        its incidents close, and a scheduled replacement is cancelled. Has no effect if it is not cordoned; 409 if it is
+        retired."""
         return self._act(node_uncordon, request)
 
     @extend_schema(operation_id="nodes_drain", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, id: str) -> Response:
-        """Cordon a node and drain the cell that it is in; another cell on other nodes makes up for it, and the machine
-        stays. 409 if it is retired or its cell is not ready."""
+        """Cordons a node and drains its cell. A cell on other nodes takes its place, and the machine stays. 409 if the
+        node is retired or its cell is not ready."""
         return self._act(node_drain, request)
 
     @extend_schema(operation_id="nodes_replace", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def replace(self, request: Request, id: str) -> Response:
-        """Swap a node for another: its cell is drained as the disruption ledger allows, starts again with another node,
-        and the machine is ended. 409 if the node is not in use or is being replaced already."""
+        """Replaces a node: its cell is drained as the disruption ledger allows, starts again with another node, and the
+        machine is terminated. 409 if the node is not in use or is being replaced already."""
         return self._act(node_replacement_request, request)
 
     @extend_schema(operation_id="nodes_revoke", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Trust a node no longer: its credential and certificates are revoked, its socket is cut within 5 s, and its
-        cell goes on elsewhere. 409 if it is retired."""
+        """Revokes a node's credential and certificates. Its connection is closed within 5 s, and its cell moves to
+        other nodes. 409 if it is retired."""
         return self._act(node_revoke, request)
 
     @extend_schema(operation_id="nodes_check", request=CheckSerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def check(self, request: Request, id: str) -> Response:
-        """Have a node try its memory, its disk and what it computes, and its links to `with_nodes`, which are checked,
-        too. What it found is in `checks` some seconds later; a failure is a fault, on which the fleet's rules act. One
-        that serves checks its memory and its disk alone. 409 if it is not there, or if links of one in a cell are to be
-        checked."""
+        """Orders a node to check its memory, disk and computation, and its links to `with_nodes`, which run the same
+        checks. Results are in `checks` after some seconds. A failure counts as a fault. A node in a cell checks only
+        memory and disk. 409 if a node is not ready, or if links are to be checked and a node is in a cell."""
         return self._act(node_checks_request, request, CheckSerializer)
 
     def _act(self, service: Any, request: Request, takes: type[WhySerializer] = WhySerializer) -> Response:
@@ -219,8 +220,8 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
 def enrol(request: HttpRequest) -> JsonResponse:
     """`POST /agents/enrol`: an agent exchanges its join token for a credential.
 
-    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it; 429: this
-    network tries too often, whether its tokens are good or not.
+    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it; 429: too many
+    requests from this network, with valid tokens or not.
     """
     network = client_network(request.META.get("REMOTE_ADDR", ""))
     rate = count_request("enrol", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)

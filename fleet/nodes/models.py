@@ -1,8 +1,5 @@
-"""Nodes, what their agents sent last, and how agents prove who they are.
-
-Reports have a table of their own: they change every second, nodes rarely. Of secrets only hashes are stored; the prefix
-finds the row.
-"""
+"""Tables of nodes, their agents' latest reports, and agents' credentials. Reports have their own table because they
+change every second. Only hashes of secrets are stored; a prefix finds the row."""
 
 from django.db import models
 
@@ -13,14 +10,12 @@ from kernel.tones import Tone
 
 
 class Node(models.Model):
-    """One machine that runs an agent. A node in no cell is a spare.
-
-    `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
-    widest first; `accelerators` has a line for each device that its agent found. `address`, `port_base` and `topology`
-    are empty until the provider or the agent's hello states them. `terminated_at`: its provider has confirmed that the
-    machine of a retired node is gone. `cordoned_for_notice`: until what its provider announced is called off.
-    `markets`: in which its machine may be bought, empty: any; the one that it was bought in once that is known.
-    """
+    """A machine that runs an agent. A node in no cell is a spare. `desired_version` grows with every change of its
+    orders; `topology`: network nodes, widest first; `accelerators`: one line per device that its agent found.
+    `address`, `port_base` and `topology` are empty until the provider or the agent's hello states them.
+    `terminated_at`: the provider confirmed the end of a retired node's machine. `cordoned_for_notice`: cordoned until
+    its provider withdraws the notice. `markets`: where its machine may be bought (empty: any), or the market where it
+    was bought."""
 
     id = models.CharField(max_length=32, primary_key=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
@@ -63,7 +58,7 @@ class Node(models.Model):
         """The port of one of its services, by the offset in `engine_agent.protocol.ports`.
 
         Raises:
-            ValueError: its ports are not known yet; no node that joined is so.
+            ValueError: its ports are unknown, which never happens after the node has joined.
         """
         if self.port_base is None:
             raise ValueError(f"the ports of {self.id} are not known yet")
@@ -71,13 +66,13 @@ class Node(models.Model):
 
 
 class NodeReport(models.Model):
-    """The last report of a node's agent. The latest wins; nothing here is truth about what should be."""
+    """The latest report of a node's agent. An observation, never the desired state."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
     connection = models.CharField(max_length=40, blank=True)
     listener = models.CharField(max_length=16, blank=True)
-    """The web process that received it: an `AgentListener`, until that is forgotten."""
+    """The web process (`AgentListener`) that received the report."""
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -99,7 +94,7 @@ class NodeReport(models.Model):
 
 
 class AgentListener(models.Model):
-    """A web process that agents connect to. `since`: since when it has kept up with their reports; NULL while it is
+    """A web process that agents connect to. `since`: when it began to keep up with their reports; NULL while it is
     behind. `until`: when it counts as ended unless it renews."""
 
     id = models.CharField(max_length=16, primary_key=True)
@@ -111,11 +106,8 @@ class AgentListener(models.Model):
 
 
 class NodeLog(models.Model):
-    """The last lines of a node's logs, while a user reads them.
-
-    `logs` maps `agent`, `engine` and `proxy` to lines, oldest first. `wished_until`: until then the
-    agent goes on sending. `said_at` None: it has not sent anything yet.
-    """
+    """The last lines of a node's logs. `logs`: `agent`, `engine` and `proxy` -> lines, oldest first. `wished_until`:
+    the agent sends lines until then, because a user reads them. `said_at`: when it sent them, or None."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="log")
     wished_until = models.DateTimeField()
@@ -129,11 +121,9 @@ class NodeLog(models.Model):
 
 
 class NodeCheck(models.Model):
-    """The deep checks that a node was told to make last; what they found is in its report (`telemetry.checks`).
-
-    `request` names them. `peers`: with which nodes it checks its links, by rank, itself among them; empty: none.
-    `secret` proves them to each other.
-    """
+    """The deep checks that a node was last ordered to make. Results are in its report (`telemetry.checks`). `request`:
+    their ID; `peers`: nodes whose links are checked, by rank, including itself; `secret`: authenticates them to each
+    other."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="check_request")
     request = models.CharField(max_length=64)
@@ -147,8 +137,8 @@ class NodeCheck(models.Model):
 
 
 class JoinToken(models.Model):
-    """A short-lived right to enrol, bound to one agent that the control plane itself launched and, from its first use
-    on, to the process that used it: `nonce_digest` is of a number that only that one knows."""
+    """A short-lived permission to enrol one agent that the control plane launched. Its first use binds it to the
+    process that sent the number hashed in `nonce_digest`."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -164,8 +154,8 @@ class JoinToken(models.Model):
 
 
 class AgentCredential(models.Model):
-    """What an agent shows on every connection. `bound_at`: since when it counts only with a certificate of its agent,
-    because one was shown with it; NULL: none was yet."""
+    """An agent's credential for every connection. `bound_at`: since then it needs its agent's certificate, because it
+    was once used with it."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)

@@ -1,7 +1,4 @@
-"""Nodes with their place and last report, for the lists and for one node's page.
-
-The list of nodes and the page of one node.
-"""
+"""The list of nodes, and the page of one with its last report and deep checks. Reads only."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -30,7 +27,7 @@ SPARE = "spare"
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. `role` is leader, follower or spare; `silent_s` is set while its agent has stopped reporting."""
+    """A node. `role`: leader, follower or spare; `silent_s`: set while its agent does not report."""
 
     node: Node
     role: str
@@ -40,26 +37,26 @@ class NodeRow:
 
     @property
     def checks(self) -> Mapping[str, Any] | None:
-        """What its deep checks found last, as its agent reports it."""
+        """Latest results of its deep checks."""
         found = self.report.telemetry.get("checks") if self.report is not None else None
         return found if isinstance(found, dict) else None
 
     @property
     def checked_at(self) -> datetime | None:
-        """When they ended, by the node's clock; None: they still go on."""
+        """When the checks ended by the node's clock, or None while they run."""
         ended = self.checks.get("ended_at") if self.checks else None
         return datetime.fromtimestamp(ended, UTC) if isinstance(ended, int | float) else None
 
     @property
     def accelerators(self) -> str:
-        """`nvidia 0: H100`, `nvidia 1: H100` -> "2 x H100"; of a node whose agent found none: "none found"."""
+        """For example "2 x H100" for `nvidia 0: H100`, `nvidia 1: H100`."""
         alike = Counter(line.partition(": ")[2] or line for line in self.node.accelerators)
         return ", ".join(f"{many} x {name}" for name, many in alike.items()) or "none found"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """`page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page."""
+    """`page`: number from 1, or 0 if the list is part of another page."""
 
     rows: tuple[NodeRow, ...]
     more: bool
@@ -67,14 +64,14 @@ class NodeList:
     page: int = 0
 
     def by_region(self) -> list[tuple[str, list[NodeRow]]]:
-        """Rows in groups of one region each, in the order of the regions."""
+        """Rows grouped by region, in the order of regions."""
         return [(region, list(rows)) for region, rows in groupby(self.rows, key=lambda row: row.node.region_id)]
 
 
 def node_list(
     *, now: datetime, region: str = "", state: str = "", role: str = "", text: str = "", page: int = 1
 ) -> NodeList:
-    """Nodes by region, those in cells first, in pages from 1. Without `state`, retired ones are left out."""
+    """Nodes by region, those in cells first, in pages from 1. Leaves out retired nodes unless `state` selects them."""
     nodes = _ordered().filter(state=state) if state else _ordered().exclude(state=NodeState.RETIRED)
     if region:
         nodes = nodes.filter(region_id=region)
@@ -88,7 +85,7 @@ def node_list(
 
 
 def nodes_by_urgency(*, now: datetime, limit: int) -> NodeList:
-    """The first live nodes by region, those that are not ready or are cordoned before all."""
+    """The first live nodes by region, those that are not ready or are cordoned first."""
     ready_last = Case(When(state=NodeState.READY.value, cordoned=False, then=1), default=0)
     live = Node.objects.exclude(state=NodeState.RETIRED).order_by(ready_last, "region__position", "region_id", "id")
     chosen = list(live.values_list("pk", flat=True)[: limit + 1])
@@ -105,7 +102,7 @@ def _ordered() -> "QuerySet[Node]":
 
 
 def node_find(*, node_id: str, now: datetime) -> NodeRow | None:
-    """One node whatever its state, or None."""
+    """One node in any state, or None."""
     node = _nodes().filter(pk=node_id).first()
     return node_row(node, now) if node else None
 
@@ -132,7 +129,7 @@ def _has_role(role: str) -> Q:
 EVENTS_OF_ONE_NODE = 30
 
 
-def _list(request: PageRequest) -> NodeList:
+def _node_rows(request: PageRequest) -> NodeList:
     return node_list(
         now=request.now,
         region=request.text("region"),
@@ -143,7 +140,7 @@ def _list(request: PageRequest) -> NodeList:
     )
 
 
-def _filter(request: PageRequest) -> Filter:
+def _node_filter(request: PageRequest) -> Filter:
     choices = (
         choose_region(request),
         choose_state(request, NodeState, "every live state"),
@@ -159,15 +156,15 @@ def _node(request: PageRequest) -> NodeRow:
     return row
 
 
-def _events(request: PageRequest) -> EventList:
+def _events_of_node(request: PageRequest) -> EventList:
     return node_events(request.key, EVENTS_OF_ONE_NODE)
 
 
 NODES = Page(
     section="nodes",
     title="Nodes",
-    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _list), MACHINES, AGENTS),
-    narrow=_filter,
+    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _node_rows), MACHINES, AGENTS),
+    narrow=_node_filter,
 )
 
 NODE = Page(
@@ -177,6 +174,6 @@ NODE = Page(
         Fragment("node", "", ("nodes:{key}", "cells"), "fleet/nodes/node.html", _node),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "fleet/nodes/report.html", _node),
         Fragment("node-checks", "Deep checks", ("nodes:{key}", "load"), "fleet/nodes/checks.html", _node),
-        Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events),
+        Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events_of_node),
     ),
 )

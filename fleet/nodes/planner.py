@@ -1,10 +1,6 @@
-"""From when a node's silence counts: only while a web process that would receive its reports ran and kept up. Pure.
-
-Which members of a cell run the same software, as their agents reported, before an engine has started.
-
-Pure. The engines compare again when they meet, with flags and weights; this is what a placement, a page and the gate
-before `ready` can know. A node that has reported nothing yet is left out: that is no difference.
-"""
+"""Decides from when a node's silence counts (only while a web process could receive its reports), and which members of
+a cell run the same software according to their reports. A node without a report counts as equal; engines compare again
+when they connect, with flags and weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +15,19 @@ from engine_agent.protocol.fingerprint import (
     fingerprint_digest,
 )
 
-MOVES_WITHIN = timedelta(seconds=20)
-"""How long agents of a web process that has ended need to reach another, from when there is one that keeps up: 15 s
-until a ping goes unanswered (`engine_agent.node.connection`), or 5 s between two tries; then a new connection and
-its first report."""
-EXCUSED_MOST = timedelta(seconds=120)
-"""How long the control plane's own trouble can excuse a node, so that a web process that never catches up, or restarts
-again and again, cannot hide a dead node."""
+RECONNECT_WITHIN = timedelta(seconds=20)
+"""Time that agents of an ended web process need to reach another one that keeps up: 15 s until a ping times out
+(`engine_agent.node.connection`) or 5 s between two tries, then a new connection and its first report."""
+MAX_EXCUSED = timedelta(seconds=120)
+"""Limit of the time for which trouble of the control plane excuses a node, so that web processes that never catch up or
+restart repeatedly cannot hide a dead node."""
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerView:
-    """A web process that agents connect to. `since`: since when it has stored its agents' reports without falling
-    behind; None while it is behind. It runs until `until`, unless it renews that."""
+    """A web process that agents connect to. `since`: when it began to keep up with reports, or None while it is behind.
+    It runs until `until` unless it renews that."""
 
     since: datetime | None
     until: datetime
@@ -40,31 +35,31 @@ class ListenerView:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The web processes that ran recently, by id."""
+    """Web processes that ran recently, by ID."""
 
     by_id: Mapping[str, ListenerView] = field(default_factory=dict)
 
     def counts_from(self, heard_at: datetime, listener: str, *, connected: bool, now: datetime) -> datetime:
-        """From when the silence of a node counts, `heard_at` or later. `listener`: the process that last received a
-        report of it; `connected`: whether that connection is open."""
+        """From when the node's silence counts, `heard_at` or later. `listener`: the process that received its last
+        report; `connected`: whether that connection is open."""
         own = self.by_id.get(listener)
         if own is not None and own.until > now and connected:
             excused = now if own.since is None else own.since
         else:
             excused = self._all_keep_up_since(now)
             if own is None or own.until <= now:
-                excused = max(excused, own.until if own else excused) + MOVES_WITHIN
-        return max(heard_at, min(excused, heard_at + EXCUSED_MOST))
+                excused = max(excused, own.until if own else excused) + RECONNECT_WITHIN
+        return max(heard_at, min(excused, heard_at + MAX_EXCUSED))
 
     def _all_keep_up_since(self, now: datetime) -> datetime:
-        """Since when a node that connects anew is received, whichever process it tries; `now` while one is behind."""
+        """Since when every process receives reports of nodes that reconnect; `now` while one is behind."""
         running = [one for one in self.by_id.values() if one.until > now]
         return max((now if one.since is None else one.since for one in running), default=_LONG_AGO)
 
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Members that run the same, in the order of their ranks."""
+    """Members with the same software, by rank."""
 
     digest: str
     ranks: tuple[Rank, ...]
@@ -72,7 +67,7 @@ class StackGroup:
 
 @dataclass(frozen=True, slots=True)
 class StackComparison:
-    """Members grouped by what they run, the group of the lowest rank first; `differing` has values by `ranks`."""
+    """Members grouped by software, the group of the lowest rank first. `differing`: values in the order of `ranks`."""
 
     ranks: tuple[Rank, ...]
     groups: tuple[StackGroup, ...]
@@ -80,18 +75,18 @@ class StackComparison:
 
 
 def stack_digest(machine: Fingerprint, engine: str) -> str:
-    """Equal for nodes that may be in one cell of this engine; empty for a node that has not reported what it runs."""
+    """Equal for nodes that may be in one cell of this engine; "" for a node without a report."""
     return fingerprint_digest(engine_fingerprint(machine, engine)) if machine else ""
 
 
 def member_stacks(engine: str, members: Iterable[tuple[int, str, Fingerprint]]) -> tuple[Rank, ...]:
-    """What members (rank, node, fingerprint of the machine) run of this engine, by rank."""
+    """The software of members (rank, node, fingerprint of the machine) relevant for this engine, by rank."""
     known = (Rank(rank, node, engine_fingerprint(machine, engine)) for rank, node, machine in members if machine)
     return tuple(sorted(known, key=lambda rank: rank.rank))
 
 
 def compare_stacks(ranks: Sequence[Rank]) -> StackComparison:
-    """Groups and differing fields of the members of a cell."""
+    """Groups and differing fields of a cell's members."""
     groups: dict[str, list[Rank]] = {}
     for rank in ranks:
         groups.setdefault(fingerprint_digest(rank.fingerprint), []).append(rank)

@@ -1,8 +1,5 @@
-"""Nodes as they are shown, and the desired state that each is sent, in a number of queries that does not grow with the
-number of nodes. A desired state is complete: built from the cell that the node is a member of, whenever it is sent.
-
-The last lines of the logs of a cell's nodes, as their agents sent them.
-"""
+"""Reads nodes, the desired state that each is sent, and their logs, in a number of queries that does not grow with the
+number of nodes. A desired state is always complete: it is built from the cell that the node is in."""
 
 import logging
 from collections import defaultdict
@@ -41,16 +38,14 @@ WHERE node.state = ANY(%(watched)s)
     AND (report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s)
 ORDER BY node.id
 """
-"""SQL, because `fleet.provision` asks it every second: Django takes longer to compose it than PostgreSQL to answer."""
+"""SQL, because `fleet.provision` runs it every second and Django takes longer to build it than PostgreSQL to answer."""
 
 log = logging.getLogger(__name__)
 
 
 def nodes_described() -> QuerySet[Node]:
-    """Nodes with their last report and the cell that they are in: one query.
-
-    `connected` and `agent_version` are False and "" for a node that never reported.
-    """
+    """Nodes with their latest report and cell, in one query. A node without a report has `connected` False and
+    `agent_version` ""."""
     return Node.objects.select_related("report", "member__cell").annotate(
         connected=Coalesce("report__connected", Value(False)),
         agent_version=Coalesce("report__agent_version", Value("")),
@@ -58,7 +53,7 @@ def nodes_described() -> QuerySet[Node]:
 
 
 def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, list[str]]:
-    """By provider, the nodes that it should be asked about: those of `nodes_in_doubt`, without loading the fleet."""
+    """Nodes to query per provider: `nodes_in_doubt` without loading the fleet."""
     found: dict[str, list[str]] = defaultdict(list)
     with connection.cursor() as cursor:
         seen_by = now - timedelta(seconds=settings.doubt_after_s)
@@ -69,7 +64,7 @@ def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, li
 
 
 def node_counts_by_region() -> dict[str, dict[str, int]]:
-    """Region -> state -> number of nodes; retired ones and states without a node are absent. One query."""
+    """Region -> state -> number of nodes, without retired nodes and empty states. One query."""
     counts: dict[str, dict[str, int]] = {}
     there = Node.objects.exclude(state=NodeState.RETIRED.value).order_by()
     for region, state, count in there.values_list("region_id", "state").annotate(count=Count("id")):
@@ -78,15 +73,15 @@ def node_counts_by_region() -> dict[str, dict[str, int]]:
 
 
 def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
-    """The version of the desired state of each node that was last sent another one."""
+    """Current version of the desired state of each node that was sent another one."""
     with connection.cursor() as cursor:
         cursor.execute(_NEWER, [list(sent), list(sent.values())])
         return dict(cursor.fetchall())
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """The desired state of these nodes, in five queries; without those whose version cannot be rendered. One more where
-    links are checked."""
+    """Desired state of these nodes, without those whose version cannot be rendered. Five queries, six with checks of
+    links."""
     nodes = {
         node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
     }
@@ -102,7 +97,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
         peers[member.cell_id].append(
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
-    addresses = _addresses({peer for node in nodes.values() for peer in _check_of(node, "peers", [])})
+    addresses = _nodes_by_id({peer for node in nodes.values() for peer in _check_field(node, "peers", [])})
     desired = {}
     allowances = engine_allowances() if own else {}
     pairs = pairings(member.cell for member in own.values())
@@ -113,7 +108,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
                 _assignment(place, tuple(peers[place.cell_id]), pairs, allowances) if place is not None else None
             )
         except InvalidVersion as error:
-            # It goes on with what it was sent last; the others get their changes all the same.
+            # It keeps its previous orders. Other nodes are not affected.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
         else:
             desired[node.id] = Desired(
@@ -145,16 +140,16 @@ def _assignment(
     )
 
 
-def _check_of(node: Node, name: str, default: Any) -> Any:
+def _check_field(node: Node, name: str, default: Any) -> Any:
     return getattr(getattr(node, "check_request", None), name, default)
 
 
-def _addresses(names: set[str]) -> dict[str, Node]:
+def _nodes_by_id(names: set[str]) -> dict[str, Node]:
     return {node.id: node for node in Node.objects.filter(id__in=names)} if names else {}
 
 
 def _check_request(node: Node, addresses: Mapping[str, Node]) -> CheckRequest | None:
-    """The deep checks that it was told to make last. Peers that are gone leave the others without a check of links."""
+    """The deep checks that it was last ordered to make. Without links if a peer is gone."""
     known: NodeCheck | None = getattr(node, "check_request", None)
     if known is None:
         return None
@@ -169,17 +164,15 @@ def _check_request(node: Node, addresses: Mapping[str, Node]) -> CheckRequest | 
 
 
 def _log_request(node: Node) -> LogRequest | None:
-    """Until when a user reads this node's logs. A request that expired stays: the agent sees that it has."""
+    """Until when a user reads this node's logs. Also returned after its end, so that the agent stops."""
     known: NodeLog | None = getattr(node, "log", None)
     return LogRequest(until=known.wished_until.timestamp()) if known is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLines:
-    """One node's logs: name -> lines, oldest first. `said_at` None: its agent has not sent any yet.
-
-    `is_of_cell`: they are of the cell's present generation, and not of what ran on the node before.
-    """
+    """A node's logs: name -> lines, oldest first. `said_at`: None if its agent sent none yet. `is_of_cell`: the lines
+    belong to the cell's current generation."""
 
     node: str
     rank: int
@@ -190,12 +183,12 @@ class NodeLines:
 
 
 def cell_log_lines(cell_id: str) -> tuple[NodeLines, ...]:
-    """By rank, in one query; nothing for a cell without nodes."""
+    """By rank, in one query. Empty for a cell without nodes."""
     members = CellMember.objects.filter(cell_id=cell_id).select_related("cell", "node__log").order_by("rank")
-    return tuple(_lines(member) for member in members)
+    return tuple(_node_lines(member) for member in members)
 
 
-def _lines(member: CellMember) -> NodeLines:
+def _node_lines(member: CellMember) -> NodeLines:
     stored: NodeLog | None = getattr(member.node, "log", None)
     place = (member.cell_id, member.cell.generation)
     return NodeLines(

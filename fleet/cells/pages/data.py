@@ -1,4 +1,4 @@
-"""Cells with their members and load, for the lists and for one cell's page."""
+"""Data of the pages about cells: members, load, software, and the effects of actions. Reads only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from fleet.reconcile.planning.states import CellState
 
 CELLS_SHOWN = 100
 CELLS_BESIDE = 50
-"""Rows where cells are only a part of a page."""
+"""Maximum rows of a list that is part of another page."""
 SUMMARY_COLUMNS = (
     "cell_id", "rank", "node__id", "node__state",
     "node__report__cell", "node__report__generation", "node__report__last_seen_at", "node__report__load",
 )  # fmt: skip
-"""Of members in a list: reading all columns would take longer than showing the list."""
+"""Member columns of a list. Reading all columns would take longer than rendering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class CellSummary:
-    """A cell in a list: as `CellRow`, with its members' names only."""
+    """A cell in a list, with only the names of its members."""
 
     cell: Cell
     members: tuple[CellMember, ...]
@@ -61,10 +61,8 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True)
 class CellList:
-    """`more`: there are further cells than `rows` shows. `filtered`: a filter narrows the list.
-
-    `page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page.
-    """
+    """`more`: `rows` is not complete. `filtered`: a filter narrows the list. `page`: number from 1, or 0 if the list is
+    part of another page."""
 
     rows: tuple[CellSummary, ...]
     more: bool
@@ -74,7 +72,8 @@ class CellList:
 
 @dataclass(frozen=True, slots=True)
 class FingerprintLine:
-    """One part of the stack as each member has it, by rank. Where `agrees` is False the cell must not serve."""
+    """One field of the members' software, by rank. If the values differ (`agrees` is False), the cell must not
+    serve."""
 
     part: str
     values: tuple[str, ...]
@@ -83,10 +82,8 @@ class FingerprintLine:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What the members of a cell run, part by part, the parts in which they differ first.
-
-    `digests` by rank, empty for a member that has not reported its stack; `mismatch`: why the cell cannot form.
-    """
+    """Software of a cell's members, differing fields first. `digests`: by rank, "" without a report; `mismatch`: why
+    the cell cannot start, or ""."""
 
     members: tuple[MemberRow, ...]
     digests: tuple[str, ...]
@@ -95,13 +92,13 @@ class Stack:
 
 
 def cells_with_members() -> "QuerySet[Cell]":
-    """Cells with all that a row needs, in two queries."""
+    """Cells with everything that a row needs, in two queries."""
     members = CellMember.objects.select_related("node", "node__report").order_by("rank")
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
 
 def cells_summary() -> "QuerySet[Cell]":
-    """Cells with what a row of a list shows, in two queries."""
+    """Cells with everything that a list shows, in two queries."""
     members = CellMember.objects.select_related("node__report").only(*SUMMARY_COLUMNS).order_by("rank")
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
@@ -109,26 +106,26 @@ def cells_summary() -> "QuerySet[Cell]":
 def cell_row(cell: Cell, now: datetime) -> CellRow:
     members = tuple(cell.members.all())
     leader = _leader(members)
-    return CellRow(cell, tuple(_member(member, leader, now) for member in members), _load(cell, leader, now))
+    return CellRow(cell, tuple(_member_row(member, leader, now) for member in members), _cell_load(cell, leader, now))
 
 
 def _summary(cell: Cell, now: datetime) -> CellSummary:
     members = tuple(cell.members.all())
-    return CellSummary(cell, members, _load(cell, _leader(members), now))
+    return CellSummary(cell, members, _cell_load(cell, _leader(members), now))
 
 
 def _leader(members: Sequence[CellMember]) -> Node | None:
     return members[0].node if members and members[0].rank == 0 else None
 
 
-def _load(cell: Cell, leader: Node | None, now: datetime) -> Load | None:
+def _cell_load(cell: Cell, leader: Node | None, now: datetime) -> Load | None:
     return load_of(cell, report_of(leader), now) if leader else None
 
 
 def cell_list(
     *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", page: int = 1
 ) -> CellList:
-    """Cells by deployment and region, in pages from 1. Without `state`, stopped ones are left out."""
+    """Cells by deployment and region, in pages from 1. Leaves out stopped cells unless `state` selects them."""
     cells = _ordered().filter(state=state) if state else _ordered().exclude(state=CellState.STOPPED)
     if deployment:
         cells = cells.filter(deployment_id=deployment)
@@ -144,7 +141,7 @@ def cell_list(
 
 
 def cells_of(deployment: str, now: datetime) -> CellList:
-    """The first live cells of a deployment, those not ready before all, for pages of which they are only a part."""
+    """The first live cells of a deployment, those that are not ready first."""
     ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
     cells = cells_summary().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
     ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
@@ -158,13 +155,13 @@ def _ordered() -> "QuerySet[Cell]":
 
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
-    """One cell whatever its state, or None."""
+    """One cell in any state, or None."""
     cell = cells_with_members().filter(pk=cell_id).first()
     return cell_row(cell, now) if cell else None
 
 
 def cell_stack(row: CellRow) -> Stack:
-    """The members' stack fingerprints side by side, in the fields that count for the cell's engine."""
+    """The members' fingerprints side by side, in the fields relevant for the cell's engine."""
     engine = engine_on(row.cell.model_version, row.cell.instance_type_id)
     ranks = member_stacks(engine, ((member.rank, member.node.pk, member.node.fingerprint) for member in row.members))
     stacks = {rank.node: rank.fingerprint for rank in ranks}
@@ -186,11 +183,11 @@ def cell_stack(row: CellRow) -> Stack:
 
 
 def topology_distance(one: Sequence[str], other: Sequence[str]) -> int | None:
-    """Levels from the first that differs downwards, 0 below the same leaf; None if either topology is unknown."""
+    """Levels below the last common one, 0 below the same leaf, or None if either topology is unknown."""
     return distance(one, other, depth_of((one, other))) if one and other else None
 
 
-def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow:
+def _member_row(member: CellMember, leader: Node | None, now: datetime) -> MemberRow:
     report = report_of(member.node)
     return MemberRow(
         node=member.node,
@@ -203,35 +200,39 @@ def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow
 
 
 def drain_effect(row: CellRow, now: datetime) -> str:
-    """What draining the cell would do, in three queries."""
+    """The effect of draining the cell, in three queries."""
     deadline_s = Deployment.objects.values_list("drain_deadline_s", flat=True).get(pk=row.cell.deployment_id)
     others = _other_ready_cells(row.cell)
-    in_flight = "Requests in flight have" if row.load is None else f"{_requests(row.load)} in flight {_have(row.load)}"
+    in_flight = (
+        "Requests in flight have"
+        if row.load is None
+        else f"{_requests_text(row.load)} in flight {_has_or_have(row.load)}"
+    )
     return (
         f"It gets no new requests. {in_flight} {deadline_s:g} s to finish. "
-        f"{_remaining(row.cell, others)}{_load_moved(row.cell, others, now)}. A new cell takes its place."
+        f"{_remaining_text(row.cell, others)}{_load_moved_text(row.cell, others, now)}. A new cell takes its place."
     )
 
 
 def restart_effect(row: CellRow, now: datetime) -> str:
-    """What restarting the cell would do, in one query."""
+    """The effect of restarting the cell, in one query."""
     if row.cell.state != CellState.READY:
         return "It starts now instead of waiting for its back-off. The engine restarts on the same nodes."
-    in_flight = "Requests in flight" if row.load is None else f"{_requests(row.load)} in flight"
+    in_flight = "Requests in flight" if row.load is None else f"{_requests_text(row.load)} in flight"
     verb = "is" if row.load and row.load.in_flight == 1 else "are"
-    remaining = _remaining(row.cell, _other_ready_cells(row.cell))
+    remaining = _remaining_text(row.cell, _other_ready_cells(row.cell))
     return f"{in_flight} {verb} cut. {remaining}. The engine restarts on the same nodes."
 
 
-def _requests(load: Load) -> str:
+def _requests_text(load: Load) -> str:
     return f"{load.in_flight} request{'' if load.in_flight == 1 else 's'}"
 
 
-def _have(load: Load) -> str:
+def _has_or_have(load: Load) -> str:
     return "has" if load.in_flight == 1 else "have"
 
 
-def _remaining(cell: Cell, others: int) -> str:
+def _remaining_text(cell: Cell, others: int) -> str:
     cells = "1 other ready cell" if others == 1 else f"{others or 'No'} other ready cells"
     return f"{cells} of {cell.deployment_id} remain{'s' if others == 1 else ''} in {cell.region_id}"
 
@@ -241,8 +242,8 @@ def _other_ready_cells(cell: Cell) -> int:
     return ready.exclude(pk=cell.pk).count()
 
 
-def _load_moved(cell: Cell, others: int, now: datetime) -> str:
-    """What the others would have to carry, from the last window of the deployment in this region."""
+def _load_moved_text(cell: Cell, others: int, now: datetime) -> str:
+    """The load that other cells would take over, from the latest window of the deployment in this region."""
     subject = deployment_subject(cell.deployment_id, cell.region_id)
     point = last_windows([subject], now).get(subject)
     if point is None or not others:

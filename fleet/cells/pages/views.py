@@ -1,4 +1,4 @@
-"""The list of cells, and the page of one cell with its actions."""
+"""The list of cells, and the page of one cell with its actions. Services decide."""
 
 from django.http import Http404
 from django.shortcuts import get_object_or_404
@@ -30,7 +30,7 @@ from fleet.reconcile.planning.states import CellState
 EVENTS_OF_ONE_CELL = 30
 
 
-def _list(request: PageRequest) -> CellList:
+def _cell_rows(request: PageRequest) -> CellList:
     return cell_list(
         now=request.now,
         deployment=request.text("deployment"),
@@ -41,7 +41,7 @@ def _list(request: PageRequest) -> CellList:
     )
 
 
-def _filter(request: PageRequest) -> Filter:
+def _cell_filter(request: PageRequest) -> Filter:
     choices = (choose_deployment(request), choose_region(request), choose_state(request, CellState, "every live state"))
     return Filter(text_label="Find by name or reason", text_name="q", text=request.text("q"), choices=choices)
 
@@ -53,15 +53,15 @@ def _cell(request: PageRequest) -> CellRow:
     return row
 
 
-def _stack(request: PageRequest) -> Stack:
+def _cell_software(request: PageRequest) -> Stack:
     return cell_stack(request.once(_cell))
 
 
-def _machines(request: PageRequest) -> CellMachines:
+def _machines_of_cell(request: PageRequest) -> CellMachines:
     return cell_machines(request.once(_cell), request.now)
 
 
-def _actions(request: PageRequest) -> ActionMenu:
+def _cell_actions(request: PageRequest) -> ActionMenu:
     row = request.once(_cell)
     cell, state = row.cell, CellState(row.cell.state)
     offered = (
@@ -77,26 +77,26 @@ def _actions(request: PageRequest) -> ActionMenu:
     return ActionMenu(confirmations, "" if confirmations else note, cell.deployment_id)
 
 
-def _load(request: PageRequest) -> LoadCharts:
+def _cell_load_charts(request: PageRequest) -> LoadCharts:
     return load_charts(cell_subject(request.key), span=request.text("span"), now=request.now)
 
 
-def _logs(request: PageRequest) -> tuple[NodeLines, ...]:
-    """Looking at them is what makes agents send them; agents send nothing else on demand."""
+def _cell_logs(request: PageRequest) -> tuple[NodeLines, ...]:
+    """Reading the page makes agents send their logs."""
     lines = cell_log_lines(request.key)
     node_logs_request(nodes=[node.node for node in lines], now=request.now)
     return lines
 
 
-def _events(request: PageRequest) -> EventList:
+def _events_of_cell(request: PageRequest) -> EventList:
     return cell_events(request.key, EVENTS_OF_ONE_CELL)
 
 
 CELLS = Page(
     section="cells",
     title="Cells",
-    fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", _list),),
-    narrow=_filter,
+    fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", _cell_rows),),
+    narrow=_cell_filter,
 )
 
 CELL = Page(
@@ -104,19 +104,19 @@ CELL = Page(
     title="",
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
-        Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _actions),
-        Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _load),
+        Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _cell_actions),
+        Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
         Fragment(
             "cell-machines",
             "Machines",
             ("cells:{key}", "machines", "nodes"),
             "fleet/machines/cell.html",
-            _machines,
+            _machines_of_cell,
         ),
-        Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _stack),
-        Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
-        Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _logs),
+        Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _cell_software),
+        Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events_of_cell),
+        Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _cell_logs),
     ),
     charts=True,
 )

@@ -1,7 +1,5 @@
-"""Marks the desired state of nodes as changed, so that whoever holds their sockets sends it again.
-
-What every change of a node by a service tells: its event, and the hint by which pages fetch it anew.
-"""
+"""Marks the desired state of nodes as changed, so that the processes that hold their connections send it again, and
+records events about nodes. Call it in the transaction of the change."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -18,7 +16,7 @@ from kernel.tones import Tone
 
 
 def desired_changed(node_ids: Iterable[str]) -> None:
-    """Call in the transaction that changed what these nodes must do."""
+    """Call it in the transaction that changed these nodes' orders."""
     ids = sorted(set(node_ids))
     if ids:
         Node.objects.filter(id__in=ids).update(desired_version=F("desired_version") + 1)
@@ -26,14 +24,14 @@ def desired_changed(node_ids: Iterable[str]) -> None:
 
 
 def pairs_changed(cell: Cell) -> None:
-    """Call in the transaction that changed this cell's state: prefill and decode cells of its place name each other in
-    their orders, those that serve or are about to."""
+    """Call it in the transaction that changed this cell's state: the orders of prefill and decode cells of its place
+    name each other."""
     if cell.role != CellRole.MIXED:
         place_pairs_changed(cell.deployment_id, cell.region_id, besides=cell.pk)
 
 
 def place_pairs_changed(deployment: str, region: str, *, besides: str = "") -> None:
-    """Call in the transaction that changed what the orders of a place's prefill and decode cells say of handovers."""
+    """Call it in the transaction that changed the handover settings of a place's prefill and decode cells."""
     leaders = CellMember.objects.filter(
         cell__deployment=deployment,
         cell__region=region,
@@ -45,14 +43,15 @@ def place_pairs_changed(deployment: str, region: str, *, besides: str = "") -> N
 
 
 def cell_of(node: str) -> str:
-    """The cell that a node is in; "" for none."""
+    """The cell that a node is in, or ""."""
     return CellMember.objects.filter(node_id=node).values_list("cell_id", flat=True).first() or ""
 
 
 def node_event(
     node: Node, kind: str, message: str, *, now: datetime, tone: Tone | None = None, actor: str = "switchyard"
 ) -> None:
-    """Record it, with the node's cell, in the transaction of the change. `tone`: by default that of its state."""
+    """Records an event with the node's cell. Call it in the transaction of the change. `tone`: by default that of the
+    node's state."""
     event_record(
         kind=kind,
         message=message,

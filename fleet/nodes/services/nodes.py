@@ -1,10 +1,6 @@
-"""Applies decisions about nodes. What a provider is to do is written down beside them; the loop `fleet.provision` does
-it (fleet.machines.services.provisioning).
-
-What operators do with one node: cordon, uncordon, drain and replace it. Each is recorded with its actor and reason.
-
-The reconciler does the rest: it drains what still serves as the disruption ledger allows, and swaps the node.
-"""
+"""Applies decisions and operators' requests about nodes, each with its event, actor and reason. Orders to providers are
+only written down; the loop `fleet.provision` carries them out (`fleet.machines.services.provisioning`). Draining and
+replacing is left to the reconciler."""
 
 import contextlib
 import logging
@@ -49,17 +45,17 @@ from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 RESUMED = (CellState.STARTING, CellState.READY)
 
-MOST_NAMED = 20
-"""Nodes that browsers are told by name when many change at once."""
+MAX_NAMED = 20
+"""Above this number of changed nodes, browsers are not sent their names."""
 
 log = logging.getLogger(__name__)
 
 
 def node_move(decision: MoveNode, *, now: datetime) -> None:
-    """Change a node's state, with its event and, for a loss, its incident.
+    """Changes a node's state, with its event and, for a loss, an incident.
 
     Raises:
-        StaleDecision: the node is no longer in the state that the decision saw, or has reported since.
+        StaleDecision: the node changed its state or has reported since the decision.
     """
     if decision.to is not NodeState.LOST:
         if not nodes_move([decision], now=now):
@@ -69,7 +65,7 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         raise ValueError(f"a node cannot go from {decision.seen} to {decision.to}")
     with transaction.atomic():
         _lock_unless_it_reported(decision)
-        node = _move(decision.node, decision.seen, decision.to, decision.reason, now)
+        node = _change_state(decision.node, decision.seen, decision.to, decision.reason, now)
         member = CellMember.objects.filter(node=node).select_related("cell").first()
         incident_open(
             kind="node-lost",
@@ -87,10 +83,10 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
 
 
 def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode]:
-    """Change the states of many nodes, none of which is lost, with their events, in few statements: after web was away
-    a whole fleet changes at once. Returns those that still were in the state that their decisions saw."""
+    """Changes the states of many nodes with their events, in few statements, because a whole fleet changes after an
+    outage of web. Not for losses. Returns the decisions whose node was still in the expected state."""
     for each in decisions:
-        _may_go(each.seen, each.to)
+        _check_transition(each.seen, each.to)
     with transaction.atomic():
         named = Node.objects.select_for_update(of=("self",)).filter(id__in=[each.node for each in decisions])
         nodes = {node.id: node for node in named.order_by("id").only("id", "state", "region_id")}
@@ -101,29 +97,29 @@ def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode
         for (seen, to, reason), names in alike.items():
             joined = {"spare_since": now} if seen is NodeState.JOINING else {}
             Node.objects.filter(id__in=names).update(state=to.value, reason=reason, state_since=now, **joined)
-        _note_moves([(nodes[each.node], each.to, each.reason) for each in moved], now)
+        _record_moves([(nodes[each.node], each.to, each.reason) for each in moved], now)
         desired_changed(each.node for each in moved)
     return moved
 
 
 def _lock_unless_it_reported(decision: MoveNode) -> None:
-    """A report that came in after the snapshot refutes the loss; none is written until this commits."""
+    """Locks the report until the commit. A report after the snapshot disproves the loss."""
     report = NodeReport.objects.select_for_update().filter(node_id=decision.node).first()
     if report is not None and report.last_seen_at != decision.reported_at:
         raise StaleDecision(f"node {decision.node} has reported since")
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
-    """Record new nodes, and with each the order to its provider to launch it.
+    """Creates nodes, each with an order to its provider to launch it.
 
     Raises:
-        StaleDecision: nodes were launched or retired since.
+        StaleDecision: nodes were launched or retired since the decision.
     """
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
     with transaction.atomic():
         _lock_pool(region, instance_type, decision.there)
-        for unit in _units(decision):
+        for unit in _unit_ids(decision):
             node = Node.objects.create(
                 id=f"n-{secrets.token_hex(4)}",
                 region=region,
@@ -142,24 +138,24 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
                 unit=unit,
                 now=now,
             )
-            _note_moves([(node, NodeState.JOINING, decision.reason)], now)
+            _record_moves([(node, NodeState.JOINING, decision.reason)], now)
 
 
-def _units(decision: LaunchNodes) -> Iterator[str]:
-    """For each machine, the unit that it is launched in."""
+def _unit_ids(decision: LaunchNodes) -> Iterator[str]:
+    """For each machine, the ID of its launch unit."""
     for _ in range(0, decision.count, decision.unit):
         unit = f"u-{secrets.token_hex(4)}" if decision.unit > 1 else ""
         yield from [unit] * decision.unit
 
 
 def launch_failed(*, node: str, reason: str, now: datetime) -> None:
-    """A node that gets no machine is lost; unless it has joined, or was lost or retired, meanwhile."""
+    """Marks a node that gets no machine as lost, unless it has joined or changed meanwhile."""
     with contextlib.suppress(StaleDecision), transaction.atomic():
-        _move(node, NodeState.JOINING, NodeState.LOST, reason, now)
+        _change_state(node, NodeState.JOINING, NodeState.LOST, reason, now)
 
 
 def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -> None:
-    """A node whose machine cannot be had yet goes on joining, and says what it waits for; an event, if that is new."""
+    """Records what a joining node waits for, with an event if that is new."""
     waits = f"it waits for its machine: {reason}"
     row = Node.objects.select_for_update(of=("self",)).filter(id=node, state=NodeState.JOINING).first()
     if row is None:
@@ -171,7 +167,7 @@ def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -
 
 
 def machine_store(*, node: str, machine: Machine) -> None:
-    """Keep what is known of a node's machine so far. A known topology may change; an address and ports may not.
+    """Stores what is known about a node's machine. Topology may change; address and ports may not.
 
     Raises:
         Conflict: another node has this address and these ports.
@@ -190,23 +186,23 @@ def machine_store(*, node: str, machine: Machine) -> None:
 
 
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
-    """Give a machine back: its credential dies with the node, its incidents close, and its provider is told to end it.
+    """Retires a node: its credential is revoked, its incidents close, and its provider is ordered to terminate it.
 
     Raises:
-        StaleDecision: the node changed, has joined a cell meanwhile, or its provider has been told.
+        StaleDecision: the node changed or joined a cell meanwhile, or its provider has an order already.
     """
     with transaction.atomic():
         if decision.seen is not NodeState.RETIRED:
-            _retire(decision, now)
+            _retire_node(decision, now)
         provider_order(node=decision.node, action=ProviderAction.TERMINATE, reason=decision.reason, now=now)
 
 
-def _retire(decision: RetireNode, now: datetime) -> None:
-    # Locked first and read then: a statement that does both sees the members as they were before it waited.
+def _retire_node(decision: RetireNode, now: datetime) -> None:
+    # Locks before it reads: a single statement would see the members as they were before it waited.
     Node.objects.select_for_update().filter(id=decision.node).first()
     if CellMember.objects.filter(node_id=decision.node).exists():
         raise StaleDecision(f"node {decision.node} joined a cell")
-    node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
+    node = _change_state(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     NodeReport.objects.filter(node=node).delete()
     incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
@@ -214,40 +210,40 @@ def _retire(decision: RetireNode, now: datetime) -> None:
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
-    """Tell the provider to start a dead agent again; the engine goes on.
+    """Orders the provider to restart a dead agent. The engine keeps running.
 
     Raises:
-        StaleDecision: its provider has been told, or is to do something else.
+        StaleDecision: its provider has an order already.
     """
     with transaction.atomic():
         provider_order(node=decision.node, action=ProviderAction.RESTART_AGENT, reason=decision.reason, now=now)
 
 
 def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
-    """Until the commit no other worker launches nodes in this region."""
+    """Until the commit, no other worker launches nodes in this region."""
     Region.objects.select_for_update().get(name=region.name)
     pool = Node.objects.filter(region=region, instance_type=instance_type).exclude(state=NodeState.RETIRED)
     if (count := pool.count()) != there:
         raise StaleDecision(f"{region.name} has {count} nodes of {instance_type.name}, not {there}")
 
 
-def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:
-    _may_go(seen, to)
+def _change_state(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:
+    _check_transition(seen, to)
     rows = Node.objects.filter(id=node_id, state=seen.value)
     compare_and_set_or_stale(rows, what=f"node {node_id}", state=to.value, reason=reason, state_since=now, **changes)
     node = Node.objects.select_related("region").get(id=node_id)
-    _note_moves([(node, to, reason)], now)
+    _record_moves([(node, to, reason)], now)
     desired_changed([node_id])
     return node
 
 
-def _may_go(seen: NodeState, to: NodeState) -> None:
+def _check_transition(seen: NodeState, to: NodeState) -> None:
     if to not in NODE_ALLOWED[seen]:
         raise ValueError(f"a node cannot go from {seen} to {to}")
 
 
-def _note_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> None:
-    """Events, and hints to browsers; of many moves they hear that nodes changed, not which."""
+def _record_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> None:
+    """Records events and notifies browsers."""
     events_record(
         [
             Event(
@@ -262,20 +258,18 @@ def _note_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> 
         ]
     )
     names = [node.id for node, _, _ in moves]
-    for name in names if len(names) <= MOST_NAMED else [""]:
+    for name in names if len(names) <= MAX_NAMED else [""]:
         live.push("nodes", name)
 
 
 def embedded_fleet_resume(*, now: datetime) -> int:
-    """Boot the machines of embedded providers again after all of them were stopped, as `make down` does.
-
-    Cells whose machines are gone start a new generation on the same nodes; machines that still run are left alone. One
-    whose folder is gone stays down; the reconciler then replaces it. Returns the number of machines booted.
-    """
-    return sum(_resume(provider, now) for provider in embedded_providers())
+    """Boots the machines of embedded providers after all of them were stopped, as by `make down`. Cells whose machines
+    are gone start a new generation on the same nodes. A machine without its folder stays down, and the reconciler
+    replaces it. Returns the number of machines booted."""
+    return sum(_resume_provider(provider, now) for provider in embedded_providers())
 
 
-def _resume(provider: EmbeddedProvider, now: datetime) -> int:
+def _resume_provider(provider: EmbeddedProvider, now: datetime) -> int:
     regions = Region.objects.filter(provider=provider.name)
     nodes = Node.objects.filter(region__in=regions, provider_call=None)
     nodes = nodes.exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
@@ -306,7 +300,7 @@ def _restart_cell(cell: Cell, now: datetime) -> None:
 
 
 def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
-    """Cordon a node. Returns False if it was cordoned already.
+    """Cordons a node. Returns False if it was cordoned already.
 
     Raises:
         Conflict: the node is retired.
@@ -315,10 +309,9 @@ def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bo
 
 
 def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
-    """Let a node be chosen again. Returns False if it was not cordoned.
-
-    The operator vouches for the machine: a faulty one that is in no cell is ready again, what its agent saw of its
-    hardware is settled, its incidents close, and a replacement that has not begun is called off.
+    """Uncordons a node. Returns False if it was not cordoned. The operator declares the machine healthy: if it is
+    faulty and in no cell it becomes ready, its signals are settled, its incidents close, and a scheduled replacement is
+    cancelled.
 
     Raises:
         Conflict: the node is retired, or faulty and still in a cell.
@@ -326,11 +319,11 @@ def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> 
     with transaction.atomic():
         changed = _set_cordoned(node_id, False, actor, why, now)
         if changed:
-            _vouch(Node.objects.get(id=node_id), actor, why, now)
+            _declare_healthy(Node.objects.get(id=node_id), actor, why, now)
     return changed
 
 
-def _vouch(node: Node, actor: str, why: str, now: datetime) -> None:
+def _declare_healthy(node: Node, actor: str, why: str, now: datetime) -> None:
     reason = f"uncordoned by {actor}" + (f": {why}" if why else "")
     if node.state == NodeState.FAULTY:
         if CellMember.objects.filter(node=node).exists():
@@ -347,14 +340,14 @@ def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datet
     node = Node.objects.select_for_update().get(id=node_id)
     verb = "cordoned" if cordoned else "uncordoned"
     if node.state == NodeState.RETIRED:
-        raise Conflict(f"node {node.id} is retired; only nodes that are still there can be {verb}")
+        raise Conflict(f"node {node.id} is retired; it cannot be {verb}")
     is_new = node.cordoned is not cordoned
     node.cordoned, node.cordoned_for_notice = cordoned, False
     node.save(update_fields=["cordoned", "cordoned_for_notice"])
     if not is_new:
         return False
-    said = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
-    node_event(node, f"node.{verb}", said, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
+    message = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
+    node_event(node, f"node.{verb}", message, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
     wake_ups.send("fleet.reconcile")
     return True
 
@@ -363,8 +356,7 @@ REPLACEABLE = frozenset({NodeState.READY, NodeState.SUSPECT})
 
 
 def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Cordon a node and drain the cell that it is in: requests in flight finish or meet the deadline, the cell stops,
-    and another one on other nodes makes up for it. The machine stays.
+    """Cordons a node and drains its cell. A cell on other nodes takes its place. The machine stays.
 
     Raises:
         Conflict: the node is retired, or its cell is starting or changed meanwhile.
@@ -377,7 +369,8 @@ def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> Non
 
 
 def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Have a node replaced: its cell is drained, another node takes its place, and the machine is ended.
+    """Requests the replacement of a node: its cell is drained, another node takes its place, and the machine is
+    terminated.
 
     Raises:
         Conflict: the node is not in use, or is being replaced already.
@@ -392,34 +385,32 @@ def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: st
         node_cordon(node_id=node.id, actor=actor, now=now, why=why)
         reason = f"replacement requested by {actor}" + (f": {why}" if why else "")
         replacement_request(node=node, cell=cell_of(node.id), actor=actor, reason=reason, now=now)
-        said = f"{node.id} is to be replaced: {reason}"
-        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING, actor=actor)
+        message = f"{node.id} is to be replaced: {reason}"
+        node_event(node, "node.replacement", message, now=now, tone=Tone.MOVING, actor=actor)
         wake_ups.send("fleet.reconcile")
 
 
-# Has nodes make their deep checks, alone or together: a request is part of a node's desired state, and what was
-# found comes with its reports. What fails is judged by the rules for faults.
+# A request for deep checks is part of a node's desired state; results arrive in its reports.
 
-TOGETHER_MOST = 32
-"""Nodes whose links are checked at once: every pair is measured, one after the other."""
+MAX_CHECKED_TOGETHER = 32
+"""Limit of nodes whose links are checked together, because every pair is measured one after the other."""
 
 
 def node_checks_request(
     *, node_id: str, actor: str, now: datetime, why: str = "", with_nodes: Sequence[str] = ()
 ) -> list[str]:
-    """Have a node checked, and its links to `with_nodes`, which are checked, too. Returns the nodes, by rank.
+    """Orders a node to run its deep checks, including its links to `with_nodes`, which run them as well. Returns the
+    nodes, by rank.
 
     Raises:
-        InvalidInput: one of the others does not exist or is named twice, or they are too many.
-        Conflict: one of them is retired, is not there yet, or, where links are checked, is in a cell.
+        InvalidInput: another node does not exist or is named twice, or there are too many.
+        Conflict: a node is retired or not ready, or links are to be checked and a node is in a cell.
     """
     names = [node_id, *with_nodes]
     if len(set(names)) != len(names):
-        raise InvalidInput(
-            field="with_nodes", rule="once", message="a node is named twice; name each of the others once"
-        )
-    if len(names) > TOGETHER_MOST:
-        message = f"{len(names)} nodes; links of at most {TOGETHER_MOST} are checked at once"
+        raise InvalidInput(field="with_nodes", rule="once", message="a node is named twice")
+    if len(names) > MAX_CHECKED_TOGETHER:
+        message = f"{len(names)} nodes; links of at most {MAX_CHECKED_TOGETHER} are checked at once"
         raise InvalidInput(field="with_nodes", rule="count", message=message)
     with transaction.atomic():
         found = {row.id: row for row in Node.objects.select_for_update().filter(id__in=names).order_by("id")}
@@ -437,8 +428,8 @@ def node_checks_request(
                 "requested_by": actor,
             }
             NodeCheck.objects.update_or_create(node=found[name], defaults=values)
-            said = f"{name} is checked, requested by {actor}" + (f": {why}" if why else "")
-            node_event(found[name], "node.check_requested", said, now=now, tone=Tone.MOVING, actor=actor)
+            message = f"{name} is being checked, requested by {actor}" + (f": {why}" if why else "")
+            node_event(found[name], "node.check_requested", message, now=now, tone=Tone.MOVING, actor=actor)
         Node.objects.filter(id__in=names).update(desired_version=F("desired_version") + 1)
         live.push_desired(names)
     return names
@@ -446,8 +437,6 @@ def node_checks_request(
 
 def _check_possible(node: Node, *, together: bool) -> None:
     if node.state in {NodeState.RETIRED, NodeState.JOINING, NodeState.LOST}:
-        raise Conflict(f"node {node.id} is {node.state}; only nodes that are there can be checked")
+        raise Conflict(f"node {node.id} is {node.state}; only nodes that have joined can be checked")
     if together and hasattr(node, "member"):
-        raise Conflict(
-            f"node {node.id} is in cell {node.member.cell_id}, whose engine has the ports; links are checked of spares"
-        )
+        raise Conflict(f"node {node.id} is in cell {node.member.cell_id}, whose engine uses the ports; choose a spare")

@@ -1,12 +1,6 @@
-"""Stores what agents report: one statement for all that came in since the last time.
-
-The statement compares with what was known, so that only changes send wake-ups. A report that cannot be stored is
-dropped; the others are stored.
-
-Requests the last lines of nodes' logs while a user reads them, and keeps what their agents send.
-
-A request is part of a node's desired state and expires by itself: a lost message or a user who left costs nothing.
-"""
+"""Stores agents' reports, hellos, faults and logs, and the web processes that receive them. All reports since the last
+call are stored in one statement, which compares them with the stored ones, so that only changes send wake-ups. A report
+that cannot be stored is dropped; the others are stored. Log requests are part of a node's desired state and expire."""
 
 import json
 import logging
@@ -35,10 +29,10 @@ from kernel.tones import Tone
 _COLUMNS = tuple(field.attname for field in NodeReport._meta.concrete_fields)
 _DEFAULTS = {field.attname: field.get_default() for field in NodeReport._meta.concrete_fields if not field.null}
 _DERIVED = "unhealthy_since"
-"""The one column whose new value depends on its old one: since when, without a break."""
-# Each part reads a table or the rows once, whatever the planner takes their number for. All see the same snapshot, so
-# `before` is what was known. What an older connection of an agent left at another web process changes nothing of a
-# newer one that reports; a newer one that is silent, or from before a clock was set back, gives way.
+"""The only column whose new value depends on its old one: since when the node has been unhealthy without a break."""
+# Each part reads a table or the rows once, whatever the query planner estimates. All see the same snapshot, so `before`
+# is the previous report. A report of an older connection does not replace that of a newer one, unless the newer one is
+# silent or from before a clock was set back.
 _STORE = sql.SQL("""
 WITH reported AS (
     SELECT * FROM jsonb_populate_recordset(NULL::fleet_nodereport, %(rows)s::jsonb)
@@ -87,12 +81,9 @@ log = logging.getLogger(__name__)
 
 
 class ReceivedReport(msgspec.Struct, frozen=True):
-    """The latest report of one node's agent, and how it arrived. One with `connected` False counts only for the
-    connection that it ends.
-
-    Its fields, those of the report and those of what the report observed are columns of `NodeReport` by their names, so
-    a field that is new in a message and in the model needs nothing in between.
-    """
+    """The latest report of a node's agent, and how it arrived. With `connected` False it only ends its connection. The
+    names of its fields, of the report and of its observations are columns of `NodeReport`, so a new field needs no
+    mapping."""
 
     node_id: str
     connection: str
@@ -110,14 +101,12 @@ class ReceivedReport(msgspec.Struct, frozen=True):
 
 
 def reports_store(rows: list[ReceivedReport]) -> list[str]:
-    """Write the rows, and return the nodes of which something a planner cares about changed.
-
-    A row that PostgreSQL refuses (a number out of range, a name too long) is dropped, and its node is logged.
-    """
+    """Stores the rows, and returns the nodes with changes relevant for planners. A row that PostgreSQL rejects (a
+    number out of range, a name too long) is dropped and its node logged."""
     if not rows:
         return []
     try:
-        return _store(rows)
+        return _store_rows(rows)
     except UNSTORABLE_ERRORS as refusal:
         if len(rows) == 1:
             log.warning("dropped what %s reported: %s", rows[0].node_id, refusal)
@@ -126,10 +115,12 @@ def reports_store(rows: list[ReceivedReport]) -> list[str]:
     return reports_store(rows[:middle]) + reports_store(rows[middle:])
 
 
-def _store(rows: list[ReceivedReport]) -> list[str]:
+def _store_rows(rows: list[ReceivedReport]) -> list[str]:
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(_STORE, {"rows": json_without_nul(msgspec.json.encode([_columns(row) for row in rows]))})
+            cursor.execute(
+                _STORE, {"rows": json_without_nul(msgspec.json.encode([_report_columns(row) for row in rows]))}
+            )
             changed = [str(node) for (node,) in cursor.fetchall()]
         live.push("load")
         if changed:
@@ -140,8 +131,8 @@ def _store(rows: list[ReceivedReport]) -> list[str]:
     return changed
 
 
-def _columns(received: ReceivedReport) -> dict[str, Any]:
-    """Column -> value; a column that takes no NULL has its default where nothing is stated."""
+def _report_columns(received: ReceivedReport) -> dict[str, Any]:
+    """Column -> value. A column that is not nullable gets its default if the value is missing."""
     stated = structs.asdict(received)
     stated |= structs.asdict(stated.pop("report"))
     stated |= structs.asdict(stated.pop("observed"))
@@ -151,15 +142,12 @@ def _columns(received: ReceivedReport) -> dict[str, Any]:
 
 
 def hellos_store(hellos: Sequence[Hello]) -> dict[str, Conflict]:
-    """Keep what node agents' hellos state about their machines: one statement, which writes only what is new.
-
-    Returns why a node's hello is refused, if it is: it cannot be stored; neither it nor the node's provider states
-    address and ports; or another node has them.
-    """
+    """Stores node agents' hellos in one statement that writes only changes. Returns the errors by node: it cannot be
+    stored, address and ports are unknown, or another node has them."""
     latest = {hello.id: hello for hello in hellos}
     try:
         with transaction.atomic(), connection.cursor() as cursor:
-            stated = [_stated(hello) for hello in latest.values()]
+            stated = [_hello_columns(hello) for hello in latest.values()]
             cursor.execute(_HELLOS, [json_without_nul(msgspec.json.encode(stated))])
     except UNSTORABLE_ERRORS as error:
         if len(latest) == 1:
@@ -170,13 +158,13 @@ def hellos_store(hellos: Sequence[Hello]) -> dict[str, Conflict]:
     refused = {}
     for node in (node for node in latest if node in placeless):
         try:
-            _machine_stated(latest[node])
+            _store_stated_machine(latest[node])
         except Conflict as refusal:
             refused[node] = refusal
     return refused
 
 
-def _stated(hello: Hello) -> dict[str, Any]:
+def _hello_columns(hello: Hello) -> dict[str, Any]:
     accelerators = hello.inventory.accelerators if hello.inventory else ()
     return {
         "id": hello.id,
@@ -186,7 +174,7 @@ def _stated(hello: Hello) -> dict[str, Any]:
     }
 
 
-def _machine_stated(hello: Hello) -> None:
+def _store_stated_machine(hello: Hello) -> None:
     inventory = hello.inventory
     address = inventory.address.replace("\0", "") if inventory else ""
     if not inventory or not address:
@@ -195,7 +183,8 @@ def _machine_stated(hello: Hello) -> None:
 
 
 def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime) -> None:
-    """Write evidence of a fault into the timeline, and keep it if it is the hardware's. Planners do the rest."""
+    """Records evidence of a fault as an event, and stores it if it is a hardware fault. Planners decide what
+    follows."""
     known = Node.objects.filter(id=node).select_related("member__cell").first()
     if known is None:
         return
@@ -217,12 +206,10 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
         hardware_fault_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)
 
 
-# Web processes state that they receive agents' reports. Planners count a node's silence by it.
-
 LISTENING_TTL_S = 5.0
 FORGOTTEN_AFTER = timedelta(hours=1)
-"""After its end: no silence is explained by it any more."""
-# One that was not renewed in time, such as a process that was stopped, begins anew.
+"""After its end, when it no longer explains any silence."""
+# A listener that was not renewed in time starts over.
 _RENEW = """
 INSERT INTO fleet_agentlistener AS known (id, since, until) VALUES (%(id)s, %(since)s, %(until)s)
 ON CONFLICT (id) DO UPDATE SET
@@ -235,8 +222,8 @@ RETURNING xmax = 0
 
 
 def listener_renew(*, listener: str, keeps_up: bool, now: datetime) -> None:
-    """State that this web process runs, and whether it keeps up with its agents. Some process must, or nobody listens:
-    one lease of all of them says so."""
+    """Records that this web process runs, and whether it keeps up with its agents. A lease shared by all web processes
+    shows that some process does."""
     since = now if keeps_up else None
     until = now + timedelta(seconds=LISTENING_TTL_S)
     with transaction.atomic(), connection.cursor() as cursor:
@@ -250,7 +237,7 @@ def listener_renew(*, listener: str, keeps_up: bool, now: datetime) -> None:
 
 REQUEST_TTL = timedelta(seconds=60)
 RENEW_BEFORE = timedelta(seconds=25)
-"""A page asks again every few seconds; the request is written, and sent to the agent, only this often."""
+"""Pages poll every few seconds; the request is written and sent to the agent only this often."""
 KEPT_FOR = timedelta(hours=1)
 _REQUEST = """
 WITH due AS (
@@ -264,7 +251,7 @@ UPDATE fleet_node SET desired_version = desired_version + 1 WHERE id IN (SELECT 
 
 
 def node_logs_request(*, nodes: Iterable[str], now: datetime) -> None:
-    """A user reads the logs of these nodes now. One statement, whether or not anything is to be renewed."""
+    """Records that a user reads these nodes' logs. Always one statement."""
     values: dict[str, Any] = {"nodes": sorted(set(nodes)), "until": now + REQUEST_TTL, "renew": now + RENEW_BEFORE}
     with transaction.atomic():
         with connection.cursor() as cursor:
@@ -275,7 +262,7 @@ def node_logs_request(*, nodes: Iterable[str], now: datetime) -> None:
 
 
 def node_logs_store(*, tails: Mapping[str, LogTail], now: datetime) -> None:
-    """Keep the lines that agents sent; those of a node whose logs nobody reads are dropped."""
+    """Stores the lines that agents sent, unless no user reads that node's logs."""
     with transaction.atomic():
         for node, tail in sorted(tails.items()):
             logs = json.loads(json_without_nul(msgspec.json.encode(tail.logs)))
@@ -285,5 +272,4 @@ def node_logs_store(*, tails: Mapping[str, LogTail], now: datetime) -> None:
 
 
 def node_logs_trim(*, now: datetime) -> None:
-    """Forget lines that nobody has read for a while."""
     NodeLog.objects.filter(wished_until__lt=now - KEPT_FOR).delete()

@@ -1,4 +1,4 @@
-"""The disruption ledger on real PostgreSQL: charged with the step, closed with its end, never overspent in a race."""
+"""The disruption ledger on real PostgreSQL: charged and closed with the cell's steps, and never overspent in a race."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Reading a cell's logs asks its nodes to show them, and shows what they showed."""
+"""Reading a cell's logs makes its nodes send them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which cells pair: those of equal layouts, and no others."""
+"""Only cells with equal KV layouts pair."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What state a cell is in, from the reports of its members."""
+"""A cell's state from its members' reports."""
 
 from datetime import datetime
 

@@ -1,9 +1,4 @@
-"""Whether the fleet is what it should be, and what it waits for.
-
-The load of a cell is that of its leader's last report about this generation, as the agent sent it.
-
-A cell whose nodes run different software does not become ready: its reason, the API and its page say why (I2).
-"""
+"""Readiness of the fleet, the load of a cell from its leader's last report, and cells with different software (I2)."""
 
 import msgspec
 import pytest
@@ -116,7 +111,7 @@ SAID = (
 
 
 def judged(cell: Cell) -> Cell:
-    """The cell after the planner that moves cells has seen the fleet as it is."""
+    """The cell after the health planner's decisions."""
     for decision in plan_health(fleet_view(now=NOW), FleetSettings(), NOW):
         apply(decision, NOW)
     cell.refresh_from_db()

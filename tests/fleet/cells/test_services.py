@@ -1,7 +1,4 @@
-"""Decisions about cells as compare-and-set on real PostgreSQL.
-
-What people may ask of one cell.
-"""
+"""Decisions and operators' requests about cells on real PostgreSQL."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What people ask of a node: each once, with who and why, and only where it makes sense."""
+"""Operators' requests about nodes: applied once, with actor and reason, and only in the right states."""
 
 import pytest
 

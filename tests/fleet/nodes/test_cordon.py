@@ -1,7 +1,4 @@
-"""Nodes are told to make their deep checks, alone or together, and what they found is on the way up.
-
-What nodes are told follows from the cells in the database, and from nothing else.
-"""
+"""Deep checks, alone and together, and the desired states of nodes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +10,7 @@ from engine_agent.protocol.states import MemberRole, Phase
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import desired_for, newer_versions
 from fleet.nodes.services.events import desired_changed
-from fleet.nodes.services.nodes import TOGETHER_MOST, node_checks_request, node_cordon, node_uncordon
+from fleet.nodes.services.nodes import MAX_CHECKED_TOGETHER, node_checks_request, node_cordon, node_uncordon
 from fleet.reconcile.planning.states import CellState
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
@@ -72,7 +69,9 @@ def test_a_request_is_part_of_what_a_node_should_do() -> None:
     first = request_of("n-1")
     assert (first.peers, first.secret) == ((), "")
     assert Node.objects.get(id="n-1").desired_version == before + 1
-    assert Event.objects.get(kind="node.check_requested").message == "n-1 is checked, requested by ada: it was slow"
+    assert (
+        Event.objects.get(kind="node.check_requested").message == "n-1 is being checked, requested by ada: it was slow"
+    )
     node_checks_request(node_id="n-1", actor="ada", now=NOW)
     assert request_of("n-1").id != first.id
 
@@ -93,13 +92,13 @@ def test_what_cannot_be_checked_is_refused_by_name() -> None:
     rows.cell("c", rows.node("n-1"), rows.node("n-2"))
     rows.node("n-3")
     rows.node("n-4", state="retired")
-    node_checks_request(node_id="n-1", actor="ada", now=NOW)  # one that serves: memory and disk
+    node_checks_request(node_id="n-1", actor="ada", now=NOW)  # a serving node checks memory and disk
     refused: list[tuple[type[Exception], str, list[str]]] = [
-        (Conflict, "n-1 is in cell c, whose engine has the ports", ["n-1"]),
+        (Conflict, "n-1 is in cell c, whose engine uses the ports", ["n-1"]),
         (Conflict, "n-4 is retired", ["n-4"]),
         (InvalidInput, "there is no node 'n-9'", ["n-9"]),
         (InvalidInput, "a node is named twice", ["n-3"]),
-        (InvalidInput, "at most 32 are checked", [f"n-x{number}" for number in range(TOGETHER_MOST)]),
+        (InvalidInput, "at most 32 are checked", [f"n-x{number}" for number in range(MAX_CHECKED_TOGETHER)]),
     ]
     for kind, message, others in refused:
         with pytest.raises(kind, match=message):

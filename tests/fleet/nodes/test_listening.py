@@ -1,4 +1,4 @@
-"""Web processes state that they listen, and whether they keep up."""
+"""Web processes record that they listen and whether they keep up."""
 
 from datetime import timedelta
 

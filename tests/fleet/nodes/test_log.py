@@ -1,4 +1,4 @@
-"""Whoever reads a cell's logs makes its nodes show them for a minute, and nothing longer than that."""
+"""Reading a cell's logs makes its nodes send them for a minute."""
 
 from datetime import timedelta
 

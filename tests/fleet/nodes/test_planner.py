@@ -1,7 +1,4 @@
-"""A node's silence counts only while a web process that would receive its reports ran and kept up.
-
-Which nodes may be in one cell, by what their agents said that they run.
-"""
+"""When silence counts, and which nodes may be in one cell by their reported software."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -13,8 +10,8 @@ from hypothesis import strategies as st
 from engine_agent.protocol.fingerprint import Difference
 from fleet.faults.planning.liveness import plan_liveness
 from fleet.nodes.planner import (
-    EXCUSED_MOST,
-    MOVES_WITHIN,
+    MAX_EXCUSED,
+    RECONNECT_WITHIN,
     Listeners,
     ListenerView,
     compare_stacks,
@@ -37,7 +34,7 @@ def heard(name: str, seconds: float, listener: str = "a", *, connected: bool = T
 
 
 def suspects(*nodes: NodeView, **listeners: ListenerView) -> list[str]:
-    """`w` is heard: the control plane is not cut off."""
+    """`w` reports, so the control plane is not cut off."""
     view = replace(fleet(*nodes, heard("w", 0, "w")), listeners=Listeners({"w": WELL, **listeners}))
     decisions = plan_liveness(view, SETTINGS, NOW)
     return [d.node for d in decisions if isinstance(d, MoveNode) and d.to is NodeState.SUSPECT]
@@ -62,7 +59,7 @@ def test_silence_counts_from_when_it_has_caught_up(caught_up_s: float, expected:
 def test_agents_of_a_web_process_that_ended_or_is_stopped_have_time_to_find_another(
     ended_s: float, expected: list[str]
 ) -> None:
-    """20 s, and then the 10 s that make suspect."""
+    """20 s, and then the 10 s until suspect."""
     assert suspects(heard("n", ended_s + 3), a=ListenerView(ago(3600), ago(ended_s))) == expected
 
 
@@ -76,7 +73,7 @@ def test_an_agent_that_waits_before_another_web_process_is_not_silent() -> None:
 
 
 def test_a_web_process_that_is_always_behind_or_starts_again_and_again_hides_no_dead_node() -> None:
-    excused_s = EXCUSED_MOST.total_seconds()
+    excused_s = MAX_EXCUSED.total_seconds()
     for other in (BEHIND, ListenerView(ago(1), LASTS)):
         assert suspects(heard("n", excused_s + 9), a=other) == []
         assert suspects(heard("n", excused_s + 11), a=other) == ["n"]
@@ -84,7 +81,7 @@ def test_a_web_process_that_is_always_behind_or_starts_again_and_again_hides_no_
 
 
 def test_a_node_that_is_only_excused_is_no_witness() -> None:
-    """Its leader said, before the web process fell behind, that the follower is gone."""
+    """Its leader reported that the follower is gone before the web process fell behind."""
     broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(90), failed_by="l", reason="lost rank 1")
     leader = member("l", report={"last_seen_at": ago(40), "listener": "a"})
     follower = replace(
@@ -112,8 +109,8 @@ def test_an_excuse_only_delays_and_never_for_longer_than_its_bound(
 ) -> None:
     heard_at = ago(heard_s)
     counts_from = Listeners(listeners).counts_from(heard_at, listener, connected=connected, now=NOW)
-    assert heard_at <= counts_from <= heard_at + EXCUSED_MOST
-    if all(one.since and max(one.since, one.until) + MOVES_WITHIN <= heard_at for one in listeners.values()):
+    assert heard_at <= counts_from <= heard_at + MAX_EXCUSED
+    if all(one.since and max(one.since, one.until) + RECONNECT_WITHIN <= heard_at for one in listeners.values()):
         assert counts_from == heard_at
 
 

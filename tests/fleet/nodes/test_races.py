@@ -1,4 +1,4 @@
-"""Decisions that race on real PostgreSQL, each in a transaction of its own: one of them is stale, none is half done."""
+"""Racing decisions on real PostgreSQL: one of them is stale, and none is half applied."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Reports in one statement: the latest wins, and only news is news."""
+"""Reports are stored in one statement: the latest wins, and only changes are announced."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -130,13 +130,17 @@ def test_what_an_older_connection_left_at_another_web_changes_nothing_of_a_newer
 
 
 def test_a_flush_touches_no_row_for_each_other_row() -> None:
-    """What PostgreSQL does for it grows with the rows, not with their square."""
+    """PostgreSQL's work grows with the rows, not with their square."""
     names = [f"n-{number}" for number in range(40)]
     for name in names:
         rows.node(name)
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE fleet_node, fleet_nodereport")  # else they are as some other test left them
-        for way in ("hashjoin", "mergejoin", "seqscan"):  # as where it errs most: tables have indexes, parts have none
+        cursor.execute("ANALYZE fleet_node, fleet_nodereport")  # another test may have changed them
+        for way in (
+            "hashjoin",
+            "mergejoin",
+            "seqscan",
+        ):  # the worst case of its estimates: tables have indexes, parts have none
             cursor.execute(f"SET LOCAL enable_{way} = off")
         statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {reports._STORE.as_string(None)}"
         cursor.execute(statement, {"rows": encode([reports._columns(received(name)) for name in names]).decode()})
@@ -145,7 +149,7 @@ def test_a_flush_touches_no_row_for_each_other_row() -> None:
 
 
 def _rows_touched(step: dict[str, Any]) -> Iterator[float]:
-    """Of each step of a plan, those of all its loops."""
+    """Sum of the rows of each step of a plan, over all its loops."""
     left_out = sum(step.get(each, 0) for each in step if each.startswith("Rows Removed by"))
     yield (step["Actual Rows"] + left_out) * step["Actual Loops"]
     for part in step.get("Plans", ()):
@@ -248,7 +252,7 @@ def test_hellos_of_many_are_one_statement_and_write_only_what_is_new(django_asse
     known = [hello(id=name, fingerprint={"kernel": "6"}) for name in ("n-a", "n-b")]
     hellos_store(known)
     versions = dict(row_versions())
-    with django_assert_num_queries(4):  # a savepoint and its release, the statement, and who has no address
+    with django_assert_num_queries(4):  # a savepoint and its release, the statement, and the nodes without an address
         assert hellos_store([*known, hello(id="n-c", fingerprint={"kernel": "6"})]) == {}
     assert [name for name, version in row_versions() if version != versions[name]] == ["n-c"]
 

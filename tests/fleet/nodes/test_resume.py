@@ -1,5 +1,5 @@
-"""After all machines were stopped: the same cells on the same nodes, one generation later, and nothing that still runs
-is touched."""
+"""After all machines were stopped, the same cells start on the same nodes one generation later. Running machines are
+left alone."""
 
 import pytest
 

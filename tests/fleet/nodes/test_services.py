@@ -1,4 +1,4 @@
-"""Decisions about nodes on real PostgreSQL: what is recorded, what the provider is asked, what a crash leaves."""
+"""Decisions about nodes on real PostgreSQL: rows, orders to providers, and consistency after a crash."""
 
 from datetime import timedelta
 
