@@ -67,10 +67,8 @@ TOKENS_PER_REQUEST = 20
 @dataclass(frozen=True, slots=True)
 class VersionBehaviour:
     """How engines of a version behave, which planners can only observe. Seconds; `load_spread` is the share by which
-    loading varies. `fails_after_s`: time from ready to failure.
-
-    `error_share` of its requests fail, `slowness` multiplies its latencies, `requests_per_s` is the load of a cell.
-    """
+    loading varies. `fails_after_s`: time from ready to failure. `error_share` of its requests fail, `slowness`
+    multiplies its latencies, `requests_per_s` is the load of a cell."""
 
     load_s: float = 20.0
     load_spread: float = 0.2

@@ -94,10 +94,8 @@ def run(
 
 
 def sweep(scenario: Scenario, seed: int, *, whole: bool = False) -> Iterator[Outcome]:
-    """Runs one seed repeatedly, each time with a kill before another write, until each write had one.
-
-    The first outcome is that of the run without a kill, which determines the number of writes.
-    """
+    """Runs one seed repeatedly, each time with a kill before another write, until each write had one. The first outcome
+    is that of the run without a kill, which determines the number of writes."""
     undisturbed = run(scenario, seed, kill=Kill(NEVER, whole))
     yield undisturbed
     for write in range(undisturbed.world.store.writes):

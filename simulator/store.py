@@ -59,11 +59,8 @@ class Store(Rows):
 
     @singledispatchmethod
     def apply(self, decision: Decision, now: datetime) -> None:
-        """Applies one decision, as `fleet.reconcile.services.apply` does.
-
-        Raises:
-            StaleWrite: the rows have changed since the decision was made.
-        """
+        """Applies one decision, as `fleet.reconcile.services.apply` does. Raises StaleWrite if the rows have changed
+        since the decision was made."""
         raise TypeError(f"no way to apply {decision!r}")
 
     @apply.register

@@ -47,10 +47,8 @@ class Invariant:
 
 
 class World:
-    """One run. `fleet` is its initial state: ready cells serve, connected nodes are connected.
-
-    `skip_repeats` omits the events of reports that repeat the last one, for large fleets; nothing else differs.
-    """
+    """One run. `fleet` is its initial state: ready cells serve, connected nodes are connected. `skip_repeats` omits the
+    events of reports that repeat the last one, for large fleets; nothing else differs."""
 
     store_type: type[Store] = Store
     reconciler_type: type[Reconciler] = Reconciler

@@ -83,11 +83,8 @@ class BadHeader(ValueError):
 
 def read_metadata(headers: Headers, now: float) -> RequestMetadata:
     """The metadata of one request, at `now` in seconds since 1970. Of a repeated header, the last counts. The wait at
-    the ingress is subtracted from its time, by the clocks of both machines.
-
-    Raises:
-        BadHeader: a class that does not exist, or a deadline that is no number.
-    """
+    the ingress is subtracted from its time, by the clocks of both machines. Raises BadHeader if a class that does not
+    exist, or a deadline that is no number."""
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
     waited_s, routed_by, server, key, adapter = 0.0, None, "", "", ""
     prefixes, matched_bytes = None, None
@@ -134,11 +131,8 @@ def _limit_s(value: bytes) -> float:
 
 
 def read_limits(headers: Headers) -> RequestLimits:
-    """The limits of the request's deployment. The ingress sends those that differ from the defaults.
-
-    Raises:
-        BadHeader: there are no such limits.
-    """
+    """The limits of the request's deployment. The ingress sends those that differ from the defaults. Raises BadHeader
+    if there are no such limits."""
     stated = next((value for name, value in headers if name == LIMITS_HEADER), b"")
     try:
         return limits_from_text(stated.decode("latin-1"))
@@ -169,11 +163,8 @@ def weight_of(sequences: int, limit: int) -> int:
 def refuse(
     serving_class: ServingClass, *, phase: Phase, healthy: bool, reason: str, in_flight: int, limit: int
 ) -> Refusal | None:
-    """Returns why the cell does not take a request of this class now, or None.
-
-    `reason`: why the engine is unhealthy. `in_flight`: sequences of admitted requests of all classes, without the new
-    one. `limit`: that of the class.
-    """
+    """Returns why the cell does not take a request of this class now, or None. `reason`: why the engine is unhealthy.
+    `in_flight`: sequences of admitted requests of all classes, without the new one. `limit`: that of the class."""
     if phase is not Phase.SERVE:
         return refusals.draining(phase)
     if not healthy:

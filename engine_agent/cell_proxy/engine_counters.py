@@ -63,11 +63,8 @@ async def prompt_is_read(pool: EnginePool, exchange: bytes) -> bool:
 
 
 async def fetch_counted_apart(pool: EnginePool) -> CountedApart:
-    """Tokens in the engine's counters that are in no usage. None for an engine without a ledger.
-
-    Raises:
-        OSError: it cannot be reached.
-    """
+    """Tokens in the engine's counters that are in no usage. None for an engine without a ledger. Raises OSError if it
+    cannot be reached."""
     answer = await call(pool, b"GET", COUNTED_APART_PATH.encode(), None, _APART_LIMIT_S)
     try:
         return msgspec.json.decode(answer.body, type=CountedApart) if answer.status == 200 else CountedApart(0, 0)

@@ -59,11 +59,8 @@ class PrefillLink(EnginePool):
         self._identity = identity
 
     async def connect(self) -> EngineConnection:
-        """Opens a connection, as `EnginePool` does.
-
-        Raises:
-            OSError: also if the other end is not the leader of this cell (ssl.SSLError, ConnectionError).
-        """
+        """Opens a connection, as `EnginePool` does. Raises OSError also if the other end is not the leader of this cell
+        (ssl.SSLError, ConnectionError)."""
         if self._identity is None:
             return await super().connect()
         context = self._identity.client_context()
@@ -85,11 +82,8 @@ class PrefillLink(EnginePool):
 
 
 def _fleet_of(context: ssl.SSLContext) -> str:
-    """The trusted fleet: the organization in the names of the authorities (`kernel.authority`).
-
-    Raises:
-        ConnectionError: there is not one.
-    """
+    """The trusted fleet: the organization in the names of the authorities (`kernel.authority`). Raises ConnectionError
+    if there is not one."""
     found = {
         value
         for authority in context.get_ca_certs()
@@ -277,9 +271,7 @@ class Handover:
         return members
 
     async def _call(self) -> bytes:
-        """Raises:
-        _FellBack: the prefill cell did not read it.
-        """
+        """Raises _FellBack if the prefill cell did not read it."""
         cell, limit_s = self._known.link.cell, self._handovers.limit_s
         try:
             response = await call(

@@ -209,11 +209,8 @@ class PromptElsewhere:
 
 
 def read_answer(body: bytes, cell: PrefillCell) -> PromptElsewhere:
-    """Parses the answer of a prefill cell.
-
-    Raises:
-        BadParams: it is not of this form, or speaks of another place than its own.
-    """
+    """Parses the answer of a prefill cell. Raises BadParams if it is not of this form, or speaks of another place than
+    its own."""
     try:
         answer = _answers.decode(body)
         params = _params.decode(answer.kv_transfer_params)
@@ -248,9 +245,7 @@ class EnginePrefill(Struct, frozen=True):
 
 
 def read_engine_answer(body: bytes) -> EnginePrefill:
-    """Raises:
-    BadParams: it is no answer.
-    """
+    """Raises BadParams if it is no answer."""
     try:
         given = msgspec.json.decode(body, type=_EngineAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -130,11 +130,7 @@ class PrefillExchange:
         )
 
     def _members(self, body: bytes, metadata: RequestMetadata) -> bytes:
-        """The members to append to the request.
-
-        Raises:
-            _Refused: it is no request that is handed over.
-        """
+        """The members to append to the request. Raises _Refused if it is no request that is handed over."""
         settings = self._cell.settings
         priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
         model = (metadata.adapter or settings.model) if metadata.is_routed else None

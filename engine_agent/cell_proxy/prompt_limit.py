@@ -50,11 +50,7 @@ class Uncountable(ValueError):
 
 async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: bytes, body: bytes) -> Refusal | None:
     """Returns why a request may not go to an engine that accepts `limit` tokens of prompt, or None. `model` is the
-    engine's name.
-
-    Raises:
-        OSError: the engine cannot be reached, or does not count in time.
-    """
+    engine's name. Raises OSError if the engine cannot be reached, or does not count in time."""
     row = CELL_PATHS.get(path)
     if row is None or row.counting is Counting.NOTHING:
         return None
@@ -69,11 +65,8 @@ async def why_prompt_is_refused(pool: EnginePool, limit: int, model: str, path: 
 
 
 def count_requests(path: bytes, body: bytes, model: str) -> Iterator[int | CountRequest]:
-    """For each prompt of a request: its number of tokens if given, else the request that counts them.
-
-    Raises:
-        Uncountable: there is no way to tell.
-    """
+    """For each prompt of a request: its number of tokens if given, else the request that counts them. Raises
+    Uncountable if there is no way to tell."""
     request = msgspec.json.decode(body) if body else {}
     if not isinstance(request, dict):
         raise Uncountable("the body is no object")

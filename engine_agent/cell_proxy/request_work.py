@@ -49,11 +49,8 @@ _SCHEMAS = ("response_format", "structured_outputs", "text", "output_format", "o
 
 
 def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> int:
-    """Returns how many sequences a request to this path is in the engine: answers to prompts, or inputs.
-
-    Raises:
-        BadRequest: it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's.
-    """
+    """Returns how many sequences a request to this path is in the engine: answers to prompts, or inputs. Raises
+    BadRequest if it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's."""
     for member in _STOPS:
         _check_length(member, request.get(member), limits.stops)
     for member in _LOGPROBS:
@@ -268,9 +265,8 @@ FORMS: Final[dict[str, tuple[type[Struct], ...]]] = {
 
 
 def check_items(items: Any, most: int) -> None:
-    """Raises:
-    BadRequest: there are more than `most` items, or more than `MOST_OTHERS` of another form than `FORMS`.
-    """
+    """Raises BadRequest if there are more than `most` items, or more than `MOST_OTHERS` of another form than
+    `FORMS`."""
     if not isinstance(items, list):
         return
     if len(items) > most:

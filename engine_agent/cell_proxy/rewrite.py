@@ -59,13 +59,9 @@ def rewrite_body(
 ) -> BodyRewrite:
     """The members to add to a request. `priority` None: the engine has none; `limits` None: another cell has checked
     them. `model`: the engine's name, None for the one in the request. `routed_by`: the name that the ingress read in
-    the body, None if unknown.
-
-    Raises:
-        BadBody: see `request_of`; or the body names another model than the ingress read in it.
-        BadRequest: see `check_request` and `check_work`.
-        NeedsStore: it is a response that an engine, which keeps nothing, would answer as if it were a plain one.
-    """
+    the body, None if unknown. Raises BadBody (see `request_of`; or the body names another model than the ingress read
+    in it). Raises BadRequest (see `check_request` and `check_work`). Raises NeedsStore if it is a response that an
+    engine, which keeps nothing, would answer as if it were a plain one."""
     row = CELL_PATHS.get(path)
     if row is None or not row.has_model or body == b"":
         return BodyRewrite()
@@ -91,11 +87,8 @@ def rewrite_body(
 
 
 def request_of(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body.
-
-    Raises:
-        BadBody: it is none, or readers could differ in what it states (`strict_loads`).
-    """
+    """The JSON object in a body. Raises BadBody if it is none, or readers could differ in what it states
+    (`strict_loads`)."""
     try:
         request = strict_loads(body)
     except ValueError as error:
@@ -159,10 +152,8 @@ def dialect_members(path: bytes, request: Mapping[str, Any]) -> list[bytes]:
 
 
 class Upload:
-    """The body of one request. `repeat_limit_bytes`: a longer one is released once it is sent.
-
-    `members` are appended to the JSON object of the body. Set them before the first `opening`.
-    """
+    """The body of one request. `repeat_limit_bytes`: a longer one is released once it is sent. `members` are appended
+    to the JSON object of the body. Set them before the first `opening`."""
 
     __slots__ = (
         *("_head", "_pieces", "_repeat_limit_bytes"),
@@ -197,22 +188,14 @@ class Upload:
         self.members = b",".join(filter(None, (self.members, members)))
 
     def whole(self) -> bytes:
-        """The body as received.
-
-        Raises:
-            ValueError: it was released.
-        """
+        """The body as received. Raises ValueError if it was released."""
         if self._pieces is None:
             raise ValueError("the body was already released")
         self._pieces = [b"".join(self._pieces)]
         return self._pieces[0]
 
     def opening(self, host: bytes) -> bytes:
-        """Head and body for an engine connection.
-
-        Raises:
-            ValueError: not `repeatable`, and sent before.
-        """
+        """Head and body for an engine connection. Raises ValueError if it is not `repeatable` and was sent before."""
         body = with_members(self.whole(), self.members)
         if not self.repeatable:
             self.forget()

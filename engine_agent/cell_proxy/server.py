@@ -51,11 +51,8 @@ class ProxyServer:
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain.
-
-        Raises:
-            CannotListen: a port is taken, the address is not ours, or there is no identity to serve TLS with.
-        """
+        """Serve until SIGTERM or SIGINT, then drain. Raises CannotListen if a port is taken, the address is not ours,
+        or there is no identity to serve TLS with."""
         self._handle_signals()
         asyncio.get_running_loop().set_exception_handler(self.cell.log.crash)
         await self._listen()

@@ -212,9 +212,7 @@ class Peers:
         self._logged_at_s = float("-inf")
 
     def context(self) -> ssl.SSLContext:
-        """Raises:
-        OSError: there is no identity, or a file of it is none of its kind.
-        """
+        """Raises OSError if there is no identity, or a file of it is none of its kind."""
         return self._identity.server_context()
 
     def admit(self, transport: asyncio.BaseTransport) -> Peer | None:

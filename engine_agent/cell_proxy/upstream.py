@@ -193,11 +193,8 @@ class EnginePool:
         return None
 
     async def connect(self) -> EngineConnection:
-        """Opens a new connection.
-
-        Raises:
-            OSError: refused, or not connected within the limit (TimeoutError).
-        """
+        """Opens a new connection. Raises OSError if the connection is refused, or not connected within the limit
+        (TimeoutError)."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_timeout_s):
             _, connection = await loop.create_connection(lambda: EngineConnection(self), *self._address)
@@ -274,12 +271,9 @@ async def call(
     own: Headers | None = None,
     request_id: bytes = b"probe",
 ) -> CallResponse:
-    """Sends one request of the proxy and waits for its whole answer, of at most `max_bytes`. `own`: its headers.
-
-    Raises:
-        TimeoutError: no whole answer within `timeout_s`.
-        OSError: refused or broken (`CallFailed`).
-    """
+    """Sends one request of the proxy and waits for its whole answer, of at most `max_bytes`. `own`: its headers. Raises
+    TimeoutError without a whole answer within `timeout_s`. Raises OSError if the connection is refused or broken
+    (`CallFailed`)."""
     headers = [*([] if body is None else [_JSON]), *(own or ())]
     length = None if body is None else len(body)
     head = RequestHead(method, target, [], True, True, length, False, False, request_id)

@@ -39,11 +39,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of a folder, and no other file.
-
-    Raises:
-        BadArtifact: there is none, it is not a manifest, or its digest does not match its list of files.
-    """
+    """Reads the manifest of a folder, and no other file. Raises BadArtifact if there is none, it is not a manifest, or
+    its digest does not match its list of files."""
     path = folder / MANIFEST_NAME
     try:
         text = path.read_bytes()
@@ -53,11 +50,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
-    """Checks every file against the manifest, and the manifest against `expected_digest` if given.
-
-    Raises:
-        BadArtifact: a file is missing, changed or not listed, or this is not the expected artifact.
-    """
+    """Checks every file against the manifest, and the manifest against `expected_digest` if given. Raises BadArtifact
+    if a file is missing, changed or not listed, or this is not the expected artifact."""
     listed = read_manifest(folder)
     if expected_digest is not None and listed.digest != expected_digest:
         raise BadArtifact(f"{folder} holds {listed.digest}, but {expected_digest} was requested")
@@ -82,10 +76,8 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def exclusively(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock file `lock`. Calls `on_wait` once if another process holds it, then waits without a limit.
-
-    The kernel releases the lock when its process exits, however that happens. The holder limits its own work.
-    """
+    """Holds the lock file `lock`. Calls `on_wait` once if another process holds it, then waits without a limit. The
+    kernel releases the lock when its process exits, however that happens. The holder limits its own work."""
     with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,11 +135,8 @@ class Entry:
 
 
 def entry_of(digest: str, cache: Path) -> Entry:
-    """Returns the entry for an artifact's digest.
-
-    Raises:
-        ValueError: the digest is not `sha256:<64 hexadecimal digits>`, so it must not become a path.
-    """
+    """Returns the entry for an artifact's digest. Raises ValueError if the digest is not `sha256:<64 hexadecimal
+    digits>`, so it must not become a path."""
     hex_digest = digest.removeprefix(DIGEST_PREFIX)
     if not digest.startswith(DIGEST_PREFIX) or not is_sha256(hex_digest):
         raise ValueError(
@@ -168,11 +157,8 @@ def acquire(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None])
     """Returns the descriptor of a shared lock on the complete artifact. The lock lasts until the descriptor is closed.
 
     `fill` is called by one process at a time if the entry is incomplete. `on_wait` is called before each wait for
-    another process, at most once per try.
-
-    Raises:
-        CannotFetch: `fill` failed, or other processes removed the entry repeatedly.
-        OSError: the cache cannot be written.
+    another process, at most once per try. Raises CannotFetch if `fill` failed, or other processes removed the entry
+    repeatedly. Raises OSError if the cache cannot be written.
     """
     entry.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(ACQUIRE_TRIES):
@@ -202,11 +188,8 @@ def acquire(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None])
 def make_room(entry: Entry, total: int, limit: int | None) -> None:
     """Makes room for `total` bytes of this artifact, including those already downloaded. Removes the least recently
     used entries that are not in use, but none if that would not suffice. The caller holds the entry's lock exclusively.
-
-    Raises:
-        CannotFetch: the disk or the cache's `limit` is too small.
-        OSError: the cache cannot be written.
-    """
+    Raises CannotFetch if the disk or the cache's `limit` is too small. Raises OSError if the cache cannot be
+    written."""
     with exclusively(entry.cache / ROOM_LOCK, lambda: None):
         for left in entry.cache.glob(f"{GONE}*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -235,11 +218,8 @@ def bytes_in(folder: Path) -> int:
 
 
 def size_limit(stated: str) -> int | None:
-    """Returns the maximum size of the cache in bytes, from `SWITCHYARD_ARTIFACT_CACHE_GIB`; None means no limit.
-
-    Raises:
-        CannotFetch: the value is not a number of GiB.
-    """
+    """Returns the maximum size of the cache in bytes, from `SWITCHYARD_ARTIFACT_CACHE_GIB`; None means no limit. Raises
+    CannotFetch if the value is not a number of GiB."""
     if not stated:
         return None
     if not stated.isdecimal() or not stated.isascii() or not 0 < len(stated) <= 9 or int(stated) == 0:

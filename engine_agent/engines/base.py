@@ -31,12 +31,9 @@ class EngineUnavailable(Exception):
 
 @dataclass(frozen=True)
 class EngineContext:
-    """Facts that only the node knows.
-
-    `host` is the address that its cell proxy and leader listen on, `port_base` its first port, `repo_root` the folder
-    of the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment by engine,
-    `cache` the folder for downloads from S3, shared by all nodes of the machine.
-    """
+    """Facts that only the node knows. `host` is the address that its cell proxy and leader listen on, `port_base` its
+    first port, `repo_root` the folder of the package `engine_agent`, `engine_pythons` the interpreter of each installed
+    engine environment by engine, `cache` the folder for downloads from S3, shared by all nodes of the machine."""
 
     node_id: str
     home: Path
@@ -49,10 +46,8 @@ class EngineContext:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start an engine process; `env` is added to the agent's environment.
-
-    `reads` and `writes` are folders besides its installation, `programs` those that the first program executes.
-    """
+    """How to start an engine process; `env` is added to the agent's environment. `reads` and `writes` are folders
+    besides its installation, `programs` those that the first program executes."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -67,18 +62,11 @@ class EngineAdapter(Protocol):
         """The value of `EnginePlan.engine` for this engine."""
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """Returns how to start this rank's engine process.
-
-        Raises:
-            EngineUnavailable: this node cannot run it.
-        """
+        """Returns how to start this rank's engine process. Raises EngineUnavailable if this node cannot run it."""
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """Returns the URL that answers 200 while this rank's engine can work.
-
-        Raises:
-            EngineUnavailable: this node cannot run it.
-        """
+        """Returns the URL that answers 200 while this rank's engine can work. Raises EngineUnavailable if this node
+        cannot run it."""
 
 
 @runtime_checkable
@@ -132,11 +120,8 @@ def follower_count(assignment: Assignment) -> int:
 
 
 def leader_endpoint(assignment: Assignment, context: EngineContext) -> str:
-    """Returns `host:port` where the followers of this generation connect to their leader.
-
-    Raises:
-        EngineUnavailable: the assignment names no leader.
-    """
+    """Returns `host:port` where the followers of this generation connect to their leader. Raises EngineUnavailable if
+    the assignment names no leader."""
     if assignment.role is MemberRole.LEADER:
         return f"{context.host}:{rendezvous_port(context.port_base, assignment.generation)}"
     for peer in assignment.peers:
@@ -149,11 +134,8 @@ SPECULATION = "--speculative-config"
 
 
 def local_folder(artifact: Artifact, cache: Path) -> Path:
-    """Returns the folder of an artifact, which exists once it is fetched into the machine's `cache`.
-
-    Raises:
-        EngineUnavailable: its URI is neither `file:///…` nor `s3://bucket/…`, or its digest is malformed.
-    """
+    """Returns the folder of an artifact, which exists once it is fetched into the machine's `cache`. Raises
+    EngineUnavailable if its URI is neither `file:///…` nor `s3://bucket/…`, or its digest is malformed."""
     parts = urlsplit(artifact.uri)
     if parts.scheme == "s3" and parts.netloc:
         try:
@@ -173,11 +155,8 @@ def read_in_place(plan: EnginePlan) -> tuple[Path, ...]:
 
 
 def after_fetching(launch: Launch, assignment: Assignment, context: EngineContext) -> Launch:
-    """Returns the launch, preceded by the fetch of the plan's artifacts from S3 if there are any.
-
-    Raises:
-        EngineUnavailable: an artifact's URI or digest is malformed.
-    """
+    """Returns the launch, preceded by the fetch of the plan's artifacts from S3 if there are any. Raises
+    EngineUnavailable if an artifact's URI or digest is malformed."""
     fetched = [each for each in dict.fromkeys(assignment.plan.artifacts) if _is_fetched(each)]
     for each in fetched:
         local_folder(each, context.cache)
@@ -195,11 +174,8 @@ def after_fetching(launch: Launch, assignment: Assignment, context: EngineContex
 
 
 def with_local_draft(args: Sequence[str], plan: EnginePlan, cache: Path) -> tuple[str, ...]:
-    """Returns the plan's arguments with the folder of its draft model on this node.
-
-    Raises:
-        EngineUnavailable: the plan's JSON, or the draft's URI or digest, is malformed.
-    """
+    """Returns the plan's arguments with the folder of its draft model on this node. Raises EngineUnavailable if the
+    plan's JSON, or the draft's URI or digest, is malformed."""
     if plan.draft is None or SPECULATION not in args:
         return tuple(args)
     stated = json_option(args, SPECULATION)
@@ -207,11 +183,8 @@ def with_local_draft(args: Sequence[str], plan: EnginePlan, cache: Path) -> tupl
 
 
 def json_option(args: Sequence[str], name: str) -> dict[str, Any]:
-    """Returns the value of a JSON option in a plan's arguments; empty if it is not given.
-
-    Raises:
-        EngineUnavailable: it is not a JSON object.
-    """
+    """Returns the value of a JSON option in a plan's arguments; empty if it is not given. Raises EngineUnavailable if
+    it is not a JSON object."""
     if name not in args:
         return {}
     text = args[args.index(name) + 1]

@@ -62,9 +62,7 @@ class Joined:
 @dataclass(frozen=True)
 class Decision:
     """The leader's decision: the reply to the follower, and either the follower that joined or the reason.
-
-    `incompatible`: the follower is a member of this cell, but its software differs, so the cell cannot form.
-    """
+    `incompatible`: the follower is a member of this cell, but its software differs, so the cell cannot form."""
 
     reply: bytes
     joined: Joined | None = None
@@ -92,11 +90,8 @@ class LeaderHandshake:
         return _line(self._challenge)
 
     def decide(self, line: bytes, why_taken: WhyTaken, *, taken_for_good: bool) -> Decision:
-        """Admits or rejects the follower. `taken_for_good`: a follower whose rank is taken need not retry.
-
-        Raises:
-            HandshakeFailed: the line is not a join; there is nothing to reply.
-        """
+        """Admits or rejects the follower. `taken_for_good`: a follower whose rank is taken need not retry. Raises
+        HandshakeFailed if the line is not a join; there is nothing to reply."""
         join = _fields(line)
         proof = str(join.pop("proof", ""))
         reason = self._why_unproven(join, proof)
@@ -150,11 +145,8 @@ class FollowerHandshake:
         self._join: dict[str, Any] = {}
 
     def join(self, challenge: bytes) -> bytes:
-        """Returns the answer to the leader's challenge.
-
-        Raises:
-            HandshakeFailed: it is not a challenge, or it is one of another cell or generation.
-        """
+        """Returns the answer to the leader's challenge. Raises HandshakeFailed if it is not a challenge, or it is one
+        of another cell or generation."""
         follower, received = self._follower, _fields(challenge)
         if (received.get("cell"), received.get("generation")) != (follower.cell, follower.generation):
             other = f"cell {received.get('cell')} generation {received.get('generation')}"
@@ -173,12 +165,9 @@ class FollowerHandshake:
         return _line({**self._join, "proof": self._sign("join", self._join).hex()})
 
     def confirm(self, reply: bytes) -> None:
-        """Returns once the leader has admitted this member.
-
-        Raises:
-            HandshakeFailed: the server does not prove that it is the leader, or it lets this member retry.
-            MembershipRefused: the leader rejects this member permanently.
-        """
+        """Returns once the leader has admitted this member. Raises HandshakeFailed if the server does not prove that it
+        is the leader, or it lets this member retry. Raises MembershipRefused if the leader rejects this member
+        permanently."""
         received = _fields(reply)
         proof, refused = str(received.get("proof", "")), str(received.get("refused", ""))
         if refused:
@@ -246,11 +235,7 @@ class LeaderCertificate:
 
 
 def leader_certificate(pem: str) -> LeaderCertificate:
-    """Loads certificate and key, PEM, in this order.
-
-    Raises:
-        BadCertificate: it is malformed.
-    """
+    """Loads certificate and key, PEM, in this order. Raises BadCertificate if it is malformed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # no session is resumed: a lost member ends the cell

@@ -102,12 +102,8 @@ def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress:
     """Fetches the artifact into the cache unless it is there; returns the descriptor of its lock. `limit` is the
     maximum size of the cache in bytes.
 
-    Each file is checked while it arrives; the launcher checks the folder again before it loads.
-
-    Raises:
-        CannotFetch: as in `download`.
-        ValueError: its digest is malformed.
-        OSError: the cache cannot be written.
+    Each file is checked while it arrives; the launcher checks the folder again before it loads. Raises CannotFetch as
+    in `download`. Raises ValueError if its digest is malformed. Raises OSError if the cache cannot be written.
     """
     entry = entry_of(artifact.digest, cache)
 

@@ -19,11 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 class MemberHealth:
     def __init__(self, port: int, reason: str) -> None:
-        """Listens. `reason`: why it is not ready at first.
-
-        Raises:
-            OSError: the port cannot be bound.
-        """
+        """Listens. `reason`: why it is not ready at first. Raises OSError if the port cannot be bound."""
         self._reason = reason
         self._changed = Condition()
         self.pages: dict[str, Callable[[], bytes | None]] = {}

@@ -24,11 +24,7 @@ HAND_OVER = frozenset({SimAdapter.name, VllmAdapter.name})
 
 
 def engine_adapter(engine: str) -> EngineAdapter:
-    """Returns the adapter of an engine.
-
-    Raises:
-        EngineUnavailable: no engine has this name.
-    """
+    """Returns the adapter of an engine. Raises EngineUnavailable if no engine has this name."""
     adapter = ADAPTERS.get(engine)
     if adapter is None:
         raise EngineUnavailable(f"unknown engine {engine!r}; this agent knows {', '.join(sorted(ADAPTERS))}")
@@ -36,11 +32,8 @@ def engine_adapter(engine: str) -> EngineAdapter:
 
 
 def check_plan(plan: EnginePlan) -> None:
-    """Rejects options and variables that an engine may not get.
-
-    Raises:
-        EngineUnavailable: an option or variable of the plan is not listed and was not allowed separately.
-    """
+    """Rejects options and variables that an engine may not get. Raises EngineUnavailable if an option or variable of
+    the plan is not listed and was not allowed separately."""
     places = {artifact.uri.removeprefix("file://") for artifact in plan.artifacts}
     refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened, places)
     if refused is not None:
@@ -48,11 +41,8 @@ def check_plan(plan: EnginePlan) -> None:
 
 
 def check_role(assignment: Assignment) -> None:
-    """Rejects a role that this cell cannot have.
-
-    Raises:
-        EngineUnavailable: its engine cannot hand prompts over, or not in a cell of several nodes.
-    """
+    """Rejects a role that this cell cannot have. Raises EngineUnavailable if its engine cannot hand prompts over, or
+    not in a cell of several nodes."""
     role, engine = assignment.cell_role, assignment.plan.engine
     if role is CellRole.MIXED:
         return

@@ -93,12 +93,8 @@ class _Object:
 
 def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arrived: Arrived, say: Say) -> None:
     """Completes the entry. `room` is called with the total size before anything is written. The caller holds the
-    entry's lock.
-
-    Raises:
-        CannotFetch: the artifact is missing, differs from `artifact.digest`, cannot be read with this node's
-            credentials, changed meanwhile, does not arrive, or the disk is too small.
-    """
+    entry's lock. Raises CannotFetch if the artifact is missing, differs from `artifact.digest`, cannot be read with
+    this node's credentials, changed meanwhile, does not arrive, or the disk is too small."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     place = _place(artifact.uri)
@@ -239,11 +235,7 @@ class _Download:
         )
 
     def _bring_rest(self, path: str, beginning: "_Beginning") -> None:
-        """Requests the rest again as long as bytes arrive.
-
-        Raises:
-            CannotFetch: no more bytes arrive.
-        """
+        """Requests the rest again as long as bytes arrive. Raises CannotFetch if no more bytes arrive."""
         from botocore.exceptions import BotoCoreError
 
         failures = 0
@@ -309,12 +301,8 @@ class _Beginning:
         return self.size > 0
 
     def write(self, chunk: bytes) -> None:
-        """Appends a chunk.
-
-        Raises:
-            CannotFetch: there are more bytes than the object has.
-            OSError: the disk refused.
-        """
+        """Appends a chunk. Raises CannotFetch if there are more bytes than the object has. Raises OSError if the disk
+        refused."""
         if self.size + len(chunk) > self.whole.size:
             raise CannotFetch(f"more than {self.whole.size} bytes arrived for {self.file.name}")
         with self.file.open("ab") as file:

@@ -19,10 +19,8 @@ class StepMeter:
         self._add(batch_bucket(sequences), 1, compute_ms)
 
     def follow(self, cell: StepTimes, slow_factor: float) -> None:
-        """Adds what the cell computed since the last call, for a member that takes `slow_factor` times as long.
-
-        `cell` counts since the start, so a lost heartbeat loses nothing.
-        """
+        """Adds what the cell computed since the last call, for a member that takes `slow_factor` times as long. `cell`
+        counts since the start, so a lost heartbeat loses nothing."""
         for bucket, steps in cell.steps.items():
             more = steps - self._known.steps.get(bucket, 0)
             more_ms = cell.compute_ms.get(bucket, 0.0) - self._known.compute_ms.get(bucket, 0.0)

@@ -213,11 +213,9 @@ def current_exchange() -> str:
 
 
 def scoped_salt(given: str | None) -> str | None:
-    """Returns the cache salt of the request that the engine is answering, which states the salt `given`.
-
-    Requests of different scopes get different salts, whatever salt they state: it is a hash of both. A scope without a
-    tenant (it ends in a colon) adds no salt, so that requests without a key share their blocks.
-    """
+    """Returns the cache salt of the request that the engine is answering, which states the salt `given`. Requests of
+    different scopes get different salts, whatever salt they state: it is a hash of both. A scope without a tenant (it
+    ends in a colon) adds no salt, so that requests without a key share their blocks."""
     exchange = _current.get()
     scope = "" if exchange is None else exchange.scope
     if not scope or (scope.endswith(":") and not given):

@@ -69,11 +69,8 @@ class UvProgram:
     """The uv that is installed in this Python."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Finds uv and reads pip's configuration; `say` is called with ignored settings and with downloads.
-
-        Raises:
-            UvFailed: this Python has no uv.
-        """
+        """Finds uv and reads pip's configuration; `say` is called with ignored settings and with downloads. Raises
+        UvFailed if this Python has no uv."""
         self._say = say
         self._program = _find_uv()
         self._environment, warnings = uv_environment_here()
@@ -81,11 +78,7 @@ class UvProgram:
             say(f"warning: {warning}")
 
     def run(self, arguments: Sequence[str], limit_s: float) -> None:
-        """Runs `uv <arguments>` to its end.
-
-        Raises:
-            UvFailed: it failed, or took longer than `limit_s`.
-        """
+        """Runs `uv <arguments>` to its end. Raises UvFailed if it failed, or took longer than `limit_s`."""
         kept: deque[str] = deque(maxlen=KEPT_LINES)
         with subprocess.Popen(
             [self._program, *arguments],
@@ -156,10 +149,8 @@ _SECTIONS = ("global", "install", ":env:")
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """Returns the settings that `pip install` would use, from the output of `pip config list`.
-
-    A line is `section.option='value'`, with the value as a Python literal; other lines are ignored.
-    """
+    """Returns the settings that `pip install` would use, from the output of `pip config list`. A line is
+    `section.option='value'`, with the value as a Python literal; other lines are ignored."""
     sections: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in listing.splitlines():
         name, equals, value = line.partition("=")

@@ -37,11 +37,7 @@ BATCH_S = 0.05
 
 def open_pipe(state_dir: Path) -> int:
     """The pipe of this state directory, created if necessary. Opened for reading and writing, so that it outlives other
-    processes.
-
-    Raises:
-        OSError: it cannot be made or opened.
-    """
+    processes. Raises OSError if it cannot be made or opened."""
     path = state_dir / PIPE_FILE
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISFIFO(path.stat().st_mode):
@@ -228,11 +224,7 @@ class RefusalCounting:
         self._load()
 
     def note(self, lines: bytes) -> None:
-        """Count whole lines of the access log.
-
-        Raises:
-            OSError: the counts could not be written; they are counted.
-        """
+        """Count whole lines of the access log. Raises OSError if the counts could not be written; they are counted."""
         refused = [line for line in _failed(lines) if is_refused(line)]
         if not refused:
             return

@@ -61,11 +61,9 @@ NAMED_MOST = 3
 
 
 class IngressAgent:
-    """Everything of one ingress except its connection to the control plane.
-
-    `serving`: the HAProxy that serves. `body_parsers`: find the model in large bodies, shortest limit first.
-    `identity`: for mutual TLS with cells and other ingresses; None: plain links.
-    """
+    """Everything of one ingress except its connection to the control plane. `serving`: the HAProxy that serves.
+    `body_parsers`: find the model in large bodies, shortest limit first. `identity`: for mutual TLS with cells and
+    other ingresses; None: plain links."""
 
     def __init__(
         self,

@@ -15,17 +15,13 @@ class BadTable(ValueError):
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises:
-    BadTable: the name is none that HAProxy takes.
-    """
+    """Raises BadTable if the name is none that HAProxy takes."""
     if not NAME.fullmatch(name):
         raise BadTable(f"{what} {name!r}: a name is 1 to 80 letters, digits and ._-")
 
 
 def check_distinct(what: str, names: Iterable[str]) -> None:
-    """Raises:
-    BadTable: one is there twice.
-    """
+    """Raises BadTable if one is there twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -34,11 +30,7 @@ def check_distinct(what: str, names: Iterable[str]) -> None:
 
 
 def checked_address(what: str, address: str) -> str:
-    """The address in canonical form.
-
-    Raises:
-        BadTable: it is none.
-    """
+    """The address in canonical form. Raises BadTable if it is none."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:
@@ -46,9 +38,7 @@ def checked_address(what: str, address: str) -> str:
 
 
 def checked_port(what: str, port: int) -> int:
-    """Raises:
-    BadTable: there is no such port.
-    """
+    """Raises BadTable if there is no such port."""
     if not 0 < port <= HIGHEST_PORT:
         raise BadTable(f"port of {what} must be between 1 and {HIGHEST_PORT}, not {port}")
     return port

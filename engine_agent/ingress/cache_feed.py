@@ -65,11 +65,8 @@ class CellPrefixes:
         return f"?life={self._life}&after={self._upto}"
 
     def apply(self, server: str, changes: PrefixChanges) -> Iterator[str]:
-        """Applies an answer. Yields the lines for readers.
-
-        Raises:
-            BadChanges: it would make the list longer than any may be, or changes one that is not known.
-        """
+        """Applies an answer. Yields the lines for readers. Raises BadChanges if it would make the list longer than any
+        may be, or changes one that is not known."""
         if not changes.is_known:
             yield from self.lose(server)
             self._life, self._upto = changes.life, changes.upto

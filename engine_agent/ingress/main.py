@@ -117,9 +117,7 @@ def _settings(arguments: argparse.Namespace, state_dir: Path, servers: tuple[str
 
 
 def _control_plane_name(servers: tuple[str, ...], state_dir: Path) -> str:
-    """Raises:
-    ValueError, OSError: the home has no authorities of a fleet.
-    """
+    """Raises ValueError, OSError if the home has no authorities of a fleet."""
     return control_name(Identity(state_dir).fleet()).dns if servers[0].startswith("https://") else ""
 
 
@@ -132,11 +130,8 @@ def _open_folders(settings: IngressSettings) -> None:
 
 @contextlib.contextmanager
 def _only_agent_of(state_dir: Path) -> Iterator[None]:
-    """Locks the state directory: two agents would undo each other's steps.
-
-    Raises:
-        OSError: another agent has this state directory, or it cannot be written.
-    """
+    """Locks the state directory: two agents would undo each other's steps. Raises OSError if another agent has this
+    state directory, or it cannot be written."""
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (state_dir / "agent.lock").open("w", encoding="utf-8") as lock:
         try:

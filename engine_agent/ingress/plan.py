@@ -84,10 +84,8 @@ Step = Reload | AddServer | DrainServer | ReadyServer | SetServerLimit | SetServ
 
 
 def plan_steps(running: RunningHaproxy, desired: DesiredHaproxy, structure: str) -> tuple[Step, ...]:
-    """The steps from `running` to `desired`, whose structure digest is `structure`.
-
-    New cells come before the maps that lead to them, and old ones go last.
-    """
+    """The steps from `running` to `desired`, whose structure digest is `structure`. New cells come before the maps that
+    lead to them, and old ones go last."""
     there = {(server.backend, server.name): server for server in running.servers}
     wanted = {(server.backend, server.name): server for server in desired.servers}
     if reason := _reason_to_reload(running.structure, structure, there, wanted):

@@ -65,11 +65,8 @@ def split_models(splits: Iterable[Split]) -> dict[str, str]:
 
 
 def split_ranges(splits: Iterable[Split], backends: Mapping[str, str]) -> dict[str, str]:
-    """Entries of `SPLITS_MAP`. `backends`: pool -> backend.
-
-    Raises:
-        BadTable: a pool that is not there, or weights that share nothing out.
-    """
+    """Entries of `SPLITS_MAP`. `backends`: pool -> backend. Raises BadTable if a pool that is not there, or weights
+    that share nothing out."""
     entries = {}
     for first, split in _placed(splits):
         begin = first
@@ -123,11 +120,8 @@ def spilled_share(pool: Pool, own_region: str) -> str:
 
 
 def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
-    """The entry of a pool in `CELLS_MAP`. `servers`: its cells with the names of their servers.
-
-    Raises:
-        BadTable: a load bound that no cells could keep.
-    """
+    """The entry of a pool in `CELLS_MAP`. `servers`: its cells with the names of their servers. Raises BadTable if a
+    load bound that no cells could keep."""
     if pool.affinity is None:
         raise TypeError("a pool without affinity has no sticky cells")
     bound = pool.affinity.load_bound
@@ -138,9 +132,7 @@ def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
 
 
 def adapter_entries(pools: tuple[Pool, ...]) -> dict[str, str]:
-    """Raises:
-    BadTable: a name that is none.
-    """
+    """Raises BadTable if a name that is none."""
     entries = {}
     for pool in pools:
         there = {cell_server_name(cell.cell, cell.generation) for cell in pool.cells}
@@ -154,9 +146,7 @@ def adapter_entries(pools: tuple[Pool, ...]) -> dict[str, str]:
 
 
 def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
-    """Raises:
-    BadTable: more than two, or one that is too short or not plain text.
-    """
+    """Raises BadTable if there are more than two, or one is too short or not plain text."""
     if len(secrets) > MAX_SECRETS:
         raise BadTable(f"hop_secrets: at most {MAX_SECRETS}, the one to sign with first, not {len(secrets)}")
     if any(len(secret) < MIN_SECRET_CHARS or not secret.isalnum() or not secret.isascii() for secret in secrets):

@@ -44,10 +44,7 @@ class UnexpectedOutput(ValueError):
 @dataclass(frozen=True, slots=True)
 class RunningServer:
     """One server in the worker. `draining`: by command; `drains_itself`: by its health check. `rested`: it got no
-    request for `RESTED_S`.
-
-    Errors are broken connections and responses; failures are responses of 5xx.
-    """
+    request for `RESTED_S`. Errors are broken connections and responses; failures are responses of 5xx."""
 
     backend: str
     name: str
@@ -134,11 +131,8 @@ _OVERFLOW = re.compile(r"^0x\S+: key=(\S+) .{0,300}\bhttp_req_cnt=(\d+)", re.MUL
 
 def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], overflow: str = "") -> RunningHaproxy:
     """Parses the outputs of `show info`, `show stat`, `show servers state`, `show map <name>` and `show table
-    overflow`. Not every worker has that table.
-
-    Raises:
-        UnexpectedOutput: one of them is not in the format of HAProxy 2.8.
-    """
+    overflow`. Not every worker has that table. Raises UnexpectedOutput if one of them is not in the format of HAProxy
+    2.8."""
     facts = dict(line.split(": ", 1) for line in info.splitlines() if ": " in line)
     rows = list(csv.DictReader(io.StringIO(stats.lstrip("# "))))
     by_server = {(row["pxname"], row["svname"]): row for row in rows}

@@ -30,12 +30,8 @@ BYTES_PER_COMMAND = 16 * 1024
 
 
 async def read_worker(admin: CommandSocket, map_names: Iterable[str]) -> RunningHaproxy:
-    """The state of the worker, with these maps.
-
-    Raises:
-        Unreachable: it does not answer.
-        UnexpectedOutput: it answers in a format that this agent does not know.
-    """
+    """The state of the worker, with these maps. Raises Unreachable if it does not answer. Raises UnexpectedOutput if it
+    answers in a format that this agent does not know."""
     names = list(map_names)
     commands = ("show info", SHOW_STATS, "show servers state", "show table overflow")
     info, stats, states, overflow, *maps = await admin.send_all(*commands, *map(_show_map_command, names))
@@ -57,12 +53,8 @@ def _map_text(name: str, output: str) -> str:
 
 
 async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
-    """Carries out one step other than a reload.
-
-    Raises:
-        CommandRefused: HAProxy refused; the text is its own.
-        Unreachable: it did not answer.
-    """
+    """Carries out one step other than a reload. Raises CommandRefused if HAProxy refused; the text is its own. Raises
+    Unreachable if it did not answer."""
     match step:
         case AddServer(server):
             await _add_server(server, admin, times)

@@ -32,10 +32,8 @@ RETRIED_ERRORS = (Unreachable, CommandRefused, UnexpectedOutput, ConfigRejected,
 
 @dataclass(slots=True)
 class RestartBackoff:
-    """When a HAProxy that exited may be restarted: immediately, then more slowly if it keeps exiting.
-
-    Pure: the time is an argument; `draw`s are uniform in [0, 1).
-    """
+    """When a HAProxy that exited may be restarted: immediately, then more slowly if it keeps exiting. Pure: the time is
+    an argument; `draw`s are uniform in [0, 1)."""
 
     due_at_s: float = 0.0
     _started_at_s: float | None = None
@@ -102,11 +100,8 @@ class HaproxySupervisor:
             self._restarts.note_start(_now_s())
 
     async def reconcile(self, desired: DesiredHaproxy | None, fallback: DesiredHaproxy) -> bool:
-        """One pass. Returns whether `desired` is in force then.
-
-        `desired` None: there was never a table, so a running HAProxy is left alone. `fallback`: for one that has to be
-        started.
-        """
+        """One pass. Returns whether `desired` is in force then. `desired` None: there was never a table, so a running
+        HAProxy is left alone. `fallback`: for one that has to be started."""
         try:
             await self._keep_alive(desired or fallback)
             if self.process.pid is None:

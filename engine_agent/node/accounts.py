@@ -36,11 +36,8 @@ class Account:
 
 
 def service_account(service: Service, environment: Mapping[str, str] = os.environ) -> Account | None:
-    """The account of a service, or None to run as the agent does.
-
-    Raises:
-        ValueError: `SWITCHYARD_SERVICE_UIDS` is not a number.
-    """
+    """The account of a service, or None to run as the agent does. Raises ValueError if `SWITCHYARD_SERVICE_UIDS` is not
+    a number."""
     if os.geteuid() != 0:
         return None
     stated = environment.get(FIRST_UID_VARIABLE) or str(FIRST_UID)
@@ -60,10 +57,7 @@ def service_account(service: Service, environment: Mapping[str, str] = os.enviro
 
 def confined(launch: Launch, account: Account, home: Path) -> Launch:
     """The launch under the account, with `home` as its home. Creates the folders that it writes, owned by the account.
-
-    Raises:
-        OSError: a folder cannot be created.
-    """
+    Raises OSError if a folder cannot be created."""
     kept = (home, *launch.writes)
     for folder in kept:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

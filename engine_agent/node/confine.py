@@ -46,11 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def become(uid: int, gid: int) -> None:
-    """Changes to this account permanently.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Changes to this account permanently. Raises OSError if the kernel refused."""
     os.umask(0o077)
     _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     os.setgroups([])
@@ -59,11 +55,8 @@ def become(uid: int, gid: int) -> None:
 
 
 def show(readable: list[str], writable: list[str], uid: int, gid: int) -> None:
-    """Makes these folders reachable for the account, if a folder above one of them is closed to it.
-
-    Raises:
-        OSError: a folder is missing, or this process may not mount.
-    """
+    """Makes these folders reachable for the account, if a folder above one of them is closed to it. Raises OSError if a
+    folder is missing, or this process may not mount."""
     closed: dict[str, list[str]] = {}
     for path in sorted({*readable, *writable}):
         if above := closed_above(path, uid, gid):

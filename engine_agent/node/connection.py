@@ -122,12 +122,9 @@ def report_interval_s(draw: float) -> float:
 
 
 class AgentConnection:
-    """Keeps one agent connected.
-
-    `hello` is called for every connection. `on_message` gets every `Order`; it must record the order and return
-    quickly, because no frame is read meanwhile. Its errors are logged. `on_identity` is called when files of `identity`
-    have changed.
-    """
+    """Keeps one agent connected. `hello` is called for every connection. `on_message` gets every `Order`; it must
+    record the order and return quickly, because no frame is read meanwhile. Its errors are logged. `on_identity` is
+    called when files of `identity` have changed."""
 
     def __init__(
         self,

@@ -42,10 +42,7 @@ class Servers:
 
     Agents start with different addresses, which spreads them. The command line names the first ones. The control plane
     sends the current ones, which are stored, so that an agent finds another host while the one of its command line is
-    off.
-
-    Raises:
-        ValueError: `stated`, separated by commas, has no or an invalid address.
+    off. Raises ValueError if `stated`, separated by commas, has no or an invalid address.
     """
 
     def __init__(self, stated: str, home: Path, agent_id: str) -> None:
@@ -122,11 +119,8 @@ class Servers:
 
 
 def checked(urls: object) -> list[str]:
-    """Addresses without trailing slashes and duplicates.
-
-    Raises:
-        ValueError: an address is invalid, or there are none or too many.
-    """
+    """Addresses without trailing slashes and duplicates. Raises ValueError if an address is invalid, or there are none
+    or too many."""
     if not isinstance(urls, list | tuple) or not 0 < len(urls) <= MAX_SERVERS:
         raise ValueError(f"the control plane has 1 to {MAX_SERVERS} addresses")
     return list(dict.fromkeys(_checked(url) for url in urls))
@@ -178,11 +172,7 @@ class _EnrolmentAnswer(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class Enrolment:
     """The identity of an agent before it has a certificate. `server`: one address of the control plane, or several
-    separated by commas.
-
-    Raises:
-        ValueError: `server` is not an http:// or https:// address.
-    """
+    separated by commas. Raises ValueError if `server` is not an http:// or https:// address."""
 
     server: str
     kind: AgentKind
@@ -204,12 +194,10 @@ class Enrolment:
     async def enrol(self, shown_by: Identity | None = None) -> str:
         """Exchanges the join token for a credential at `SERVER/agents/enrol`, stores it with mode 0600, and returns it.
 
-        `shown_by`: whose certificate to show, if the token is another agent's credential.
-
-        Raises:
-            EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text has the reason.
-            EnrolmentUnreachable: no answer within `ENROL_TIMEOUT_S`, a 5xx or 429, or an answer without a credential.
-            OSError: the home could not store the nonce or the credential.
+        `shown_by`: whose certificate to show, if the token is another agent's credential. Raises EnrolmentRefused if
+        there is no join token, or the answer was 4xx (not 429); the text has the reason. Raises EnrolmentUnreachable
+        without an answer within `ENROL_TIMEOUT_S`, on a 5xx or 429, or on an answer without a credential. Raises
+        OSError if the home could not store the nonce or the credential.
         """
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
@@ -219,12 +207,8 @@ class Enrolment:
         return credential
 
     def store_credential(self, credential: str) -> None:
-        """Stores it for future connections.
-
-        Raises:
-            ValueError: it is not a credential.
-            OSError: the home could not store it; the previous one is unchanged.
-        """
+        """Stores it for future connections. Raises ValueError if it is not a credential. Raises OSError if the home
+        could not store it; the previous one is unchanged."""
         if not credential.isascii() or not credential.isprintable() or not 0 < len(credential) <= MAX_CREDENTIAL_CHARS:
             raise ValueError(f"a credential has 1 to {MAX_CREDENTIAL_CHARS} printable characters")
         write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
@@ -282,13 +266,8 @@ def _exchange(enrolment: Enrolment, join_token: str, nonce: str, shown_by: Ident
 def control_connection(
     server: str, identity: Identity, limit_s: float, *, shows_certificate: bool = False
 ) -> HTTPConnection:
-    """HTTP to the control plane at this address, not opened yet.
-
-    A new agent has no certificate to show, and one that enrols again may have a revoked one.
-
-    Raises:
-        OSError, ValueError: the home has no authorities of a fleet.
-    """
+    """HTTP to the control plane at this address, not opened yet. A new agent has no certificate to show, and one that
+    enrols again may have a revoked one. Raises OSError, ValueError if the home has no authorities of a fleet."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     if parts.scheme == "http":
@@ -335,10 +314,8 @@ def request_again_s(unsuccessful: int) -> float:
 
 class CertificateRenewal:
     """Keeps an agent's certificate valid over its connection: requests the first, renews it after half of its life, and
-    sooner when the authorities change. It stores the authorities that the control plane sends.
-
-    An agent whose certificate cannot be renewed keeps the one that it has. `draw` is uniform in [0, 1).
-    """
+    sooner when the authorities change. It stores the authorities that the control plane sends. An agent whose
+    certificate cannot be renewed keeps the one that it has. `draw` is uniform in [0, 1)."""
 
     def __init__(self, identity: Identity, draw: Callable[[], float], on_change: Callable[[], None]) -> None:
         self._identity = identity

@@ -39,14 +39,9 @@ class HttpClient:
         self._idle: dict[str, _Connection] = {}
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
-        """Sends one request, with a JSON body if there is one, and returns the complete answer.
-
-        It is sent again if a kept connection ends without an answer, as happens when the process has been replaced.
-
-        Raises:
-            NoResponse: nothing listens, no complete answer within `timeout_s`, more than `MAX_RESPONSE_BYTES`, or not
-                HTTP.
-        """
+        """Sends one request, with a JSON body if there is one, and returns the complete answer. It is sent again if a
+        kept connection ends without an answer, as happens when the process has been replaced. Raises NoResponse if
+        nothing listens, or if no complete HTTP answer of at most `MAX_RESPONSE_BYTES` arrives within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._request(method, urlsplit(url), body)

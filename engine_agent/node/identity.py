@@ -78,11 +78,8 @@ def request_make(key: ec.EllipticCurvePrivateKey) -> str:
 
 
 def validity_of(chain: str, key: ec.EllipticCurvePrivateKey) -> Validity:
-    """The validity of the first certificate of a chain (PEM).
-
-    Raises:
-        BadCertificate: it is for another key, has no name of a fleet, or is not PEM.
-    """
+    """The validity of the first certificate of a chain (PEM). Raises BadCertificate if it is for another key, has no
+    name of a fleet, or is not PEM."""
     leaf = require_certificates(chain, "the chain")[0]
     if leaf.public_key() != key.public_key():
         raise BadCertificate(f"the certificate of {_subject_of(leaf)} is for a different key than this home's")
@@ -97,11 +94,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def require_certificates(pem: str, what: str) -> list[x509.Certificate]:
-    """Parses the certificates in a PEM.
-
-    Raises:
-        BadCertificate: there is none, or one is invalid.
-    """
+    """Parses the certificates in a PEM. Raises BadCertificate if there is none, or one is invalid."""
     try:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError as error:
@@ -109,11 +102,8 @@ def require_certificates(pem: str, what: str) -> list[x509.Certificate]:
 
 
 def fleet_of(bundle: str) -> str:
-    """The fleet of the authorities in a bundle (PEM): the organization in their names.
-
-    Raises:
-        BadCertificate: it has no authority of a fleet, or authorities of two.
-    """
+    """The fleet of the authorities in a bundle (PEM): the organization in their names. Raises BadCertificate if it has
+    no authority of a fleet, or authorities of two."""
     certificates = require_certificates(bundle, "the bundle of authorities")
     names = [name.value for each in certificates for name in each.subject.get_attributes_for_oid(ORGANIZATION)]
     fleet = str(names[0]) if len(set(names)) == 1 else ""
@@ -123,21 +113,13 @@ def fleet_of(bundle: str) -> str:
 
 
 def require_revocation_lists(pem: str) -> None:
-    """Checks that a PEM contains at least one revocation list.
-
-    Raises:
-        BadCertificate: it does not.
-    """
+    """Checks that a PEM contains at least one revocation list. Raises BadCertificate if it does not."""
     if not _revocation_lists(pem):
         raise BadCertificate("the revocation lists are not PEM: there is none")
 
 
 def revoked_serials(pem: str) -> list[int]:
-    """The serial numbers on these revocation lists.
-
-    Raises:
-        BadCertificate: they are invalid.
-    """
+    """The serial numbers on these revocation lists. Raises BadCertificate if they are invalid."""
     return [entry.serial_number for revoked in _revocation_lists(pem) for entry in revoked]
 
 
@@ -181,12 +163,8 @@ class Identity(IdentityFiles):
     """With the stamp of the files that it was read from."""
 
     def fleet(self) -> str:
-        """The fleet of the authorities in the bundle.
-
-        Raises:
-            BadCertificate: it is not a bundle of one fleet.
-            FileNotFoundError: there is none.
-        """
+        """The fleet of the authorities in the bundle. Raises BadCertificate if it is not a bundle of one fleet. Raises
+        FileNotFoundError if there is none."""
         if not self.has_bundle:
             raise FileNotFoundError(
                 f"{self.bundle_file} is missing: without the fleet's authorities no server can be verified"
@@ -205,20 +183,14 @@ class Identity(IdentityFiles):
         return key
 
     def signing_request(self) -> str:
-        """A request for a certificate of this home's key, as PEM; creates the key if there is none.
-
-        Raises:
-            OSError: the home could not store the key.
-        """
+        """A request for a certificate of this home's key, as PEM; creates the key if there is none. Raises OSError if
+        the home could not store the key."""
         return request_make(self._key)
 
     def store(self, *, chain: str, bundle: str, revoked: str) -> Validity:
-        """Stores a certificate (PEM, leaf first), the valid authorities, and their revocation lists.
-
-        Raises:
-            BadCertificate: it is not for this home's key, has no name of a fleet, or a part is not PEM.
-            OSError: the home could not store a file; each file is completely old or completely new.
-        """
+        """Stores a certificate (PEM, leaf first), the valid authorities, and their revocation lists. Raises
+        BadCertificate if it is not for this home's key, has no name of a fleet, or a part is not PEM. Raises OSError if
+        the home could not store a file; each file is completely old or completely new."""
         validity = validity_of(chain, self._key)
         self.store_trust(bundle=bundle, revoked=revoked)
         combined = chain.rstrip("\n").encode() + b"\n" + key_pem(self._key)
@@ -234,11 +206,7 @@ class Identity(IdentityFiles):
 
     def store_trust(self, *, bundle: str, revoked: str) -> None:
         """Stores the valid authorities and their revocation lists; an empty list changes nothing about revocation.
-
-        Raises:
-            BadCertificate: a part is not PEM.
-            OSError: the home could not store a file.
-        """
+        Raises BadCertificate if a part is not PEM. Raises OSError if the home could not store a file."""
         require_certificates(bundle, "the bundle of authorities")
         if revoked:
             require_revocation_lists(revoked)
@@ -270,11 +238,8 @@ PROXY_IDENTITY = "proxy-identity"
 
 
 class IdentityCopy:
-    """Copies a node's identity for its cell proxy, whose account may not read the agent's home.
-
-    The copies belong to the account (None: the agent's own), in a folder in which it cannot create files. The proxy
-    notices new ones.
-    """
+    """Copies a node's identity for its cell proxy, whose account may not read the agent's home. The copies belong to
+    the account (None: the agent's own), in a folder in which it cannot create files. The proxy notices new ones."""
 
     def __init__(self, home: Path, account: Account | None) -> None:
         self.home = home / PROXY_IDENTITY
@@ -288,11 +253,7 @@ class IdentityCopy:
         return self._own.has_certificate and self._own.has_bundle and self._own.revoked_file.exists()
 
     def update(self) -> None:
-        """Copies changed files.
-
-        Raises:
-            OSError: a file cannot be read or written.
-        """
+        """Copies changed files. Raises OSError if a file cannot be read or written."""
         stamp = self._own.stamp()
         if stamp == self._copied or not self.can_update():
             return
@@ -325,10 +286,8 @@ _FROM, _UNTIL = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=
 
 
 def with_certificate(launch: Launch, assignment: Assignment) -> Launch:
-    """The launch of an engine, with a throwaway certificate if followers connect to it.
-
-    Its name and dates are not checked: both sides sign it in the cell's handshake (`engine_agent.engines.cell.tls`).
-    """
+    """The launch of an engine, with a throwaway certificate if followers connect to it. Its name and dates are not
+    checked: both sides sign it in the cell's handshake (`engine_agent.engines.cell.tls`)."""
     if assignment.role is not MemberRole.LEADER or follower_count(assignment) == 0:
         return launch
     return replace(launch, env={**launch.env, CELL_CERTIFICATE_VARIABLE: throwaway_certificate()})

@@ -65,11 +65,8 @@ class Metadata:
         self._token, self._token_until_s = "", 0.0
 
     def notices(self, now_s: float) -> tuple[MachineNotice, ...]:
-        """Current notices. `now_s`: of a monotonic clock.
-
-        Raises:
-            MetadataUnavailable: an answer is missing or invalid.
-        """
+        """Current notices. `now_s`: of a monotonic clock. Raises MetadataUnavailable if an answer is missing or
+        invalid."""
         return notices_of(*(self._read(path, now_s) for path in (SPOT, REBALANCE, MAINTENANCE)))
 
     def _read(self, path: str, now_s: float) -> bytes:
@@ -114,11 +111,8 @@ class Metadata:
 
 
 def notices_of(spot: bytes, rebalance: bytes, maintenance: bytes) -> tuple[MachineNotice, ...]:
-    """Parses the three documents (empty: no notice); returns the first notice of each kind. Pure.
-
-    Raises:
-        MetadataUnavailable: a document is not as AWS documents it.
-    """
+    """Parses the three documents (empty: no notice); returns the first notice of each kind. Pure. Raises
+    MetadataUnavailable if a document is not as AWS documents it."""
     found: list[MachineNotice] = []
     try:
         if spot:

@@ -30,20 +30,13 @@ class Journal(Generic[T]):
         self._decoder = msgspec.json.Decoder(kind)
 
     def save(self, record: T) -> None:
-        """Replaces the record. Afterwards it survives a crash of the process and of the machine.
-
-        Raises:
-            OSError: the disk failed; the earlier record is unchanged.
-        """
+        """Replaces the record. Afterwards it survives a crash of the process and of the machine. Raises OSError if the
+        disk failed; the earlier record is unchanged."""
         write_durably(self._path, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
     def load(self) -> T | None:
-        """Returns the record, or None if there is none.
-
-        Raises:
-            CorruptJournal: the file is not a record of this type; it has been set aside under another name.
-            OSError: the file exists and cannot be read.
-        """
+        """Returns the record, or None if there is none. Raises CorruptJournal if the file is not a record of this type;
+        it has been set aside under another name. Raises OSError if the file exists and cannot be read."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:
@@ -61,11 +54,8 @@ class Journal(Generic[T]):
 
 
 def write_durably(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Writes `content` to `path` by write, fsync and rename, so that a reader sees the complete old or new file.
-
-    Raises:
-        OSError: the disk failed; the file at `path` is unchanged.
-    """
+    """Writes `content` to `path` by write, fsync and rename, so that a reader sees the complete old or new file. Raises
+    OSError if the disk failed; the file at `path` is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -49,11 +49,7 @@ class NodePlace:
 
 def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
     """Command line and environment of a leader's cell proxy. `identity`: the home of its copy of the identity; None:
-    ingresses reach it without TLS.
-
-    Raises:
-        EngineUnavailable: a JSON argument of the plan is invalid.
-    """
+    ingresses reach it without TLS. Raises EngineUnavailable if a JSON argument of the plan is invalid."""
     base = context.port_base
     argv = (
         *(sys.executable, "-m", "engine_agent.cell_proxy"),

@@ -43,11 +43,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class AgentLock:
-    """Held from enter to exit.
-
-    Raises:
-        HomeInUse: on entering, if another agent holds it.
-    """
+    """Held from enter to exit. Raises HomeInUse on entering if another agent holds it."""
 
     def __init__(self, home: Path, node_id: str) -> None:
         self._path = home / LOCK_FILE

@@ -24,21 +24,15 @@ MAX_LINE_CHARS = 500
 
 
 def set_aside(path: Path) -> None:
-    """Renames the log to the earlier log, so that its next writer starts a new one.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """Renames the log to the earlier log, so that its next writer starts a new one. Raises OSError if the disk
+    failed."""
     with contextlib.suppress(FileNotFoundError):
         path.replace(_earlier(path))
 
 
 def bound(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
-    """Moves the content of the log to `<path>.1` if it is longer than `max_bytes`; returns whether it did.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """Moves the content of the log to `<path>.1` if it is longer than `max_bytes`; returns whether it did. Raises
+    OSError if the disk failed."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:

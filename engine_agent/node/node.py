@@ -51,10 +51,8 @@ CONFIGURE_TIMEOUT_S = 1.0
 
 class LocalNode:
     """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
-
     `stack` returns the fingerprint of the machine; it is called at every start of an engine. `now_s` is the clock of
-    all limits.
-    """
+    all limits."""
 
     def __init__(
         self,
@@ -111,10 +109,8 @@ class LocalNode:
     # --- across agent processes ---------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Continues where an earlier agent of this node stopped: its order, its processes, its last failure.
-
-        If the journal is lost, damaged or older than the running engine, the engine's environment has its order.
-        """
+        """Continues where an earlier agent of this node stopped: its order, its processes, its last failure. If the
+        journal is lost, damaged or older than the running engine, the engine's environment has its order."""
         try:
             self._record = self._journal.load() or self._record
         except (CorruptJournal, OSError) as error:

@@ -67,11 +67,8 @@ class _Supervised:
 
 
 class Processes:
-    """At most one process of each kind, under the account of its kind if it has one.
-
-    `on_end` is called immediately, once per exit; `on_free` when all processes of the session are gone and the slot is
-    free.
-    """
+    """At most one process of each kind, under the account of its kind if it has one. `on_end` is called immediately,
+    once per exit; `on_free` when all processes of the session are gone and the slot is free."""
 
     def __init__(
         self,
@@ -103,11 +100,7 @@ class Processes:
         return self._home / f"{kind}.log"
 
     def start(self, kind: ProcessKind, membership: Membership, launch: Launch) -> ProcessRecord:
-        """Starts a process in the free slot of its kind.
-
-        Raises:
-            OSError: it could not be started.
-        """
+        """Starts a process in the free slot of its kind. Raises OSError if it could not be started."""
         if kind in self._slots:
             raise RuntimeError(f"the slot of the {kind} is taken by pid {self._slots[kind].record.pid}")
         if account := self._accounts.get(kind):
@@ -160,11 +153,9 @@ class Processes:
         return True
 
     def kill_unknown(self) -> int:
-        """Kills unrecorded processes of earlier agents of this node; returns how many there were.
-
-        Such processes are left by an agent that died between starting and recording one, and by an engine that died
-        while no agent watched it.
-        """
+        """Kills unrecorded processes of earlier agents of this node; returns how many there were. Such processes are
+        left by an agent that died between starting and recording one, and by an engine that died while no agent watched
+        it."""
         known = {slot.record.pid for slot in self._slots.values()}
         unknown = [process for process in procfs.started_by_agents_of(self._node_id) if process.session not in known]
         procfs.kill(unknown)

@@ -20,10 +20,8 @@ JOURNAL_FILE = "journal.json"
 
 
 class ProcessRecord(Struct, frozen=True):
-    """A process that an agent of this node started. `boot` and `started_ticks` make its pid unique.
-
-    `was_ready`: the engine was healthy once, so that a restarted agent does not apply the time limit of a start.
-    """
+    """A process that an agent of this node started. `boot` and `started_ticks` make its pid unique. `was_ready`: the
+    engine was healthy once, so that a restarted agent does not apply the time limit of a start."""
 
     pid: int
     boot: str

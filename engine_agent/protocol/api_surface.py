@@ -43,11 +43,9 @@ class ErrorForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ApiPath:
-    """One path. `{…}` stands for one segment, `{model}` for a name that may contain slashes.
-
-    `has_model`: its body names the model, which selects the route. `has_priority`: engines read `priority` from its
-    body. `engines`: those that serve it if their model can.
-    """
+    """One path. `{…}` stands for one segment, `{model}` for a name that may contain slashes. `has_model`: its body
+    names the model, which selects the route. `has_priority`: engines read `priority` from its body. `engines`: those
+    that serve it if their model can."""
 
     path: str
     methods: tuple[str, ...]

@@ -41,9 +41,7 @@ class TooLong(BadMessage):
 
 
 def encode(message: UpMessage | DownMessage) -> bytes:
-    """Raises:
-    TooLong: the frame would exceed `MAX_FRAME_BYTES`.
-    """
+    """Raises TooLong if the frame would exceed `MAX_FRAME_BYTES`."""
     frame = encode_unbounded(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise _too_long(frame, MAX_FRAME_BYTES)
@@ -65,20 +63,14 @@ def bounded_fault(fault: Fault) -> Fault:
 
 
 def decode_up(frame: bytes | str) -> UpMessage:
-    """Decodes a frame from an agent.
-
-    Raises:
-        BadMessage: too long, not JSON, or not a message of the protocol.
-    """
+    """Decodes a frame from an agent. Raises BadMessage if it is too long, not JSON, or not a message of the
+    protocol."""
     return _decode(_up, frame, MAX_FRAME_BYTES)
 
 
 def decode_down(frame: bytes | str, *, limit_bytes: int = MAX_FRAME_BYTES) -> DownMessage:
-    """Decodes a frame from the control plane. `limit_bytes` is higher only for messages joined from parts.
-
-    Raises:
-        BadMessage: too long, not JSON, or not a message of the protocol.
-    """
+    """Decodes a frame from the control plane. `limit_bytes` is higher only for messages joined from parts. Raises
+    BadMessage if it is too long, not JSON, or not a message of the protocol."""
     return _decode(_down, frame, limit_bytes)
 
 
@@ -104,11 +96,8 @@ LONG = {str(kind.__struct_config__.tag): kind for kind in (RoutingTable, Applica
 
 
 def frames_of(message: DownMessage) -> tuple[bytes, ...]:
-    """Returns the frames that carry a message: one, or as many as a long message needs.
-
-    Raises:
-        BadMessage: the message is too long and not of a kind in `LONG`, or needs more than `MAX_PARTS` parts.
-    """
+    """Returns the frames that carry a message: one, or as many as a long message needs. Raises BadMessage if the
+    message is too long and not of a kind in `LONG`, or needs more than `MAX_PARTS` parts."""
     try:
         return (encode(message),)
     except TooLong:
@@ -147,11 +136,8 @@ class MessageAssembly:
         self._pieces = {tag: _Pieces() for tag in LONG}
 
     def take(self, part: TablePart) -> DownMessage | None:
-        """Adds a part. Returns the message if it is complete now.
-
-        Raises:
-            BadMessage: the part or the complete message is invalid.
-        """
+        """Adds a part. Returns the message if it is complete now. Raises BadMessage if the part or the complete message
+        is invalid."""
         if part.of not in LONG:
             raise BadMessage(f"a part of {part.of[:40]!r}, which is never split")
         if not (0 < part.count <= MAX_PARTS and 0 <= part.index < part.count and len(part.piece) <= PIECE_BYTES):

@@ -82,10 +82,8 @@ def rank_fingerprint(
 
 
 def flags_digest(args: Sequence[str], env: Mapping[str, str]) -> str:
-    """Digest of an engine's flags, independent of their spelling: order, `--a=b` or `--a b`, `_` or `-` in a name.
-
-    The order of values counts for a repeated flag, because engines use the last one.
-    """
+    """Digest of an engine's flags, independent of their spelling: order, `--a=b` or `--a b`, `_` or `-` in a name. The
+    order of values counts for a repeated flag, because engines use the last one."""
     given: dict[str, list[str]] = {"": []}
     name = ""
     for arg in args:
@@ -129,21 +127,15 @@ def fingerprint_to_variable(fingerprint: Fingerprint) -> str:
 
 
 def fingerprint_from(environment: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprint that this process was started with; empty if it has none, as when started by hand.
-
-    Raises:
-        BadFingerprint: the variable does not contain one.
-    """
+    """The fingerprint that this process was started with; empty if it has none, as when started by hand. Raises
+    BadFingerprint if the variable does not contain one."""
     text = environment.get(FINGERPRINT_VARIABLE)
     return {} if not text else checked_fingerprint(text, FINGERPRINT_VARIABLE)
 
 
 def checked_fingerprint(text: str | bytes, where: str) -> dict[str, str]:
-    """Parses a fingerprint from JSON; `where` names its source in errors.
-
-    Raises:
-        BadFingerprint: it is not an object of short strings.
-    """
+    """Parses a fingerprint from JSON; `where` names its source in errors. Raises BadFingerprint if it is not an object
+    of short strings."""
     try:
         fields = json.loads(text)
     except ValueError as error:

@@ -41,11 +41,8 @@ class BadName(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class IdentityName:
-    """An owner of certificates: `id` of `kind` in `fleet`.
-
-    Raises:
-        BadName: a part has invalid characters or an invalid length.
-    """
+    """An owner of certificates: `id` of `kind` in `fleet`. Raises BadName if a part has invalid characters or an
+    invalid length."""
 
     fleet: str
     kind: IdentityKind
@@ -87,20 +84,12 @@ def control_name(fleet: str) -> IdentityName:
 
 
 def name_of_uri(uri: str) -> IdentityName:
-    """Parses a SPIFFE id.
-
-    Raises:
-        BadName: it is not a name of a fleet.
-    """
+    """Parses a SPIFFE id. Raises BadName if it is not a name of a fleet."""
     return _name(_URI.fullmatch(uri), 1, uri, "spiffe://FLEET/KIND/ID")
 
 
 def name_of_dns(name: str) -> IdentityName:
-    """Parses a DNS name.
-
-    Raises:
-        BadName: it is not a name of a fleet.
-    """
+    """Parses a DNS name. Raises BadName if it is not a name of a fleet."""
     return _name(_DNS.fullmatch(name), 3, name, "ID.KIND.FLEET")
 
 
@@ -112,11 +101,8 @@ def _name(found: "re.Match[str] | None", fleet_group: int, text: str, form: str)
 
 
 def name_of_peer(certificate: dict[str, Any] | None) -> IdentityName:
-    """The name in a verified certificate, as `ssl.SSLObject.getpeercert()` returns it.
-
-    Raises:
-        BadName: there is no certificate, or it does not have exactly one SPIFFE id and the DNS name that belongs to it.
-    """
+    """The name in a verified certificate, as `ssl.SSLObject.getpeercert()` returns it. Raises BadName if there is no
+    certificate, or it does not have exactly one SPIFFE id and the DNS name that belongs to it."""
     names = certificate.get("subjectAltName", ()) if certificate else ()
     uris = [value for kind, value in names if kind == "URI"]
     others = [value for kind, value in names if kind != "URI"]
@@ -186,11 +172,8 @@ class IdentityFiles:
         `server_hostname`.
 
         It shows the own certificate if there is one and `shows_certificate`. Get the context for each connection: it is
-        only built again when a file has changed.
-
-        Raises:
-            FileNotFoundError: there is no bundle.
-            ssl.SSLError: a file is damaged.
+        only built again when a file has changed. Raises FileNotFoundError if there is no bundle. Raises ssl.SSLError if
+        a file is damaged.
         """
         stamp = self.stamp()
         known = self._clients.get(shows_certificate)
@@ -202,12 +185,8 @@ class IdentityFiles:
 
     def server_context(self) -> ssl.SSLContext:
         """The context of a listener that accepts only certificates of the fleet, for the whole life of the listener.
-        Connections after a change of the files use the new files.
-
-        Raises:
-            FileNotFoundError: there is no certificate or bundle.
-            ssl.SSLError: a file is damaged.
-        """
+        Connections after a change of the files use the new files. Raises FileNotFoundError if there is no certificate
+        or bundle. Raises ssl.SSLError if a file is damaged."""
         return renewed_server_context(self, client_certificate=ssl.CERT_REQUIRED)
 
     def _load(self, context: ssl.SSLContext, *, with_certificate: bool) -> None:
@@ -225,12 +204,8 @@ class IdentityFiles:
 
 
 def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.VerifyMode) -> ssl.SSLContext:
-    """A server's context that follows the files of `identity`.
-
-    Raises:
-        FileNotFoundError: there is no certificate or bundle.
-        ssl.SSLError: a file is damaged.
-    """
+    """A server's context that follows the files of `identity`. Raises FileNotFoundError if there is no certificate or
+    bundle. Raises ssl.SSLError if a file is damaged."""
 
     def made() -> ssl.SSLContext:
         if not identity.has_certificate:
@@ -260,11 +235,8 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
 
 
 def peer_name(connection: ssl.SSLObject | ssl.SSLSocket) -> IdentityName:
-    """The name of the peer of a TLS connection after the handshake.
-
-    Raises:
-        BadName: it showed no certificate of a fleet.
-    """
+    """The name of the peer of a TLS connection after the handshake. Raises BadName if it showed no certificate of a
+    fleet."""
     return name_of_peer(connection.getpeercert())
 
 
@@ -281,11 +253,7 @@ PLAIN_LINKS_VARIABLE = "SWITCHYARD_PLAIN_LINKS"
 
 
 def links_are_plain(environment: Mapping[str, str]) -> bool:
-    """Whether links of this process do not use TLS.
-
-    Raises:
-        ValueError: the variable is neither 0 nor 1.
-    """
+    """Whether links of this process do not use TLS. Raises ValueError if the variable is neither 0 nor 1."""
     stated = environment.get(PLAIN_LINKS_VARIABLE) or "0"
     if stated not in {"0", "1"}:
         raise ValueError(f"{PLAIN_LINKS_VARIABLE} is {stated!r}; it must be 1 (no TLS) or 0")

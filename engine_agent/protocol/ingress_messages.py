@@ -34,11 +34,9 @@ class IngressObserved(Struct, frozen=True):
 
 
 class CellTraffic(Struct, frozen=True, omit_defaults=True):
-    """The traffic of an ingress to one cell. `…_total` count since the start of HAProxy's worker.
-
-    `errors_total` are broken connections and answers, `failures_total` answers of 5xx, `retries_total` further attempts
-    for requests without an answer, `redispatches_total` requests that moved to another cell.
-    """
+    """The traffic of an ingress to one cell. `…_total` count since the start of HAProxy's worker. `errors_total` are
+    broken connections and answers, `failures_total` answers of 5xx, `retries_total` further attempts for requests
+    without an answer, `redispatches_total` requests that moved to another cell."""
 
     in_flight: Count = 0
     queued: Count = 0
@@ -107,11 +105,9 @@ class RefusedAccount(Struct, frozen=True, omit_defaults=True):
 
 
 class Refusals(Struct, frozen=True):
-    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error.
-
-    `since` names the count, which outlives agents and HAProxies. `codes` are complete totals by deployment and code;
-    `accounts` are a part of the totals by account, in turns.
-    """
+    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error. `since` names the
+    count, which outlives agents and HAProxies. `codes` are complete totals by deployment and code; `accounts` are a
+    part of the totals by account, in turns."""
 
     since: str
     codes: dict[str, dict[str, Count]]
@@ -119,11 +115,9 @@ class Refusals(Struct, frozen=True):
 
 
 class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
-    """Counters since the start of the worker, by pool and by key; readers compute differences.
-
-    `life` names the worker as `KeyCounts.since` does, because a later worker may have the same pid. Agents of the
-    previous release leave it empty.
-    """
+    """Counters since the start of the worker, by pool and by key; readers compute differences. `life` names the worker
+    as `KeyCounts.since` does, because a later worker may have the same pid. Agents of the previous release leave it
+    empty."""
 
     worker_pid: int | None = None
     pools: dict[str, PoolTraffic] = field(default_factory=dict)
@@ -176,20 +170,16 @@ class SpillTarget(Struct, frozen=True):
 
 class Affinity(Struct, frozen=True):
     """Sends requests with the same key to the same cell, for its prefix cache, unless that cell is overloaded.
-
     `load_bound`: a cell with more than this multiple of the pool's mean load gets no further requests by key. 1.25 is
-    the usual bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018).
-    """
+    the usual bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018)."""
 
     load_bound: float = 1.25
 
 
 class PoolAdapter(Struct, frozen=True, omit_defaults=True):
-    """A LoRA adapter that cells of a pool serve next to their model; requests name it instead of the model.
-
-    `parent` is a name of that model. `cells` are the starts of cells (`cell_server_name`) that have it, while not every
-    cell of the deployment does; None: all cells in every region have it.
-    """
+    """A LoRA adapter that cells of a pool serve next to their model; requests name it instead of the model. `parent` is
+    a name of that model. `cells` are the starts of cells (`cell_server_name`) that have it, while not every cell of the
+    deployment does; None: all cells in every region have it."""
 
     name: str
     parent: str
@@ -313,11 +303,9 @@ APPLICATION_TLS_SINCE = 2
 
 
 class ApplicationTls(Struct, frozen=True, tag="application_tls"):
-    """How applications reach the ingresses of one region, complete.
-
-    An ingress shows the certificate of the requested name, or the first one. Without certificates it serves only plain
-    HTTP. `plain_http` is a `engine_agent.protocol.states.PlainHttp`; `version` changes with the content.
-    """
+    """How applications reach the ingresses of one region, complete. An ingress shows the certificate of the requested
+    name, or the first one. Without certificates it serves only plain HTTP. `plain_http` is a
+    `engine_agent.protocol.states.PlainHttp`; `version` changes with the content."""
 
     version: str
     certificates: tuple[ServerCertificate, ...] = ()
@@ -325,11 +313,9 @@ class ApplicationTls(Struct, frozen=True, tag="application_tls"):
 
 
 class TablePart(Struct, frozen=True, tag="table_part", omit_defaults=True):
-    """A part of a message that is longer than a frame. `of` is the tag of the message.
-
-    `digest` is the SHA-256 of the complete message's JSON, in hexadecimal. `piece` is the `index`th of `count` pieces
-    (Base64 on the wire). `revision`: of a routing table; 0 for other messages.
-    """
+    """A part of a message that is longer than a frame. `of` is the tag of the message. `digest` is the SHA-256 of the
+    complete message's JSON, in hexadecimal. `piece` is the `index`th of `count` pieces (Base64 on the wire).
+    `revision`: of a routing table; 0 for other messages."""
 
     revision: int
     digest: str

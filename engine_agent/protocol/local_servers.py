@@ -73,11 +73,9 @@ class StateWatch:
 
 
 def closing_connections(handle: ConnectionHandler) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """A callback for `asyncio.start_server` that closes each connection when its handler ends.
-
-    asyncio runs a coroutine callback in a task. A task that is cancelled before its first step, as at exit, would never
-    reach the code that closes the connection. Errors of `handle` go to the loop's exception handler.
-    """
+    """A callback for `asyncio.start_server` that closes each connection when its handler ends. asyncio runs a coroutine
+    callback in a task. A task that is cancelled before its first step, as at exit, would never reach the code that
+    closes the connection. Errors of `handle` go to the loop's exception handler."""
     tasks: set[asyncio.Task[None]] = set()
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,11 +33,7 @@ class LogFormat(StrEnum):
 
 
 def log_format(environment: Mapping[str, str]) -> LogFormat:
-    """The format that the environment selects.
-
-    Raises:
-        ValueError: an unknown format; the text lists the formats.
-    """
+    """The format that the environment selects. Raises ValueError for an unknown format; the text lists the formats."""
     text = environment.get(VARIABLE) or LogFormat.LINE
     try:
         return LogFormat(text)
@@ -95,11 +91,8 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def configure_logging(environment: Mapping[str, str], service: str) -> None:
-    """Sends lines of INFO and above to standard error, in the format that the environment selects.
-
-    Raises:
-        ValueError: as for `log_format`.
-    """
+    """Sends lines of INFO and above to standard error, in the format that the environment selects. Raises ValueError as
+    for `log_format`."""
     handler = logging.StreamHandler()
     if log_format(environment) is LogFormat.JSON:
         handler.setFormatter(JsonLines(service))

@@ -77,11 +77,8 @@ class Device(Struct, frozen=True):
 
 
 class MachineFacts(Struct, frozen=True):
-    """The hardware and software of a host. `port_base`: the first of the free ports for a node.
-
-    `clock_ahead_s`: its clock minus the control plane's, when it joined. `notices`: problems that do not prevent work,
-    one sentence each.
-    """
+    """The hardware and software of a host. `port_base`: the first of the free ports for a node. `clock_ahead_s`: its
+    clock minus the control plane's, when it joined. `notices`: problems that do not prevent work, one sentence each."""
 
     address: str
     port_base: int

@@ -48,11 +48,8 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def parse_manifest(text: str | bytes, where: str) -> Manifest:
-    """Parses a `manifest.json`; `where` names it in errors.
-
-    Raises:
-        BadArtifact: it is not a manifest, or its digest does not match its list of files.
-    """
+    """Parses a `manifest.json`; `where` names it in errors. Raises BadArtifact if it is not a manifest, or its digest
+    does not match its list of files."""
     try:
         content: Any = strict_loads(text)
         manifest = Manifest(_text_map(content["files"]), _text_map(content["source"]))

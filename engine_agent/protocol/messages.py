@@ -81,11 +81,9 @@ class Peer(Struct, frozen=True):
 
 
 class PrefillCell(Struct, frozen=True):
-    """One start of a prefill cell, as the proxy of a decode cell calls it.
-
-    `node`: its leader, whose certificate its proxy must show. `host` and `port` are its proxy's; `kv_port` on the same
-    host is where its engine hands over the KV cache. `max_concurrency`: requests that it runs concurrently.
-    """
+    """One start of a prefill cell, as the proxy of a decode cell calls it. `node`: its leader, whose certificate its
+    proxy must show. `host` and `port` are its proxy's; `kv_port` on the same host is where its engine hands over the KV
+    cache. `max_concurrency`: requests that it runs concurrently."""
 
     cell: str
     generation: int
@@ -424,20 +422,16 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
 
 
 class StepTimes(Struct, frozen=True):
-    """The decode steps that this rank computed since its engine started, without waiting for others.
-
-    Both map a bucket of `engine_agent.protocol.metrics` to a sum; empty buckets are left out.
-    """
+    """The decode steps that this rank computed since its engine started, without waiting for others. Both map a bucket
+    of `engine_agent.protocol.metrics` to a sum; empty buckets are left out."""
 
     steps: dict[int, int] = field(default_factory=dict)
     compute_ms: dict[int, float] = field(default_factory=dict)
 
 
 class Health(Struct, frozen=True):
-    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the latest probe.
-
-    `wrong`: the engine answers, but not as its version must, and another probe will not change that.
-    """
+    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the latest probe. `wrong`: the engine
+    answers, but not as its version must, and another probe will not change that."""
 
     ok: bool
     reason: str = ""
@@ -490,10 +484,8 @@ SUMMARY_CHARS_MAX = 2000
 
 
 class Fault(Struct, frozen=True, tag="fault"):
-    """Evidence of a fault, sent once when it is noticed; the next report repeats the resulting state.
-
-    It is stored permanently, so its size is limited (`engine_agent.protocol.codec.FAULT_BYTES_MAX`).
-    """
+    """Evidence of a fault, sent once when it is noticed; the next report repeats the resulting state. It is stored
+    permanently, so its size is limited (`engine_agent.protocol.codec.FAULT_BYTES_MAX`)."""
 
     signature: Annotated[str, Meta(max_length=SIGNATURE_CHARS_MAX)]
     summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)]
@@ -502,10 +494,7 @@ class Fault(Struct, frozen=True, tag="fault"):
 
 class LogTail(Struct, frozen=True, tag="log_tail"):
     """The last lines of a node's logs, oldest first, complete: sent while a `LogRequest` is in force; the latest
-    counts.
-
-    `logs` maps `agent`, `engine` and `proxy` to lines with secrets removed.
-    """
+    counts. `logs` maps `agent`, `engine` and `proxy` to lines with secrets removed."""
 
     cell: str | None
     generation: int
@@ -530,10 +519,8 @@ UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | C
 
 
 class LogRequest(Struct, frozen=True):
-    """A user reads this node's logs: the agent sends their last lines until `until`, in seconds since 1970.
-
-    `lines`: the most of each log.
-    """
+    """A user reads this node's logs: the agent sends their last lines until `until`, in seconds since 1970. `lines`:
+    the most of each log."""
 
     until: float
     lines: int = 200

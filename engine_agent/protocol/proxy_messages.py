@@ -19,9 +19,7 @@ from engine_agent.protocol.states import CellRole
 
 class Pairs(Struct, frozen=True):
     """Body of `POST /pairs` on a proxy's administration port: the cells that its cell pairs with, as in `Assignment`.
-
-    `name` is a short digest of the pairs, by which a proxy reports which pairs it has. Empty: it has received none.
-    """
+    `name` is a short digest of the pairs, by which a proxy reports which pairs it has. Empty: it has received none."""
 
     name: str = ""
     prefill_cells: tuple[PrefillCell, ...] = ()
@@ -115,10 +113,7 @@ BlockEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 class BlockChanges(Struct, frozen=True, array_like=True):
     """Changes of an engine's cache after those that the reader knows, up to number `upto`, in the life `life` of the
-    list.
-
-    `is_whole`: the reader must forget what it knew, because that is of another life or too old.
-    """
+    list. `is_whole`: the reader must forget what it knew, because that is of another life or too old."""
 
     life: str
     upto: int
@@ -154,9 +149,7 @@ class BadChanges(ValueError):
 
 
 def decode_blocks(body: bytes) -> BlockChanges:
-    """Raises:
-    BadChanges: the body is no list of changes.
-    """
+    """Raises BadChanges if the body is no list of changes."""
     try:
         return msgspec.msgpack.decode(body, type=BlockChanges)
     except msgspec.DecodeError as error:
@@ -164,9 +157,7 @@ def decode_blocks(body: bytes) -> BlockChanges:
 
 
 def decode_prefixes(body: bytes) -> PrefixChanges:
-    """Raises:
-    BadChanges: the body is no list of changes, or its hashes do not end where they should.
-    """
+    """Raises BadChanges if the body is no list of changes, or its hashes do not end where they should."""
     try:
         changes = msgspec.msgpack.decode(body, type=PrefixChanges)
     except msgspec.DecodeError as error:

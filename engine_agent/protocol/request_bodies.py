@@ -221,11 +221,8 @@ _completion = msgspec.json.Decoder(CompletionBody, strict=False)
 
 
 def check_body(path: str, body: bytes) -> None:
-    """Checks the body of a chat or completion, by its path.
-
-    Raises:
-        BadRequest: it is not JSON, or a member is missing or wrong.
-    """
+    """Checks the body of a chat or completion, by its path. Raises BadRequest if it is not JSON, or a member is missing
+    or wrong."""
     if path == "/v1/chat/completions":
         check_chat(read_body(_chat, body))
     elif path == "/v1/completions":
@@ -233,9 +230,7 @@ def check_body(path: str, body: bytes) -> None:
 
 
 def read_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
-    """Raises:
-    BadRequest: the body is not JSON, or a member is missing or wrong.
-    """
+    """Raises BadRequest if the body is not JSON, or a member is missing or wrong."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -247,11 +242,8 @@ def read_body(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
 
 
 def check_sampling_members(request: Mapping[str, Any]) -> None:
-    """Checks `SamplingMembers` of a request for any path.
-
-    Raises:
-        BadRequest: one has a wrong type, or is out of its range.
-    """
+    """Checks `SamplingMembers` of a request for any path. Raises BadRequest if one has a wrong type, or is out of its
+    range."""
     try:
         msgspec.convert(request, SamplingMembers, strict=False)
     except msgspec.ValidationError as error:
@@ -277,11 +269,8 @@ def _bad_member(message: str) -> BadRequest:
 
 
 def check_chat(chat: ChatBody) -> None:
-    """Checks what types alone do not express.
-
-    Raises:
-        BadRequest: a value conflicts with another, or has no meaning.
-    """
+    """Checks what types alone do not express. Raises BadRequest if a value conflicts with another, or has no
+    meaning."""
     check_sampling(chat)
     param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     check_limit(chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens, param)
@@ -301,9 +290,7 @@ def check_chat(chat: ChatBody) -> None:
 
 
 def check_completion(completion: CompletionBody) -> None:
-    """Raises:
-    BadRequest: as for `check_chat`.
-    """
+    """Raises BadRequest as for `check_chat`."""
     check_sampling(completion)
     for name in ("suffix", "prompt_embeds"):
         if getattr(completion, name) is not None:
@@ -317,11 +304,7 @@ def check_completion(completion: CompletionBody) -> None:
 
 
 def check_sampling(body: SamplingBody) -> None:
-    """Checks the members that chats and completions share.
-
-    Raises:
-        BadRequest: as for `check_chat`.
-    """
+    """Checks the members that chats and completions share. Raises BadRequest as for `check_chat`."""
     options = body.stream_options
     if options is not None and options != StreamOptions() and not body.stream:
         raise BadRequest("Stream options can only be defined when `stream=True`.", param="stream_options")
@@ -341,25 +324,19 @@ def check_sampling(body: SamplingBody) -> None:
 
 
 def check_limit(tokens: int | None, param: str) -> None:
-    """Raises:
-    BadRequest: the answer could have no token at all.
-    """
+    """Raises BadRequest if the answer could have no token at all."""
     if tokens is not None and tokens < 1:
         raise BadRequest(f"{param} must be at least 1, got {tokens}.", param=param)
 
 
 def check_logprobs(count: int, param: str) -> None:
-    """Raises:
-    BadRequest: more log probabilities are requested than engines return.
-    """
+    """Raises BadRequest if more log probabilities are requested than engines return."""
     if not 0 <= count <= MOST_LOGPROBS:
         raise BadRequest(f"`{param}` must be 0 to {MOST_LOGPROBS}, got {count}", param=param)
 
 
 def check_stops(stop: str | list[str] | None, param: str) -> None:
-    """Raises:
-    BadRequest: a stop text is empty, or there are more than OpenAI's API allows.
-    """
+    """Raises BadRequest if a stop text is empty, or there are more than OpenAI's API allows."""
     texts = [stop] if isinstance(stop, str) else stop or []
     if "" in texts:
         raise BadRequest(f"`{param}` cannot contain an empty string.", param=param)
@@ -368,17 +345,13 @@ def check_stops(stop: str | list[str] | None, param: str) -> None:
 
 
 def check_bias(given: dict[str, float] | None) -> None:
-    """Raises:
-    BadRequest: a name is not a token id.
-    """
+    """Raises BadRequest if a name is not a token id."""
     if any(re.fullmatch("[0-9]{1,19}", name) is None for name in given or ()):
         raise BadRequest("`logit_bias`: each name must be a token id", param="logit_bias")
 
 
 def check_parts(content: Any, param: str) -> None:
-    """Raises:
-    BadRequest: a part of a message is not a text.
-    """
+    """Raises BadRequest if a part of a message is not a text."""
     for part in content if isinstance(content, list) else ():
         if part.type == "image_url" and not isinstance(part.image_url, dict):
             message = f"`{param}` has a part of type image_url without an object `image_url`"
@@ -394,9 +367,7 @@ def check_parts(content: Any, param: str) -> None:
 
 
 def check_prompt(given: Any, param: str) -> None:
-    """Raises:
-    BadRequest: it is not a text, token ids or a list of either, or one of them is empty.
-    """
+    """Raises BadRequest if it is not a text, token ids or a list of either, or one of them is empty."""
     if given in (None, "", []):
         raise BadRequest(f"`{param}` must not be empty", param=param)
     listed = given if isinstance(given, list) else [given]

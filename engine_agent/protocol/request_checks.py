@@ -98,9 +98,7 @@ calls them."""
 
 
 def check_request(path: str, request: Mapping[str, Any]) -> None:
-    """Raises:
-    BadRequest: a member is rejected, or has a value that the API of this path does not have.
-    """
+    """Raises BadRequest if a member is rejected, or has a value that the API of this path does not have."""
     _check_members(request)
     check_sampling_members(request)
     for name in _FLAGS.get(path, ()):

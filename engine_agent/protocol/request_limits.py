@@ -98,11 +98,7 @@ def limits_text(limits: RequestLimits) -> str:
 
 @lru_cache(maxsize=256)
 def limits_from_text(text: str) -> RequestLimits:
-    """Parses the output of `limits_text`.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Parses the output of `limits_text`. Raises ValueError if it is something else."""
     if not text:
         return DEFAULT_LIMITS
     stated: Mapping[str, str] = dict(part.split("=", 1) for part in text.split(";"))

@@ -49,11 +49,8 @@ class SpanContext:
 
 
 def trace_settings(environment: Mapping[str, str], service: str = "switchyard-cell-proxy") -> TraceSettings | None:
-    """The settings in OpenTelemetry's own variables; None: no tracing. `service` is the default name.
-
-    Raises:
-        TracingOff: an unsupported endpoint or sampler.
-    """
+    """The settings in OpenTelemetry's own variables; None: no tracing. `service` is the default name. Raises TracingOff
+    for an unsupported endpoint or sampler."""
     base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").rstrip("/")
     endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "") or (base and base + TRACES_PATH)
     if not endpoint or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -83,10 +80,8 @@ def _ratio(environment: Mapping[str, str]) -> float:
 
 
 def begin_span(headers: Headers, ratio: float, random_bits: Callable[[int], int]) -> SpanContext | None:
-    """The span of a request with these headers, or None if it is not recorded.
-
-    The sender of a trace context has decided whether it is recorded. Of requests without one, `ratio` are.
-    """
+    """The span of a request with these headers, or None if it is not recorded. The sender of a trace context has
+    decided whether it is recorded. Of requests without one, `ratio` are."""
     given = next((match for name, value in headers if name == TRACEPARENT and (match := _VALID.fullmatch(value))), None)
     if given is None:
         trace_id = random_bits(128) or 1

@@ -69,11 +69,8 @@ class GenericAdapter:
 
 
 def split_command(args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Returns the program that a plan's arguments name, and the program's own arguments.
-
-    Raises:
-        EngineUnavailable: they name none.
-    """
+    """Returns the program that a plan's arguments name, and the program's own arguments. Raises EngineUnavailable if
+    they name none."""
     for place, (flag, value) in enumerate(pairwise(args)):
         if flag == COMMAND:
             return value, (*args[:place], *args[place + 2 :])

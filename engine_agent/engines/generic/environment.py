@@ -29,11 +29,8 @@ NEEDED = ("cmake", "c++")
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Installs the program unless it exists, and returns it. `serve` is written last and marks it as installed.
-
-    Raises:
-        CannotInstall: there is no compiler, or a package cannot be downloaded or built.
-    """
+    """Installs the program unless it exists, and returns it. `serve` is written last and marks it as installed. Raises
+    CannotInstall if there is no compiler, or a package cannot be downloaded or built."""
     folder = cache / FOLDER / NAME
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {NAME} …")):

@@ -50,11 +50,7 @@ def main(argv: Sequence[str], become: Become = os.execv) -> int:
 
 
 def _model_in(folder: Path) -> Path:
-    """Returns the GGUF file of a folder, or the folder if there is none.
-
-    Raises:
-        BadArtifact: there are several.
-    """
+    """Returns the GGUF file of a folder, or the folder if there is none. Raises BadArtifact if there are several."""
     files = sorted(folder.glob("*.gguf"))
     if len(files) > 1:
         raise BadArtifact(f"{folder} has {files[0].name} and {files[1].name}; an artifact has one GGUF file")

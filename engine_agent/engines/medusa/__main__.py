@@ -117,11 +117,8 @@ def _digest(model: Path) -> str:
 
 
 def _work_folder(options: argparse.Namespace, digest: str) -> Path:
-    """Returns the folder for intermediate files, with a note of what they belong to.
-
-    Raises:
-        ValueError: they belong to something else.
-    """
+    """Returns the folder for intermediate files, with a note of what they belong to. Raises ValueError if they belong
+    to something else."""
     work: Path = options.work or options.output / f".work-{options.name}"
     work.mkdir(parents=True, exist_ok=True)
     counts = {family: list(_counts(options, family)) for family in options.families}

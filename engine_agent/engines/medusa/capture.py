@@ -42,11 +42,7 @@ class CaptureLimits:
 def capture(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], folder: Path, limits: CaptureLimits, say: Say
 ) -> list[Answer]:
-    """Returns the model's answers to the prompts, in their order.
-
-    Raises:
-        OutOfTime: some are missing.
-    """
+    """Returns the model's answers to the prompts, in their order. Raises OutOfTime if some are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [prompts[first : first + limits.batch] for first in range(0, len(prompts), limits.batch)]
     answers: list[Answer] = []

@@ -83,11 +83,8 @@ def training_rows(answers: Sequence[Answer], heads: int, vocabulary: Any, whole:
 def train(
     heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules, file: Path, until_s: float, say: Say
 ) -> None:
-    """Trains the blocks. After each epoch `file` has everything that is needed to continue.
-
-    Raises:
-        OutOfTime: some epochs are missing.
-    """
+    """Trains the blocks. After each epoch `file` has everything that is needed to continue. Raises OutOfTime if some
+    epochs are missing."""
     optimizer = torch.optim.AdamW(heads.blocks.parameters(), lr=rules.rate)
     batches = (len(states) + rules.positions - 1) // rules.positions
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rules.rate, total_steps=batches * rules.epochs)
@@ -132,10 +129,8 @@ def _loss(heads: MedusaHeads, states: Any, wanted: Any, rules: TrainingRules) ->
 @torch.inference_mode()  # type: ignore[untyped-decorator]  # torch has no types here
 def ranks_of(heads: MedusaHeads, answer: Answer, top_k: int, whole: int) -> str:
     """Returns at which rank each head is right, position by position: one digit for each head, or `-` if it is not
-    among the first `top_k`, 10 at most. Positions behind the end of an answer count as wrong.
-
-    The rank is the number of other tokens with a higher logit, the order in which a decoder would take them.
-    """
+    among the first `top_k`, 10 at most. Positions behind the end of an answer count as wrong. The rank is the number of
+    other tokens with a higher logit, the order in which a decoder would take them."""
     count = len(heads.blocks)
     states, wanted = training_rows([answer], count, heads.vocabulary.cpu(), whole)
     logits = heads(states.to(heads.lm_head.device))

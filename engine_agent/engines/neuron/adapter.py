@@ -89,11 +89,8 @@ class NodePart:
 
 
 def node_part(args: Sequence[str], rank: int) -> NodePart | None:
-    """Returns this rank's part according to the plan's arguments; None in a cell of one node.
-
-    Raises:
-        EngineUnavailable: the plan's NxDI configuration is not JSON.
-    """
+    """Returns this rank's part according to the plan's arguments; None in a cell of one node. Raises EngineUnavailable
+    if the plan's NxDI configuration is not JSON."""
     override = json_option(args, "--additional-config").get("override_neuron_config", {})
     ranks = override.get("local_ranks_size")
     return None if ranks is None else NodePart(rank * ranks, ranks)
@@ -101,11 +98,8 @@ def node_part(args: Sequence[str], rank: int) -> NodePart | None:
 
 def rank_args(assignment: Assignment, cache: Path) -> tuple[str, ...]:
     """Returns the plan's arguments with this rank's `start_rank_id`, and with the draft model's folder on this node.
-
-    Raises:
-        EngineUnavailable: a JSON argument of the plan is malformed, or the plan was rendered for one node and the cell
-            has several.
-    """
+    Raises EngineUnavailable if a JSON argument of the plan is malformed, or the plan was rendered for one node and the
+    cell has several."""
     plan = assignment.plan
     part = node_part(plan.args, assignment.rank)
     if part is None and follower_count(assignment):

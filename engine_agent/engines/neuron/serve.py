@@ -37,11 +37,8 @@ def installed_version(distribution: str) -> str | None:
 
 
 def installed_target(installed: Installed = installed_version) -> NeuronTarget:
-    """Returns the target that is installed in this Python.
-
-    Raises:
-        NoTarget: there is none, or some of its parts have other versions.
-    """
+    """Returns the target that is installed in this Python. Raises NoTarget if there is none, or some of its parts have
+    other versions."""
     plugin = installed(PLUGIN)
     if plugin is None:
         raise NoTarget(f"{PLUGIN} is not installed; install one of {_known()}")
@@ -57,11 +54,8 @@ def installed_target(installed: Installed = installed_version) -> NeuronTarget:
 
 
 def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
-    """Checks that the plan's settings are those of this build: another build would silently ignore them.
-
-    Raises:
-        NoTarget: they are for another build.
-    """
+    """Checks that the plan's settings are those of this build: another build would silently ignore them. Raises
+    NoTarget if they are for another build."""
     stated = [name for name in SETTINGS if name in json_option(args, "--additional-config")]
     if stated and target.settings not in stated:
         fitting = ", ".join(other.name for other in TARGETS if other.settings in stated)
@@ -111,10 +105,7 @@ def prepare_compiled(compiled: str) -> None:
 
     The plugin loads any content of the folder, and a truncated file fails every start. The files themselves are
     checked: a marker for unfinished starts would also discard, after an hour of compilation, the complete output of a
-    start that failed later.
-
-    Raises:
-        OSError: the disk refuses.
+    start that failed later. Raises OSError if the disk refuses.
     """
     if not compiled.startswith("/"):
         return
@@ -146,11 +137,8 @@ def is_whole(path: Path) -> bool:
 
 
 def prepare_quantized(argv: Sequence[str]) -> None:
-    """Creates the folder for the file of quantized weights, which NxDI does not create.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Creates the folder for the file of quantized weights, which NxDI does not create. Raises OSError if it cannot be
+    created."""
     override = json_option(argv, "--additional-config").get("override_neuron_config", {})
     if path := override.get("quantized_checkpoints_path"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -23,10 +23,8 @@ class SimAdapter:
     name = "sim"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """See `EngineAdapter.launch`; the plan's `args` are parameters of the time model.
-
-        It loads no weights, but fetches those in S3 like any engine.
-        """
+        """See `EngineAdapter.launch`; the plan's `args` are parameters of the time model. It loads no weights, but
+        fetches those in S3 like any engine."""
         python = context.engine_pythons.get(self.name, Path(sys.executable))
         argv = (
             *(str(python), "-m", "engine_agent.engines.sim"),

@@ -59,10 +59,7 @@ NO_HANDOVER = Handover()
 @dataclass(frozen=True)
 class Sequence:
     """A request for the model: lengths in tokens. A lower `priority` goes first. Without output it ends when its prompt
-    is read, like an embedding.
-
-    `blocks` are the hashes of the full blocks of prompt and answer (`block_hashes`).
-    """
+    is read, like an embedding. `blocks` are the hashes of the full blocks of prompt and answer (`block_hashes`)."""
 
     id: str
     prompt_tokens: int
@@ -88,11 +85,9 @@ class TokenGiven:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass of the model. Times are the caller's, in seconds.
-
-    `admitted` left the queue for this step for the first time, mapped to their prompt tokens in the prefix cache.
-    `prefilled`: prompt tokens that it reads, by sequence. The sequences in `yielding` get a token when it ends.
-    """
+    """One pass of the model. Times are the caller's, in seconds. `admitted` left the queue for this step for the first
+    time, mapped to their prompt tokens in the prefix cache. `prefilled`: prompt tokens that it reads, by sequence. The
+    sequences in `yielding` get a token when it ends."""
 
     starts_at_s: float
     ends_at_s: float
@@ -188,12 +183,8 @@ class BatchingModel:
         return self._cache.free_tokens
 
     def submit(self, sequence: Sequence) -> None:
-        """Appends a sequence to the queue of its priority.
-
-        Raises:
-            TooLong: it is longer than the whole KV cache.
-            ValueError: its id is in use, or it has no prompt.
-        """
+        """Appends a sequence to the queue of its priority. Raises TooLong if it is longer than the whole KV cache.
+        Raises ValueError if its id is in use, or it has no prompt."""
         if sequence.prompt_tokens < 1 or sequence.output_tokens < 0:
             raise ValueError(f"sequence {sequence.id} needs at least 1 prompt token")
         if sequence.id in self._waiting or sequence.id in self._running or sequence.id in self._kept:
@@ -227,11 +218,7 @@ class BatchingModel:
 
     def begin_step(self, now_s: float, slow_factor: float = 1.0) -> Step | None:
         """Admits what fits and plans the step that starts now, `slow_factor` times as long as normal. Returns None if
-        there is nothing to do until the next `submit`.
-
-        Raises:
-            RuntimeError: the previous step is not finished.
-        """
+        there is nothing to do until the next `submit`. Raises RuntimeError if the previous step is not finished."""
         if self._step is not None:
             raise RuntimeError("the previous step is not finished")
         admitted = self._admit()
@@ -251,11 +238,8 @@ class BatchingModel:
         return self._step
 
     def finish_step(self) -> tuple[TokenGiven, ...]:
-        """Returns the tokens of the step that ended; sequences that were cancelled meanwhile get none.
-
-        Raises:
-            RuntimeError: no step was begun.
-        """
+        """Returns the tokens of the step that ended; sequences that were cancelled meanwhile get none. Raises
+        RuntimeError if no step was begun."""
         if self._step is None:
             raise RuntimeError("no step was begun")
         step, self._step = self._step, None

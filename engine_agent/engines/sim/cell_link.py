@@ -66,13 +66,8 @@ def encode(frame: Frame) -> bytes:
 
 
 async def read_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes:
-    """Returns the next line of a connection.
-
-    Raises:
-        EOFError: the other side closed the connection, or its process is gone.
-        TimeoutError: nothing arrived for `timeout_s` seconds.
-        BadFrame: the line is too long.
-    """
+    """Returns the next line of a connection. Raises EOFError if the other side closed the connection, or its process is
+    gone. Raises TimeoutError if nothing arrived for `timeout_s` seconds. Raises BadFrame if the line is too long."""
     async with asyncio.timeout(timeout_s):
         try:
             line = await reader.readline()
@@ -86,12 +81,8 @@ async def read_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, timeout_s: float) -> Frame:
-    """Returns the next frame of a connection.
-
-    Raises:
-        EOFError, TimeoutError: see `read_line`.
-        BadFrame: not a frame.
-    """
+    """Returns the next frame of a connection. Raises EOFError, TimeoutError (see `read_line`). Raises BadFrame if it is
+    not a frame."""
     line = await read_line(reader, timeout_s)
     try:
         return _decoder.decode(line)
@@ -100,15 +91,9 @@ async def read_frame(reader: asyncio.StreamReader, timeout_s: float) -> Frame:
 
 
 async def read_living(reader: asyncio.StreamReader) -> Frame:
-    """Returns the next frame of a member that sends heartbeats.
-
-    It waits for one heartbeat at a time: after a stall of this process, frames that arrived meanwhile are read before
-    the member counts as silent.
-
-    Raises:
-        EOFError, BadFrame: see `read_frame`.
-        TimeoutError: `SILENT_BEATS` heartbeats in a row did not arrive.
-    """
+    """Returns the next frame of a member that sends heartbeats. It waits for one heartbeat at a time: after a stall of
+    this process, frames that arrived meanwhile are read before the member counts as silent. Raises EOFError, BadFrame
+    (see `read_frame`). Raises TimeoutError if `SILENT_BEATS` heartbeats in a row did not arrive."""
     for _ in range(SILENT_BEATS - 1):
         try:
             return await read_frame(reader, HEARTBEAT_S)
@@ -173,11 +158,7 @@ class LeaderLink:
         return tuple(follower.effects for follower in self._followers.values())
 
     async def listen(self, certificate: LeaderCertificate) -> None:
-        """Opens the rendezvous port.
-
-        Raises:
-            PortTaken: it cannot be bound.
-        """
+        """Opens the rendezvous port. Raises PortTaken if it cannot be bound."""
         rendezvous = bind_port(self._settings.leader)
         self._server = await asyncio.start_server(
             closing_connections(partial(self._serve, certificate.binding)),
@@ -293,11 +274,9 @@ class FollowerLink:
         faults.subscribe(self._beat_now.set)
 
     async def connect(self) -> None:
-        """Connects to the leader and joins the cell; `on_retry` receives the reason for each further attempt.
-
-        Raises:
-            NoLeader: not within `rendezvous_timeout_s` seconds, or the leader refused permanently.
-        """
+        """Connects to the leader and joins the cell; `on_retry` receives the reason for each further attempt. Raises
+        NoLeader if the leader is not reached within `rendezvous_timeout_s` seconds, or the leader refused
+        permanently."""
         reason = "no attempt was made"
         try:
             async with asyncio.timeout(self._settings.rendezvous_timeout_s):
@@ -316,11 +295,8 @@ class FollowerLink:
             raise NoLeader(f"no leader at {self._settings.leader} within {limit}: {reason}") from error
 
     async def stay(self) -> Farewell:
-        """Sends heartbeats until the leader ends the cell, and returns its farewell.
-
-        Raises:
-            NoLeader: the leader disappeared without one.
-        """
+        """Sends heartbeats until the leader ends the cell, and returns its farewell. Raises NoLeader if the leader
+        disappeared without one."""
         if self._reader is None or self._writer is None:
             raise NoLeader("not connected")
         beating = asyncio.create_task(self._send_heartbeats(self._writer))

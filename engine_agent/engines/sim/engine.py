@@ -164,11 +164,9 @@ class PromptCount:
 
 @dataclass
 class Generation:
-    """One sequence for its caller. Several may share one queue of `events`.
-
-    `cached_tokens`: prompt tokens found in the prefix cache; `generated`: tokens so far. `counts_prompt`: its prompt is
-    counted with it. `exchange` names its request.
-    """
+    """One sequence for its caller. Several may share one queue of `events`. `cached_tokens`: prompt tokens found in the
+    prefix cache; `generated`: tokens so far. `counts_prompt`: its prompt is counted with it. `exchange` names its
+    request."""
 
     sequence: Sequence
     finish_reason: str
@@ -296,12 +294,8 @@ class Engine:
     ) -> Generation:
         """Queues a sequence. `finish_reason` is counted at its end (`stop`, `length`); `blocks` are the hashes of its
         full blocks (`block_hashes`). `events` and `prompt` may be shared with other generations. A kept sequence is
-        among `leases` after its end.
-
-        Raises:
-            NotServing: see `refusal`.
-            TooLong: it can never fit into the KV cache.
-        """
+        among `leases` after its end. Raises NotServing (see `refusal`). Raises TooLong if it can never fit into the KV
+        cache."""
         if self._refusal:
             raise NotServing(self._refusal)
         name = f"seq-{next(self._ids)}"

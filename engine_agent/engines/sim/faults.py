@@ -64,11 +64,8 @@ class Effects(Struct, frozen=True):
 
 
 def parse_fault(body: bytes) -> Fault:
-    """Returns the fault that a request states.
-
-    Raises:
-        BadFault: not JSON, an unknown kind, or a field that is missing, unknown or out of range.
-    """
+    """Returns the fault that a request states. Raises BadFault if the body is not JSON, an unknown kind, or has a field
+    that is missing, unknown or out of range."""
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:

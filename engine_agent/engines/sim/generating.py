@@ -52,11 +52,8 @@ class Run:
             return 0
 
     def answer(self, request: GenerationRequest, answers: Sequence[Answer], taken_over: int = 0) -> None:
-        """Queues a sequence for each answer; `taken_over` tokens of the prompt are here.
-
-        Raises:
-            NotServing, TooLong: no sequence is queued.
-        """
+        """Queues a sequence for each answer; `taken_over` tokens of the prompt are here. Raises NotServing, TooLong if
+        no sequence is queued."""
         counts = [PromptCount() for _ in request.prompts]
         for index, answer in enumerate(answers):
             place = index // request.choices
@@ -69,11 +66,8 @@ class Run:
             )
 
     def read(self, lengths: Sequence[int], priority: int) -> None:
-        """Queues a sequence for each text that is only read, by its length in tokens.
-
-        Raises:
-            NotServing, TooLong: no sequence is queued.
-        """
+        """Queues a sequence for each text that is only read, by its length in tokens. Raises NotServing, TooLong if no
+        sequence is queued."""
         for tokens in lengths:
             self._submit(tokens, 0, "stop", priority, (), None)
 
@@ -123,11 +117,7 @@ class Run:
         self.events.put_nowait(Aborted("the client disconnected"))
 
     async def finished(self) -> None:
-        """Waits for the last token of all answers.
-
-        Raises:
-            GaveUp
-        """
+        """Waits for the last token of all answers. Raises GaveUp."""
         left = len(self.generations)
         while left:
             event = await self.events.get()
@@ -154,11 +144,7 @@ class Run:
 
 
 async def write_whole(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
-    """Sends one body, once everything is computed.
-
-    Raises:
-        GaveUp
-    """
+    """Sends one body, once everything is computed. Raises GaveUp."""
     await run.finished()
     await respond(send, 200, writer.whole(run.usage(request)))
 
@@ -167,10 +153,7 @@ async def write_handed_over(
     send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter, place: Endpoint
 ) -> None:
     """Sends one body with the parameters by which another engine fetches the prompt; None if it is no longer kept.
-
-    Raises:
-        GaveUp
-    """
+    Raises GaveUp."""
     await run.finished()
     body = msgspec.json.decode(writer.whole(run.usage(request)))
     body["kv_transfer_params"] = run.transfer_params(place)
@@ -178,11 +161,7 @@ async def write_handed_over(
 
 
 async def write_stream(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
-    """Sends each token when it is computed.
-
-    Raises:
-        GaveUp
-    """
+    """Sends each token when it is computed. Raises GaveUp."""
     places = {generation.sequence.id: index for index, generation in enumerate(run.generations)}
     left = len(places)
     started = False

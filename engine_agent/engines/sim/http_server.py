@@ -40,11 +40,7 @@ class ClientLeft(Exception):
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Returns the body of a request.
-
-    Raises:
-        BodyTooLarge, ClientLeft
-    """
+    """Returns the body of a request. Raises BodyTooLarge, ClientLeft."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -114,11 +110,7 @@ class HttpListeners:
     """Accepts connections from construction on, and answers between `serve` and `stop`."""
 
     def __init__(self, apps: Mapping[Endpoint, App]) -> None:
-        """`apps`: applications by address.
-
-        Raises:
-            PortTaken: an address cannot be bound.
-        """
+        """`apps`: applications by address. Raises PortTaken if an address cannot be bound."""
         self._apps = {endpoint.port: app for endpoint, app in apps.items()}
         self._sockets = [bind_port(endpoint) for endpoint in apps]
         self._server = _Server(
@@ -173,11 +165,8 @@ class _Server(uvicorn.Server):
 
 
 def bind_port(endpoint: Endpoint) -> socket.socket:
-    """Returns a socket that is bound but does not listen yet.
-
-    Raises:
-        PortTaken: the address is in use, or not one of this machine.
-    """
+    """Returns a socket that is bound but does not listen yet. Raises PortTaken if the address is in use, or not one of
+    this machine."""
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -128,11 +128,7 @@ class KvServer:
     """Answers questions about prompts in `leases`."""
 
     def __init__(self, endpoint: Endpoint, leases: Leases) -> None:
-        """Binds the port.
-
-        Raises:
-            PortTaken: it cannot be bound.
-        """
+        """Binds the port. Raises PortTaken if it cannot be bound."""
         self._leases = leases
         self._socket = bind_port(endpoint)
 
@@ -159,11 +155,8 @@ class KvServer:
 
 
 async def take_over(source: Source, parameters: HandoverParameters, most: int) -> int:
-    """Fetches a prompt that another engine has read; returns its tokens, `most` at most.
-
-    Raises:
-        TakeOverFailed: the prompt must be read here.
-    """
+    """Fetches a prompt that another engine has read; returns its tokens, `most` at most. Raises TakeOverFailed if the
+    prompt must be read here."""
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
             reader, writer = await asyncio.open_connection(source.host, source.port, limit=LINE_BYTES_MAX)

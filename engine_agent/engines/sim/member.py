@@ -73,11 +73,7 @@ class Leader:
     """A leader process; also the watcher of its followers."""
 
     def __init__(self, settings: Settings) -> None:
-        """Binds the HTTP ports.
-
-        Raises:
-            PortTaken: one of them cannot be bound.
-        """
+        """Binds the HTTP ports. Raises PortTaken if one of them cannot be bound."""
         self._settings = settings
         self._shutdown = Shutdown()
         self._faults = Faults()
@@ -124,11 +120,8 @@ class Leader:
         return "injected fault: unready" if self._faults.unready else ""
 
     async def run(self) -> int:
-        """Runs until the process must exit, and returns the exit status.
-
-        Raises:
-            PortTaken: the rendezvous port cannot be bound.
-        """
+        """Runs until the process must exit, and returns the exit status. Raises PortTaken if the rendezvous port cannot
+        be bound."""
         self._shutdown.on_signals()
         if self._settings.certificate is not None:
             await self._link.listen(self._settings.certificate)
@@ -224,11 +217,7 @@ class Leader:
 
 class Follower:
     def __init__(self, settings: Settings) -> None:
-        """Binds the administration port.
-
-        Raises:
-            PortTaken: it cannot be bound.
-        """
+        """Binds the administration port. Raises PortTaken if it cannot be bound."""
         self._settings = settings
         self._shutdown = Shutdown()
         self._faults = Faults()

@@ -14,10 +14,7 @@ from itertools import islice
 
 def block_hashes(tokens: Sequence[str], block_tokens: int, adapter: str = "") -> tuple[int, ...]:
     """Returns a hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning and the same
-    `adapter`. With 0 there are no blocks.
-
-    The hashes are valid within one process only, like a cache.
-    """
+    `adapter`. With 0 there are no blocks. The hashes are valid within one process only, like a cache."""
     return tuple(_chained_hashes(tokens, block_tokens, adapter)) if block_tokens > 0 else ()
 
 

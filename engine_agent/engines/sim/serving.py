@@ -191,11 +191,8 @@ class ApiServer:
                 await (write_stream if request.stream else write_whole)(send, run, request, writer)
 
     def _in_its_part(self, request: GenerationRequest) -> GenerationRequest:
-        """Removes a handover in which this engine has no part, as vLLM without a connector ignores it.
-
-        Raises:
-            BadRequest: only one answer to one prompt can be handed over (CVE-2026-94623).
-        """
+        """Removes a handover in which this engine has no part, as vLLM without a connector ignores it. Raises
+        BadRequest if only one answer to one prompt can be handed over (CVE-2026-94623)."""
         role = self._engine.handover.role
         source = request.source if role is CellRole.DECODE else None
         is_handed_over = request.is_handed_over and role is CellRole.PREFILL

@@ -75,11 +75,8 @@ class Settings:
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
-    """Returns settings from the command line and the environment.
-
-    Raises:
-        SystemExit: an argument is missing, wrong or contradicts another (status 2, the reason on standard error).
-    """
+    """Returns settings from the command line and the environment. Raises SystemExit if an argument is missing, wrong or
+    contradicts another (status 2, the reason on standard error)."""
     parser = _parser()
     options = parser.parse_args(argv)
     role = MemberRole(options.role)

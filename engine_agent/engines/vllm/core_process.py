@@ -65,10 +65,7 @@ class CoreContext(ForkContext):
 
 def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
     """Returns vLLM's API server, which reads its options from `sys.argv`; `shutdown_hook` runs if it is forced to exit.
-
-    Raises:
-        ImportError: this Python has no working vLLM.
-    """
+    Raises ImportError if this Python has no working vLLM."""
     import vllm.model_executor.models.registry as model_registry
     import vllm.v1.engine.utils as engine_processes
     from vllm.entrypoints.launchers.api_server.entry import main as serve_api

@@ -68,11 +68,8 @@ def installed_python(cache: Path) -> Path | None:
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Installs the environment unless it is installed; returns its interpreter.
-
-    Raises:
-        CannotInstall: this machine cannot run it, or a package cannot be installed.
-    """
+    """Installs the environment unless it is installed; returns its interpreter. Raises CannotInstall if this machine
+    cannot run it, or a package cannot be installed."""
     python = installed_python(cache)
     if python is not None:
         return python

@@ -229,10 +229,8 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
 
 
 class _FinishingFuture(Future[Any]):
-    """A step's output that a device still computes; the step is finished when it is read.
-
-    Like vLLM's AsyncOutputFuture, which versions before May 2026 lack.
-    """
+    """A step's output that a device still computes; the step is finished when it is read. Like vLLM's
+    AsyncOutputFuture, which versions before May 2026 lack."""
 
     def __init__(self, output: AsyncModelRunnerOutput, finished: Any) -> None:
         super().__init__()

@@ -38,10 +38,8 @@ TOP_TENSORS = {
 
 @dataclass(frozen=True)
 class Heads:
-    """Attention heads of the model and of the written weights: the additional ones hold zeros.
-
-    A head of zeros has zero values, and its columns of the output projection are zeros, so it adds nothing.
-    """
+    """Attention heads of the model and of the written weights: the additional ones hold zeros. A head of zeros has zero
+    values, and its columns of the output projection are zeros, so it adds nothing."""
 
     query: int
     key_value: int
@@ -58,12 +56,8 @@ def padded_heads(query: int, key_value: int, ranks: int) -> Heads:
 
 def convert(gguf_path: Path, folder: Path, ranks: int = 1) -> None:
     """Writes config.json, generation_config.json, the tokenizer's files and model.safetensors (bfloat16) to `folder`.
-
-    The heads are padded so that `ranks` tensor-parallel ranks can share them.
-
-    Raises:
-        BadArtifact: the file is not a Llama model with a byte-level BPE tokenizer of the SmolLM kind.
-    """
+    The heads are padded so that `ranks` tensor-parallel ranks can share them. Raises BadArtifact if the file is not a
+    Llama model with a byte-level BPE tokenizer of the SmolLM kind."""
     reader = GGUFReader(gguf_path)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     for key, known in (("general.architecture", "llama"), ("tokenizer.ggml.pre", "smollm")):

@@ -67,11 +67,8 @@ def packages_folder(python: Path) -> Path:
 
 
 def install(cache: Path, say: Say) -> Path:
-    """Installs the packages unless they are installed. Returns their folder.
-
-    Raises:
-        CannotInstall: uv cannot install a package.
-    """
+    """Installs the packages unless they are installed. Returns their folder. Raises CannotInstall if uv cannot install
+    a package."""
     folder = cache / "engines" / NAME
     stamp = hashlib.sha256(LOCK.read_bytes()).hexdigest()
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -25,11 +25,9 @@ JOIN_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The launcher's options; `vllm_args` follow `--`. `leader_*` is where followers connect to the leader.
-
-    `draft` is folder and digest of a second model that `vllm_args` name, which is checked like the first; `adapters`
-    are name, folder and digest of each LoRA adapter.
-    """
+    """The launcher's options; `vllm_args` follow `--`. `leader_*` is where followers connect to the leader. `draft` is
+    folder and digest of a second model that `vllm_args` name, which is checked like the first; `adapters` are name,
+    folder and digest of each LoRA adapter."""
 
     node_id: str
     host: str

@@ -91,10 +91,8 @@ class CannotServe(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """One build of vLLM's server: options that not every version has, and how it is run.
-
-    `run` is called with vLLM's options and with a hook to call last if the server is forced to exit.
-    """
+    """One build of vLLM's server: options that not every version has, and how it is run. `run` is called with vLLM's
+    options and with a hook to call last if the server is forced to exit."""
 
     argv: tuple[str, ...]
     run: Callable[[Sequence[str], Callable[[], None]], None]
@@ -208,13 +206,9 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """Reserves a port, or fails if it is taken, until vLLM listens on it after its imports.
-
-    Bound, not listening and reusable, it cannot be taken by another program's outgoing connection meanwhile.
-
-    Raises:
-        CannotServe: a program listens there, or the address is not this machine's.
-    """
+    """Reserves a port, or fails if it is taken, until vLLM listens on it after its imports. Bound, not listening and
+    reusable, it cannot be taken by another program's outgoing connection meanwhile. Raises CannotServe if a program
+    listens there, or the address is not this machine's."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -226,11 +220,7 @@ def reserve_port(host: str, port: int) -> socket.socket:
 
 
 def check_artifact(folder: Path, digest: str) -> None:
-    """Reads every weight file once.
-
-    Raises:
-        CannotServe: the folder is not the artifact that the plan names.
-    """
+    """Reads every weight file once. Raises CannotServe if the folder is not the artifact that the plan names."""
     try:
         verify_folder(folder, digest)
     except BadArtifact as error:
@@ -239,11 +229,8 @@ def check_artifact(folder: Path, digest: str) -> None:
 
 
 def check_artifacts(options: ServeOptions) -> None:
-    """Reads every weight file of the model, of its draft and of its adapters.
-
-    Raises:
-        CannotServe: a folder is not the artifact that the plan names.
-    """
+    """Reads every weight file of the model, of its draft and of its adapters. Raises CannotServe if a folder is not the
+    artifact that the plan names."""
     check_artifact(options.model_dir, options.digest)
     if options.draft is not None:
         folder, digest = options.draft
@@ -253,10 +240,8 @@ def check_artifacts(options: ServeOptions) -> None:
 
 
 def fresh_runtime_folder(node_id: str) -> Path:
-    """Returns an empty folder for this node's engine; deletes files of an engine that was killed.
-
-    It is in the system's temporary folder because a socket's path may have at most 107 bytes.
-    """
+    """Returns an empty folder for this node's engine; deletes files of an engine that was killed. It is in the system's
+    temporary folder because a socket's path may have at most 107 bytes."""
     folder = Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node_id}"
     if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
         raise CannotServe(1, f"{folder} is in the way: it is not a folder of this user")
@@ -267,11 +252,8 @@ def fresh_runtime_folder(node_id: str) -> Path:
 
 
 def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
-    """Runs vLLM's server until it exits; `shutdown_hook` runs first if it is forced to.
-
-    Raises:
-        CannotServe: vLLM is not installed in this Python.
-    """
+    """Runs vLLM's server until it exits; `shutdown_hook` runs first if it is forced to. Raises CannotServe if vLLM is
+    not installed in this Python."""
     try:
         serve_api = one_process_server(shutdown_hook)
     except ImportError as error:

@@ -130,10 +130,7 @@ class InProcessEngine:
 
 def medusa_config(heads: Path, tokens: int = 0) -> dict[str, Any]:
     """Returns `--speculative-config` of a checkpoint, as versions render it; `tokens` 0: as many as there are heads.
-
-    Raises:
-        ValueError: there are fewer heads.
-    """
+    Raises ValueError if there are fewer heads."""
     most = json.loads((heads / "config.json").read_text())["num_heads"]
     tokens = tokens or most
     if not 1 <= tokens <= most:

@@ -130,11 +130,9 @@ class SortedSet(set[str]):
 
 
 def in_one_order(scheduler_output: Any) -> None:
-    """Makes each set of ids in what was scheduled a `SortedSet`.
-
-    Neuron's workers free places in the KV cache in the order of `finished_req_ids`. With different orders, ranks would
-    put the same request into different places, and their results would be silently wrong.
-    """
+    """Makes each set of ids in what was scheduled a `SortedSet`. Neuron's workers free places in the KV cache in the
+    order of `finished_req_ids`. With different orders, ranks would put the same request into different places, and
+    their results would be silently wrong."""
     for name, value in vars(scheduler_output).items():
         if type(value) is set:
             setattr(scheduler_output, name, SortedSet(value))
@@ -142,10 +140,8 @@ def in_one_order(scheduler_output: Any) -> None:
 
 def measure_steps(vllm_config: Any) -> OwnSteps | None:
     """Returns the meter of this rank's steps, and counts its collectives as waiting from now on. Call it once the
-    worker is built.
-
-    Returns None if collectives cannot be timed: they are compiled into the model's graph, or run on a device.
-    """
+    worker is built. Returns None if collectives cannot be timed: they are compiled into the model's graph, or run on a
+    device."""
     communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
     if communicator is None:
         return None
@@ -156,11 +152,8 @@ def measure_steps(vllm_config: Any) -> OwnSteps | None:
 
 def take_step(worker: Any, step: Step, meter: OwnSteps | None = None) -> Any:
     """Runs the model and samples, measured if there is a meter. Some steps end without sampling: nothing was scheduled,
-    or the model pools.
-
-    The result of `execute_model` does not tell: a Neuron worker that is not the driver's returns None from every step,
-    and raises in `sample_tokens` if there is nothing to sample.
-    """
+    or the model pools. The result of `execute_model` does not tell: a Neuron worker that is not the driver's returns
+    None from every step, and raises in `sample_tokens` if there is nothing to sample."""
     with meter.step(step.scheduler_output) if meter is not None else nullcontext():
         output = worker.execute_model(step.scheduler_output)
         if output is None and step.scheduler_output.total_num_scheduled_tokens > 0:

@@ -16,19 +16,15 @@ def new_worker(wrapper: Any, vllm_config: Any, rank: int) -> Any:
 
 
 def update_block_size(platform: Any, vllm_config: Any) -> None:
-    """Lets the platform choose the size of a KV block, except in 0.16, where it cannot.
-
-    `Platform.__getattr__` returns None for missing attributes, so the class is checked.
-    """
+    """Lets the platform choose the size of a KV block, except in 0.16, where it cannot. `Platform.__getattr__` returns
+    None for missing attributes, so the class is checked."""
     if hasattr(type(platform), "update_block_size_for_backend"):
         platform.update_block_size_for_backend(vllm_config)
 
 
 def warms_up_by_method(executor: type[Any]) -> bool:
-    """Whether vLLM's last call before it serves is the executor's `compile_or_warm_up_model`.
-
-    Before 0.32 (seen in 0.13, 0.16 and 0.24) `initialize_from_config` is the last, and calls the workers itself.
-    """
+    """Whether vLLM's last call before it serves is the executor's `compile_or_warm_up_model`. Before 0.32 (seen in
+    0.13, 0.16 and 0.24) `initialize_from_config` is the last, and calls the workers itself."""
     return hasattr(executor, "compile_or_warm_up_model")
 
 
@@ -49,11 +45,9 @@ REQUEST_HAS = (
 
 
 def why_no_class_order(config: Any, kv_cache: Any, scheduler: type[Any], request: type[Any]) -> str:
-    """Returns why this scheduler cannot limit batch prompts; empty if it can.
-
-    If prompts are read whole, or in pieces of a size that the model sets, a smaller limit would block them forever.
-    Attributes are set in an `__init__`, so its code names them.
-    """
+    """Returns why this scheduler cannot limit batch prompts; empty if it can. If prompts are read whole, or in pieces
+    of a size that the model sets, a smaller limit would block them forever. Attributes are set in an `__init__`, so its
+    code names them."""
     missing = [name for name in SCHEDULER_HAS if name not in _names_of(scheduler)]
     missing += [f"Request.{name}" for name in REQUEST_HAS if name not in _names_of(request)]
     if missing:
@@ -74,11 +68,9 @@ def _names_of(kind: type[Any]) -> set[str]:
 
 
 def cpu_communicator() -> Any:
-    """Returns the communicator of the tensor-parallel group of CPU workers, or None.
-
-    `dist_module` is what it calls in all versions that have CPU workers of several ranks: `torch.distributed` (gloo),
-    or a class of vLLM's if ranks share memory.
-    """
+    """Returns the communicator of the tensor-parallel group of CPU workers, or None. `dist_module` is what it calls in
+    all versions that have CPU workers of several ranks: `torch.distributed` (gloo), or a class of vLLM's if ranks share
+    memory."""
     from vllm.distributed.parallel_state import get_tp_group, model_parallel_is_initialized
 
     if not model_parallel_is_initialized():

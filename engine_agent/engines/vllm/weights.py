@@ -38,12 +38,8 @@ Say = Callable[[str], None]
 
 def build(cache: Path, gguf_path: Path, convert: Convert, say: Say, ranks: int = 1) -> tuple[Path, Manifest]:
     """Returns the converted model's folder and manifest; converts `gguf_path` unless the cache has its conversion.
-
-    `ranks`: tensor-parallel ranks that `convert` pads the heads for; each number is a separate artifact.
-
-    Raises:
-        BadArtifact: the file cannot be converted.
-    """
+    `ranks`: tensor-parallel ranks that `convert` pads the heads for; each number is a separate artifact. Raises
+    BadArtifact if the file cannot be converted."""
     artifacts = cache / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
     source = {"file": gguf_path.name, "sha256": file_sha256(gguf_path), "converter": CONVERTER_REVISION}
@@ -102,11 +98,8 @@ def _convert_into(
 
 
 def shipped_gguf() -> Path:
-    """Returns the GGUF file in the installed package, without importing it (that would need llama.cpp).
-
-    Raises:
-        BadArtifact: the package is not installed here.
-    """
+    """Returns the GGUF file in the installed package, without importing it (that would need llama.cpp). Raises
+    BadArtifact if the package is not installed here."""
     spec = importlib.util.find_spec(GGUF_PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / GGUF_FILE

@@ -61,11 +61,7 @@ class LinkPlan:
 
     @property
     def own(self) -> LinkMember:
-        """This member.
-
-        Raises:
-            ValueError: it is not among the members, or their number is invalid.
-        """
+        """This member. Raises ValueError if it is not among the members, or their number is invalid."""
         if not 2 <= len(self.members) <= MEMBERS_MOST:
             raise ValueError(f"{len(self.members)} members; links are checked between 2 and {MEMBERS_MOST}")
         for member in self.members:
@@ -75,11 +71,7 @@ class LinkPlan:
 
 
 def plan_from(text: str) -> LinkPlan:
-    """Parses a plan from JSON.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """Parses a plan from JSON. Raises ValueError if it is invalid."""
     try:
         fields = strict_loads(text)
         members = tuple(LinkMember(**member) for member in fields.pop("members"))

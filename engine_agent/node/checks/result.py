@@ -34,11 +34,7 @@ class Result:
 
 
 def result_from(line: str | bytes) -> Result:
-    """Parses the output of `as_line`.
-
-    Raises:
-        ValueError: it is invalid.
-    """
+    """Parses the output of `as_line`. Raises ValueError if it is invalid."""
     try:
         return Result(**strict_loads(line if isinstance(line, str) else line.decode())).bounded()
     except (TypeError, ValueError, AttributeError) as error:

@@ -55,11 +55,8 @@ class JoinClient:
         self._server, self._pin, self.token = urlsplit(server), pin, token
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sends JSON and returns the JSON of the answer.
-
-        Raises:
-            ControlRefused: no answer within `TIMEOUT_S`, another key than the pinned one, or not a 2xx.
-        """
+        """Sends JSON and returns the JSON of the answer. Raises ControlRefused without an answer within `TIMEOUT_S`,
+        with another key than the pinned one, or with a status other than 2xx."""
         connection = self._connection()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
@@ -147,11 +144,7 @@ def run(argv: list[str]) -> int:
 
 def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str, nonce: str = "") -> str:
     """Checks the host, enrols it and starts its agent; returns the message for the user. `nonce`: the proof that the
-    machine used; "": a new one is drawn.
-
-    Raises:
-        NotJoined: it failed, and nothing is left of it.
-    """
+    machine used; "": a new one is drawn. Raises NotJoined if it failed, and nothing is left of it."""
     try:
         invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
     except ControlRefused as refusal:
@@ -171,10 +164,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
 
 def ports_of(role: str, stated: str) -> list[int]:
     """All ports that an agent of this role needs, its first one first. `stated`: as for `--port`; 0: the default.
-
-    Raises:
-        ValueError: it is not a valid first port; the text says which are.
-    """
+    Raises ValueError if it is not a valid first port; the text says which are."""
     is_node = role == AgentKind.NODE
     possible = first_ports(AgentKind(role))
     first = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) <= MOST_DIGITS else -1

@@ -67,13 +67,8 @@ def folder_of(paths: HostPaths, order: ReleaseOrder) -> Path:
 def install(
     paths: HostPaths, order: ReleaseOrder, servers: tuple[str, ...], credential: str, cancelled: threading.Event
 ) -> Path:
-    """Installs a release, ready for the switch; an installed one is only tested again. Blocks for a while.
-
-    `cancelled` cancels a download when set.
-
-    Raises:
-        ReleaseTrouble: what was missing or wrong; nothing of it is left.
-    """
+    """Installs a release, ready for the switch; an installed one is only tested again. Blocks for a while. `cancelled`
+    cancels a download when set. Raises ReleaseTrouble if what was missing or wrong; nothing of it is left."""
     if not is_release_id(order.id) or len(order.digest) != 64 or not order.digest.isalnum():
         raise ReleaseTrouble("the order names no release")
     folder = folder_of(paths, order)
@@ -101,22 +96,15 @@ def install(
 
 def let_all_read(folder: Path) -> None:
     """Makes the code readable for the accounts of engines and cell proxies, which run it as well, despite the umask. It
-    is not secret. Targets of links stay unchanged.
-
-    Raises:
-        OSError: something in it cannot be changed.
-    """
+    is not secret. Targets of links stay unchanged. Raises OSError if something in it cannot be changed."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
 
 
 def switch_to(paths: HostPaths, folder: Path, attempt: int) -> None:
-    """Makes this release the one of the next start, on trial. The caller exits afterwards.
-
-    Raises:
-        OSError: the disk failed; the next start uses the current release.
-    """
+    """Makes this release the one of the next start, on trial. The caller exits afterwards. Raises OSError if the disk
+    failed; the next start uses the current release."""
     before = paths.current.resolve()
     paths.trial_tries.unlink(missing_ok=True)
     # First the release to go back to, then the switch: after a kill in between, going back changes nothing.
@@ -139,11 +127,7 @@ def confirm(paths: HostPaths) -> bool:
 
 
 def point(link: Path, folder: Path) -> None:
-    """Points a link to a folder, atomically and durably.
-
-    Raises:
-        OSError: the disk failed; the link is unchanged.
-    """
+    """Points a link to a folder, atomically and durably. Raises OSError if the disk failed; the link is unchanged."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder)

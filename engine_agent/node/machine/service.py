@@ -96,12 +96,8 @@ def has_systemd() -> bool:
 
 
 def start(paths: HostPaths) -> str:
-    """Starts the agent, now and at each boot. Returns a message for the owner, or "".
-
-    Raises:
-        ServiceError: systemd or the shell failed.
-        OSError: a file cannot be written.
-    """
+    """Starts the agent, now and at each boot. Returns a message for the owner, or "". Raises ServiceError if systemd or
+    the shell failed. Raises OSError if a file cannot be written."""
     fields = {"code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
     for private in (paths.log, paths.state / "supervisor.pid"):  # a shell or systemd would make them readable to all
         private.touch(mode=0o600)
@@ -127,11 +123,8 @@ def start(paths: HostPaths) -> str:
 
 
 def write_start(paths: HostPaths, *, limit_s: float = TRIAL_LIMIT_S) -> None:
-    """Replaces the start script by the one of this release. A shell that reads the old script is not affected.
-
-    Raises:
-        OSError: the disk failed; the old script stays.
-    """
+    """Replaces the start script by the one of this release. A shell that reads the old script is not affected. Raises
+    OSError if the disk failed; the old script stays."""
     text = _START.format(code=paths.code, limit_s=limit_s, starts=TRIAL_STARTS)
     script = paths.code / "start"
     if not script.exists() or script.read_text(encoding="utf-8") != text:

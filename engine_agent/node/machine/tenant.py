@@ -93,11 +93,7 @@ class Tenant:
             self._await_end(KILLED_WITHIN_S)
 
     def start(self, run: RunAgent, server: str) -> None:
-        """Starts its agent, which adopts a running engine.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Starts its agent, which adopts a running engine. Raises OSError if it cannot be started."""
         folder = self.folder(run.id)
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         bound(folder / LOG_FILE)

@@ -20,9 +20,8 @@ LONGEST_MS = 600_000
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One reading of a device. `microjoules` since some time, or `share`: its current power as a share of the maximum.
-
-    `most_watts`: its maximum power. `wraps_at`: microjoules after which its counter wraps to 0; None: it never wraps.
-    """
+    `most_watts`: its maximum power. `wraps_at`: microjoules after which its counter wraps to 0; None: it never
+    wraps."""
 
     microjoules: int | None = None
     share: float | None = None

@@ -178,10 +178,8 @@ Step = StartEngine | StartProxy | StopEngine | StopProxy | SetProxyPhase | SetPr
 
 def refusal(in_force: Desired | None, received: Desired, node_id: str, running: Membership | None = None) -> str | None:
     """Why the received order must not replace the one in force, or None (invariant I5). `running`: the membership of a
-    running process, whatever the order in force says.
-
-    An order of the same cell and generation may change the phase, and nothing that a running engine depends on.
-    """
+    running process, whatever the order in force says. An order of the same cell and generation may change the phase,
+    and nothing that a running engine depends on."""
     if received.node != node_id:
         return f"it is for node {received.node}; this is {node_id}"
     if in_force is not None and received.version < in_force.version:

@@ -86,10 +86,8 @@ def kernel_fault(line: str) -> Fault | None:
 
 
 def runtime_faults(lines: Iterable[str]) -> tuple[Fault, ...]:
-    """The faults in an engine's log, one per signature, with the first line of each.
-
-    An unspecific fault is left out if another line is specific.
-    """
+    """The faults in an engine's log, one per signature, with the first line of each. An unspecific fault is left out if
+    another line is specific."""
     given = list(lines)
     first: dict[FaultSignature, Fault] = {}
     for at, line in enumerate(given):

@@ -40,11 +40,8 @@ def agent_version() -> str:
 
 class StackFingerprint:
     def __init__(self, home: Path, engine_pythons: Callable[[], Mapping[str, Path]], root: Path = Path("/")) -> None:
-        """Reads the operator's file; `engine_pythons` is called for the installed engines at each reading.
-
-        Raises:
-            BadFingerprint: the file is invalid.
-        """
+        """Reads the operator's file; `engine_pythons` is called for the installed engines at each reading. Raises
+        BadFingerprint if the file is invalid."""
         self._file = home / OPERATOR_FILE
         self._pythons = engine_pythons
         self._root = root
@@ -52,11 +49,8 @@ class StackFingerprint:
         self._reported = ""
 
     def read(self) -> dict[str, str]:
-        """Fields of the machine, and of each engine as `<engine>.<field>`.
-
-        If the operator's file becomes invalid, that is logged and its last valid content stays in force: a typing error
-        must not disconnect a serving node.
-        """
+        """Fields of the machine, and of each engine as `<engine>.<field>`. If the operator's file becomes invalid, that
+        is logged and its last valid content stays in force: a typing error must not disconnect a serving node."""
         try:
             self._overrides, self._reported = read_overrides(self._file), ""
         except BadFingerprint as error:
@@ -81,11 +75,8 @@ def read_fingerprint(engine_pythons: Mapping[str, Path], root: Path = Path("/"))
 
 
 def read_overrides(path: Path) -> Overrides:
-    """The operator's fields; None removes a field. Empty without a file.
-
-    Raises:
-        BadFingerprint: the file is invalid.
-    """
+    """The operator's fields; None removes a field. Empty without a file. Raises BadFingerprint if the file is
+    invalid."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -228,12 +228,8 @@ class NeuronReader:
 
 
 async def _output_of(*argv: str) -> bytes:
-    """Standard output of a successful program.
-
-    Raises:
-        OSError: it cannot be started, or failed.
-        TimeoutError: it did not exit within `LIST_TIMEOUT_S`.
-    """
+    """Standard output of a successful program. Raises OSError if it cannot be started, or failed. Raises TimeoutError
+    if it did not exit within `LIST_TIMEOUT_S`."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

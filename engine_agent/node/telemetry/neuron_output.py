@@ -32,9 +32,7 @@ class UnreadableOutput(ValueError):
 @dataclass(frozen=True, slots=True)
 class MonitorReport:
     """One line of `neuron-monitor`. Utilisation in percent and memory in bytes by core; counters by device index.
-
-    `executions` counts errors and outcomes of the period that the line covers, over all applications.
-    """
+    `executions` counts errors and outcomes of the period that the line covers, over all applications."""
 
     device_type: str = ""
     cores_per_device: int = 0
@@ -49,11 +47,8 @@ class MonitorReport:
 
 def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
     """Devices by index, from `neuron-ls -j`: a list, or in some releases an object with the list. Grouped physical
-    cores are counted as logical ones, as applications and `neuron-monitor` number them.
-
-    Raises:
-        UnreadableOutput: it is neither.
-    """
+    cores are counted as logical ones, as applications and `neuron-monitor` number them. Raises UnreadableOutput if it
+    is neither."""
     listed = _json(text, "neuron-ls")
     if isinstance(listed, dict):
         lists = [value for value in listed.values() if isinstance(value, list)]
@@ -87,11 +82,7 @@ def _logical(cores: int | None, described: dict[str, Any]) -> int:
 
 
 def parse_monitor_line(line: str | bytes) -> MonitorReport:
-    """Parses one report.
-
-    Raises:
-        UnreadableOutput: the line is not a JSON object.
-    """
+    """Parses one report. Raises UnreadableOutput if the line is not a JSON object."""
     report = _json(line, "neuron-monitor")
     if not isinstance(report, dict):
         raise UnreadableOutput(f"neuron-monitor printed a JSON {type(report).__name__} instead of an object")

@@ -55,11 +55,8 @@ class Nvml:
     """One session with the library. `library` is the module `pynvml` or a substitute."""
 
     def __init__(self, library: Any) -> None:
-        """Opens the session and registers for events of every device.
-
-        Raises:
-            NvmlFailed: the driver does not answer or refuses.
-        """
+        """Opens the session and registers for events of every device. Raises NvmlFailed if the driver does not answer
+        or refuses."""
         self._library = library
         self._call("nvmlInit")
         self.device_count: int = self._call("nvmlDeviceGetCount")
@@ -75,11 +72,8 @@ class Nvml:
         self._call_or_none("nvmlShutdown")
 
     def read(self, index: int) -> Accelerator:
-        """The current state of a device, without unsupported values.
-
-        Raises:
-            NvmlFailed: it does not answer at all, for example because it fell off the bus.
-        """
+        """The current state of a device, without unsupported values. Raises NvmlFailed if it does not answer at all,
+        for example because it fell off the bus."""
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
         memory = self._call("nvmlDeviceGetMemoryInfo", handle)
         use = self._call_or_none("nvmlDeviceGetUtilizationRates", handle)
@@ -108,11 +102,8 @@ class Nvml:
         return Reading(microjoules=int(millijoules) * 1000, most_watts=most_watts)
 
     def next_xid(self, within_ms: int) -> Xid | None:
-        """The next error event, or None if there is none in that time.
-
-        Raises:
-            NvmlFailed: waiting for events failed.
-        """
+        """The next error event, or None if there is none in that time. Raises NvmlFailed if waiting for events
+        failed."""
         if not self._has_events:
             return None
         try:
@@ -170,11 +161,7 @@ class Nvml:
 
 
 def load_library() -> Any:
-    """Imports `pynvml`.
-
-    Raises:
-        NvmlFailed: it is not installed.
-    """
+    """Imports `pynvml`. Raises NvmlFailed if it is not installed."""
     try:
         return importlib.import_module(MODULE)
     except ImportError as error:

@@ -97,11 +97,8 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> ToolChoice:
 
 
 def tool_choice(name: str, kind: Any, tools: tuple[Tool, ...], parallel: bool | None) -> ToolChoice:
-    """Returns a choice of tools: `name` selects a single one, else `kind` decides.
-
-    Raises:
-        BadRequest: there is no such kind, or no such tool.
-    """
+    """Returns a choice of tools: `name` selects a single one, else `kind` decides. Raises BadRequest if there is no
+    such kind, or no such tool."""
     is_parallel = parallel is not False
     if kind == "none":
         return ToolChoice()

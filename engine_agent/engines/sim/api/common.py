@@ -36,21 +36,14 @@ def stops_of(body: SamplingBody) -> Stops:
 
 
 def stop_texts(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
-    """Returns the stop texts, given as one or several.
-
-    Raises:
-        BadRequest: see `check_stops`.
-    """
+    """Returns the stop texts, given as one or several. Raises BadRequest (see `check_stops`)."""
     check_stops(stop, param)
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def form_of(body: SamplingBody) -> OutputForm | None:
-    """Returns the form that the text must have; None for any.
-
-    Raises:
-        BadRequest: the fields are wrong, contradict each other, or are not supported.
-    """
+    """Returns the form that the text must have; None for any. Raises BadRequest if the fields are wrong, contradict
+    each other, or are not supported."""
     structured = _structured_form(body.structured_outputs)
     return _response_form(body.response_format) or structured
 
@@ -102,11 +95,7 @@ def _schema_of(given: Any) -> Any:
 
 
 def transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
-    """Returns what a request states for a prefill or decode engine.
-
-    Raises:
-        BadRequest: it is malformed.
-    """
+    """Returns what a request states for a prefill or decode engine. Raises BadRequest if it is malformed."""
     try:
         return None if given is None else msgspec.convert(given, TransferParams)
     except msgspec.ValidationError as error:

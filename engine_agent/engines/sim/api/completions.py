@@ -65,11 +65,8 @@ def parse_completion(body: bytes) -> GenerationRequest:
 
 
 def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:
-    """Returns prompts from a text, token ids, or a list of either.
-
-    Raises:
-        BadRequest: it is something else; `param` is its name.
-    """
+    """Returns prompts from a text, token ids, or a list of either. Raises BadRequest if it is something else; `param`
+    is its name."""
     check_prompt(given, param)
     listed = given if isinstance(given, list) else [given]
     if isinstance(listed[0], int):
@@ -101,11 +98,8 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody, strict=False)
 
 
 def parse_tokenize(body: bytes) -> tuple[TokenizeBody, Prompt]:
-    """Returns the body, and the prompt to tokenize.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Returns the body, and the prompt to tokenize. Raises BadRequest if the body is not JSON, or a field is missing or
+    wrong."""
     given = read_body(_tokenize, body)
     if given.messages is not None:
         texts = tuple(message.text() for message in given.messages)

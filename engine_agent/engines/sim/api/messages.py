@@ -136,11 +136,8 @@ _decoder = msgspec.json.Decoder(MessagesBody, strict=False)
 
 
 def parse_count(body: bytes) -> tuple[str, Prompt]:
-    """Returns the model, and the prompt whose tokens are counted.
-
-    Raises:
-        BadRequest: not JSON, or a field is missing or wrong.
-    """
+    """Returns the model, and the prompt whose tokens are counted. Raises BadRequest if the body is not JSON, or a field
+    is missing or wrong."""
     given = read_body(_count_decoder, body)
     return given.model, _prompt(given, _tools(given))
 

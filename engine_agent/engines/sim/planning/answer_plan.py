@@ -68,11 +68,8 @@ class Answer:
 
 def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wrong: bool) -> tuple[Answer, ...]:
     """Returns all answers to a request: those to its first prompt, then those to the next. `seed` is the version's;
-    `wrong`: as from damaged weights.
-
-    Raises:
-        BadRequest: a prompt, or prompt and output limit, exceed `max_model_len`, or the output form cannot be met.
-    """
+    `wrong`: as from damaged weights. Raises BadRequest if a prompt, or prompt and output limit, exceed `max_model_len`,
+    or the output form cannot be met."""
     demanded = max(request.min_tokens, request.output_limit or 0 if request.exact_length else 0)
     if demanded * len(request.prompts) * request.choices > _MOST_TOKENS:
         raise BadRequest(f"sim answers a request with at most {_MOST_TOKENS} tokens of demanded length", param="n")
@@ -84,11 +81,7 @@ def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wron
 
 
 def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model_len: int, wrong: bool) -> Answer:
-    """Returns one answer to one prompt.
-
-    Raises:
-        BadRequest: see `plan_answers`.
-    """
+    """Returns one answer to one prompt. Raises BadRequest (see `plan_answers`)."""
     room = _room(request, prompt, max_model_len)
     limit = request.output_limit or room
     source = random.Random(f"{seed}\0{wrong}\0{prompt.answered}".encode())
@@ -222,10 +215,8 @@ class Call:
 
 def called_tools(tools: tuple[Tool, ...], choice: ToolChoice, prompt: Prompt) -> tuple[Tool, ...]:
     """Returns the tools that an answer to this prompt calls: those that share words with it, most words first. Empty if
-    it answers with text.
-
-    An answer to a tool's result calls another tool only if it must, so that a client's loop of calls ends.
-    """
+    it answers with text. An answer to a tool's result calls another tool only if it must, so that a client's loop of
+    calls ends."""
     if choice.kind == "none" or not tools:
         return ()
     if choice.kind == "named":
@@ -245,11 +236,8 @@ def _call_words(text: str) -> frozenset[str]:
 
 
 def plan_call(tool: Tool, source: random.Random) -> Call:
-    """Returns a call of `tool` whose arguments satisfy its schema.
-
-    Raises:
-        BadRequest: the simulator cannot write such arguments; it names the tool.
-    """
+    """Returns a call of `tool` whose arguments satisfy its schema. Raises BadRequest if the simulator cannot write such
+    arguments; it names the tool."""
     schema = {"type": "object"} if tool.parameters is None else tool.parameters
     try:
         arguments = write_document(schema, source)

@@ -54,11 +54,7 @@ class UnsupportedSchema(ValueError):
 
 
 def write_document(schema: Any, source: random.Random) -> bytes:
-    """Returns a JSON document that satisfies `schema`.
-
-    Raises:
-        UnsupportedSchema: see there.
-    """
+    """Returns a JSON document that satisfies `schema`. Raises UnsupportedSchema (see there)."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
@@ -72,11 +68,7 @@ def write_document(schema: Any, source: random.Random) -> bytes:
 
 
 def matching_text(pattern: str, source: random.Random) -> str:
-    """Returns a text that matches `pattern` as a whole.
-
-    Raises:
-        UnsupportedSchema: see there.
-    """
+    """Returns a text that matches `pattern` as a whole. Raises UnsupportedSchema (see there)."""
     document = write_document({"type": "string", "pattern": f"^(?:{pattern})$"}, source)
     return msgspec.json.decode(document, type=str)
 

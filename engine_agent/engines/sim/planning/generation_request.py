@@ -16,9 +16,7 @@ from engine_agent.protocol.states import CellRole
 @dataclass(frozen=True)
 class Prompt:
     """One prompt: the texts to read in order, of which `answered` is answered. `ids` if it came as token ids.
-
-    `follows_tool`: `answered` is the result of a tool.
-    """
+    `follows_tool`: `answered` is the result of a tool."""
 
     texts: tuple[str, ...]
     answered: str
@@ -171,11 +169,8 @@ def is_handed_over(given: TransferParams | None) -> bool:
 
 
 def source_of(given: TransferParams | None) -> Source | None:
-    """Returns where the prompt of a request is; None if it is read here.
-
-    Raises:
-        BadRequest: it is elsewhere, and the address is missing.
-    """
+    """Returns where the prompt of a request is; None if it is read here. Raises BadRequest if it is elsewhere, and the
+    address is missing."""
     if given is None or not given.do_remote_prefill:
         return None
     if not (given.remote_request_id and given.remote_host and given.remote_port and given.remote_num_tokens):

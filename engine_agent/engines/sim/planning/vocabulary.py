@@ -115,10 +115,8 @@ def _spoken() -> dict[int, str]:
 
 
 def prompt_text(ids: Sequence[int]) -> str:
-    """Returns the text of a prompt of token ids: the simulator's words, and digits for all other ids.
-
-    It depends on nothing else, so a prompt has the same answer in every cell.
-    """
+    """Returns the text of a prompt of token ids: the simulator's words, and digits for all other ids. It depends on
+    nothing else, so a prompt has the same answer in every cell."""
     spoken = _spoken()
     text = "".join(spoken.get(one) or f" {one}" for one in ids)
     return text.removeprefix(" ")

@@ -27,11 +27,8 @@ class TlsConnection:
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, leads: bool, limit_s: float) -> None:
         """Performs the TLS handshake. Until `lift_limit`, `limit_s` applies to everything that is read and to each
-        write.
-
-        Raises:
-            OSError: the other side is gone, is too slow (`TimeoutError`) or speaks no TLS (`ssl.SSLError`).
-        """
+        write. Raises OSError if the other side is gone, is too slow (`TimeoutError`) or speaks no TLS
+        (`ssl.SSLError`)."""
         self._connection = connection
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=leads)
@@ -59,11 +56,8 @@ class TlsConnection:
         self._connection.settimeout(limit_s)
 
     def read(self, limit: int) -> bytes:
-        """Returns up to `limit` bytes as soon as there are any; none if the other side closed or is gone.
-
-        Raises:
-            OSError: the connection broke, the data is not the other side's (`ssl.SSLError`), or `limit_s` is over.
-        """
+        """Returns up to `limit` bytes as soon as there are any; none if the other side closed or is gone. Raises
+        OSError if the connection broke, the data is not the other side's (`ssl.SSLError`), or `limit_s` is over."""
         while True:
             with self._held:
                 try:
@@ -75,11 +69,7 @@ class TlsConnection:
             self._receive()
 
     def write(self, message: bytes) -> None:
-        """Sends all of it.
-
-        Raises:
-            OSError: the other side is gone, or receives nothing for `limit_s`.
-        """
+        """Sends all of it. Raises OSError if the other side is gone, or receives nothing for `limit_s`."""
         for at in range(0, len(message), _WRITTEN_BYTES):
             with self._held:
                 self._tls.write(message[at : at + _WRITTEN_BYTES])
@@ -156,12 +146,8 @@ class Channel:
         self._sending = Lock()
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Sends one message after those that are being sent.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-            ValueError: it is too long.
-        """
+        """Sends one message after those that are being sent. Raises ChannelClosed if the other side is gone. Raises
+        ValueError if it is too long."""
         if len(payload) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
         with self._sending:
@@ -169,11 +155,7 @@ class Channel:
 
     def beat(self, payload: bytes = b"") -> None:
         """Sends a heartbeat, unless another message is being sent: that message serves as one, and may wait for a
-        member that receives nothing.
-
-        Raises:
-            ChannelClosed: the other side is gone.
-        """
+        member that receives nothing. Raises ChannelClosed if the other side is gone."""
         if self._sending.acquire(blocking=False):
             try:
                 self._write(Kind.BEAT, payload)
@@ -181,11 +163,8 @@ class Channel:
                 self._sending.release()
 
     def send_last(self, kind: Kind, payload: bytes) -> None:
-        """Sends one message if the other side receives it soon: it may be the member that hangs.
-
-        Raises:
-            ChannelClosed: the other side is gone, or receives nothing.
-        """
+        """Sends one message if the other side receives it soon: it may be the member that hangs. Raises ChannelClosed
+        if the other side is gone, or receives nothing."""
         if self._sending.acquire(timeout=LAST_MESSAGE_S):
             try:
                 self._write(kind, payload, LAST_MESSAGE_S)
@@ -193,11 +172,8 @@ class Channel:
                 self._sending.release()
 
     def receive(self) -> Message:
-        """Waits for the next message without a limit.
-
-        Raises:
-            ChannelClosed: the other side is gone, or a message is malformed.
-        """
+        """Waits for the next message without a limit. Raises ChannelClosed if the other side is gone, or a message is
+        malformed."""
         kind, length = _HEADER.unpack(self._read(_HEADER.size))
         if length > MAX_MESSAGE_BYTES:
             raise ChannelClosed(f"it announces a message of {length} bytes; {MAX_MESSAGE_BYTES} are allowed")
@@ -235,10 +211,7 @@ class Channel:
 
 def secure(connection: socket.socket, context: ssl.SSLContext, *, leads: bool) -> TlsConnection:
     """Returns the TLS connection on a new socket, which has `HANDSHAKE_TIMEOUT_S` including the lines of the handshake.
-
-    Raises:
-        HandshakeFailed: the other side is gone, is too slow, or speaks no TLS 1.3.
-    """
+    Raises HandshakeFailed if the other side is gone, is too slow, or speaks no TLS 1.3."""
     try:
         return TlsConnection(connection, context, leads=leads, limit_s=HANDSHAKE_TIMEOUT_S)
     except ssl.SSLEOFError as error:
@@ -250,11 +223,7 @@ def secure(connection: socket.socket, context: ssl.SSLContext, *, leads: bool) -
 
 
 def send_line(connection: TlsConnection, line: bytes) -> None:
-    """Sends a line of the handshake.
-
-    Raises:
-        HandshakeFailed: the other side is gone.
-    """
+    """Sends a line of the handshake. Raises HandshakeFailed if the other side is gone."""
     try:
         connection.write(line)
     except OSError as error:
@@ -262,11 +231,8 @@ def send_line(connection: TlsConnection, line: bytes) -> None:
 
 
 def receive_line(connection: TlsConnection) -> bytes:
-    """Waits for a line of the handshake, and reads nothing that follows it.
-
-    Raises:
-        HandshakeFailed: no line arrived in time, or one that is too long.
-    """
+    """Waits for a line of the handshake, and reads nothing that follows it. Raises HandshakeFailed if no line arrived
+    in time, or it is too long."""
     received = bytearray()
     try:
         while not received.endswith(b"\n"):

@@ -56,11 +56,8 @@ class FollowerLink:
 
     def connect(self, on_retry: Callable[[str], None]) -> bytes:
         """Joins the cell; returns what the leader publishes to its followers. `on_retry` receives the reason for each
-        further attempt.
-
-        Raises:
-            CellEnded: no leader was reached in time, it refused this member, or it disappeared again.
-        """
+        further attempt. Raises CellEnded if no leader was reached in time, it refused this member, or it disappeared
+        again."""
         where = f"{self._follower.leader_address}:{self._follower.leader_port}"
         ends_at = monotonic() + self._follower.join_timeout_s
         for pause_s in retry_pauses_s():

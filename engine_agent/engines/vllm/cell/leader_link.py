@@ -42,11 +42,9 @@ class _Watched:
 
 
 class HangDetector:
-    """Decides from heartbeats and calls whether a member hangs. Pure: `now_s` is seconds of a monotonic clock.
-
-    A silent member hangs, and so does one that does not finish a step. Only steps are timed: other calls, such as
-    writing weights to disk, may take as long as they need.
-    """
+    """Decides from heartbeats and calls whether a member hangs. Pure: `now_s` is seconds of a monotonic clock. A silent
+    member hangs, and so does one that does not finish a step. Only steps are timed: other calls, such as writing
+    weights to disk, may take as long as they need."""
 
     def __init__(self, hang_s: float, names: Mapping[int, str], now_s: float) -> None:
         self._hang_s = hang_s
@@ -122,11 +120,7 @@ class LeaderLink:
     def __init__(
         self, leader: Member, secret: bytes, certificate: LeaderCertificate, fingerprint: Fingerprint, end: End
     ) -> None:
-        """Listens for followers on the node's address.
-
-        Raises:
-            CellEnded: the port cannot be bound.
-        """
+        """Listens for followers on the node's address. Raises CellEnded if the port cannot be bound."""
         self._leader, self._end = leader, end
         self._identity = leader.identity(secret, fingerprint)
         self._certificate = certificate
@@ -145,11 +139,8 @@ class LeaderLink:
             raise CellEnded(f"cannot listen for followers on {where[0]}:{where[1]}: {error.strerror}") from error
 
     def gather(self) -> None:
-        """Waits until every follower has joined.
-
-        Raises:
-            CellEnded: one did not join in time, or runs other software than the leader.
-        """
+        """Waits until every follower has joined. Raises CellEnded if one did not join in time, or runs other software
+        than the leader."""
         self._thread(self._accept, "rendezvous")
         with self._changed:
             complete = self._changed.wait_for(
@@ -173,11 +164,7 @@ class LeaderLink:
         self._thread(self._watch, "cell-watch")
 
     def call(self, call: bytes) -> int:
-        """Sends every follower a call; returns the call's number.
-
-        Raises:
-            ValueError: the call is too long.
-        """
+        """Sends every follower a call; returns the call's number. Raises ValueError if the call is too long."""
         self._called += 1
         self._send_all(Kind.CALL, PROGRESS.pack(self._called) + call)
         return self._called
@@ -192,11 +179,8 @@ class LeaderLink:
         self._own_done = number
 
     def replies(self, number: int, timeout_s: float | None) -> list[bytes]:
-        """Returns each follower's result of a call, in the order of ranks.
-
-        Raises:
-            TimeoutError: one did not reply in time.
-        """
+        """Returns each follower's result of a call, in the order of ranks. Raises TimeoutError if one did not reply in
+        time."""
         ends_at = None if timeout_s is None else monotonic() + timeout_s
         return [self._reply(self._followers[rank], number, ends_at) for rank in sorted(self._followers)]
 

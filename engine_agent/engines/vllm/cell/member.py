@@ -31,10 +31,8 @@ class CellEnded(Exception):
 @dataclass(frozen=True)
 class Member:
     """One rank. `address` is where this process listens, `leader_*` where followers connect; `runtime` is its folder.
-
     `hang_s`: how long a member may be silent, or one step may take, before the cell counts as hung. `join_timeout_s`:
-    how long followers may take to join.
-    """
+    how long followers may take to join."""
 
     cell: str
     generation: int
@@ -70,11 +68,7 @@ class Member:
 
 
 def member_from(environment: Mapping[str, str]) -> Member:
-    """Returns the member that this process is.
-
-    Raises:
-        CellEnded: it was not started as one.
-    """
+    """Returns the member that this process is. Raises CellEnded if it was not started as one."""
     text = environment.get(MEMBER_VARIABLE)
     if not text:
         raise CellEnded(f"{MEMBER_VARIABLE} is not set: start a cell with python -m engine_agent.engines.vllm.serve")
@@ -82,11 +76,8 @@ def member_from(environment: Mapping[str, str]) -> Member:
 
 
 def secret_from(environment: Mapping[str, str]) -> bytes:
-    """Returns the secret of this generation.
-
-    Raises:
-        CellEnded: there is none, so members could not authenticate each other.
-    """
+    """Returns the secret of this generation. Raises CellEnded if there is none, so members could not authenticate each
+    other."""
     secret = environment.get(CELL_SECRET_VARIABLE)
     if not secret:
         raise CellEnded(f"{CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
@@ -94,11 +85,7 @@ def secret_from(environment: Mapping[str, str]) -> bytes:
 
 
 def certificate_from(environment: Mapping[str, str]) -> LeaderCertificate:
-    """Returns the certificate that this leader serves its followers with.
-
-    Raises:
-        CellEnded: there is none.
-    """
+    """Returns the certificate that this leader serves its followers with. Raises CellEnded if there is none."""
     pem = environment.get(CELL_CERTIFICATE_VARIABLE)
     if not pem:
         raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} is not set; a leader needs it for its followers")
@@ -144,10 +131,8 @@ class Shutdown:
         self._once = Lock()
 
     def on_signals(self) -> None:
-        """Ends the process on SIGTERM and SIGINT, after `before_stop`. Call it before any other thread starts.
-
-        A thread waits for the signals, because the main thread is inside collectives and would never handle them.
-        """
+        """Ends the process on SIGTERM and SIGINT, after `before_stop`. Call it before any other thread starts. A thread
+        waits for the signals, because the main thread is inside collectives and would never handle them."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         Thread(target=self._await_signal, name="stop-signals", daemon=True).start()
 
@@ -157,11 +142,8 @@ class Shutdown:
         self.end("stopped by a signal", False)
 
     def end(self, reason: str, failed: bool = True) -> NoReturn:
-        """Exits now. A second caller blocks until the first has ended the process.
-
-        The reason is the last line of the log, which the agent reports. Output of other threads whose collectives fail
-        is discarded.
-        """
+        """Exits now. A second caller blocks until the first has ended the process. The reason is the last line of the
+        log, which the agent reports. Output of other threads whose collectives fail is discarded."""
         with self._once:
             sys.stderr.flush()
             log = STDERR

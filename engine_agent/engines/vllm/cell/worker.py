@@ -60,14 +60,9 @@ def software() -> dict[str, str]:
 
 
 def place_worker(vllm_config: Any, member: Member) -> int:
-    """Returns the worker's rank in its world; adjusts `vllm_config` for this rank.
-
-    With one worker per device, the world is the cell. A Neuron worker drives a whole node and is alone in its world;
-    its ranks are the node's part of the compiled model's.
-
-    Raises:
-        CellEnded: the configuration does not fit the size of the cell.
-    """
+    """Returns the worker's rank in its world; adjusts `vllm_config` for this rank. With one worker per device, the
+    world is the cell. A Neuron worker drives a whole node and is alone in its world; its ranks are the node's part of
+    the compiled model's. Raises CellEnded if the configuration does not fit the size of the cell."""
     world_size = vllm_config.parallel_config.world_size
     if world_size == member.size:
         return member.rank
@@ -135,11 +130,9 @@ def join_store(address: str, port: int) -> TCPStore:
 
 
 def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
-    """Makes torch's default group meet in `store`; returns its `init_method`, which ends in `:<identity>`.
-
-    vLLM's CPU workers name their shared memory after the text behind the last colon. Ranks with the same /dev/shm may
-    get the same name; ranks with different names use gloo.
-    """
+    """Makes torch's default group meet in `store`; returns its `init_method`, which ends in `:<identity>`. vLLM's CPU
+    workers name their shared memory after the text behind the last colon. Ranks with the same /dev/shm may get the same
+    name; ranks with different names use gloo."""
     place = f"rank-{rank}"
     if uses_shared_memory(os.environ, len(os.sched_getaffinity(0)), size):
         place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-{os.stat(SHARED_MEMORY).st_dev}"
@@ -153,11 +146,9 @@ def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
 
 
 def uses_shared_memory(environment: Mapping[str, str], cores: int, size: int) -> bool:
-    """Whether CPU ranks on one machine use shared memory, where a waiting rank never yields its core.
-
-    By default they do if every rank can have a core and one is left. Measured on two busy cores with two ranks: 1.7
-    tokens/s with shared memory, 8 to 9 through gloo, because waiting ranks block the others.
-    """
+    """Whether CPU ranks on one machine use shared memory, where a waiting rank never yields its core. By default they
+    do if every rank can have a core and one is left. Measured on two busy cores with two ranks: 1.7 tokens/s with
+    shared memory, 8 to 9 through gloo, because waiting ranks block the others."""
     chosen = environment.get(COLLECTIVES_VARIABLE)
     return chosen == "shared-memory" if chosen else cores > size
 
