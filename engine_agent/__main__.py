@@ -22,7 +22,6 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the command that `argv` names with the arguments after it; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=COMMANDS, help="each has its own --help")
     module, _, function = COMMANDS[parser.parse_args(argv[:1]).command].partition(":")

@@ -59,7 +59,6 @@ class AgentLink(ABC):
         self._context.queue.after(pause_s, lambda: self._report_periodically(connection_id))
 
     def _report_periodically(self, connection_id: int) -> None:
-        """Repeats the report, unless the server has it and nothing has changed."""
         if connection_id != self.connection_id or not self.acts:
             return
         self.converge()

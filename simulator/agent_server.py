@@ -62,7 +62,6 @@ class AgentServer:
         store.on_desired = self.desired_changed
 
     def attach(self, context: SimulationContext) -> None:
-        """Accepts connections of this simulation."""
         self._context = context
         self.newest_report_at = context.queue.now
         if self._store.listening_since is None:

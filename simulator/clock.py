@@ -33,7 +33,6 @@ class EventQueue:
         return self.epoch + timedelta(seconds=at_s)
 
     def second(self, moment: datetime) -> float:
-        """The inverse of `moment`."""
         return (moment - self.epoch).total_seconds()
 
     def at(self, at_s: float, action: Action) -> None:
@@ -41,7 +40,6 @@ class EventQueue:
         heappush(self._events, (max(at_s, self.now_s), next(self._serial), action))
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Schedules `action` in so many seconds."""
         self.at(self.now_s + delay_s, action)
 
     def run_until(self, end_s: float, has_time: Callable[[], bool] = lambda: True) -> bool:

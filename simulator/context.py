@@ -178,7 +178,6 @@ class SimulationContext:
         return self.behaviours.get(version, TYPICAL)
 
     def next_serial(self) -> int:
-        """Returns a unique number: process ids, connections."""
         self.serial += 1
         return self.serial
 

@@ -13,7 +13,6 @@ from simulator.world import World
 
 
 def any_machine(world: World, *, in_cell: bool | None = None) -> Machine | None:
-    """Returns a random machine with power; `in_cell` chooses among members or among spares only."""
     machines = [
         machine
         for node, machine in sorted(world.provider.machines.items())
@@ -63,7 +62,6 @@ def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float
 
 
 def engine_crashes(world: World) -> None:
-    """A random engine in a cell exits."""
     machine = any_machine(world, in_cell=True)
     if machine is not None and machine.engine is not None:
         world.context.note("fault", machine.node, "its engine crashes")
@@ -156,8 +154,6 @@ def roll_out(world: World, deployment: str, to_version: str, policy: UpdatePolic
 
 
 def resume_paused(world: World, every_s: float) -> None:
-    """Resumes a paused rollout at regular intervals."""
-
     def resume() -> None:
         for name, rollout in list(world.store.rollouts.items()):
             if rollout.state is RolloutState.PAUSED:

@@ -217,7 +217,6 @@ def not_all_ready(world: World) -> Iterator[str]:
 
 
 def not_serving(world: World) -> Iterator[str]:
-    """Yields cells in state ready that would not answer."""
     for cell in world.store.cells.values():
         if cell.state is CellState.READY and not world.engines.is_serving(cell.id, cell.generation):
             yield f"{cell.id} is ready and does not answer"
@@ -246,6 +245,5 @@ def mixed_versions(world: World) -> Iterator[str]:
 
 
 def touched_cells(world: World) -> set[str]:
-    """Returns the cells that were taken down or failed at any time."""
     kinds = {"cell.draining", "cell.failed", "cell.lost"}
     return {entry.subject for entry in world.timeline.entries if entry.kind in kinds}

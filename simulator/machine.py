@@ -100,7 +100,6 @@ class Machine(AgentLink):
             self.converge()
 
     def converge(self) -> None:
-        """Plans, acts, and reports if the observed state changed."""
         if not self.acts:
             return
         now_s = self._context.queue.now_s
@@ -113,7 +112,6 @@ class Machine(AgentLink):
             self.report(observed)
 
     def compose_report(self, observed: Observed | None) -> AgentReport:
-        """Returns the observed state and the health of the engine."""
         snapshot = self._snapshot()
         seen = observed or observe(self.desired, snapshot, self._context.queue.now_s)
         return AgentReport(self.connection_id, seen, _reported_health(seen, snapshot.health), self.in_flight())

@@ -36,7 +36,6 @@ def figure_html(world: World, title: str) -> str:
 
 
 def write_figure(world: World, title: str, path: Path) -> None:
-    """Writes the page, and creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(figure_html(world, title), encoding="utf-8")
 

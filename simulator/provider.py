@@ -68,5 +68,4 @@ class SimulatedProvider:
         return ProviderStatus.RUNNING if machine.agent_lives else ProviderStatus.AGENT_DEAD
 
     def in_region(self, region: str, regions: Mapping[str, str]) -> list[Machine]:
-        """Returns the machines of one region, in a stable order."""
         return [machine for node, machine in sorted(self.machines.items()) if regions.get(node) == region]

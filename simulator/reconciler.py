@@ -66,11 +66,9 @@ class Reconciler:
         store.before_write = self._maybe_killed
 
     def start(self) -> None:
-        """Starts the regular passes."""
         self._schedule(self.pace.every_s)
 
     def wake(self) -> None:
-        """Something changed: runs a pass soon."""
         self._schedule(self.pace.wake_up_s)
 
     def killed(self, whose: str) -> None:

@@ -55,7 +55,6 @@ class Outcome:
 
 
 def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
-    """Returns the initial world with all events scheduled. With a `kill` there are no other kills."""
     world = World(
         build_fleet(scenario.fleet),
         seed=seed,

@@ -109,7 +109,6 @@ class World:
     # --- initial state -----------------------------------------------------------------------------------------------
 
     def _settle(self, fleet: FleetView) -> None:
-        """Puts machines, processes and connections into the state of the rows."""
         for node in fleet.nodes.values():
             if node.state is NodeState.RETIRED:
                 continue
@@ -168,7 +167,6 @@ class World:
         return self.queue.run_until(end_s, has_time)
 
     def region_of(self, node: str) -> str:
-        """Returns the region of a node; empty if there is none of this name."""
         view = self.store.nodes.get(node)
         return view.region if view is not None else ""
 
@@ -244,7 +242,6 @@ class World:
                 self._complain(invariant, invariant.on_world(self))
 
     def check(self) -> None:
-        """Checks all invariants of the whole world now."""
         for invariant in self.invariants:
             if invariant.on_world is not None:
                 self._complain(invariant, invariant.on_world(self))

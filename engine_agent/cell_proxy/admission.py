@@ -83,7 +83,7 @@ class BadHeader(ValueError):
 
 def read_metadata(headers: Headers, now: float) -> RequestMetadata:
     """The metadata of one request, at `now` in seconds since 1970. Of a repeated header, the last counts. The wait at
-    the ingress is subtracted from its time, by the clocks of both machines. Raises BadHeader if a class that does not
+    the ingress is subtracted from its time, by the clocks of both machines. Raises BadHeader for a class that does not
     exist, or a deadline that is no number."""
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
     waited_s, routed_by, server, key, adapter = 0.0, None, "", "", ""

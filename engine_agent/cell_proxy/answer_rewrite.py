@@ -29,8 +29,6 @@ _END_TYPES: Final = frozenset({"response.completed", *_RESPONSE_ENDS.values()})
 
 
 class AnswerRewrite(Protocol):
-    """The rewrite of one answer."""
-
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         """Takes the next bytes of the answer. Returns those that the client gets now."""
 
@@ -124,8 +122,6 @@ class UsageHidden(ChoiceEvents):
 
 
 class MessageEvents(ChoiceEvents):
-    """The events of a message of Anthropic's API."""
-
     marks = (b'"message_start"', b"event: error", b'data: {"error"')
 
     def failure(self, refusal: Refusal, *, at_boundary: bool) -> bytes:

@@ -122,7 +122,6 @@ class CacheReader:
                 await asyncio.sleep(pause_s)
 
     async def read(self) -> float:
-        """Requests the changes once. Returns the pause before the next request, in seconds."""
         life, number = self._index.known_upto
         target = b"%b?life=%b&after=%d" % (EVENTS_PATH.encode(), life.encode("latin-1"), number)
         try:

@@ -109,7 +109,6 @@ class ClientConnection(asyncio.Protocol):
     # --- what the listener uses ---
 
     def close_when_idle(self) -> None:
-        """Closes after the current request."""
         self._last_request = True
         if self._current is None:
             self._close(input_left=False)
@@ -202,7 +201,6 @@ class ClientConnection(asyncio.Protocol):
         self._enter_stage()
 
     def _step(self) -> bool:
-        """Takes the next step; False if there is none for now."""
         if self._transport is None or self._stage is ReadStage.CLOSING:
             return False
         if self._responder is not None and self._current is not None:
@@ -241,7 +239,6 @@ class ClientConnection(asyncio.Protocol):
             responder.feed(current.take(), complete=current.complete)
 
     def _govern_reading(self) -> None:
-        """Pauses reading while requests are queued."""
         if self._transport is None or self._transport.is_closing():
             return
         wanted = not self._reader.queue

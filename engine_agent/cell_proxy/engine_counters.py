@@ -91,7 +91,6 @@ class TokenTotals:
 
 
 def read_counters(page: bytes) -> TokenTotals | None:
-    """The engine's token counters, summed over its engines; None if it has none."""
     found = {b"prompt": 0.0, b"generation": 0.0}
     matches = _TOKEN_COUNTER.findall(page)
     for name, value in matches:
@@ -212,7 +211,6 @@ def read_totals(page: bytes) -> EngineTotals | None:
 
 
 def read_speculation(page: bytes) -> tuple[int, int, int] | None:
-    """The engine's counters of drafts, draft tokens and accepted tokens; None without speculation."""
     found: dict[bytes, int] = {}
     for name, value in _SPECULATION_COUNTER.findall(page):
         found[name] = found.get(name, 0) + int(float(value))

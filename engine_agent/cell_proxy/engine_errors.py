@@ -270,7 +270,6 @@ def _switched_off(_path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _sentences(text: str) -> list[str]:
-    """Splits after full stops, but not in names such as `a.b`."""
     first, *others = text.split(". ")
     return [first + "." * bool(others), *(each + "." * (number < len(others)) for number, each in enumerate(others, 1))]
 

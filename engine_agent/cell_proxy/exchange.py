@@ -92,7 +92,6 @@ class Exchange:
         self._govern_engine()
 
     def crashed(self, error: Exception) -> None:
-        """Ends the request, and only the request, with an error."""
         is_answered = False
         with reported("Exchange.crashed"):
             is_answered = self._fail(refusals.proxy_failed(), RequestOutcome.PROXY_ERROR)
@@ -129,7 +128,6 @@ class Exchange:
     # --- to the engine ---
 
     def _start(self) -> None:
-        """Admits or refuses the request before its body is complete."""
         self._started = True
         self._record.trace()
         try:
@@ -398,7 +396,6 @@ class Exchange:
         return True
 
     def _end(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
-        """Releases the engine, and closes the record."""
         if self._ended:
             return
         self._ended = True

@@ -125,8 +125,6 @@ class _Known:
 
 @dataclass
 class HandoverCounts:
-    """Results of requests since the proxy started."""
-
     handed_over: int = 0
     in_flight: int = 0
     alone: Counter[str] = field(default_factory=Counter)
@@ -176,7 +174,6 @@ class Handovers:
             each.link.close()
 
     def begin(self, head: RequestHead, body: bytes, metadata: RequestMetadata) -> "Handover | None":
-        """A handover of this request; None if this cell does all of it."""
         if self.role is not CellRole.DECODE:
             return None
         chosen = self._choose(head, body, metadata)
@@ -315,7 +312,6 @@ class Handover:
         ]
 
     def answered(self) -> None:
-        """The first byte of the answer arrived."""
         if self._read_at is not None:
             now = monotonic()
             self._handovers.counts.transfer.record(now, now - self._read_at)

@@ -85,7 +85,6 @@ class EngineHealth:
         self.token_seen(now)
 
     def golden_wrong(self, now: float, reason: str) -> None:
-        """A golden prompt got a wrong answer."""
         self._wrong_in_a_row += 1
         self._unproven_because = reason
         self._settle(now)
@@ -94,7 +93,6 @@ class EngineHealth:
         self._token_probed_at = now
 
     def token_failed(self, now: float, reason: str) -> None:
-        """A probe got no token."""
         self._unproven_because = reason
         self._settle(now)
 
@@ -120,7 +118,6 @@ class EngineHealth:
         return 0.0 if self._bad_since is None else now - self._bad_since
 
     def report(self, now: float) -> Health:
-        """The health as the protocol reports it."""
         age_s = None if self._checked_at is None else round(now - self._checked_at, 3)
         return Health(
             ok=self.ok, reason=self.reason, probe_ms=self._probe_ms, checked_s_ago=age_s, wrong=self._is_wrong()

@@ -51,7 +51,6 @@ class LineLog:
         self.event(event="crash", place=context.get("message", "")[:200], trace=trace, unlogged_before=unlogged)
 
     def request(self, **fields: Any) -> None:
-        """Logs one finished request, unless the access log is off."""
         if self.requests:
             self._add(fields)
 

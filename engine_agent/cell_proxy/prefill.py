@@ -87,7 +87,6 @@ def prompt_to_hand_over(path: bytes, body: bytes) -> bytes | None:
 
 
 def is_token_ids(prompt: bytes) -> bool:
-    """Whether a prompt is one list of token ids, not a list of prompts."""
     return _TOKEN_IDS.match(prompt) is not None
 
 
@@ -109,7 +108,6 @@ class PromptMemory:
         self._pieces: OrderedDict[int, None] = OrderedDict()
 
     def known_bytes(self, tenant: str, prompt: bytes) -> int:
-        """Length of the beginning that was read here."""
         known = 0
         for piece in _chain(tenant, prompt):
             if piece not in self._pieces:
@@ -245,7 +243,6 @@ class EnginePrefill(Struct, frozen=True):
 
 
 def read_engine_answer(body: bytes) -> EnginePrefill:
-    """Raises BadParams if it is no answer."""
     try:
         given = msgspec.json.decode(body, type=_EngineAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

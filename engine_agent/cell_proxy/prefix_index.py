@@ -49,7 +49,6 @@ class RequestPrefixes:
 
 
 def read_prefixes(value: bytes) -> RequestPrefixes | None:
-    """Parses the header; None if it is invalid."""
     found = _PREFIXES.fullmatch(value)
     if found is None or len(found[3]) % PREFIX_DIGITS:
         return None

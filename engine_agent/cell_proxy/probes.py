@@ -103,7 +103,6 @@ class Prober:
             self._long_poll = None
 
     async def check_health(self) -> bool:
-        """Requests /health once. Returns whether the engine is healthy then."""
         return await self._check_health("")
 
     async def _check_health(self, known: str) -> bool:
@@ -149,7 +148,6 @@ class Prober:
         self._log_change()
 
     async def _probe_golden_prompts(self) -> None:
-        """Sends them in turn, up to the first wrong answer."""
         health, settings = self._cell.health, self._cell.settings
         for golden in settings.golden:
             request = _completion_request(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS)
@@ -221,7 +219,6 @@ def _completion_text(response: CallResponse) -> str:
 
 
 def _reason_of(response: CallResponse) -> str:
-    """The engine's reason, if it states one."""
     try:
         reason = msgspec.json.decode(response.body, type=_Reason).reason
     except msgspec.DecodeError:

@@ -170,7 +170,6 @@ class RequestRecord:
         return Usage(self._prompt_from_head(), self._tokens.tokens, estimated=True)
 
     def _prompt_from_head(self) -> int | None:
-        """The length of the prompt, if the engine sent it in the head."""
         for name, value in self._response.headers if self._response is not None else ():
             if name == PROMPT_TOKENS_HEADER and len(value) <= _MAX_DIGITS and value.isdigit():
                 return int(value)
@@ -185,7 +184,6 @@ class RequestRecord:
         self._write(ending, counted)
 
     def _write(self, ending: "Ending", usage: Usage) -> None:
-        """Writes the access log and the span."""
         if self._span is not None:
             self._export(self._span, ending, usage)
         self._cell.log.request(

@@ -116,7 +116,6 @@ def _schemas(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _roots(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas, at which references start."""
     for path in _ROOTS:
         yield path[0], _member_at(request, path)
     outputs = request.get("structured_outputs")
@@ -182,7 +181,6 @@ def _checked_parts(member: str, value: Any, limit: int) -> int:
 
 
 def _number(value: Any) -> int:
-    """Parsed as pydantic parses integers."""
     if isinstance(value, str):
         try:
             value = float(value)

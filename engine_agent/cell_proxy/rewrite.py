@@ -184,7 +184,6 @@ class Upload:
             self._pieces.append(data)
 
     def add_members(self, members: bytes) -> None:
-        """Adds members as JSON text; empty adds none."""
         self.members = b",".join(filter(None, (self.members, members)))
 
     def whole(self) -> bytes:
@@ -204,7 +203,6 @@ class Upload:
         return request_head(self._head, host=host, framing=framing, own=self.headers) + body
 
     def forget(self) -> None:
-        """Frees the body; it cannot be sent again."""
         self._pieces = None
 
 

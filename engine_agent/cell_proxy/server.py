@@ -103,7 +103,6 @@ class ProxyServer:
         self._servers.append(server)
 
     def _over_tls(self, factory: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """Adds TLS and the check of the client, if the fleet uses TLS."""
         if self._peers is None:
             return factory
         try:
@@ -116,7 +115,6 @@ class ProxyServer:
         return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients, admit)
 
     async def _sweep(self) -> None:
-        """Enforces every time limit."""
         own = LateWakeUp(grace_s=_LATE_GRACE_S)
         while True:
             await asyncio.sleep(self.settings.limits.sweep_interval_s)

@@ -129,7 +129,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     # --- TLS ---
 
     def _finish_handshake(self) -> bool:
-        """Continues the handshake; returns whether it is complete."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -147,7 +146,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         return True
 
     def _read(self) -> None:
-        """Passes on the received records, unless reading is paused."""
         while self._incoming.pending and self._protocol is not None and not (self._paused or self._ended):
             try:
                 data = self._tls.read(LONGEST_RECORD_BYTES)

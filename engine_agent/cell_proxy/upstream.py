@@ -83,7 +83,6 @@ class EngineConnection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Cuts the connection; the engine then stops generating for it."""
         self.receiver = None
         if self._transport is not None:
             self._transport.abort()

@@ -73,7 +73,6 @@ class UsageRows:
         return tuple(counts.row() for counts in self._rows.values())
 
     def by_tenant(self) -> dict[str, UsageRow]:
-        """The sums per named tenant, for metrics."""
         sums: dict[str, UsageRow] = {}
         for counts in self._rows.values():
             if counts.tenant:

@@ -119,7 +119,6 @@ class LocalResponse:
 
 
 def length_of(named: Mapping[bytes, bytes]) -> int | None:
-    """Content-Length. The parser has checked that it is a single number."""
     value = named.get(b"content-length")
     return None if value is None else int(value)
 
@@ -173,7 +172,6 @@ def chunk(data: bytes) -> bytes:
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    """The headers of a request that the engine gets."""
     dropped = _REQUEST_OWN | _named_by_connection(headers)
     return [pair for pair in headers if pair[0] not in dropped]
 

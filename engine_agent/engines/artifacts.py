@@ -69,7 +69,6 @@ def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -209,7 +208,6 @@ def make_room(entry: Entry, total: int, limit: int | None) -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """Returns the bytes of all files below a folder; files that disappear meanwhile count 0."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -283,7 +281,6 @@ def _inspect(entry: Entry, locks: contextlib.ExitStack) -> _OtherEntry:
 
 
 def total_of(entry: Entry) -> int:
-    """Returns the size of a download in bytes; 0 while it is unknown."""
     try:
         text = (entry.partial / "total").read_text()
     except OSError:

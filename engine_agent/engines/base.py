@@ -109,12 +109,10 @@ def member_health_url(assignment: Assignment, context: EngineContext) -> str:
 
 
 def member_health_port(assignment: Assignment, context: EngineContext) -> int:
-    """Returns the loopback port that serves a member's health."""
     return context.port_base + (ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN)
 
 
 def follower_count(assignment: Assignment) -> int:
-    """Returns the number of ranks besides the leader."""
     ranks = {peer.rank for peer in assignment.peers} | {assignment.rank}
     return len(ranks - {0})
 

@@ -262,7 +262,6 @@ def binding_of(certificate: bytes | None) -> bytes:
 
 
 def without_tls(error: ssl.SSLError) -> str:
-    """Returns why the TLS connection failed."""
     why = (error.reason or error.strerror or str(error)).lower().replace("_", " ")
     return f"the server does not speak TLS 1.3 ({why})"
 

@@ -38,7 +38,6 @@ Become = Callable[[str, list[str]], object]
 
 
 def main(argv: Sequence[str], become: Become = os.execv) -> int:
-    """Fetches, then becomes the engine; returns only on failure."""
     own, engine = _split(argv)
     parser = argparse.ArgumentParser(prog="engine_agent.engines.launch_artifacts", allow_abbrev=False)
     parser.add_argument("--cache", required=True, type=Path, help="the machine's folder for what comes from S3")
@@ -88,7 +87,6 @@ class Progress:
         self._health.say(words())
 
     def close(self) -> None:
-        """Stops listening, so that the engine can use the port."""
         self._ended.set()
         self._thread.join()
         self._health.close()

@@ -27,7 +27,6 @@ class MemberHealth:
         Thread(target=self._server.serve_forever, name="member-health", daemon=True).start()
 
     def say(self, reason: str) -> None:
-        """Sets why this member is not ready; empty if it is."""
         with self._changed:
             self._reason = reason
             self._changed.notify_all()

@@ -56,7 +56,6 @@ class Arrived:
             self._bytes += count
 
     def words(self) -> str:
-        """`fetching 3.1 of 12 GB`."""
         return fetching_words(self._bytes, self.total)
 
 
@@ -163,7 +162,6 @@ def _manifest(client: Any, place: _Place, artifact: Artifact) -> tuple[bytes, Ma
 
 
 def _objects(client: Any, place: _Place, manifest: Manifest) -> dict[str, _Object]:
-    """Returns the manifest's files as the bucket has them now."""
     start, objects, listed = place.key(""), dict[str, _Object](), 0
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=start):
         for item in page.get("Contents", ()):
@@ -180,8 +178,6 @@ def _objects(client: Any, place: _Place, manifest: Manifest) -> dict[str, _Objec
 
 
 class _Download:
-    """Downloads the files of a manifest in parallel; the first failure stops all."""
-
     def __init__(
         self,
         client: Any,
@@ -197,7 +193,6 @@ class _Download:
         self._given_up = threading.Event()
 
     def run(self) -> None:
-        """Downloads all files, the largest first."""
         order = sorted(enumerate(sorted(self._objects)), key=lambda item: -self._objects[item[1]].size)
         with ThreadPoolExecutor(STREAMS) as pool:
             coming: list[Future[None]] = [pool.submit(self._file, number, path) for number, path in order]

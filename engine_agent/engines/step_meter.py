@@ -15,7 +15,6 @@ class StepMeter:
         self._known = StepTimes()
 
     def note(self, sequences: int, compute_ms: float) -> None:
-        """Adds a step of so many sequences."""
         self._add(batch_bucket(sequences), 1, compute_ms)
 
     def follow(self, cell: StepTimes, slow_factor: float) -> None:

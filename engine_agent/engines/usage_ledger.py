@@ -201,7 +201,6 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def note(sequence: Sequence) -> None:
-    """Adds a sequence to the request that the engine is answering."""
     if (exchange := _current.get()) is not None:
         exchange.sequences.append(sequence)
 
@@ -254,7 +253,6 @@ class UsageLedger:
         self._apart = CountedApart(0, 0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a query about usage, or counts what is computed for a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"] == USAGE_PATH:

@@ -66,8 +66,6 @@ class UvFailed(Exception):
 
 
 class UvProgram:
-    """The uv that is installed in this Python."""
-
     def __init__(self, say: Callable[[str], None]) -> None:
         """Finds uv and reads pip's configuration; `say` is called with ignored settings and with downloads. Raises
         UvFailed if this Python has no uv."""

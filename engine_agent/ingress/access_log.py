@@ -120,7 +120,6 @@ class LogPipe:
 
 
 async def _readable(pipe: int) -> None:
-    """Waits until the pipe has data."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pipe, readable.set)
     try:

@@ -112,7 +112,6 @@ class IngressAgent:
         self._newest_revision = 0
 
     def receive(self, message: Order) -> None:
-        """Stores a message of the control plane for the next pass."""
         if isinstance(message, ApplicationTls):
             self._applications.receive(message)
             self._wake.set()
@@ -307,7 +306,6 @@ class IngressAgent:
 
 
 def _cells_by_cache(desired: DesiredHaproxy) -> dict[str, CellAddress]:
-    """The cells of pools that go by caches, by the names of their servers."""
     backends = {pool.local for pool in desired.pools if pool.is_by_cache}
     return {
         server.name: CellAddress(server.address, server.port, server.tls_name)

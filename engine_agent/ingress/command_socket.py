@@ -41,8 +41,6 @@ class CommandSocket:
             raise Unreachable(f"HAProxy's {self._name}: {error}") from error
 
     async def send_all(self, *commands: str) -> list[str]:
-        """Sends several commands together, which costs a tenth of single ones. Returns the output of each. Raises
-        Unreachable as `send`, or HAProxy did not respond to each of them."""
         whole = await self.send("".join(f"{SEPARATOR_COMMAND};{command};" for command in commands) + SEPARATOR_COMMAND)
         version, _, _ = whole.partition("\n")
         first, *outputs, rest = re.split(rf"^{re.escape(version)}\n+", whole, flags=re.MULTILINE)

@@ -251,7 +251,6 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
 
 
 def _names(pool: Pool) -> tuple[str, ...]:
-    """The model names of a pool."""
     return (*pool.models, *(adapter.name for adapter in pool.adapters))
 
 
@@ -356,7 +355,6 @@ def _other_region(backend: str, target: SpillTarget, weight: int, fleet: str, *,
 
 
 def region_of(server: str) -> str:
-    """The region of another ingress's server."""
     return server.removesuffix(STANDBY_SUFFIX).partition(REGION_END)[0]
 
 

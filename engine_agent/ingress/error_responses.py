@@ -57,7 +57,6 @@ class ErrorResponse:
 
     @property
     def body(self) -> str:
-        """The JSON body in OpenAI's form."""
         error = error_object(
             ErrorForm.OPENAI, self.status, self.message, code=self.code, param=self.param, kind=self.kind
         )
@@ -65,7 +64,6 @@ class ErrorResponse:
 
     @property
     def arguments(self) -> str:
-        """Type, body and headers, as `http-request return` and `http-error` take them."""
         own, either = (f'"type":"{kind}"' for kind in (openai_type(self.status), _type_of_either_form(self.status)))
         body = f"{{{_OPEN}{self.body.removeprefix('{').replace(own, either, 1)}"
         more = self.headers
@@ -135,7 +133,6 @@ def error_responses(
     file_bytes: int,
     tls_port: int,
 ) -> SimpleNamespace:
-    """All error responses, by the names that `haproxy.cfg.j2` uses."""
     body_parser_away = ErrorResponse(
         503,
         "long_bodies_unread",

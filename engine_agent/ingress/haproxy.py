@@ -187,7 +187,6 @@ class HaproxyProcess:
         return False
 
     async def _old_workers(self) -> list[tuple[str, str]]:
-        """Pid and `show info` of each."""
         listing = await self._master.send("show proc")
         _, _, old = listing.partition("# old workers")
         pids = [line.split()[0] for line in old.splitlines() if line[:1].isdigit()]
@@ -203,7 +202,6 @@ class HaproxyProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """Kills it with all its workers."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)

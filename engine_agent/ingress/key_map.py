@@ -51,7 +51,7 @@ class KeyField(IntEnum):
 
 
 def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
-    """The entries of `KEYS_MAP`. `backend_of`: pool -> backend. Raises BadTable if a key that cannot be meant."""
+    """The entries of `KEYS_MAP`. `backend_of`: pool -> backend. Raises BadTable for a key that cannot be meant."""
     _check_distinct("prefix", (key.prefix for key in table.keys))
     _check_distinct("digest", (digest for key in table.keys for digest in (key.digest, key.sender_digest) if digest))
     entries = {REQUIRED_ENTRY: "1" if table.keys_required else "0"}

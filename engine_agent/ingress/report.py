@@ -34,7 +34,6 @@ KeyTotals = Mapping[str, tuple[int, int, int]]
 
 
 def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
-    """Parses the output of `KEY_COUNTS_COMMAND`."""
     matches = (_ENTRY.search(line) for line in text.splitlines())
     return {entry[1]: (int(entry[2]), int(entry[3]), int(entry[4])) for entry in matches if entry}
 
@@ -56,7 +55,6 @@ class KeyCounting:
         self._worker, self._counts, self._counted_at_s = worker, counts, now_s
 
     def report(self, now_s: float) -> KeyCounts | None:
-        """The keys of a report; None if none was used."""
         if not self._counts:
             return None
         if now_s >= self._turn_began_s + TURN_S:

@@ -65,7 +65,7 @@ def split_models(splits: Iterable[Split]) -> dict[str, str]:
 
 
 def split_ranges(splits: Iterable[Split], backends: Mapping[str, str]) -> dict[str, str]:
-    """Entries of `SPLITS_MAP`. `backends`: pool -> backend. Raises BadTable if a pool that is not there, or weights
+    """Entries of `SPLITS_MAP`. `backends`: pool -> backend. Raises BadTable for a pool that is not there, or weights
     that share nothing out."""
     entries = {}
     for first, split in _placed(splits):
@@ -120,7 +120,7 @@ def spilled_share(pool: Pool, own_region: str) -> str:
 
 
 def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
-    """The entry of a pool in `CELLS_MAP`. `servers`: its cells with the names of their servers. Raises BadTable if a
+    """The entry of a pool in `CELLS_MAP`. `servers`: its cells with the names of their servers. Raises BadTable for a
     load bound that no cells could keep."""
     if pool.affinity is None:
         raise TypeError("a pool without affinity has no sticky cells")
@@ -132,7 +132,7 @@ def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
 
 
 def adapter_entries(pools: tuple[Pool, ...]) -> dict[str, str]:
-    """Raises BadTable if a name that is none."""
+    """Raises BadTable for an invalid name."""
     entries = {}
     for pool in pools:
         there = {cell_server_name(cell.cell, cell.generation) for cell in pool.cells}
@@ -157,7 +157,6 @@ def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
 
 
 def hold_entries(pools: Iterable[Pool]) -> dict[str, dict[str, str]]:
-    """The maps of pools that hold requests."""
     held = {pool.name: pool.hold for pool in pools if pool.hold}
     if not held:
         return {}

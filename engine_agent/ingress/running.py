@@ -215,7 +215,6 @@ def _read_backend(row: dict[str, str], door: Mapping[str, str] | None) -> Runnin
 
 
 def _read_map(text: str) -> dict[str, str]:
-    """Parses lines of `<pointer> <key> <value>`. A value can contain spaces."""
     entries = (line.split(" ", 2) for line in text.splitlines() if line)
     return {entry[1]: entry[2] for entry in entries}
 

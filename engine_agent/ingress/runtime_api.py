@@ -45,7 +45,6 @@ def _show_map_command(name: str) -> str:
 
 
 def _map_text(name: str, output: str) -> str:
-    """In the format of `show map`."""
     if name != KEYS_MAP:
         return output
     match = MAP_VALUE.search(output)

@@ -93,7 +93,6 @@ class HaproxySupervisor:
         self._restarts = RestartBackoff()
 
     def adopt(self) -> None:
-        """Adopts a HAProxy that an earlier agent started."""
         if self.process.adopt():
             log.info("adopted %s %s", self._name, self.process.pid)
             self._watchdog.answered()

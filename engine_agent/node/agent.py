@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 
 def order_trace(node: str, environment: Mapping[str, str] = os.environ) -> "OrderTrace":
-    """Returns the tracing that OpenTelemetry's variables configure."""
     try:
         settings = trace_settings(environment, SERVICE)
     except TracingOff as error:
@@ -62,7 +61,6 @@ class OrderTrace:
 
     @contextmanager
     def taking(self, message: Desired) -> Iterator[None]:
-        """Traces an order while the block applies it."""
         began_ns, cause = time_ns(), message.cause
         yield
         if cause is None:

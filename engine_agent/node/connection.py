@@ -169,7 +169,6 @@ class AgentConnection:
         self._waiting.set()
 
     def send_logs(self, logs: LogTail) -> None:
-        """Sends lines of logs once; newer ones replace them until there is a connection."""
         self._logs = logs
         self._waiting.set()
 
@@ -182,7 +181,6 @@ class AgentConnection:
         return agent_exposition(self._agent_id, self.status.connected, self._report)
 
     async def run(self) -> None:
-        """Stays connected until cancelled."""
         while True:
             opened_at = asyncio.get_running_loop().time()
             refused_for_good, self._retry_after_s = False, 0.0

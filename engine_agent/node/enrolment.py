@@ -207,8 +207,6 @@ class Enrolment:
         return credential
 
     def store_credential(self, credential: str) -> None:
-        """Stores it for future connections. Raises ValueError if it is not a credential. Raises OSError if the home
-        could not store it; the previous one is unchanged."""
         if not credential.isascii() or not credential.isprintable() or not 0 < len(credential) <= MAX_CREDENTIAL_CHARS:
             raise ValueError(f"a credential has 1 to {MAX_CREDENTIAL_CHARS} printable characters")
         write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
@@ -348,7 +346,6 @@ class CertificateRenewal:
             asked_at_s, draw = clock(), self._draw()
 
     async def take(self, message: Certificate | Trust) -> None:
-        """Stores a certificate or authorities from the control plane."""
         before = self._identity.stamp()
         try:
             await asyncio.to_thread(self._store, message)

@@ -53,7 +53,6 @@ class HttpClient:
             raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        """Closes the kept connections."""
         for connection in self._idle.values():
             connection.writer.close()
         self._idle.clear()

@@ -63,7 +63,6 @@ def key_make() -> ec.EllipticCurvePrivateKey:
 
 
 def key_read(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
-    """Parses a private key file; returns None if it is invalid."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -87,7 +86,6 @@ def validity_of(chain: str, key: ec.EllipticCurvePrivateKey) -> Validity:
 
 
 def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A private key as PEM, not encrypted."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -150,12 +150,10 @@ class NoticeWatch:
         self._trouble = ""
 
     async def run_once(self) -> None:
-        """Polls, reports changes, and waits until the next poll."""
         await self.poll()
         await asyncio.sleep(POLL_EVERY_S + random.random() * JITTER_S)
 
     async def poll(self) -> None:
-        """Polls once and reports changes."""
         try:
             found = await asyncio.to_thread(self._metadata.notices, asyncio.get_running_loop().time())
             trouble = ""

@@ -29,8 +29,6 @@ class HomeInUse(Exception):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """The agent that holds or last held the lock."""
-
     node: str
     pid: int
     boot: str
@@ -143,7 +141,6 @@ def _stop_process(pid: int, grace_s: float, *, is_group: bool) -> None:
 
 
 def _sweep(node_id: str) -> int:
-    """Kills the remaining processes of this node; returns 0 when there are none."""
     for _ in range(SWEEPS):
         left = procfs.started_by_agents_of(node_id)
         if not left:

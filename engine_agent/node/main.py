@@ -29,7 +29,6 @@ FETCHED = "fetched"
 
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
-    """Runs the agent that `argv` describes until SIGTERM or SIGINT; returns the exit status."""
     os.umask(0o077)
     options = _arguments(argv)
     home: Path = options.home.resolve()

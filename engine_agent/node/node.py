@@ -103,7 +103,6 @@ class LocalNode:
 
     @property
     def is_serving(self) -> bool:
-        """Whether an engine runs here, ready or not."""
         return self._processes.running(ProcessKind.ENGINE) is not None
 
     # --- across agent processes ---------------------------------------------------------------------------------
@@ -197,7 +196,6 @@ class LocalNode:
             self._note_ready(before, after)
 
     async def measure(self) -> StepTimes | None:
-        """The step times of the engine, if it measures them."""
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
         if desired is None or engine is None or engine.membership != membership_of(desired):
             return None

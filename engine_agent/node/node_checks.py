@@ -133,7 +133,6 @@ class NodeChecks:
         self._on_change()
 
     def _stored_report(self) -> CheckReport | None:
-        """The stored results of an earlier agent of this node."""
         with suppress(OSError, msgspec.DecodeError):
             return msgspec.json.decode((self._home / REPORT_FILE).read_bytes(), type=CheckReport)
         return None
@@ -159,7 +158,6 @@ class NodeChecks:
 
 
 async def _kill_session(process: asyncio.subprocess.Process) -> None:
-    """Kills the process and all processes in its session."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)

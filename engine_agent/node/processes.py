@@ -212,7 +212,6 @@ class Processes:
             signal.pidfd_send_signal(slot.pidfd, signal.SIGKILL)
 
     async def _clear_session(self, kind: ProcessKind, slot: _Supervised) -> None:
-        """Kills the process's remaining session, and frees its slot when it is gone."""
         for _ in range(KILL_TRIES):
             left = procfs.in_session(slot.record.pid, self._node_id)
             if not left:

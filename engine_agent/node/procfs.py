@@ -47,7 +47,6 @@ def stat(pid: int) -> ProcessStat | None:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The initial environment of the process; empty if it cannot be read."""
     try:
         content = _read(pid, "environ")
     except OSError:
@@ -57,7 +56,6 @@ def environment(pid: int) -> dict[str, str]:
 
 
 def command(pid: int) -> list[str]:
-    """The command line of the process; empty if it has ended."""
     try:
         return _read(pid, "cmdline").decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -69,7 +67,6 @@ def belongs_to_node(pid: int, node_id: str) -> bool:
 
 
 def in_session(session: int, node_id: str) -> list[ProcessStat]:
-    """Live processes of this node in a session."""
     return [process for process in _all() if process.session == session and belongs_to_node(process.pid, node_id)]
 
 

@@ -181,7 +181,6 @@ def error_object(
     param: str | None = None,
     kind: str | None = None,
 ) -> dict[str, object]:
-    """Returns the JSON object of an error. `kind`: OpenAI's type, if it is not the usual type of the status."""
     type_ = anthropic_type(status) if form is ErrorForm.ANTHROPIC else kind or openai_type(status)
     error = {"message": message, "type": type_, "param": param, "code": code}
     return {"type": "error", "error": error} if form is ErrorForm.ANTHROPIC else {"error": error}

@@ -116,13 +116,11 @@ def mismatch(leader: Rank, other: Rank) -> str:
 
 
 def first_mismatch(ranks: Iterable[Rank]) -> str:
-    """`mismatch` of the lowest rank that differs from the first one; empty if all are equal."""
     by_rank = sorted(ranks, key=lambda rank: rank.rank)
     return next((reason for other in by_rank[1:] if (reason := mismatch(by_rank[0], other))), "")
 
 
 def fingerprint_to_variable(fingerprint: Fingerprint) -> str:
-    """The value of `FINGERPRINT_VARIABLE`."""
     return json.dumps(dict(fingerprint), sort_keys=True)
 
 

@@ -20,7 +20,6 @@ ConnectionHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Corou
 
 
 def state_name(*parts: object) -> str:
-    """A short name of the state with these parts."""
     return f"{zlib.crc32(repr(parts).encode()):08x}"
 
 
@@ -30,7 +29,6 @@ def long_poll_query(known: str) -> str:
 
 
 def poll_timeout_s(known: str, immediate_s: float) -> float:
-    """Timeout of a poll; `immediate_s` if it is no long poll."""
     return LONG_POLL_S + LONG_POLL_LATE_S if known else immediate_s
 
 

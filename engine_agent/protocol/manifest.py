@@ -42,7 +42,6 @@ class Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """The content of `manifest.json`."""
     listed = {"digest": manifest.digest, "source": dict(manifest.source), "files": dict(manifest.files)}
     return json.dumps(listed, indent=2) + "\n"
 

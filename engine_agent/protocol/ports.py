@@ -51,7 +51,6 @@ def first_ports(kind: AgentKind) -> range:
 
 
 def metrics_port(ingress_port: int) -> int:
-    """Default port on loopback for the metrics of an ingress."""
     return _above(ingress_port, METRICS_ABOVE)
 
 

@@ -39,8 +39,6 @@ class EngineState(StrEnum):
 
 
 class MachineNoticeKind(StrEnum):
-    """What a cloud announces in a machine's metadata."""
-
     INTERRUPTION = "interruption"
     REBALANCE = "rebalance"
     RETIREMENT = "retirement"

@@ -121,7 +121,6 @@ def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed
 
 
 def export_request(service: str, resource: Mapping[str, Any], spans: list[Any]) -> Any:
-    """The body of one export. `resource` describes the sender."""
     about = [_attribute("service.name", service), *(_attribute(key, value) for key, value in resource.items())]
     scope = {"scope": {"name": "switchyard"}, "spans": spans}
     return {"resourceSpans": [{"resource": {"attributes": about}, "scopeSpans": [scope]}]}

@@ -44,7 +44,6 @@ class Watchdog:
     _silent_since_s: float = 0.0
 
     def answered(self) -> None:
-        """The process answered, or was just started."""
         self.unanswered = 0
 
     def missed(self, asked_at_s: float) -> None:

@@ -11,7 +11,6 @@ from simulator.model_checker.state import FaultBudget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 if all invariants held, 1 if one failed or some states were not visited."""
     parser = argparse.ArgumentParser(prog="python -m simulator.model_checker", description=__doc__)
     parser.add_argument("--cells", type=int, default=3)
     parser.add_argument("--crashes", type=int, default=1, help="engines that may crash")

@@ -34,17 +34,14 @@ class AgentModel:
         self._reports: dict[tuple[object, ...], ReportView] = {}
 
     def received(self, agent: AgentState, order: Desired, node: str) -> AgentState:
-        """Returns the agent after this order, which it may refuse."""
         if refusal(agent.order, order, node) is not None:
             return agent
         return self.converged(replace(agent, order=order))
 
     def crashed(self, agent: AgentState) -> AgentState:
-        """Returns the agent after a crash of its engine."""
         return self.converged(replace(agent, engine=None, healthy=False, failed=agent.engine))
 
     def converged(self, agent: AgentState) -> AgentState:
-        """Returns the agent after all steps until it waits."""
         if agent.key not in self._converged:
             self._converged[agent.key] = self._take_steps(agent)
         return self._converged[agent.key]

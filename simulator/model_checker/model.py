@@ -151,7 +151,6 @@ class Model:
                 yield known[number]
 
     def _order(self, state: State, index: int) -> Desired:
-        """Returns the desired state that this machine would be sent now."""
         key = (state.cells, state.deployed, state.rollout is None, index, state.versions[index])
         if key not in self._orders:
             self._orders[key] = self._store(state).desired(self._nodes[index].id)
@@ -294,7 +293,6 @@ def search(model: Model, budget: FaultBudget, max_states: int = 200_000) -> Sear
 
 
 def _reaching(predecessors: list[list[int]], ends: list[int]) -> set[int]:
-    """Returns the states that can reach one of the ends."""
     reached, waiting = set(ends), deque(ends)
     while waiting:
         for before in predecessors[waiting.popleft()]:

@@ -80,5 +80,4 @@ def order_key(order: Desired | None) -> tuple[object, ...]:
 
 
 def with_item(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
-    """Returns the tuple with another value at `index`."""
     return (*values[:index], value, *values[index + 1 :])

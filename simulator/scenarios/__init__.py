@@ -16,7 +16,6 @@ def scenario_names() -> tuple[str, ...]:
 
 
 def scenario_named(name: str) -> Scenario:
-    """Returns the scenario of this name. Raises UnknownScenario if there is none."""
     if name not in _registry():
         raise UnknownScenario(f"there is no scenario {name!r}; there are: {', '.join(scenario_names())}")
     return _registry()[name]

@@ -98,7 +98,6 @@ SPOT_POLICY = UpdatePolicy(min_healthy_s=10.0)
 
 
 def _spot_play(world: World, cells: int, ranks: tuple[int, ...], kind: NoticeKind, lead_s: float) -> None:
-    """Machines of these ranks, of so many cells."""
     chosen = sorted(world.store.cells)[:cells]
     nodes = [m.node for cell in chosen for m in world.store.cells[cell].members if m.rank in ranks]
     world.queue.at(SPOT_AT_S, lambda: announce(world, nodes, kind, lead_s))

@@ -77,7 +77,6 @@ def _install_anew(folder: Path, say: Say) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of the command line."""
     return install_command("engine_agent.engines.generic.environment", __doc__, NAME, install, argv)
 
 

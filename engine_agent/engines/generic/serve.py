@@ -20,7 +20,6 @@ Become = Callable[[str, list[str]], object]
 
 
 def main(argv: Sequence[str], become: Become = os.execv) -> int:
-    """Checks, then becomes the program; returns only on failure."""
     own, options = _parted(argv)
     parser = argparse.ArgumentParser(prog="engine_agent.engines.generic.serve", allow_abbrev=False)
     parser.add_argument("--node-id", required=True, help="node this engine runs on")
@@ -58,7 +57,6 @@ def _model_in(folder: Path) -> Path:
 
 
 def _parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits the launcher's arguments from the program's."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]

@@ -108,7 +108,6 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _digest(model: Path) -> str:
-    """Returns the digest of the model that the heads are for."""
     if (model / MANIFEST_NAME).exists():
         return read_manifest(model).digest
     if not (model / "config.json").exists():

@@ -83,7 +83,6 @@ class Prompt:
 
 
 def products(*, held_out: bool) -> tuple[str, ...]:
-    """Returns the products for evaluation, or those for training."""
     every = [name.strip() for line in PRODUCTS.strip().splitlines() for name in line.split("|")]
     return tuple(name for place, name in enumerate(every) if (place % HELD_OUT_EVERY == 0) == held_out)
 

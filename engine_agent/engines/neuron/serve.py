@@ -29,7 +29,6 @@ class NoTarget(Exception):
 
 
 def installed_version(distribution: str) -> str | None:
-    """Returns the version of a distribution in this Python; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -76,7 +75,6 @@ _HEADER_LENGTH_BYTES = 8
 
 
 def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
-    """Serves or follows; returns the exit status."""
     try:
         target = installed_target(installed)
         check_plan_is_for(target, argv)

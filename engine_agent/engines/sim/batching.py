@@ -150,17 +150,14 @@ class BatchingModel:
 
     @property
     def running(self) -> int:
-        """Number of sequences in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Number of sequences in the queue."""
         return len(self._waiting)
 
     @property
     def kept(self) -> int:
-        """Number of finished sequences that are kept for another cell."""
         return len(self._kept)
 
     @property

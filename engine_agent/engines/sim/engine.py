@@ -92,7 +92,6 @@ class Gauges:
 
 
 def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
-    """Returns the page in the Prometheus text format 0.0.4."""
     escaped = model_name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     labels = f'engine="0",model_name="{escaped}"'
     lines: list[str] = []
@@ -242,7 +241,6 @@ class Engine:
 
     @property
     def in_flight(self) -> int:
-        """Requests in the queue and in the batch."""
         return len(self._generations)
 
     def gauges(self) -> Gauges:
@@ -317,16 +315,13 @@ class Engine:
             self._announce_change()
 
     def has(self, generation: Generation) -> bool:
-        """Whether it is in the queue or in the batch."""
         return generation.sequence.id in self._generations
 
     async def idle(self) -> None:
-        """Waits until nothing is in flight."""
         while self._generations:
             await self._wait_for_change()
 
     async def run(self) -> None:
-        """Runs steps until it is cancelled."""
         now_s = self._clock()
         while True:
             slow_factor = self.effects.slow_factor

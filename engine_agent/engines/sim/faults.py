@@ -94,11 +94,9 @@ class Faults:
         self._on_change: list[Callable[[], None]] = []
 
     def subscribe(self, on_change: Callable[[], None]) -> None:
-        """Calls `on_change` after every change."""
         self._on_change.append(on_change)
 
     def put(self, fault: Fault) -> None:
-        """Puts a fault in force; it replaces one of its kind."""
         self._by_kind[type(fault)] = fault
         self._changed()
 
@@ -115,7 +113,6 @@ class Faults:
 
     @property
     def error_ratio(self) -> float:
-        """Share of the requests to refuse."""
         fault = self._by_kind.get(Error)
         return fault.ratio if isinstance(fault, Error) else 0.0
 

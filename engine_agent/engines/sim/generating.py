@@ -96,7 +96,6 @@ class Run:
         return block_hashes(words, self._engine.parameters.prefix_block_tokens, scope)
 
     def cancel(self) -> None:
-        """Cancels its sequences; does nothing for finished ones."""
         for generation in self.generations:
             self._engine.cancel(generation)
 
@@ -117,7 +116,6 @@ class Run:
         self.events.put_nowait(Aborted("the client disconnected"))
 
     async def finished(self) -> None:
-        """Waits for the last token of all answers. Raises GaveUp."""
         left = len(self.generations)
         while left:
             event = await self.events.get()

@@ -40,7 +40,6 @@ class ClientLeft(Exception):
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Returns the body of a request. Raises BodyTooLarge, ClientLeft."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -56,7 +55,6 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def start_response(send: Send, status: int, content_type: str, length: int | None = None) -> None:
-    """Sends status and headers. Without a length the body is a stream."""
     headers = [(b"content-type", content_type.encode())]
     if length is not None:
         headers.append((b"content-length", str(length).encode()))
@@ -64,7 +62,6 @@ async def start_response(send: Send, status: int, content_type: str, length: int
 
 
 async def send_body(send: Send, body: bytes, more: bool = False) -> None:
-    """Sends a piece of the body; `more` means that others follow."""
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 

@@ -78,7 +78,6 @@ class Leases:
         return True
 
     def expire(self) -> None:
-        """Frees prompts that were not fetched in time."""
         now_s = self._clock()
         for request in [name for name, lease in self._by_request.items() if lease.expires_at_s <= now_s]:
             self.expired += 1
@@ -89,7 +88,6 @@ class Leases:
             self.free(request)
 
     async def run(self) -> None:
-        """Expires leases when they are due."""
         while True:
             due_s = min((lease.expires_at_s for lease in self._by_request.values()), default=None)
             if due_s is None:
@@ -133,7 +131,6 @@ class KvServer:
         self._socket = bind_port(endpoint)
 
     async def run(self) -> None:
-        """Answers questions and expires leases until it is cancelled."""
         with closing(self._socket):
             async with await asyncio.start_server(
                 closing_connections(self._serve), sock=self._socket, limit=LINE_BYTES_MAX
@@ -187,8 +184,6 @@ async def take_over(source: Source, parameters: HandoverParameters, most: int) -
 
 
 async def _while_connected(reader: StreamReader, for_s: float) -> None:
-    """Raises:
-    TakeOverFailed: the other engine is gone before `for_s` seconds passed."""
     try:
         async with asyncio.timeout(for_s):
             await reader.read(1)

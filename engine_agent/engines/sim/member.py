@@ -34,7 +34,6 @@ class ShutdownReason:
 
     @property
     def exit_status(self) -> int:
-        """1 after a failure, 0 after a requested stop."""
         return 1 if self.failed else 0
 
 
@@ -50,7 +49,6 @@ class Shutdown:
             self._end.set_result(ShutdownReason(reason, failed))
 
     def on_signals(self) -> None:
-        """Makes SIGTERM and SIGINT a requested stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request, f"{number.name} received", False)
@@ -114,7 +112,6 @@ class Leader:
             self._faults.put(settings.fault)
 
     def health(self) -> str:
-        """Returns why the cell is unhealthy; empty if it is healthy."""
         if self._engine.refusal:
             return self._engine.refusal
         return "injected fault: unready" if self._faults.unready else ""
@@ -230,13 +227,11 @@ class Follower:
         self._listeners = HttpListeners({Endpoint(LOOPBACK, settings.admin_port): admin})
 
     def health(self) -> str:
-        """Returns why this member is unhealthy; empty if it is healthy."""
         if self._waiting_for:
             return self._waiting_for
         return "injected fault: unready" if self._faults.unready else ""
 
     async def run(self) -> int:
-        """Runs until the process must exit, and returns the exit status."""
         self._shutdown.on_signals()
         http = asyncio.create_task(self._listeners.serve(), name="http")
         membership = asyncio.create_task(self._be_member(), name="membership")

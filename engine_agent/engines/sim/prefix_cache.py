@@ -63,7 +63,6 @@ class PrefixCache:
         return tuple(present)
 
     def has(self, block: int) -> bool:
-        """Whether a block is cached, in use or not."""
         return block in self._holders or block in self._free
 
     def is_held(self, block: int) -> bool:

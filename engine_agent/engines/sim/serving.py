@@ -137,7 +137,6 @@ class ApiServer:
         self._cards = {f"/v1/models/{card['id']}": card for card in cards}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one HTTP request; errors have the form of its path."""
         fail = partial(_fail, send, scope["path"])
         try:
             await self._route(scope)(scope, receive, send)
@@ -192,7 +191,7 @@ class ApiServer:
 
     def _in_its_part(self, request: GenerationRequest) -> GenerationRequest:
         """Removes a handover in which this engine has no part, as vLLM without a connector ignores it. Raises
-        BadRequest if only one answer to one prompt can be handed over (CVE-2026-94623)."""
+        BadRequest for several answers or prompts, which no handover covers (CVE-2026-94623)."""
         role = self._engine.handover.role
         source = request.source if role is CellRole.DECODE else None
         is_handed_over = request.is_handed_over and role is CellRole.PREFILL
@@ -261,7 +260,6 @@ class ApiServer:
 
 
 async def _fail(send: Send, path: str, status: int, message: str, param: str | None, code: str | None) -> None:
-    """Answers with an error in the form that clients of the path expect."""
     if path.startswith("/v1/messages"):
         await respond(send, status, msgspec.json.encode(anthropic_error(status, message, param, code)))
     else:

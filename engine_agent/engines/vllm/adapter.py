@@ -64,7 +64,6 @@ class VllmAdapter:
         return member_health_url(assignment, context)
 
     def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `MeasuresSteps.steps_url`."""
         path = STEPS_PATH if assignment.role is MemberRole.LEADER else FOLLOWER_STEPS_PATH
         return f"http://{LOOPBACK}:{member_health_port(assignment, context)}{path}"
 

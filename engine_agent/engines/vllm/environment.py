@@ -154,7 +154,6 @@ def _check_torch(folder: Path) -> None:
 
 
 def mark_installed(folder: Path) -> None:
-    """Writes the stamp of a complete environment."""
     unfinished = folder / f"{STAMP_NAME}.new"
     unfinished.write_text(_requirements_digest())
     os.replace(unfinished, folder / STAMP_NAME)
@@ -178,7 +177,6 @@ def _last_line(text: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of the command line."""
     return install_command("engine_agent.engines.vllm.environment", __doc__, TITLE, install, argv)
 
 

@@ -144,7 +144,6 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         return _done(None) if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Runs and samples the step of `execute_model`."""
         held, self._held = self._held, None
         return self._take_step(Step(held, grammar_output), non_block)
 

@@ -170,7 +170,6 @@ def _rotary_halves(rows: Any, heads: int) -> Any:
 
 
 def _padded(values: Any, axis: int, times: float) -> Any:
-    """Appends zeros, so that `axis` becomes `times` as long."""
     zeros = [(0, 0), (0, 0)]
     zeros[axis] = (0, round(values.shape[axis] * (times - 1)))
     return numpy.pad(values, zeros)

@@ -62,7 +62,6 @@ def _is_cpu_build() -> bool:
 
 
 def packages_folder(python: Path) -> Path:
-    """Returns the packages of this interpreter's environment."""
     return python.parents[2] / NAME
 
 
@@ -91,7 +90,6 @@ def install(cache: Path, say: Say) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit status."""
     return install_command("engine_agent.engines.vllm.kv_transfer", __doc__, NAME, install, argv)
 
 

@@ -80,7 +80,6 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Returns the value of `--kv-events-config`."""
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -158,7 +157,6 @@ class KvEventReader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops within a second."""
         self._stopped.set()
         self._thread.join()
 

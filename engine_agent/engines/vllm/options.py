@@ -83,7 +83,6 @@ class ServeOptions:
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> ServeOptions:
-    """Reads the command line; exits with status 2 on a bad one."""
     own, vllm_args = list(argv), []
     if "--" in own:
         split = own.index("--")
@@ -124,12 +123,10 @@ def _batch_prompt_tokens(parser: argparse.ArgumentParser, vllm_args: Sequence[st
 
 
 def option_value(arguments: Sequence[str], name: str) -> str | None:
-    """Returns the word after the option; None if the option is missing."""
     return next((value for option, value in pairwise(arguments) if option == name), None)
 
 
 def without_option(arguments: Sequence[str], name: str) -> list[str]:
-    """Returns the arguments without the option and its value."""
     behind = ["", *arguments]
     return [each for before, each in zip(behind, arguments, strict=False) if name not in (before, each)]
 

@@ -82,8 +82,6 @@ _ADDRESS = slice(20, 24)
 
 
 class CannotServe(Exception):
-    """A reason not to start, with its exit status."""
-
     def __init__(self, exit_status: int, reason: str) -> None:
         super().__init__(reason)
         self.exit_status = exit_status
@@ -278,7 +276,6 @@ def _no_vllm(error: ImportError) -> CannotServe:
 
 
 def main(argv: Sequence[str], server: Server | None = None) -> int:
-    """Serves or follows; returns the exit status."""
     options = parse(argv)
     try:
         if options.followers > 0:
@@ -341,7 +338,6 @@ def _serve(options: ServeOptions, server: Server) -> int:
 
 
 def _follow(options: ServeOptions) -> NoReturn:
-    """Follows until the cell and this process end."""
     shutdown = Shutdown()
     shutdown.on_signals()
     try:

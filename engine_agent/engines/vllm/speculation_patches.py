@@ -55,7 +55,6 @@ def warm_up_ngram(proposer: Any) -> None:
 
 
 def patch_proposers() -> None:
-    """Patches the proposers of the installed vLLM."""
     from vllm.model_executor.models.medusa import Medusa
     from vllm.v1.spec_decode.medusa import MedusaProposer
     from vllm.v1.spec_decode.ngram_proposer import NgramProposer

@@ -29,7 +29,6 @@ BYTES = (0x00, 0xFF, 0x55, 0xAA)
 
 
 def checks(seconds: float) -> Iterator[Result]:
-    """Yields every check that this Python supports."""
     try:
         import torch
     except ImportError:
@@ -148,7 +147,6 @@ def _plain_matmul(seconds: float, side: int = 48) -> Result:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the results; returns 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent.node.checks.compute", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate time of each check")
     options = parser.parse_args(argv)

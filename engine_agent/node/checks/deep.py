@@ -158,7 +158,6 @@ class DeepPlan:
 
 
 def run_deep(plan: DeepPlan) -> Iterator[Result]:
-    """Yields each result as soon as it is known."""
     available = available_memory_bytes()
     yield timed("memory", lambda: check_memory(plan.memory_mib, plan.seconds, available))
     yield timed("disk", lambda: check_disk(plan.state, plan.disk_mib, plan.disk_s))

@@ -54,7 +54,6 @@ class NodeFacts:
 def read_node(
     *, root: Path, pythons: Mapping[str, Path], folders: Sequence[Path], host: str, port_base: int | None
 ) -> NodeFacts:
-    """The current facts. `pythons`: of installed engines; `folders`: whose disks count."""
     memory = _meminfo(root)
     infiniband = root / "sys/class/infiniband"
     return NodeFacts(

@@ -158,7 +158,6 @@ class MachineAgent:
 
     @property
     def _servers(self) -> str:
-        """All known addresses of the control plane, for the agent on this host."""
         return ",".join(self._enrolment.servers.all)
 
     def _on_message(self, message: Order) -> None:
@@ -277,7 +276,6 @@ class MachineAgent:
                 return
 
     def _report(self, phase: MachinePhase) -> None:
-        """Sends a report if it is new or due."""
         now_s, tried = asyncio.get_running_loop().time(), self._release.tried
         report = MachineReport(
             seq=0,
@@ -363,7 +361,6 @@ def _facts(paths: HostPaths, joined: Joined) -> MachineFacts:
 
 
 def print_facts(argv: list[str]) -> int:
-    """`python -m engine_agent facts --code DIR`: the host's facts, as JSON."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent facts")
     parser.add_argument("--code", required=True, type=Path)
     paths = HostPaths(parser.parse_args(argv).code)

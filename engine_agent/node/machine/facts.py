@@ -103,7 +103,6 @@ def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: floa
 
 
 def driverless(root: Path = Path("/")) -> HostFindings:
-    """Accelerators on the bus without a driver."""
     on_bus = devices_on_bus(root)
     found = {"NVIDIA": on_bus["nvidia"], "Neuron": on_bus["neuron"]}
     served = {"NVIDIA": nvidia_device_count(root), "Neuron": neuron_device_count(root)}

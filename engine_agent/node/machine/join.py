@@ -312,7 +312,6 @@ LEAVE_POLL_S = 0.5
 
 
 def run_leave(argv: list[str]) -> int:
-    """`python -m engine_agent leave --code DIR`."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent leave", description=__doc__)
     parser.add_argument("--code", required=True, type=Path, help="the folder of the installation")
     parser.add_argument("--now", action="store_true", help="stop and wipe immediately, whatever serves here")

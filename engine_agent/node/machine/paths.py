@@ -92,10 +92,7 @@ class HostPaths:
         return self.state / "leave"
 
     def joined(self) -> Joined:
-        """What was stored when it joined. Raises OSError if it did not join. Raises msgspec.DecodeError if the file is
-        damaged."""
         return msgspec.json.decode((self.state / "machine.json").read_bytes(), type=Joined)
 
     def keep(self, joined: Joined) -> None:
-        """Stores what `joined` returns. Raises OSError if the disk failed."""
         write_durably(self.state / "machine.json", msgspec.json.format(msgspec.json.encode(joined), indent=1))

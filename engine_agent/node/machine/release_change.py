@@ -92,7 +92,6 @@ class ReleaseChange:
         return await self._switch(current.order, current.task)
 
     def give_up(self) -> None:
-        """Cancels a running download."""
         if self._installing is not None:
             self._installing.cancelled.set()
 

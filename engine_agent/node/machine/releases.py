@@ -60,7 +60,6 @@ class _RetryLater(ValueError):
 
 
 def folder_of(paths: HostPaths, order: ReleaseOrder) -> Path:
-    """The folder of a release on this host."""
     return paths.releases / order.digest[:16]
 
 
@@ -68,7 +67,7 @@ def install(
     paths: HostPaths, order: ReleaseOrder, servers: tuple[str, ...], credential: str, cancelled: threading.Event
 ) -> Path:
     """Installs a release, ready for the switch; an installed one is only tested again. Blocks for a while. `cancelled`
-    cancels a download when set. Raises ReleaseTrouble if what was missing or wrong; nothing of it is left."""
+    cancels a download when set. Raises ReleaseTrouble if something was missing or wrong; nothing of it is left."""
     if not is_release_id(order.id) or len(order.digest) != 64 or not order.digest.isalnum():
         raise ReleaseTrouble("the order names no release")
     folder = folder_of(paths, order)
@@ -166,7 +165,6 @@ def _named(folder: Path) -> str:
 
 
 def _clear(paths: HostPaths) -> None:
-    """Removes failed installations."""
     for left in paths.releases.glob(".*.new"):
         shutil.rmtree(left, ignore_errors=True)
 

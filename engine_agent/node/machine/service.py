@@ -140,7 +140,6 @@ def _at_boot(script: Path) -> str:
 
 
 def stop(paths: HostPaths) -> None:
-    """Stops the agent and everything that restarts it. The agent that it runs keeps running."""
     script = paths.code / "run"
     if UNIT_FILE.exists() and paths.code == ROOT_CODE:
         with contextlib.suppress(ServiceError):

@@ -54,7 +54,6 @@ class Tenant:
 
     @property
     def id(self) -> str:
-        """The id of the agent with a folder here, or ""."""
         return next((path.name for path in sorted(self._paths.runs.glob("*")) if path.is_dir()), "")
 
     def folder(self, name: str) -> Path:
@@ -70,7 +69,6 @@ class Tenant:
             return None
 
     def pid(self) -> int | None:
-        """The pid of its agent, or None."""
         if self._child is not None:
             self._child.poll()  # reap an exited child
         known = self.started()
@@ -114,7 +112,6 @@ class Tenant:
         )
 
     def end_reason(self) -> str:
-        """How its agent exited, by the last line of its log."""
         lines = last_lines(self.folder(self.id) / LOG_FILE, 1) if self.id else []
         return f"its agent exited: {lines[0]}" if lines else "its agent exited"
 
@@ -175,7 +172,6 @@ class Tenant:
 
 
 def command(run: RunAgent, folder: Path, server: str) -> list[str]:
-    """The command line of an order's agent."""
     own = ["ingress", "--ingress-id", run.id, "--port", str(run.port)]
     if run.kind is AgentKind.NODE:
         own = ["node", "--node-id", run.id, "--port-base", str(run.port), "--instance-type", run.instance_type]

@@ -131,7 +131,6 @@ def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
 
 
 def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
-    """Steps for the proxy of a serving leader."""
     if desired.role is not MemberRole.LEADER:
         return ()
     proxy = node.proxy

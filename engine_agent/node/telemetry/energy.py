@@ -57,14 +57,12 @@ class EnergyMonitor:
         return tuple(self._states[covers].meter for covers in sorted(self._states))
 
     async def run_once(self) -> None:
-        """Reads, and waits for the next reading; without sources it waits until cancelled."""
         if not self._sources:
             await asyncio.Event().wait()
         self.read()
         await asyncio.sleep(READ_EVERY_S)
 
     def read(self) -> None:
-        """Adds the current readings of all sources."""
         for source in self._sources:
             reading = source.read()
             if reading is not None:

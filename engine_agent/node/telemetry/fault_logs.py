@@ -134,7 +134,6 @@ class KernelLog:
         self._fd: int | None = None
 
     def open(self) -> str:
-        """Starts to follow; returns why that is impossible, or an empty text."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -196,7 +195,6 @@ class EngineLog:
         self._held: list[str] = []
 
     def read(self) -> None:
-        """Reads new lines, and reports faults in them."""
         lines = self._new_lines()
         evaluated, self._held = [*self._held, *lines], []
         if lines:

@@ -136,7 +136,6 @@ class EfaDevices:
         return bool(self._folders)
 
     def read(self) -> None:
-        """Reads the counters and ports, and reports what became worse."""
         self.devices = tuple(_read(folder) for folder in self._folders)
         for device in self.devices:
             more = grown(self._before[device.name], device.errors) if device.name in self._before else {}

@@ -145,7 +145,6 @@ class NeuronReader:
         self._troubles["neuron-monitor"] += f"; gave up after {failures} starts in a row"
 
     async def _monitor_once(self) -> str:
-        """Runs the monitor until it exits, and returns why it did."""
         with tempfile.NamedTemporaryFile("w", prefix="neuron-monitor-", suffix=".json") as configuration:
             json.dump(MONITOR_CONFIGURATION, configuration)
             configuration.flush()
@@ -263,5 +262,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The agent's environment without its secrets."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH") if name in os.environ}

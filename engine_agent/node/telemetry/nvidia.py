@@ -161,7 +161,6 @@ class Nvml:
 
 
 def load_library() -> Any:
-    """Imports `pynvml`. Raises NvmlFailed if it is not installed."""
     try:
         return importlib.import_module(MODULE)
     except ImportError as error:

@@ -35,8 +35,6 @@ _decoder = msgspec.json.Decoder(ChatBody, strict=False)
 
 
 def parse_chat(body: bytes) -> GenerationRequest:
-    """Raises:
-    BadRequest: not JSON, or a member is missing or wrong."""
     chat = read_body(_decoder, body)
     check_chat(chat)
     transfer = transfer_of(chat.kv_transfer_params)
@@ -72,7 +70,6 @@ def _prompt(chat: ChatBody, tools: tuple[Tool, ...]) -> Prompt:
 
 
 def tools_of(given: list[ToolField] | None) -> tuple[Tool, ...]:
-    """Converts tools to the form that all families share."""
     fields = [tool.function for tool in given or ()]
     return tuple(Tool(field.name, field.description or "", field.parameters) for field in fields)
 
@@ -130,7 +127,6 @@ class ChatWriter:
     answers: Sequence[Answer]
 
     def opening(self, usage: Usage) -> bytes:
-        """The role, for each answer."""
         roles = [
             self._chunk([_stream_choice(index, {"role": "assistant", "content": ""})])
             for index in range(len(self.answers))
@@ -152,7 +148,6 @@ class ChatWriter:
         return self._chunk([choice])
 
     def closing(self, usage: Usage) -> bytes:
-        """The token counts if requested, without a choice."""
         counts = self._chunk([], usage=usage.body()) if self.request.include_usage else b""
         return counts + DONE_EVENT
 

@@ -29,7 +29,6 @@ _MOST_CHOICES = 1000
 
 
 def stops_of(body: SamplingBody) -> Stops:
-    """Returns what ends an answer early."""
     return Stops(
         stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ()), bool(body.include_stop_str_in_output)
     )
@@ -114,7 +113,6 @@ class Usage:
     cached_tokens: int = 0
 
     def body(self) -> dict[str, Any]:
-        """In OpenAI's form."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -144,13 +142,11 @@ class AnswerWriter(Protocol):
 
 
 def event(body: Any, name: str = "") -> bytes:
-    """Returns a server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    """Returns an error in OpenAI's form."""
     return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
 
 

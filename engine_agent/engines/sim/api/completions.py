@@ -35,8 +35,6 @@ _decoder = msgspec.json.Decoder(CompletionBody, strict=False)
 
 
 def parse_completion(body: bytes) -> GenerationRequest:
-    """Raises:
-    BadRequest: not JSON, or a field is missing or wrong."""
     completion = read_body(_decoder, body)
     check_completion(completion)
     transfer = transfer_of(completion.kv_transfer_params)
@@ -119,8 +117,6 @@ def tokenize_body(given: TokenizeBody, prompt: Prompt, texts: TokenTexts, max_mo
 
 
 def parse_detokenize(body: bytes) -> DetokenizeBody:
-    """Raises:
-    BadRequest: not JSON, or a field is missing or wrong."""
     return read_body(_detokenize, body)
 
 
@@ -152,7 +148,6 @@ class CompletionWriter:
         return event(self._body([choice]))
 
     def closing(self, usage: Usage) -> bytes:
-        """The token counts if requested, without a choice."""
         counts = event(self._body([], usage=usage.body())) if self.request.include_usage else b""
         return counts + DONE_EVENT
 

@@ -51,7 +51,6 @@ class Turn(Struct):
     content: str | list[Block]
 
     def text(self) -> str:
-        """Returns its text, blocks joined by spaces."""
         return self.content if isinstance(self.content, str) else " ".join(filter(None, map(Block.read, self.content)))
 
     @property
@@ -143,8 +142,6 @@ def parse_count(body: bytes) -> tuple[str, Prompt]:
 
 
 def parse_messages(body: bytes) -> GenerationRequest:
-    """Raises:
-    BadRequest: not JSON, or a field is missing or wrong."""
     given = read_body(_decoder, body)
     _check_thinking(given)
     tools = _tools(given)
@@ -196,12 +193,10 @@ def _form(config: OutputConfig | None) -> OutputForm | None:
 
 
 def anthropic_error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Returns an error in Anthropic's form."""
     return error_object(ErrorForm.ANTHROPIC, status, message, code=code, param=param)
 
 
 def count_body(tokens: int) -> bytes:
-    """Returns the answer of /v1/messages/count_tokens."""
     return msgspec.json.encode({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
 
@@ -214,7 +209,6 @@ class MessagesWriter:
     answer: Answer
 
     def opening(self, usage: Usage) -> bytes:
-        """The message without content."""
         begun = self._message([], None, None, Usage(usage.prompt_tokens, 0, usage.cached_tokens))
         return _event("message_start", message=begun)
 
@@ -234,7 +228,6 @@ class MessagesWriter:
         return events
 
     def closing(self, usage: Usage) -> bytes:
-        """The stop reason and the token counts."""
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return _event("message_delta", delta=delta, usage=_usage_body(usage)) + _event("message_stop")

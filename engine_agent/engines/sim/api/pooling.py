@@ -100,8 +100,6 @@ _rerank = msgspec.json.Decoder(RerankBody)
 
 
 def parse_input(body: bytes) -> PoolingRequest:
-    """Raises:
-    BadRequest: not JSON, or a field is missing, wrong or not supported."""
     given = read_body(_input, body)
     if given.encoding_format in {"bytes", "bytes_only"}:
         raise BadRequest(f"encoding_format {given.encoding_format} is not supported by sim", param="encoding_format")
@@ -129,8 +127,6 @@ def _conversation(messages: list[Message]) -> Prompt:
 
 
 def parse_rerank(body: bytes) -> PoolingRequest:
-    """Raises:
-    BadRequest: not JSON, or a field is missing or wrong."""
     given = read_body(_rerank, body)
     documents = _limited(_texts(given.documents, "documents"), "documents")
     pairs = tuple((0, index) for index in range(1, len(documents) + 1))
@@ -183,7 +179,6 @@ def _scores(request: PoolingRequest) -> list[float]:
 
 
 def rerank_body(request: PoolingRequest, key: str, created: int) -> bytes:
-    """The best first, `top_n` of them."""
     scores = _scores(request)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or len(scores)]
     results = [

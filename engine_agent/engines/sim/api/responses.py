@@ -134,8 +134,6 @@ _decoder = msgspec.json.Decoder(ResponsesBody, strict=False)
 
 
 def parse_responses(body: bytes) -> ResponsesRequest:
-    """Raises:
-    BadRequest: not JSON, or a field is missing, wrong, or needs stored responses."""
     given = read_body(_decoder, body)
     _refuse_stored(given)
     check_bias(given.logit_bias)
@@ -268,7 +266,6 @@ class ResponsesWriter:
     _sequence: int = field(default=0, init=False)
 
     def opening(self, usage: Usage) -> bytes:
-        """The response without output."""
         begun = self._response("in_progress", [], None)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
@@ -298,7 +295,6 @@ class ResponsesWriter:
         return msgspec.json.encode(self._complete(usage))
 
     def error_event(self, status: int, message: str) -> bytes:
-        """Returns the error as the last event of a stream of responses."""
         code = "server_error" if status >= 500 else "invalid_request_error"
         return self._event(
             "error", code=code, message=message, param=None, **msgspec.json.decode(error_body(status, message))

@@ -62,7 +62,6 @@ class Answer:
 
     @property
     def called(self) -> tuple[tuple[str, str], ...]:
-        """Its calls, each with the arguments that were written."""
         return tuple((name, self._texts[call]) for call, name in enumerate(self.calls) if call in self._texts)
 
 

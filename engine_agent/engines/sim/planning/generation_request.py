@@ -147,7 +147,6 @@ class HandoverParameters:
     base_ms: float = 5.0
 
     def handover_s(self, tokens: int) -> float:
-        """Returns the time to transfer so many tokens."""
         return self.base_ms / 1000 + tokens * self.mb_per_token / 1000 / self.gb_per_s
 
 

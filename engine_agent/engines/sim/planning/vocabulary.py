@@ -101,7 +101,6 @@ def split_tokens(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=_REMEMBERED_TOKENS)
 def token_id(text: str) -> int:
-    """Returns the id of a token, 0 to 2^31 - 1."""
     digest = hashlib.blake2s(text.encode(errors="surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest) >> 1
 
@@ -129,7 +128,6 @@ class TokenTexts:
         self._texts: OrderedDict[int, str] = OrderedDict()
 
     def ids_of(self, tokens: Iterable[str]) -> list[int]:
-        """Returns the ids of tokens, and stores their texts."""
         ids = []
         for text in tokens:
             one = token_id(text)

@@ -146,8 +146,6 @@ class Channel:
         self._sending = Lock()
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Sends one message after those that are being sent. Raises ChannelClosed if the other side is gone. Raises
-        ValueError if it is too long."""
         if len(payload) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
         with self._sending:

@@ -175,7 +175,6 @@ class LeaderLink:
             self._hang_detector.step_called(number, monotonic())
 
     def step_finished(self, number: int) -> None:
-        """The leader itself has finished a step."""
         self._own_done = number
 
     def replies(self, number: int, timeout_s: float | None) -> list[bytes]:

@@ -59,11 +59,9 @@ class Member:
         return Path(self.runtime) / ENDED_FILE
 
     def identity(self, secret: bytes, fingerprint: Fingerprint) -> Identity:
-        """Returns what it states and proves in the handshake."""
         return Identity(self.cell, self.generation, self.rank, self.node_id, fingerprint, secret)
 
     def to_variable(self) -> str:
-        """Returns the value of `MEMBER_VARIABLE`."""
         return json.dumps(asdict(self))
 
 

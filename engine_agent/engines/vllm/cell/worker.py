@@ -154,7 +154,6 @@ def uses_shared_memory(environment: Mapping[str, str], cores: int, size: int) ->
 
 
 def shared_memory_name(token: str) -> str:
-    """Returns the prefix of the names of this generation's shared memory."""
     return f"{SCHEME}-{token[:16]}"
 
 
