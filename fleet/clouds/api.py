@@ -1,4 +1,4 @@
-"""Moves of machines to another image over HTTP. Decides nothing; services do."""
+"""Image moves over HTTP: parses requests and calls `fleet.clouds.services.images`. Never decides."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -23,12 +23,14 @@ IMAGE_STATES = choices(ImageState)
 class ImageMoveSerializer(serializers.ModelSerializer[ImageMove]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
-    image = serializers.CharField(help_text="Empty until the stack was read, if what it states was asked for.")
+    image = serializers.CharField(help_text="Empty until the region's stack was read, if the request named no image.")
     state = serializers.ChoiceField(choices=IMAGE_STATES)
     tone = serializers.SerializerMethodField()
-    reason = serializers.CharField(help_text="What it waits for, or why it is in this state.")
-    booted = serializers.ListField(child=serializers.CharField(), help_text="Nodes that were seen ready on it.")
-    failed = serializers.ListField(child=serializers.CharField(), help_text="Units that did not boot from it.")
+    reason = serializers.CharField(help_text="What the move waits for, or why it has this state.")
+    booted = serializers.ListField(child=serializers.CharField(), help_text="Nodes that became ready on the new image.")
+    failed = serializers.ListField(
+        child=serializers.CharField(), help_text="Units that failed to boot from the new image."
+    )
 
     class Meta:
         model = ImageMove
@@ -51,7 +53,7 @@ class AskImageSerializer(WhySerializer):
         required=False,
         allow_blank=True,
         default="",
-        help_text="Its id in that region; empty: what the region's stack states now.",
+        help_text="ID of the image in the region. Empty: the image that the region's stack states now.",
     )
 
     class Meta:
@@ -69,7 +71,7 @@ class ImageMoveFilter(filters.FilterSet):
 
 
 class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
-    """Ways of the machines of an instance type in a region from one image to another, newest first."""
+    """Moves of the machines of an instance type in a region to another image, newest first."""
 
     serializer_class = ImageMoveSerializer
     filterset_class = ImageMoveFilter
@@ -87,9 +89,11 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
 
     @extend_schema(operation_id="image_moves_ask", request=AskImageSerializer, responses={200: ImageMoveSerializer})
     def create(self, request: Request) -> Response:
-        """Have the machines of a type move to an image: one unit first, then a spare or a cell at a time, and back if
-        two launches do not boot. It begins once the cloud has said that there is such an image, else it is `refused`
-        with a reason. 409 while another one is under way, and if all pools have the image already."""
+        """Start moving the machines of an instance type to another image: first one unit, then one spare or cell at a
+        time. The move is rolled back after two launches that fail to boot. The cloud is asked for the image first;
+        without it the move is `refused` with a reason. Returns 409 while another move is under way, and if all pools
+        already use the image.
+        """
         body = AskImageSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         asked = body.validated_data
@@ -106,8 +110,9 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     @extend_schema(operation_id="image_moves_back", request=WhySerializer, responses={200: ImageMoveSerializer})
     @action(detail=True, methods=["post"])
     def back(self, request: Request, id: str) -> Response:
-        """Turn it round: what runs the new image already is replaced by the old one. 409 once it has ended or goes
-        back."""
+        """Roll the move back: machines on the new image are replaced by machines on the old one. Returns 409 if the
+        move is over or already going back.
+        """
         move, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
         image_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])

@@ -1,6 +1,5 @@
-"""What a provider of machines must be able to do. The fleet knows machines only through this.
-
-Providers of machines, by the name that regions use. `README.md` says what one promises and how to add one.
+"""The interface of machine providers, and the providers by the names that regions use. Other packages reach machines
+only through it. `README.md` says what a provider promises and how to add one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +12,14 @@ from engine_agent.protocol.states import AgentKind
 from fleet.reconcile.planning.snapshot import ProviderStatus
 
 QUOTA_RETRY_S = 600.0
-"""A person must ask for more first."""
+"""An operator must first request more."""
 
 
 class ProviderError(Exception):
-    """A provider refused a call or did not respond; the text says which call and why, so that an operator can act.
+    """A provider refused a call or did not respond; the text names the call and the reason for an operator.
 
-    Raised as it is, it is a refusal: the same call would be refused again. `may_repeat`: the order stays, and is tried
-    again. `retry_after_s`: not before that; None: the provider does not say.
+    Raised itself, it is a refusal that a repeated call would get again. `may_repeat`: the order stays and is retried,
+    not before `retry_after_s`; None: the provider states no time.
     """
 
     may_repeat: ClassVar[bool] = False
@@ -28,13 +27,13 @@ class ProviderError(Exception):
 
 
 class Unknown(ProviderError):
-    """Whether it was done is not known: the answer was lost, or makes no sense. Repeated until it is."""
+    """The outcome is not known: the answer was lost or unreadable. Repeated until it is."""
 
     may_repeat = True
 
 
 class Later(ProviderError):
-    """Not done for now, and nothing is wrong: there were too many calls, or something is being changed."""
+    """Not done yet, without a fault: too many calls, or another change is in progress."""
 
     may_repeat = True
 
@@ -44,30 +43,28 @@ class Later(ProviderError):
 
 
 class NoCapacity(Later):
-    """There is no such machine to be had at the moment."""
+    """The provider has no such machine now."""
 
 
 class NoQuota(Later):
-    """The account has as many machines as it may; `quota` names what must be raised."""
+    """The account's limit is reached; `quota` names the quota to raise."""
 
     def __init__(self, text: str, quota: str) -> None:
         super().__init__(f"{text}; its quota is {quota}", QUOTA_RETRY_S)
 
 
 class AttemptEnded(ProviderError):
-    """The machine of this launch had been there and has ended: this id gets no other one."""
+    """The machine of this launch existed and has ended: this ID gets no other one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One machine to boot. `join_token` lets its agent enrol, once; `bundle` are the authorities (PEM) by which it
-    knows the control plane, which it must find in `tls/ca.pem` of its home. `unit`: those that are launched by one call
-    have the same; "": it is launched alone.
+    """One machine to boot. `join_token` lets its agent enrol once. `bundle`: PEM of the authorities of the control
+    plane, written to `tls/ca.pem` of its home. `unit`: specs of one launch call have the same; "": launched alone.
 
-    `release`: of the agent, where the provider starts it from this computer; "" for the checkout's. `near`: the network
-    nodes, widest first, below which it should stand if there is room; `markets`: in which it may be bought, empty: any.
-    `address` and `port` are set where they are fixed
-    beforehand, as an ingress's are; None: the provider or the machine itself decides.
+    `release`: of the agent, if the provider starts it on this computer; "": the checkout. `near`: network nodes, widest
+    first, to place it under if there is room. `markets`: allowed ways to buy it; empty: any. `address` and `port` are
+    set if fixed in advance, as for ingresses; None: chosen by the provider or the machine.
     """
 
     id: str
@@ -86,10 +83,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a provider knows of a machine. None: not known yet; the agent's hello states it.
+    """Facts about a machine. None: not known yet; the agent's hello states it.
 
-    `port_base` is the first of the `PORTS_PER_NODE` ports of its node; `topology` lists the network nodes above it,
-    widest first. `market`: in which it was bought; "": in none.
+    `port_base`: first of the `PORTS_PER_NODE` ports of its node. `topology`: network nodes above it, widest first.
+    `market`: how it was bought, or "".
     """
 
     address: str | None = None
@@ -99,71 +96,71 @@ class Machine:
 
 
 class NodeProvider(Protocol):
-    """Launches, describes and terminates machines. Calls may block; they are never made inside a transaction. Beside
-    what each raises, any may raise `Later` or `Unknown`.
+    """Launches, describes and terminates machines. Calls may block and are never made inside a transaction. Any of them
+    may also raise `Later` or `Unknown`.
     """
 
     name: str
 
     @classmethod
     def from_settings(cls) -> "NodeProvider":
-        """The provider as Django's settings configure it."""
+        """Returns the provider as configured by Django's settings."""
 
     def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
-        """Order machines that shall stand together, as those of one cell, and return at once, whether or not they have
-        booted: what is known of each, in this order. They are of one region and alike; all or none if it can.
-        Idempotent by `LaunchSpec.id`: a second call for the same ids launches no second machine for any of them, and
-        returns what is known by then. One that was given back meanwhile is missing in it.
+        """Orders machines that belong together, such as those of one cell: alike, in one region, all or none if
+        possible. Returns immediately with the known facts of each, in order, booted or not. Idempotent by
+        `LaunchSpec.id`: a second call launches no second machine and returns the facts known by then, without machines
+        that were given back.
 
         Raises:
-            NoCapacity, NoQuota: not now; it is asked again.
-            AttemptEnded: it was launched, and has ended since.
-            ProviderError: it will not boot.
+            NoCapacity, NoQuota: Not now; the call is repeated.
+            AttemptEnded: It was launched and has ended.
+            ProviderError: It will not boot.
         """
 
     def restart_agent(self, node_id: str) -> None:
-        """Start a machine's agent again, without touching its engine.
+        """Restarts a machine's agent without touching its engine.
 
         Raises:
-            ProviderError: it did not start.
+            ProviderError: It did not start.
         """
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
-        """Have each of these agents run a release, whatever runs beside it untouched. Returns whose provider cannot do
-        so, and why. Said again for as long as an agent runs another one.
+        """Moves each of these agents to a release without touching other processes. Returns the agents whose provider
+        cannot do so, with the reason. Repeated while an agent runs another release.
 
         Raises:
-            ProviderError: none can be moved.
+            ProviderError: None can be moved.
         """
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        """The status of each of these machines. One that is booting is `running`; `gone` is one of which it is proven,
-        and `unknown` one of which nothing can be said: that it is not found proves nothing where lists lag.
+        """Returns the status of each machine. A booting one is `running`. `gone` needs proof: a machine that lists do
+        not show is `unknown` if lists may lag.
 
         Raises:
-            ProviderError: no statement can be made of any of them.
+            ProviderError: The provider cannot describe any of them.
         """
 
     def terminate(self, node_id: str) -> None:
-        """End a machine with everything that runs on it. Ending one that is gone is no error.
+        """Terminates a machine with everything that runs on it. A machine that is already gone is not an error.
 
         Raises:
-            ProviderError: it may still run.
+            ProviderError: It may still run.
         """
 
     def describe_all(self) -> dict[str, ProviderStatus]:
-        """The status of every machine that it runs for nodes of this fleet, by the node's id, for garbage collection.
+        """Returns the status of every machine that it runs for this fleet, by node ID, for garbage collection.
 
         Raises:
-            ProviderError: it cannot say.
+            ProviderError: The list failed.
         """
 
 
 class EmbeddedProvider(NodeProvider, Protocol):
-    """A provider whose machines are processes of this computer."""
+    """A provider whose machines are processes on this computer."""
 
     def terminate_all(self) -> int:
-        """End every machine. Returns how many processes that were."""
+        """Terminates every machine. Returns the number of processes."""
 
 
 PROVIDERS: Mapping[str, str] = {
@@ -171,16 +168,16 @@ PROVIDERS: Mapping[str, str] = {
     "local": "fleet.clouds.local.LocalProvider",
     "machines": "fleet.clouds.machines.MachinesProvider",
 }
-"""Name -> class. A class is imported when it is first used, so that an unused one needs none of its libraries."""
+"""Name to class. Imported on first use, so that unused providers need no libraries."""
 EMBEDDED = ("local",)
-"""Of these, the ones whose machines are processes of this computer."""
+"""Providers whose machines are processes on this computer."""
 
 
 def provider_named(name: str) -> NodeProvider:
-    """The provider of a region.
+    """Returns a region's provider.
 
     Raises:
-        ProviderError: there is no such provider.
+        ProviderError: There is no such provider.
     """
     if name not in PROVIDERS:
         raise ProviderError(f"unknown provider {name!r}; there is: {', '.join(sorted(PROVIDERS))}")
@@ -188,6 +185,7 @@ def provider_named(name: str) -> NodeProvider:
 
 
 def embedded_providers() -> list[EmbeddedProvider]:
-    """The providers whose machines are processes of this computer: `make down` stops them, `make up` boots them. No
-    other one is imported for that."""
+    """Returns the embedded providers: `make down` stops their machines, `make up` boots them. Imports no other
+    provider.
+    """
     return [cast(EmbeddedProvider, provider_named(name)) for name in EMBEDDED]

@@ -1,9 +1,6 @@
-"""The processes of the local provider's machines: start them detached, find them by their environment, stop them.
-
-Machines as processes of this computer: a node is an agent and all that it starts, marked with the node's id.
-
-Agents are started the way a cloud boots a machine, in sessions of their own, so that they outlive the worker that
-launched them. What must be known to start one again, and which ports and place it has, lies in its folder.
+"""The `local` provider: machines as processes on this computer, started detached in their own sessions, so that they
+outlive the worker that launched them, and found again by the node ID in their environment. The folder of a machine has
+what a restart needs, its ports and its place in a simulated network.
 """
 
 import contextlib
@@ -49,7 +46,8 @@ CODE_VARIABLE = "PYTHONPATH"
 TERM_GRACE_S = 3.0
 SPAWN_LIMIT_S = 10.0
 SESSION_NICE = -5
-"""Where the kernel shares by session: what an agent does heals. What it starts has sessions of its own."""
+"""Where the kernel shares the CPU by session: an agent's work is healing. Processes that it starts have own sessions.
+"""
 _DETACH = f"""
 import contextlib, os, sys
 os.nice(max(0, -os.nice(0)))
@@ -62,16 +60,14 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
-    """Start a program in a session of its own and detached from the process tree, its output appended to `log`.
-
-    A machine must not hang on the process that booted it, neither by its session nor by its place in the process tree,
-    and does not take its priority over.
+    """Starts a program in its own session, detached from the process tree, with its output appended to `log`. The
+    program does not depend on its starter's session or place in the process tree, and does not inherit its priority.
     """
     with log.open("ab") as output:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
             env=environment,
-            cwd=log.parent,  # Python looks there before all else for what it is to run
+            cwd=log.parent,  # first entry of Python's module search path
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -81,7 +77,7 @@ def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> N
 
 
 def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
-    """Live processes of this home's machines, by node id, as their environment states."""
+    """Returns live processes of this home's machines by node ID, from their environment."""
     processes: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -95,7 +91,7 @@ def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
 
 
 def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
-    """A machine is there while its agent or its engine is: a cell proxy alone serves nobody."""
+    """A machine runs while its agent or engine runs: a cell proxy alone does not serve."""
     commands = [_command(process) for process in processes]
     if any("engine_agent" in command for command in commands):
         return ProviderStatus.RUNNING
@@ -111,7 +107,6 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
-    """The agent itself among a machine's processes."""
     for process in processes:
         if _command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
             return process
@@ -119,21 +114,21 @@ def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
 
 
 def code_of(process: psutil.Process) -> str:
-    """The folder whose code a process runs; "" for one that has ended."""
+    """Returns the folder whose code a process runs; "" if the process has exited."""
     with contextlib.suppress(psutil.Error):
         return str(process.environ().get(CODE_VARIABLE, ""))
     return ""
 
 
 def kill_agent(process: psutil.Process) -> None:
-    """End an agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+    """Kills an agent and nothing else: on SIGTERM an ingress agent would stop its HAProxy."""
     with contextlib.suppress(psutil.Error):
         process.kill()
         process.wait(TERM_GRACE_S)
 
 
 def stop_processes(processes: list[psutil.Process]) -> None:
-    """SIGTERM, a short grace, SIGKILL. Returns when they are gone."""
+    """SIGTERM, a short grace period, SIGKILL. Returns when they are gone."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGTERM)
@@ -148,15 +143,17 @@ def stop_processes(processes: list[psutil.Process]) -> None:
 ADDRESS = "127.0.0.1"
 BOOT_FILE = "boot.json"
 LOCK_FILE = "launch.lock"
-"""Held while ports and a place are chosen, so that two workers choose different ones."""
+"""Locked while ports and a place are chosen, so that two workers choose different ones."""
 MOVED_FILE = "moved"
 """Touched before an agent is killed to be started from another release."""
 MOVED_WITHIN_S = 15.0
-"""Until its next agent must be there. A machine that is gone for good then is known so late."""
+"""Time until the next agent must run. A machine that is gone for good is detected this late."""
 ENDED_KEPT = 50
-"""Ended machines whose logs stay."""
+"""Terminated machines whose logs are kept."""
 STOP_ROUNDS = 2
-"""A dying agent may have started something between the first scan and its end."""
+"""An exiting agent may have started a process after the first scan. S (RACK_SIZE, RACKS_PER_ROW, HALLS) Machines per
+rack and so on: small enough that a demo fleet has near and far machines.
+"""
 RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
 """Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
 PASSED_ON = (
@@ -166,19 +163,18 @@ PASSED_ON = (
     "AWS_PROFILE",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
 )  # fmt: skip
-"""Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""
+"""Environment variables that are passed on. Without the service name: agents, proxies and ingresses have their own."""
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """How a machine's agent was started. Kept beside the agent so that it can be started again. `release` "": from the
-    checkout."""
+    """How a machine's agent was started; kept in its folder for restarts. `release` "": the checkout."""
 
     id: str
     argv: list[str]
     release: str = ""
 
     def option(self, name: str) -> str:
-        """The value of a command-line option; empty where the agent was started without it."""
+        """Returns the value of a command-line option, or ""."""
         return self.argv[self.argv.index(name) + 1] if name in self.argv else ""
 
     @property
@@ -191,14 +187,14 @@ class Boot(msgspec.Struct, frozen=True):
 
 
 class LocalProvider:
-    """The embedded default: no cloud, but real processes."""
+    """The default provider: no cloud, but real processes."""
 
     name = "local"
 
     def __init__(
         self, *, home: Path, checkout: Path, server_url: str, first_port: int, reserved: Collection[int] = ()
     ) -> None:
-        """`first_port`: of nodes; `reserved`: ports that none of them may have."""
+        """`first_port`: of nodes; `reserved`: ports that nodes may not use."""
         self.home = home
         self.reserved = frozenset(reserved)
         self.checkout = checkout
@@ -234,7 +230,7 @@ class LocalProvider:
         if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
             return known.machine
         with self._placing():
-            if known is None or spec.port is not None:  # a fixed port may be another one by now
+            if known is None or spec.port is not None:  # a fixed port may have changed
                 known = Boot(spec.id, self._argv(spec), spec.release)
                 self._write(known)
             self._write_bundle(spec.id, spec.bundle)
@@ -246,12 +242,13 @@ class LocalProvider:
         if boot is None:
             raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
         if not self._bundle_file(node_id).exists() and (trust := trust_now()):
-            self._write_bundle(node_id, trust.bundle)  # a home from before there was an authority
+            self._write_bundle(node_id, trust.bundle)  # a home that is older than the authority
         self._spawn(Boot(boot.id, self._moved(boot.argv), boot.release), {})
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
-        """Each is killed and started again from the folder of its release. The order is written first: whoever starts
-        an agent whose mover was killed in between starts the right one."""
+        """Kills each agent and starts it from the folder of its release. The order is written first, so that after a
+        crash in between, the next start uses the right release.
+        """
         processes = processes_by_node(self.home)
         troubles = {}
         for name, release in releases.items():
@@ -276,13 +273,13 @@ class LocalProvider:
             (self._folder(name) / MOVED_FILE).touch()
             kill_agent(agent)
             is_new = True
-        if is_new:  # one that ends by itself is started again as every other is
+        if is_new:  # an agent that exits is restarted like any other
             self._spawn(boot, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         processes = processes_by_node(self.home)
         found = {node_id: machine_status(processes.get(node_id, [])) for node_id in node_ids}
-        # A spare has nothing but its agent: between two of them it is as booting as one that was just launched.
+        # A spare runs only its agent: between two agents it counts as booting.
         moving = {name for name, status in found.items() if status is ProviderStatus.GONE and self._is_moving(name)}
         return {**found, **dict.fromkeys(moving, ProviderStatus.RUNNING)}
 
@@ -310,7 +307,7 @@ class LocalProvider:
     # --- ports and places -------------------------------------------------------------------------------------------
 
     def _free_ports(self) -> int:
-        """First port of a block that nothing of this home has or will have, and nothing listens in."""
+        """First port of a block that no machine of this home uses and no process listens on."""
         taken = {use.port for boot in self._nodes() for use in node_ports(boot.id, boot.machine.port_base or 0)}
         taken |= {port for boot in self._ingresses() for port in ingress_ports(boot.machine.port_base or 0).values()}
         for base in node_blocks(self.first_port, taken | self.reserved, MAX_BLOCKS):
@@ -321,12 +318,11 @@ class LocalProvider:
         )
 
     def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
-        """The network nodes above the free place in a region that is nearest to `near`."""
+        """The free place in a region nearest to `near`, as the network nodes above it."""
         taken = (boot.topology for boot in self._nodes() if boot.option("--region") == region)
         return place(region, free_position(lambda position: place(region, position), taken, near))
 
     def _nodes(self) -> Iterator[Boot]:
-        """The machines of nodes that were not terminated."""
         return self._booted_in("nodes")
 
     def _ingresses(self) -> Iterator[Boot]:
@@ -354,14 +350,13 @@ class LocalProvider:
             return False
 
     def _code(self, release: str) -> Path:
-        """What an agent runs; the checkout where its release is not, or no longer, here."""
+        """The folder of an agent's release; the checkout if the release is not on this host."""
         folder = self.home / "releases" / release
         return folder if release else self.checkout
 
     # --- folders and agents -----------------------------------------------------------------------------------------
 
     def _booted(self, node_id: str) -> Boot | None:
-        """How a machine was started; None if it never was, or was terminated."""
         try:
             return msgspec.json.decode((self._folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
         except (OSError, msgspec.DecodeError):
@@ -373,7 +368,7 @@ class LocalProvider:
         (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
 
     def _bundle_file(self, node_id: str) -> Path:
-        """Where its agent looks for whom to believe (engine_agent.node.identity)."""
+        """Where the agent reads the authorities that it trusts (engine_agent.node.identity)."""
         return self._folder(node_id) / "tls" / "ca.pem"
 
     def _write_bundle(self, node_id: str, bundle: str) -> None:
@@ -382,7 +377,7 @@ class LocalProvider:
         path.write_text(bundle, encoding="ascii")
 
     def _keep_logs_only(self, folder: Path) -> None:
-        """A machine that is gone can never start again, but why it went can still be read; the oldest logs go."""
+        """A terminated machine cannot restart, but its logs stay readable; the oldest are deleted."""
         for path in folder.glob("*"):
             if path.suffix != ".log":
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -407,14 +402,14 @@ class LocalProvider:
         return [sys.executable, "-m", "engine_agent", *own, *common]
 
     def _require_own_ports(self, spec: LaunchSpec) -> None:
-        """A node that came before the ingress keeps its block."""
+        """A node that was launched before the ingress keeps its block."""
         wanted = [PortUse(port, f"{what} of {spec.id}") for what, port in ingress_ports(spec.port or 0).items()]
         for boot in self._nodes():
             if sentence := overlap([*wanted, *node_ports(boot.id, boot.machine.port_base or 0)]):
                 raise ProviderError(sentence)
 
     def _moved(self, argv: list[str]) -> list[str]:
-        """The same command for the server as configured now: its port may have changed since the launch."""
+        """The same command with the current server URL: its port may have changed since the launch."""
         server = argv.index("--server") + 1
         return [*argv[:server], self.server_url, *argv[server + 1 :]]
 
@@ -436,9 +431,8 @@ class LocalProvider:
 
 
 def place(region: str, position: int) -> tuple[str, ...]:
-    """The network nodes above the place with this number in a region, widest first; places are filled from 0.
-
-    Racks of `RACK_SIZE` in turn below two widest network nodes, two racks a row, as halls fill up.
+    """Returns the network nodes above the place with this number in a region, widest first. Places are filled from 0:
+    racks of `RACK_SIZE` alternate between the two widest network nodes, two racks a row.
     """
     rack, hall = divmod(position // RACK_SIZE, HALLS)
     widest = f"{region}-nn{hall}"

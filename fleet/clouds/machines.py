@@ -1,9 +1,6 @@
-"""What providers share whose machines are hosts of their own: an agent of the machine carries out what is ordered.
-
-Hosts that joined by an invitation: a launch takes a free one that fits, a termination has it wipe what it held.
-
-Nothing is called over the network here. A launch is a compare-and-set on the machine's row; the machine's own agent
-does the rest, and says so.
+"""The `machines` provider: hosts that joined by invitation. A launch assigns a free host that fits, a termination makes
+its agent wipe the node. Makes no network call: a launch is a compare-and-set on the machine's row, and the machine's
+agent carries out its orders and reports them.
 """
 
 import time
@@ -24,10 +21,10 @@ from kernel import clock, live
 
 
 def agent_start_again(machine: Machine | None, node_id: str) -> None:
-    """Its machine's agent starts a node's agent again by itself; this says the order again, in case it was lost.
+    """Repeats the order to start a node's agent, in case it was lost: the machine's agent restarts agents without it.
 
     Raises:
-        ProviderError: nobody is there to hear it.
+        ProviderError: The machine's agent is not connected.
     """
     if machine is None:
         raise ProviderError(f"cannot start the agent of {node_id} again: it has no machine")
@@ -38,20 +35,18 @@ def agent_start_again(machine: Machine | None, node_id: str) -> None:
 
 
 def heard_status(machine: Machine) -> ProviderStatus:
-    """Of a machine that is connected: what its agent says of the node's."""
+    """Status of a node on a connected machine, as its agent reports it."""
     dead = machine.phase == MachinePhase.AGENT_DEAD
     return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
 
 
 RACES = 5
-"""Other launches that may take the chosen machine first."""
+"""Machines that other launches may take first."""
 WIPED_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.5
 
 
 class MachinesProvider:
-    """A pool of hosts, region by region."""
-
     name = POOLED
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -78,13 +73,13 @@ class MachinesProvider:
             if _take(chosen.id, spec.id):
                 taken = Machine.objects.get(id=chosen.id)
                 return Launched(taken.address, taken.port_base)
-        raise ProviderError(f"{RACES} machines that {spec.id} was to take were taken by others meanwhile")
+        raise ProviderError(f"{RACES} machines for {spec.id} were taken by other launches")
 
     def restart_agent(self, node_id: str) -> None:
         agent_start_again(machines_running([node_id]).get(node_id), node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
-        """A machine's order names its release already (`fleet.machines.selectors.machine_orders`)."""
+        """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""
         return {}
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
@@ -101,7 +96,7 @@ class MachinesProvider:
             elif machine.state == MachineState.TAKEN:
                 _give_back(machine)
             elif not machine.connected:
-                raise ProviderError(f"{machine.id} is not heard; it wipes {node_id} as soon as it is")
+                raise ProviderError(f"{machine.id} is not connected; it wipes {node_id} when it reconnects")
             elif time.monotonic() >= deadline:
                 raise ProviderError(f"{machine.id} has not confirmed that it wiped {node_id}")
             else:
@@ -132,7 +127,7 @@ def _give_back(machine: Machine) -> None:
     if rows.update(
         state=MachineState.WIPING.value,
         reason=f"{machine.runs} was given back"
-        + ("" if machine.connected else "; unreachable, it wipes it when heard"),
+        + ("" if machine.connected else "; it is not connected and wipes it when it reconnects"),
         state_since=clock.now(),
         desired_version=F("desired_version") + 1,
     ):
@@ -141,8 +136,7 @@ def _give_back(machine: Machine) -> None:
 
 
 def _forget(machine: Machine) -> None:
-    """An operator revoked it, or removed it while it was away: its credential counts no more, so nobody waits for what
-    it says, and it can do nothing when it is back."""
+    """A machine that was revoked or removed while disconnected: its credential is void, so no confirmation can come."""
     rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True)
     rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
     reason = machine.reason if machine.revoked_at else f"{machine.reason}, while away"
@@ -151,7 +145,7 @@ def _forget(machine: Machine) -> None:
 
 
 def _status(machine: Machine | None, node: str) -> ProviderStatus:
-    """A machine that is silent is not gone: its host may be off, or cut off and serving."""
+    """A silent machine is not gone: its host may be off, or cut off and serving."""
     if machine is None or machine.state != MachineState.TAKEN:
         return ProviderStatus.GONE
     if not machine.connected:

@@ -1,5 +1,5 @@
-"""What the fleet knows of a cloud that it launches machines in: the install's own name there, regions, pools of
-capacity, launches, notices, and how many calls may still be made. Nothing here is a secret.
+"""The tables of clouds: the install's name, regions, pools of capacity, launches, notices, image moves and call
+budgets. Holds no secret.
 """
 
 import msgspec
@@ -14,12 +14,12 @@ from fleet.regions.models import InstanceType, Region
 
 
 class Install(models.Model):
-    """This control plane, as clouds know it: every machine, volume and interface that it launches is tagged with `id`.
-    There is one row.
+    """This control plane as clouds know it; one row. Every machine, volume and interface that it launches is tagged
+    with `id`.
 
-    Until `dry_run_until` garbage collection logs what it would delete, and deletes nothing. `read_only`: why nothing
-    may be launched or ended, as in a copied database; "" while all may be. `beat_etag`, `beat_nonce`: of the object in
-    the install's bucket by which it holds its clouds, as written last; the nonce is written here before the object.
+    `dry_run_until`: until then garbage collection only logs what it would delete. `read_only`: why nothing may be
+    launched or terminated, as in a copied database; "" if all may be. `beat_etag`, `beat_nonce`: of the ownership
+    object in the install's bucket as written last; the nonce is stored here before the object is written.
     """
 
     only = models.BooleanField(default=True, unique=True, editable=False)
@@ -36,13 +36,11 @@ class Install(models.Model):
 
 
 class CloudRegion(models.Model):
-    """The static parts of a region in a cloud, as its stack states them in `base` (`fleet.clouds.planning.upkeep`), and
-    what was last listed in it.
+    """A region of a cloud with the outputs of its stack (`base`: `fleet.clouds.planning.upkeep`) and its last list.
 
-    `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
-    launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
-    answer it. `suspects`: garbage of the last complete lists, as source -> id -> since when (ISO 8601): see
-    `fleet.clouds.services.garbage`.
+    `aws_region`: AWS's name. `machines_cap` and `price_cap` (US dollars an hour; null: none) limit launches within an
+    hour. `listed_at`: start of the last complete list; `silent_zones` did not answer it. `suspects`: garbage of the
+    last complete lists, as source to ID to time (`fleet.clouds.services.garbage`).
     """
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
@@ -66,22 +64,22 @@ class CloudRegion(models.Model):
         return sum(len(found) for found in self.suspects.values())
 
     def stated_base(self) -> CloudBase:
-        """What its stack stated.
+        """Returns the outputs of its stack.
 
         Raises:
-            msgspec.ValidationError: nothing yet.
+            msgspec.ValidationError: The stack was not read yet.
         """
         return msgspec.convert(self.base, CloudBase)
 
 
 class CapacityPool(models.Model):
-    """One way to get machines of one type, as `fleet.capacity.planning.pools.PoolView` describes it. `zone`: its
-    name in this
-    account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first.
-    `next_image`: while machines move to it (`ImageMove`).
+    """One way to get machines of one type (`fleet.capacity.planning.pools.PoolView`). `zone`: its name in this account;
+    `zone_id`: the same in all accounts. `network_nodes`: of its reservation, widest first. `next_image`: set while
+    machines move to it (`ImageMove`).
 
-    `declared_by`: the person who added it; "": the reading of the region's stack found it. A reading adds pools and
-    touches none that is there. `price_per_hour`: US dollars for a machine, as it was at `price_at`; null: not known."""
+    `declared_by`: the user who added it; "": found in the region's stack. Reading a stack adds pools and changes none.
+    `price_per_hour`: US dollars for a machine at `price_at`; null: not known.
+    """
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
@@ -140,10 +138,10 @@ class CapacityPool(models.Model):
 
 
 class LaunchUnit(models.Model):
-    """Machines that are launched by one call or not at all. It is open until nothing more can come of its attempts.
+    """Machines that are launched together or not at all. Open until its attempts can yield no more machines.
 
-    `id` is that of their orders (`ProviderCall.unit`), or of the node or ingress of one that is launched alone.
-    `markets`: in which they may be bought; empty: any. `reason`: what was last done, and why no other pool was taken.
+    `id`: of its orders (`ProviderCall.unit`), or of a single node or ingress. `markets`: allowed ways to buy; empty:
+    any. `reason`: the last step, and why no other pool was used.
     """
 
     id = models.CharField(max_length=64, primary_key=True)
@@ -165,11 +163,11 @@ class LaunchUnit(models.Model):
 
 
 class LaunchAttempt(models.Model):
-    """One try of a unit in one pool, written before its call: see `fleet.clouds.planning.launches.AttemptView`.
+    """One try of a unit in one pool, written before its call (`fleet.clouds.planning.launches.AttemptView`).
 
-    `subjects`: the nodes or ingresses that its machines are for, in order of their index in the launch; a call that is
-    repeated asks for as many, whoever was given back meanwhile. `base`: all else that the call says, as it was then: a
-    repeated one must not differ. `price_per_hour`: of one machine, in US dollars; null: not known.
+    `subjects`: the nodes or ingresses of its machines, by index in the launch; a repeated call launches as many, even
+    if some were given back. `base`: all other parameters of the call; a repeated call must send the same.
+    `price_per_hour`: of one machine in US dollars; null: not known.
     """
 
     unit = models.ForeignKey(LaunchUnit, on_delete=models.CASCADE, related_name="attempts")
@@ -199,10 +197,10 @@ class LaunchAttempt(models.Model):
 
 
 class CloudNotice(models.Model):
-    """What a cloud announced about a machine: one that is open of each kind, however often and by whomever it was said.
+    """An announcement about a machine: one open row of each kind, from any number of sources.
 
-    `source`: who said it first. `ends_at`: when the machine goes; null: not said. `evidence`: the last word of each
-    source (`fleet.machines.planner`). `settled_at`: nothing is left to be done about it.
+    `source`: the first. `ends_at`: when the machine ends; null: not stated. `evidence`: the latest statement of each
+    source (`fleet.machines.planner`). `settled_at`: no work is left.
     """
 
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="notices")
@@ -226,11 +224,11 @@ class CloudNotice(models.Model):
 
 
 class ImageMove(models.Model):
-    """The machines of an instance type in a region come to run `image`, or back: see `fleet.clouds.planning.upkeep`.
-    Meanwhile
-    its pools have both, as `image` and `next_image`. `booted`: nodes that were seen ready on it; `failed`: units that
-    did not boot. One at a time is under way for a type in a region. `image` is "" until the cloud has said which one
-    the region's stack states, where that was asked for."""
+    """Moves the machines of an instance type in a region to `image`, or back (`fleet.clouds.planning.upkeep`). Its
+    pools have both, as `image` and `next_image`. `booted`: nodes that became ready on it; `failed`: units that did not
+    boot. One move is under way for a type in a region. `image` is "" until the stack's current image has been read, if
+    the request named none.
+    """
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
@@ -256,8 +254,9 @@ class ImageMove(models.Model):
 
 
 class CallBucket(models.Model):
-    """What is left of the budget of one kind of call in one region of AWS, shared by all processes
-    (`fleet.clouds.planning.call_budget`). `region`: as AWS calls it."""
+    """The remaining budget of one kind of call in an AWS region, shared by all processes
+    (`fleet.clouds.planning.call_budget`). `region`: AWS's name.
+    """
 
     region = models.CharField(max_length=32)
     call = models.CharField(max_length=64)

@@ -1,4 +1,4 @@
-"""What runs which image, for moves from one to another (`fleet.clouds.planning.upkeep`)."""
+"""Reads which machine runs which image, for image moves (`fleet.clouds.planning.upkeep`). Never writes."""
 
 from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudNotice, ImageMove, LaunchAttempt
@@ -9,7 +9,7 @@ from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 
 
 def image_machines(move: ImageMove) -> list[ImageMachine]:
-    """Those of its type and region whose nodes are not retired."""
+    """Returns machines of a move's type and region whose nodes are not retired."""
     rows = Machine.objects.filter(
         region_id=move.region_id,
         instance_type_id=move.instance_type_id,
@@ -36,7 +36,7 @@ def image_machines(move: ImageMove) -> list[ImageMachine]:
 
 
 def units_under_way(move: ImageMove) -> frozenset[str]:
-    """Whose launch from its image may still come to something."""
+    """Returns the units with open launches from the move's image."""
     rows = LaunchAttempt.objects.filter(
         ended_at=None,
         unit__region_id=move.region_id,

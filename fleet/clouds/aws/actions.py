@@ -1,13 +1,8 @@
-"""Every call to AWS that we make, with the IAM actions that it needs, by role. Pure: a table.
-
-What is not in it is not called, and what no call needs is not allowed: policies are held against it. Roles have nothing
-in common, so that a node cannot launch and the control plane cannot change its own permissions.
-
-What an error of EC2 says about a launch. Pure.
-
-Only what is listed moves a launch to another pool or repeats it. Everything else is a refusal, with its text: a wrong
-instance profile is no lack of capacity. Answers that are no error of EC2 at all (time-outs, closed connections, what
-cannot be parsed) are for the caller to take as `unknown`.
+"""The AWS calls of each role with the IAM actions that they need, and the meaning of EC2's launch errors. Pure: tables.
+Calls that are missing here are not made, and policies allow nothing else. Roles share no action, so that a node cannot
+launch machines and the control plane cannot change its own permissions. Only listed error codes move a launch to
+another pool or repeat it; every other code is a refusal. Answers that are not EC2 errors (time-outs, closed
+connections, unreadable bodies) are `unknown`; the caller handles them.
 """
 
 from collections.abc import Mapping
@@ -19,7 +14,7 @@ from fleet.capacity.planning.pools import LaunchOutcome, Market, Scope, quota_fa
 
 
 class Role(StrEnum):
-    """Who calls. An ingress calls nothing of AWS but what its image needs, and the deployer is CloudFormation."""
+    """The caller. An ingress makes only the calls of its image; the deployer is CloudFormation."""
 
     CONTROL = "control"
     NODE = "node"
@@ -27,8 +22,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`service`: as boto3 names its client, `operation` as AWS names the call. `actions`: of IAM. `bound`: what a
-    policy must tie them to, in words; "" where IAM knows no bound for the action."""
+    """`service` as boto3 names its client, `operation` as AWS names the call, `actions` of IAM. `bound`: the condition
+    that a policy must set, in words; "" if IAM has no condition for the action.
+    """
 
     service: str
     operation: str
@@ -44,7 +40,7 @@ _OURS = "resources tagged switchyard:install = this install"
 
 
 def _plain(service: str, prefix: str, *operations: str, bound: str = "") -> tuple[Call, ...]:
-    """Calls whose action has their name."""
+    """Calls whose IAM action has the same name."""
     return tuple(Call(service, name, (f"{prefix}:{name}",), bound) for name in operations)
 
 
@@ -108,30 +104,29 @@ _CALLS = (
     Call("s3", "ListMultipartUploads", ("s3:ListBucketMultipartUploads",), "the install's bucket"),
     Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
-    # A node proves who it is by this call, which AWS lets everybody make.
+    # Nodes prove their identity by this call. AWS allows it to every caller.
     Call("sts", "GetCallerIdentity", (), role=Role.NODE),
 )
 
 CALLS: Mapping[tuple[Role, str, str], Call] = MappingProxyType(
     {(call.role, call.service, call.operation): call for call in _CALLS}
 )
-"""By role, service and operation."""
 
 
 def actions_of(role: Role) -> frozenset[str]:
-    """The IAM actions that a role needs: no fewer, and no more."""
+    """Returns exactly the IAM actions that a role needs."""
     return frozenset(action for call in _CALLS if call.role is role for action in call.actions)
 
 
 TEXT_MOST = 400
-"""Characters of AWS's message that are kept: an encoded one of IAM has thousands."""
+"""Characters of AWS's message that are kept: an encoded IAM message has thousands."""
 
 NO_CAPACITY = frozenset(
     {
         "InsufficientInstanceCapacity",
         "ReservationCapacityExceeded",
         "InsufficientFreeAddressesInSubnet",
-        "Unsupported",  # this zone has none of the type
+        "Unsupported",  # this zone does not offer the type
         "UnfulfillableCapacity",
         "SpotMaxPriceTooLow",
         "InsufficientHostCapacity",
@@ -142,7 +137,7 @@ NO_QUOTA = frozenset(
 )
 LATER = frozenset({"RequestLimitExceeded", "InternalError", "Unavailable", "ServiceUnavailable"})
 THROTTLED = "RequestLimitExceeded"
-"""Of these, the one that says that we ask too often."""
+"""The code for too many calls."""
 OF_THE_SUBNET = frozenset({"InsufficientFreeAddressesInSubnet"})
 
 _ONE_BY_ONE = {
@@ -153,7 +148,7 @@ _ONE_BY_ONE = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an error means. `text`: what AWS said. `needs_person`: nothing changes until somebody does something."""
+    """The meaning of an error. `text`: AWS's message. `needs_person`: retries cannot succeed until an operator acts."""
 
     outcome: LaunchOutcome
     text: str
@@ -162,10 +157,8 @@ class Verdict:
 
 
 def classify(code: str, message: str, http_status: int) -> Verdict:
-    """What an error answer of EC2 to `RunInstances` means, by its code.
-
-    A 5xx whose code is not known may have been carried out, as AWS's advice on retries has it
-    (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html).
+    """Returns the meaning of an EC2 error for `RunInstances`, by its code. A 5xx with an unknown code may have been
+    carried out (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html).
     """
     text = f"{code}: {message}"
     text = text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}…"
@@ -183,7 +176,7 @@ def classify(code: str, message: str, http_status: int) -> Verdict:
 
 
 def quota_name(instance_type: str, market: Market) -> str:
-    """The quota that bounds such machines, as the console of Service Quotas names it, where it has one name."""
+    """Returns the quota for such machines as the Service Quotas console names it; "" if no single quota applies."""
     family = _FAMILIES.get(quota_family(instance_type), quota_family(instance_type).capitalize())
     if market is Market.SPOT:
         return f"the quota of Spot requests for {family} instances"

@@ -1,7 +1,6 @@
-"""Units and their attempts as rows, and what came of each. Calls nothing.
-
-Whoever changes a unit holds its row's lock, so that two processes cannot write two attempts. What a call says is stored
-with its attempt before it is made: a repeated one must say the same, whatever has changed since.
+"""Stores launch units, their attempts and the outcomes. Makes no AWS call. Every change of a unit holds its row's lock,
+so that two processes cannot write two attempts. The parameters of a call are stored with its attempt before the call: a
+repeated call must send the same ones.
 """
 
 import secrets
@@ -55,7 +54,6 @@ def unit_view(unit: LaunchUnit, count: int, *, wanted: bool) -> UnitView:
 
 
 def attempt_view(row: LaunchAttempt) -> AttemptView:
-    """An attempt as planners take it."""
     return AttemptView(
         number=row.number,
         token=row.token,
@@ -70,13 +68,13 @@ def attempt_view(row: LaunchAttempt) -> AttemptView:
 
 
 def pools_of(region: str) -> list[PoolView]:
-    """All pools of a region, as they are now."""
     return [pool.view() for pool in CapacityPool.objects.filter(region_id=region)]
 
 
 def pools_to_try(region: str, now: datetime) -> list[PoolView]:
-    """The same, each with the image that the next launch from it is to have. In the transaction that writes the launch:
-    of several units that are planned at once, one tries a new image."""
+    """Returns a region's pools, each with the image of its next launch. Call it in the transaction that writes the
+    launch, so that only one of several planned units tries a new image.
+    """
     moves = list(ImageMove.objects.select_for_update().filter(region_id=region, ended_at=None).order_by("pk"))
     new = {
         move.instance_type_id
@@ -93,13 +91,13 @@ def pools_to_try(region: str, now: datetime) -> list[PoolView]:
 def attempt_write(
     unit: LaunchUnit, step: WriteAttempt, subjects: Sequence[str], cloud: CloudRegion, install: str, now: datetime
 ) -> LaunchAttempt:
-    """Write a new attempt down, in the transaction that holds the unit's lock.
+    """Writes a new attempt, in the transaction that holds the unit's lock.
 
     Raises:
-        Later: a cap of the region is reached.
-        ValueError: EC2 has no such launch.
+        Later: The region's cap is reached.
+        ValueError: EC2 cannot launch this.
     """
-    CloudRegion.objects.select_for_update().get(pk=cloud.pk)  # what is counted below changes by nobody else
+    CloudRegion.objects.select_for_update().get(pk=cloud.pk)  # no other process may change the counts below
     price = _price(step.pool, now)
     cap = LaunchCap(cloud.machines_cap, cloud.price_cap)
     refusal = cap_refusal(len(subjects), price, _launches(cloud, now), cap, now)
@@ -125,21 +123,21 @@ def attempt_write(
 
 
 def _launches(cloud: CloudRegion, now: datetime) -> list[Launch]:
-    """What was launched, or may have been."""
+    """Launches within the cap's hour, those in doubt included."""
     recent = LaunchAttempt.objects.filter(unit__region_id=cloud.pk, begun_at__gt=now - WINDOW)
     counted = [row for row in recent if row.ended_at is None or row.outcome == LaunchOutcome.LAUNCHED]
     return [Launch(row.begun_at, len(row.subjects), row.price_per_hour) for row in counted]
 
 
 def _price(pool: PoolView, now: datetime) -> float | None:
-    """The most that a machine may cost, for the cap: the price in force, of spot its bound; None: nobody knows."""
+    """Highest price of a machine for the cap: the current price, or the bid limit for spot. None if it is unknown."""
     offer = Offer(pool.market, pool.price_per_hour)
     stated = machine_prices().of(pool.region, pool.instance_type, now, offer).usd
     return (pool.max_price or stated) if pool.market is Market.SPOT else stated
 
 
 def _said(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, now: datetime) -> dict[str, Any]:
-    """What the call says beside its pool."""
+    """Parameters of the call other than those of its pool."""
     base, is_node = cloud.stated_base(), unit.role == MachineRole.NODE
     launch = LaunchBase(
         install=install,
@@ -153,10 +151,10 @@ def _said(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, no
 
 
 def request_of(row: LaunchAttempt) -> Request:
-    """The parameters of its call: the same whenever it is asked for.
+    """Returns the parameters of an attempt's call. They never change.
 
     Raises:
-        ValueError: EC2 has no such launch.
+        ValueError: EC2 cannot launch this.
     """
     said = user_data(msgspec.convert(row.base["boot"], Boot))
     unit = unit_view(row.unit, len(row.subjects), wanted=True)
@@ -166,7 +164,7 @@ def request_of(row: LaunchAttempt) -> Request:
 def attempt_note(
     row: LaunchAttempt, verdict: EndAttempt | KeepAttempt, text: str, now: datetime, scope: Scope = Scope.POOL
 ) -> None:
-    """What came of an attempt, in the transaction that holds its unit's lock. Pools rest, or are used again, by it."""
+    """Stores an attempt's outcome, in the transaction that holds its unit's lock, and pauses or resumes its pools."""
     row.outcome, row.text = verdict.outcome.value, text
     if isinstance(verdict, KeepAttempt):
         row.again_at = verdict.again_at
@@ -179,7 +177,7 @@ def attempt_note(
 def pools_rest(
     pool: int | None, region: str, outcome: LaunchOutcome, text: str, now: datetime, scope: Scope = Scope.POOL
 ) -> None:
-    """What a launch in a pool came to says how long it rests, and which others do. None: it was removed meanwhile."""
+    """Pauses the pools that a launch outcome concerns. `pool` is None if the pool was removed in the meantime."""
     if pool is None:
         return
     list(CapacityPool.objects.select_for_update().filter(region_id=region).order_by("pk"))
@@ -191,12 +189,12 @@ def pools_rest(
 
 
 def machines_note(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: datetime) -> None:
-    """The machines of a launch, each with the subject at its index, in the transaction that ends the attempt."""
+    """Stores the machines of a launch, each with the subject at its index, in the transaction that ends the attempt."""
     pool, ours = msgspec.convert(row.pool_seen, PoolView), row.unit
     for instance in instances:
         index = int(instance.get("AmiLaunchIndex", 0))
         if index >= len(row.subjects):
-            continue  # garbage collection ends it
+            continue  # garbage collection terminates it
         subject = str(row.subjects[index])
         Machine.objects.get_or_create(
             provider=PROVIDER,
@@ -227,7 +225,7 @@ def machines_note(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: 
 
 
 def _machine_id(subject: str) -> str:
-    """The digits of its node if they are free: hosts that join choose theirs by a nonce."""
+    """The digits of its node, if free. Hosts that join get an ID from a nonce."""
     name = f"m-{subject.removeprefix('n-')}"
     taken = not subject.startswith("n-") or Machine.objects.filter(id=name).exists()
     return f"m-{secrets.token_hex(4)}" if taken else name
@@ -239,5 +237,5 @@ def unit_end(unit: LaunchUnit, reason: str, now: datetime) -> None:
 
 
 def until_s(moment: datetime, now: datetime) -> float:
-    """Seconds, none of them negative."""
+    """Returns the seconds from `now` until `moment`, at least 0."""
     return max(0.0, (moment - now) / timedelta(seconds=1))

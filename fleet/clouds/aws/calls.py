@@ -1,11 +1,7 @@
-"""What is left of our calls to EC2, in rows that all processes share: see `fleet.clouds.planning.call_budget`.
-
-The only place that calls AWS. Imports boto3 with the first call, which takes 0.25 s and 25 MiB: who never calls it
-needs none of that.
-
-No call is made inside of a transaction of ours. Each must be in the table of `actions`, and those to EC2 within our
-share of what it allows (`budget`). What may have been carried out is never told apart from what was, by whoever asks
-again: see `fleet.clouds.planning.launches`.
+"""Makes every call to AWS, within the call budget that all processes share (`fleet.clouds.planning.call_budget`). Never
+calls inside a transaction, and only operations in the table of `actions`. Imports boto3 with the first call, which
+takes 0.25 s and 25 MiB. A call without an answer may have been carried out; `fleet.clouds.planning.launches` handles
+that case.
 """
 
 import threading
@@ -37,15 +33,15 @@ if TYPE_CHECKING:
 
 
 MACHINES = {"RunInstances": LAUNCHED_MACHINES, "TerminateInstances": ENDED_MACHINES}
-"""These are metered by machines, too."""
+"""Calls that are also metered by machines."""
 
 
 def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
-    """Take one call, of so many machines, from the budget of a region of AWS. Returns None, or when there will be one:
-    nothing was taken then.
+    """Takes one call for `machines` machines from the budget of an AWS region. Returns None, or, if the budget is used
+    up, the time at which it suffices again; nothing is taken then.
 
     Raises:
-        ValueError: there is never so much.
+        ValueError: The budget never holds that much.
     """
     wanted = [(bucket_of(operation), 1.0)]
     if operation in MACHINES:
@@ -65,7 +61,7 @@ def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
 
 
 def budget_throttled(region: str, operation: str) -> None:
-    """EC2 says that there were too many of these calls."""
+    """Records that EC2 throttled this call."""
     now, name = clock.now(), bucket_of(operation)
     with transaction.atomic():
         row = _locked(region, name, now)
@@ -89,14 +85,14 @@ def _store(row: CallBucket, bucket: Bucket) -> None:
 
 CONNECT_S = 3.0
 READ_S = 20.0
-"""Below the 60 s after which a call of a provider hangs."""
+"""Below the 60 s after which a provider's call counts as hanging."""
 READ_ATTEMPTS = 4
 PAGES_MOST = 2000
-"""Of one list: EC2 gives at least a hundred of what we ask for in a page, and none of our lists has 200,000."""
+"""Pages of one list. EC2 returns at least 100 entries a page, and no list has 200,000."""
 POOL = 16
-"""Connections of one client: as many as threads that use it."""
+"""Connections of one client: one for each thread that uses it."""
 REPEATED = frozenset({"UploadPart", "DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
-"""Calls that change something, and change nothing more when they are made again."""
+"""Calls that change something and are safe to repeat."""
 _CHUNK = 64 * 1024
 _FIRST, _LAST = b"<networkInterfaceSet>", b"</networkInterfaceSet>"
 
@@ -105,8 +101,9 @@ _clients: dict[tuple[str, str, bool], Any] = {}
 
 
 class CallFailed(Exception):
-    """AWS did not do it, or did not say so. `code`: of AWS, "" where there was no answer; `http_status` likewise 0.
-    `whole`: the text as AWS gave it, which may have thousands of characters."""
+    """AWS did not confirm a call. `code`: AWS's, or "" without an answer; `http_status` is 0 then. `whole`: AWS's full
+    message, up to thousands of characters.
+    """
 
     whole = ""
 
@@ -116,8 +113,9 @@ class CallFailed(Exception):
 
 
 class Refused(CallFailed):
-    """An error answer below 500: nothing was done. `not_before`: our own budget of calls had none left until then, and
-    nothing was sent."""
+    """An error answer below 500: nothing was done. `not_before`: the own call budget was used up until then, and
+    nothing was sent.
+    """
 
     def __init__(self, code: str, text: str, http_status: int = 400, not_before: datetime | None = None) -> None:
         super().__init__(code, text, http_status)
@@ -125,31 +123,31 @@ class Refused(CallFailed):
 
     @property
     def is_for_now(self) -> bool:
-        """Whether it is only that too much was asked."""
+        """Whether only the rate of calls was too high."""
         return self.not_before is not None or "Throttl" in self.code or self.code == THROTTLED
 
 
 class Unanswered(CallFailed):
-    """It may have been carried out: an error answer from 500 on, none in time, or one that makes no sense."""
+    """The call may have been carried out: status 500 or above, a time-out, or an unreadable answer."""
 
 
 class TooLong(Exception):
-    """A body has more bytes than were wanted."""
+    """A body exceeds the limit."""
 
 
 def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
-    """Make one call as the control plane, within the budget. Blocks for `READ_ATTEMPTS` times `READ_S` at the worst,
-    and for one of them where something is changed by each. `machines`: how many it launches or ends.
+    """Makes one call as the control plane, within the budget. Blocks for up to `READ_ATTEMPTS` times `READ_S`, or once
+    `READ_S` for calls that change something. `machines`: how many the call launches or terminates.
 
     Raises:
-        Refused: it was not done.
-        Unanswered: it may have been done.
-        ValueError: it is not in the table of calls.
+        Refused: It was not done.
+        Unanswered: It may have been done.
+        ValueError: It is not in the table of calls.
     """
     if service == "ec2":
         not_before = budget_spend(region, operation, machines)
         if not_before is not None:
-            text = f"our own share of {operation} is used up until {not_before:%H:%M:%S} UTC"
+            text = f"the own call budget of {operation} is used up until {not_before:%H:%M:%S} UTC"
             raise Refused(THROTTLED, text, 503, not_before)
     try:
         return send(service, operation, region, params)
@@ -160,10 +158,10 @@ def call(service: str, operation: str, region: str, *, machines: int = 0, **para
 
 
 def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]]:
-    """The pages of a call of EC2, each within the budget.
+    """Yields the pages of an EC2 list, each within the budget.
 
     Raises:
-        CallFailed: as `call`; what came before is no whole list.
+        CallFailed: As `call`; the pages so far are not a complete list.
     """
     token = ""
     for _ in range(PAGES_MOST):
@@ -172,14 +170,14 @@ def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]
         token = page.get("NextToken") or ""
         if not token:
             return
-    raise Unanswered("", f"{operation} has not come to an end after {PAGES_MOST} pages")
+    raise Unanswered("", f"{operation} has more than {PAGES_MOST} pages")
 
 
 def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """`call` without the budget.
 
     Raises:
-        RuntimeError: a transaction is open, also one of a request or of a command.
+        RuntimeError: A transaction is open.
     """
     if (Role.CONTROL, service, operation) not in CALLS:
         raise ValueError(f"{service} {operation} is not in the table of calls")
@@ -196,18 +194,18 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
         raise _failure(error.response) from error
     except ParamValidationError as error:
         raise Refused("ParamValidation", str(error)[:TEXT_MOST]) from error
-    # ResponseParserError is none of BotoCoreError's: what a proxy answers in AWS's place.
+    # ResponseParserError, for answers of a proxy, is not a BotoCoreError.
     except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
         raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
     return answer
 
 
 def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
-    """What a call's answer streams, `most` bytes of it at most.
+    """Reads a streamed body of up to `most` bytes.
 
     Raises:
-        Unanswered: it broke off, or did not end within `limit_s`.
-        TooLong: it has more bytes.
+        Unanswered: It broke off, or took longer than `limit_s`.
+        TooLong: It has more bytes.
     """
     from botocore.exceptions import BotoCoreError, HTTPClientError
 
@@ -218,7 +216,7 @@ def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
             if len(read) > most:
                 raise TooLong
             if monotonic() > ends_at:
-                raise Unanswered("", f"it was not read whole within {limit_s:g} s")
+                raise Unanswered("", f"it was not read completely within {limit_s:g} s")
     except (OSError, BotoCoreError, HTTPClientError) as error:
         raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
     finally:
@@ -227,17 +225,17 @@ def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
 
 
 def body_piece(body: Any, most: int) -> bytes:
-    """The next bytes of what an answer streams; none, where it ended or broke off.
+    """Returns the next bytes of a streamed body; none if it ended or broke off.
 
     Raises:
-        Unanswered: it came whole and damaged.
+        Unanswered: It arrived complete but damaged.
     """
     from botocore.exceptions import BotoCoreError, FlexibleChecksumError, HTTPClientError
 
     try:
         return bytes(body.read(most))
     except FlexibleChecksumError as error:
-        raise Unanswered("", f"what was read is damaged: {error}"[:TEXT_MOST]) from error
+        raise Unanswered("", f"the body is damaged: {error}"[:TEXT_MOST]) from error
     except (OSError, BotoCoreError, HTTPClientError):
         return b""
 
@@ -253,8 +251,9 @@ def _failure(response: Mapping[str, Any]) -> CallFailed:
 
 
 def client(service: str, region: str, *, once: bool) -> Any:
-    """The client of a service in a region, the same for all threads: using one is safe, making one is not. `once`: it
-    sends nothing twice by itself. botocore repeats every answer of 500, as lack of capacity is."""
+    """Returns the client of a service in a region, shared by all threads: clients are thread-safe, creating one is not.
+    `once` disables botocore's retries, which repeat every answer of 500, lack of capacity included.
+    """
     with _lock:
         known = _clients.get((service, region, once))
         if known is None:
@@ -278,7 +277,7 @@ def _make_client(service: str, region: str, once: bool) -> Any:
 
 @cache
 def _session() -> "Session":
-    """One of the process: its model of EC2 takes 24 MiB, which all clients share."""
+    """One for the process: its model of EC2 takes 24 MiB, which all clients share."""
     import boto3
 
     session = boto3.session.Session()
@@ -287,7 +286,7 @@ def _session() -> "Session":
 
 
 def cut_interfaces(response_dict: dict[str, Any], **_: Any) -> None:
-    """Take the network interfaces out of an answer, 32 KiB of a P5. A machine's own address stands outside of them."""
+    """Removes the network interfaces from an answer (32 KiB for a P5). A machine's own address is outside them."""
     parts = response_dict["body"].split(_FIRST)
     kept = [parts[0], *(part.partition(_LAST)[2] for part in parts[1:])]
     response_dict["body"] = b"".join(kept)

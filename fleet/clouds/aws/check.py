@@ -1,5 +1,5 @@
-"""What an account really lets this install do in a region: asked of AWS call by call, with dry runs where a call would
-change something. Changes nothing, at AWS or here.
+"""Checks what an account allows this install in a region, call by call, with dry runs for calls that would change
+something. Changes nothing, in AWS or here.
 """
 
 import re
@@ -30,17 +30,17 @@ DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedExcept
 ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
 PRICE_LIST = "us-east-1"
 DRY_RUN = "DryRunOperation"
-"""The error that says that a dry run would have succeeded."""
+"""The error of a dry run that would have succeeded."""
 
 OWN_TURNS = 5
 OWN_WAIT_MOST_S = 10.0
-"""For our own share of a call: dry runs of RunInstances use it up after four pools, and it fills by 1.6 a second."""
+"""Wait for the own call budget: dry runs of RunInstances use it up after four pools, and it refills at 1.6 a second."""
 
 Send = Callable[..., dict[str, Any]]
 
 
 class Verdict(StrEnum):
-    """`denied` and `missing` are for a person to mend; `unknown`: no answer, or nothing to try it on."""
+    """An operator must fix `denied` and `missing`. `unknown`: no answer, or nothing to test with."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`text`: what follows, or what AWS said."""
+    """`text`: the consequence, or AWS's message."""
 
     verdict: Verdict
     what: str
@@ -60,7 +60,9 @@ class Finding:
 def region_check(
     cloud: CloudRegion, install: str, now: datetime, wait: Callable[[float], None] = time.sleep
 ) -> Iterator[Finding]:
-    """All about one region, as it is found: tens of calls, some seconds. `wait`: for so many seconds."""
+    """Yields the findings about one region as they come: tens of calls, some seconds. `wait` sleeps for so many
+    seconds.
+    """
     send = partial(_send_in_turn, wait)
     types = list(InstanceType.objects.values_list("name", flat=True))
     try:
@@ -84,10 +86,10 @@ def region_check(
 
 
 def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
-    """Make a call once our own share has one left; others take of it, too.
+    """Makes a call once the own budget allows it; other processes use the same budget.
 
     Raises:
-        CallFailed: as `call`; of our own share, if none is left again and again, or not soon.
+        CallFailed: As `call`, or the budget stayed used up.
     """
     for _ in range(OWN_TURNS - 1):
         try:
@@ -101,14 +103,14 @@ def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> 
 
 
 def _drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
-    """What the stack states now, against what is in use."""
+    """Compares the stack's outputs with those in use."""
     if not cloud.base:
         return
     known = cloud.stated_base()
     for name in CloudBase.__dataclass_fields__:
         before, stated = getattr(known, name), getattr(base, name)
         if before != stated:
-            text = f"in use is {before!r}, and the stack states {stated!r}; it is read again within a day"
+            text = f"in use is {before!r}, the stack states {stated!r}; the stack is read again within a day"
             yield Finding(Verdict.MISSING, f"stack {cloud.stack}: {name}", text)
 
 
@@ -151,7 +153,7 @@ def _failed(what: str, error: CallFailed, region: str, send: Send) -> Finding:
 
 
 def _decoded(error: CallFailed, region: str, send: Send) -> str:
-    """Why, where this role may know: AWS encodes which policy said no."""
+    """Why a call was denied, if this role may decode it: AWS encodes the policy that denied it."""
     if not (encoded := ENCODED.search(error.whole)):
         return str(error)
     try:
@@ -179,7 +181,7 @@ def _launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, re
         request = run_instances(unit, AttemptView(1, "aws-check", view, 1, now, now), said, "#!/bin/sh\n")
     except ValueError as error:
         return Finding(Verdict.MISSING, what, str(error))
-    del request["ClientToken"]  # a token would be remembered, with these parameters
+    del request["ClientToken"]  # AWS would remember a token with these parameters
     return _tried("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
 
 
@@ -187,7 +189,7 @@ def _termination(cloud: CloudRegion, send: Send) -> Finding:
     what = "ec2 TerminateInstances"
     machine = Machine.objects.filter(region_id=cloud.pk, provider="aws").exclude(provider_id="").first()
     if machine is None:
-        return Finding(Verdict.UNKNOWN, what, "there is no machine to try it on yet")
+        return Finding(Verdict.UNKNOWN, what, "there is no machine yet to test it with")
     params = {"InstanceIds": [machine.provider_id], "DryRun": True}
     return _tried("ec2", "TerminateInstances", cloud.aws_region, params, send)
 
@@ -195,13 +197,14 @@ def _termination(cloud: CloudRegion, send: Send) -> Finding:
 def _offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
     for kind in sorted(set(types) & set(instance_networks())):
         if kind not in offered:
-            text = "no zone of the stack offers it, and no reservation has it"
+            text = "no zone of the stack and no reservation offers it"
             yield Finding(Verdict.UNKNOWN, f"type {kind}", text)
 
 
 def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterator[Finding]:
-    """vCPUs of machines that are wanted, or of one of each type that has a pool, against quotas by their names. Markets
-    with a reservation have none."""
+    """Compares the vCPUs of wanted machines, or of one machine of each type with a pool, with the quotas. Reserved
+    capacity has no quota.
+    """
     kinds = sorted({pool.instance_type_id for pool in pools if pool.market not in {*RESERVATIONS, Market.SPOT}})
     if not kinds:
         return
@@ -221,10 +224,10 @@ def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterat
     for name, needed in sorted(wanted.items()):
         limit = limits.get(name, inf)
         if name not in limits:
-            yield Finding(Verdict.UNKNOWN, f"quota {name}", "AWS lists none of this name")
+            yield Finding(Verdict.UNKNOWN, f"quota {name}", "AWS lists no such quota")
         else:
             verdict = Verdict.ALLOWED if limit >= needed else Verdict.MISSING
-            yield Finding(verdict, f"quota {name}", f"{limit:.0f} vCPUs, of which {needed} are wanted")
+            yield Finding(verdict, f"quota {name}", f"{limit:.0f} vCPUs; {needed} are needed")
 
 
 def _limits(region: str, send: Send) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,6 @@
-"""The install's name in clouds, and whether it may change anything there.
-
-Asks STS whose keys signed a machine's proof. It speaks to one fixed host for each region and follows nobody
-elsewhere. Without boto3: nothing is signed here, and web does not load it.
+"""The install's name in clouds, whether it may change anything there, and the check of a machine's signed proof with
+STS. Contacts one fixed host for each region and follows no redirect. Does not import boto3: it signs nothing, and the
+web process does not need boto3.
 """
 
 import contextlib
@@ -22,12 +21,12 @@ from fleet.clouds.models import Install
 from fleet.clouds.planning.upkeep import stale_reason
 
 DRY_RUN = timedelta(days=1)
-"""On an install's first day garbage collection logs what it would delete, and deletes nothing."""
+"""On an install's first day, garbage collection only logs what it would delete."""
 READ_ONLY_RETRY_S = 60.0
 
 
 def install_ensure(now: datetime) -> Install:
-    """The row of this control plane; made with a name of its own when a cloud is used first."""
+    """Returns the row of this control plane, and creates it with a new name on the first use of a cloud."""
     found = Install.objects.first()
     if found is not None:
         return found
@@ -36,34 +35,35 @@ def install_ensure(now: datetime) -> Install:
 
 
 def install_that_may_change(now: datetime) -> Install:
-    """The same, of one that holds its clouds.
+    """Returns the row if this install may change its clouds.
 
     Raises:
-        Later: it is read-only.
+        Later: It is read-only.
     """
     install = install_ensure(now)
     reason = install.read_only or stale_reason(install.beat_at, now)
     if reason:
-        raise Later(f"nothing is launched or ended: {reason}", READ_ONLY_RETRY_S)
+        raise Later(f"nothing is launched or terminated: {reason}", READ_ONLY_RETRY_S)
     return install
 
 
 LIMIT_S = 5.0
-"""To connect, and once more for the whole answer."""
+"""To connect, and again for the whole answer."""
 ANSWER_BYTES = 16 * 1024
-"""STS's own has some 500."""
+"""STS's answer has about 500."""
 _ARN = re.compile(rb"<Arn>([^<>\s]{1,400})</Arn>")
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
 _LATER = frozenset({"Throttling", "ThrottlingException", "RequestLimitExceeded"})
 
 
 class StsSilent(Exception):
-    """STS did not answer, or not as STS; the text says how."""
+    """STS did not answer, or the answer is not STS's."""
 
 
 def sts_url(region: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Of the STS of a region: that of `AWS_ENDPOINT_URL_STS` or `AWS_ENDPOINT_URL`, as AWS's own tools read them, or
-    AWS's. `REGION` as a region gives the text in which machines put theirs."""
+    """Returns the URL of a region's STS: `AWS_ENDPOINT_URL_STS` or `AWS_ENDPOINT_URL` if set, as in AWS's tools, else
+    AWS's. With `REGION` as the region it returns a template for machines.
+    """
     own = environment.get("AWS_ENDPOINT_URL_STS") or environment.get("AWS_ENDPOINT_URL")
     if own:
         return own.rstrip("/")
@@ -71,28 +71,28 @@ def sts_url(region: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def sts_host(region: str, environment: Mapping[str, str] = os.environ) -> str:
-    """As the header `Host` of a question to it has it."""
+    """Returns the `Host` header for requests to `sts_url`."""
     return urlsplit(sts_url(region, environment)).netloc
 
 
 def caller_arn(proof: Proof, url: str) -> str:
-    """The ARN of whose keys signed. Blocks for twice `LIMIT_S` at most, and for the look-up of the name.
+    """Returns the ARN of the signer. Blocks for up to twice `LIMIT_S`, plus the DNS lookup.
 
     Raises:
-        ProofRefused: STS refuses the signature; the text has its code.
-        StsSilent: no answer in time, a redirect, an error that may pass, or nothing that STS would say.
+        ProofRefused: STS rejected the signature; the text has its code.
+        StsSilent: No answer in time, a redirect, a temporary error, or an unreadable answer.
     """
     status, body = _ask(urlsplit(url), {**proof.headers, "content-type": CONTENT_TYPE})
     code = _CODE.search(body)
     if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and code:
         name = code[1].decode()
         if name not in _LATER:
-            raise ProofRefused(f"STS refuses the signature: {name}")
+            raise ProofRefused(f"STS rejected the signature: {name}")
     if status != HTTPStatus.OK:
         raise StsSilent(f"{url} answered {status}")
     arns = _ARN.findall(body)
     if b"<GetCallerIdentityResponse" not in body or len(arns) != 1:
-        raise StsSilent(f"{url} answered something that is not whose keys they are")
+        raise StsSilent(f"{url} did not return the signer")
     return str(arns[0].decode("ascii", "replace"))
 
 
@@ -102,7 +102,7 @@ def _ask(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
     watch = None
     try:
         connection.connect()
-        # A socket's own limit counts anew with each piece that comes.
+        # A socket's time-out restarts with each received piece.
         watch = threading.Timer(LIMIT_S, _cut, [connection.sock])
         watch.daemon = True
         watch.start()
@@ -121,5 +121,5 @@ def _ask(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
 
 
 def _cut(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended by itself
+    with contextlib.suppress(OSError):  # it is closed already
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,18 +1,10 @@
-"""Which network interfaces an instance type is launched with. Pure: a table, and one rule from AWS's documentation.
-
-The table is an extract of `DescribeInstanceTypes` (`instance_interfaces.json` names its source). Every machine of a
-type gets the same interfaces, whatever it is for: a spare must fit into any cell.
-
-What a machine of EC2 runs at its first boot, without a secret: everybody on it, and many others, can read it. Pure.
-
-It makes a cache of the instance's own disks, then fetches the script that proves who the machine is and joins it, and
-runs that. The script comes from the control plane and not with the launch, so that the text stays the same from release
-to release: EC2 compares it when a token comes again. A machine that never joins ends itself.
-
-A launch of a unit as the parameters of EC2's `RunInstances`. Pure: no client, clock or row.
-
-The same attempt always gives the same parameters, for EC2 compares them when a token comes again. Everything that we
-must find again is tagged in the launch itself: a machine that is visible is not always one that can be tagged yet.
+"""Builds the parameters of EC2's `RunInstances` for an attempt: network interfaces, first-boot script and tags. Pure:
+no client, clock or row. The same attempt always gives the same parameters, because EC2 compares them when a token is
+repeated. Everything that must be found again is tagged by the launch itself, because a visible machine cannot always be
+tagged yet. The boot script has no secret, since every process on the machine can read it. It makes a cache of the
+instance's own disks, then fetches the join script from the control plane, so that the text is the same in every
+release. A machine that never joins shuts itself down. Interfaces come from `instance_interfaces.json`, an extract of
+`DescribeInstanceTypes`; all machines of a type get the same ones, because a spare must fit any cell.
 """
 
 import re
@@ -32,8 +24,9 @@ TABLE = Path(__file__).with_name("instance_interfaces.json")
 
 @dataclass(frozen=True, slots=True)
 class InstanceNetwork:
-    """What a type has. `efa_cards`: indices of the network cards that can have an EFA. `usage_classes`: in EC2's words,
-    `on-demand`, `spot`, `capacity-block`."""
+    """`efa_cards`: indices of the network cards that support EFA. `usage_classes` as EC2 names them: `on-demand`,
+    `spot`, `capacity-block`.
+    """
 
     cards: int
     efa_cards: tuple[int, ...]
@@ -42,7 +35,7 @@ class InstanceNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """`kind`: in EC2's words. `interface` has an address, `efa-only` has none and speaks to other EFAs alone."""
+    """`kind` as EC2 names it: an `interface` has an address; an `efa-only` has none and reaches only other EFAs."""
 
     card: int
     device: int
@@ -59,10 +52,10 @@ def instance_networks() -> dict[str, InstanceNetwork]:
 
 
 def network_of(instance_type: str) -> InstanceNetwork:
-    """What an instance type has.
+    """Returns the network of an instance type.
 
     Raises:
-        ValueError: it is not in the table.
+        ValueError: It is not in the table.
     """
     found = instance_networks().get(instance_type)
     if found is None:
@@ -71,17 +64,17 @@ def network_of(instance_type: str) -> InstanceNetwork:
 
 
 def interfaces_of(instance_type: str) -> tuple[Interface, ...]:
-    """The interfaces of a machine: one with its address, and an EFA on each card that can have one.
+    """Returns the interfaces of a machine: one with its address, and an EFA on each card that supports it.
 
-    As "Maximize network bandwidth on Amazon EC2 instances with multiple network cards" has it
+    From "Maximize network bandwidth on Amazon EC2 instances with multiple network cards"
     (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html): card 0, device 0 is an `interface`;
-    if card 0 can have an EFA, its device 1 is `efa-only`; each further card has an `efa-only` as device 0. Its example,
-    32 EFAs and one address, is a P5's. It has another layout for P5 and P5e, of several addresses for more bandwidth of
-    IP; a node has one address here. Older guides, such as Neuron's for trn1, use device 1 throughout and `efa` on card
-    0. None of it was tried on hardware.
+    if card 0 supports EFA, its device 1 is `efa-only`; each further card has an `efa-only` as device 0. Its example for
+    P5 has 32 EFAs and one address. A layout for P5 and P5e with several addresses for more IP bandwidth is not used: a
+    node has one address. Older guides, such as Neuron's for trn1, use device 1 throughout and `efa` on card 0. Not
+    tested on hardware.
 
     Raises:
-        ValueError: the type is not in the table.
+        ValueError: The type is not in the table.
     """
     efas = (Interface(card, 0 if card else 1, "efa-only") for card in network_of(instance_type).efa_cards)
     return (Interface(0, 0, "interface"), *efas)
@@ -91,13 +84,14 @@ BYTES_MOST = 16 * 1024
 """EC2's limit, before base64."""
 JOIN_PATH = "/join/aws"
 TRIES_FOR_S = 3600
-"""Then nobody has waited for it for long: the control plane ends what has not joined after a third of this."""
+"""The control plane terminates machines that have not joined after a third of this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a machine must know. `pin`: of the control plane's public keys, as curl takes it; "": its certificate is
-    signed by an authority that the image knows. `install`, `unit`: as in the machine's tags."""
+    """Values for a machine's boot script. `pin`: of the control plane's public keys, as curl takes it; "" if the image
+    trusts the authority of its certificate. `install`, `unit`: as in the machine's tags.
+    """
 
     server: str
     pin: str
@@ -116,14 +110,14 @@ _FORMS = {
 
 
 def user_data(boot: Boot) -> str:
-    """The shell script of a machine's first boot: cloud-init runs it once for each instance.
+    """Returns the shell script of a machine's first boot, which cloud-init runs once.
 
     Raises:
-        ValueError: a value has another form than it may.
+        ValueError: A value has the wrong form.
     """
     for name, form in _FORMS.items():
         if not form.fullmatch(getattr(boot, name)):
-            raise ValueError(f"{name} {getattr(boot, name)!r} has not the form {form.pattern}")
+            raise ValueError(f"{name} {getattr(boot, name)!r} does not match {form.pattern}")
     known = {
         "SERVER": boot.server,
         "PIN": boot.pin,
@@ -145,7 +139,7 @@ export SWITCHYARD_CACHE=/var/cache/switchyard
 
 say() { echo "switchyard: $*"; }
 
-# One file system over all of the instance's own disks; on the root volume where it has none, or they are in use.
+# One file system over all disks of the instance; without free disks, a folder of the root volume.
 make_cache() {
   mkdir -p "$SWITCHYARD_CACHE"
   command -v lsblk >/dev/null && command -v mdadm >/dev/null && command -v mkfs.xfs >/dev/null || return 0
@@ -199,12 +193,12 @@ TAG_INSTALL = "switchyard:install"
 TAG_UNIT = "switchyard:unit"
 TAG_ATTEMPT = "switchyard:attempt"
 TAGS = (TAG_INSTALL, TAG_UNIT, TAG_ATTEMPT, "Name")
-"""All that a launch sets: policies allow no others."""
+"""All tags of a launch: policies allow no others."""
 
 Request = dict[str, Any]
 
 _USAGE_CLASSES = {Market.SPOT: "spot", Market.BLOCK: "capacity-block"}
-"""Of the others it is `on-demand`."""
+"""Other markets are `on-demand`."""
 _MARKET_TYPES = {
     Market.SPOT: "spot",
     Market.BLOCK: "capacity-block",
@@ -214,8 +208,9 @@ _MARKET_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LaunchBase:
-    """What all launches of one role in a region share, from the region's stack. `security_group`: lets everything
-    through from and to itself, without which EFAs do not speak. `root_device`: what the image calls its root volume."""
+    """Shared by all launches of one role in a region; from the region's stack. `security_group` allows all traffic
+    within itself, which EFAs need. `root_device`: the image's name for its root volume.
+    """
 
     install: str
     security_group: str
@@ -225,10 +220,10 @@ class LaunchBase:
 
 
 def run_instances(unit: UnitView, attempt: AttemptView, base: LaunchBase, user_data: str) -> Request:
-    """The parameters of the one call of an attempt. `user_data` is plain text: boto3 encodes it.
+    """Returns the parameters of an attempt's call. `user_data` is plain text: boto3 encodes it.
 
     Raises:
-        ValueError: EC2 has no such launch: the type is unknown or not sold so, or the pool lacks what its market needs.
+        ValueError: EC2 cannot launch this: the type is unknown or not sold in this market, or the pool lacks a value.
     """
     pool = attempt.pool
     _check(unit, attempt)
@@ -265,10 +260,10 @@ def _check(unit: UnitView, attempt: AttemptView) -> None:
 
 
 def usage_class(instance_type: str, market: Market) -> str:
-    """How EC2 sells machines of a type to a market, in its words.
+    """Returns EC2's name for the way a machine is bought.
 
     Raises:
-        ValueError: it does not; or the type is not known.
+        ValueError: The type is unknown or not sold like that.
     """
     wanted = _USAGE_CLASSES.get(market, "on-demand")
     offered = network_of(instance_type).usage_classes
@@ -278,7 +273,7 @@ def usage_class(instance_type: str, market: Market) -> str:
 
 
 def _market(attempt: AttemptView) -> Request:
-    """How it is bought. Without a preference EC2 would use up open reservations for what is to be bought on demand."""
+    """Without a preference, EC2 would use open reservations for on-demand launches."""
     pool = attempt.pool
     asked: Request = {}
     if pool.market in _MARKET_TYPES:
@@ -301,7 +296,7 @@ def _root_volume(base: LaunchBase) -> Request:
 
 
 def _interfaces(instance_type: str, subnet: str, group: str) -> Iterator[Request]:
-    """Subnet and group belong to each interface once there is one; a public address excludes several."""
+    """With interfaces, subnet and group belong to each of them; a public address would exclude several."""
     for one in interfaces_of(instance_type):
         yield {
             "NetworkCardIndex": one.card,
@@ -314,8 +309,9 @@ def _interfaces(instance_type: str, subnet: str, group: str) -> Iterator[Request
 
 
 def _tags(unit: UnitView, attempt: AttemptView, install: str) -> Iterator[Request]:
-    """A request for spot machines may be tagged only where one is made: else EC2 refuses the launch
-    (https://github.com/aws/karpenter-provider-aws/issues/5850)."""
+    """EC2 rejects launches that tag a spot request where none is made
+    (https://github.com/aws/karpenter-provider-aws/issues/5850).
+    """
     values = dict(zip(TAGS, (install, unit.id, str(attempt.number), f"switchyard-{unit.id}"), strict=True))
     tags = [{"Key": key, "Value": value} for key, value in values.items()]
     kinds = ["instance", "volume", "network-interface"]

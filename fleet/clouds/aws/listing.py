@@ -1,15 +1,8 @@
-"""Lists machines of EC2, in a whole region or single ones, with their statuses and the region's capacity reservations.
-Stores the states of recorded machines.
-
-A list counts only if all its pages came. While a zone is silent EC2 refuses a list of the whole region: then the
-machines that are recorded are asked for by their ids, zone by zone, and nothing is said of those of the silent one.
-
-Asks EC2 where machines are in its network, a batch at a time, and stores it with their nodes.
-
-What it says nothing of stays as it was, and is asked for again. A place that changes changes the node's.
-
-Lists and deletes volumes, network interfaces and spot requests of this install that are attached to nothing, and
-terminates machines. EC2 filters the lists, so they are short however large the fleet is.
+"""Lists an install's machines in EC2 with statuses, places and reservations, stores the states of recorded machines,
+and lists and deletes unattached volumes, network interfaces and spot requests. A list counts only if all pages arrived.
+While a zone does not answer, EC2 rejects lists of the whole region: recorded machines are then listed by ID, zone by
+zone, and those of the silent zone keep their state. A machine without an answer keeps its place too and is listed
+again. EC2 filters every list, so that lists stay short in large fleets.
 """
 
 import re
@@ -38,13 +31,13 @@ from kernel import live, wake_ups
 __all__ = ["ENDED", "Instance", "Listing", "machines_look", "presence_store", "region_list", "seen_store"]
 
 BY_FILTER = 200
-"""Values of one filter, at most."""
+"""Values of one filter at most."""
 BY_ID = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One machine of this install, as EC2 lists it. `tags`: of ours."""
+    """A machine of this install as EC2 lists it. `tags`: only ours."""
 
     provider_id: str
     state: str
@@ -55,7 +48,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """`complete`: all pages came, and every zone answered."""
+    """`complete`: all pages arrived, and every zone answered."""
 
     instances: tuple[Instance, ...]
     began_at: datetime
@@ -64,10 +57,10 @@ class Listing:
 
 
 def region_list(cloud: CloudRegion, install: str, now: datetime) -> Listing:
-    """Every machine of this install in a region, ended ones for as long as EC2 remembers them.
+    """Lists every machine of this install in a region, including terminated ones that EC2 still lists.
 
     Raises:
-        CallFailed: nothing at all can be said.
+        CallFailed: No zone answered.
     """
     filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [install]}]
     try:
@@ -77,7 +70,7 @@ def region_list(cloud: CloudRegion, install: str, now: datetime) -> Listing:
 
 
 def _zone_by_zone(cloud: CloudRegion, now: datetime) -> Listing:
-    """Those that are recorded. A batch with one that is not found fails as a whole, and says nothing of the others."""
+    """Lists recorded machines. A batch with an unknown ID fails as a whole and proves nothing about the others."""
     by_zone: dict[str, list[str]] = defaultdict(list)
     for row in _recorded(cloud.pk):
         by_zone[row.zone].append(row.provider_id)
@@ -97,8 +90,9 @@ def _zone_by_zone(cloud: CloudRegion, now: datetime) -> Listing:
 
 
 def machines_look(rows: Sequence[Machine], now: datetime) -> None:
-    """Ask about single machines, and store what EC2 says. What it does not show, or does not answer, stays as it was:
-    a filter is never refused for one that is not visible yet."""
+    """Lists single machines and stores their states. Machines that are missing in the answer keep their state. Uses a
+    filter, because EC2 rejects requests by ID for machines that are not visible yet.
+    """
     by_region: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         by_region[row.region_id].append(row.provider_id)
@@ -136,7 +130,7 @@ def _recorded(region: str) -> "Iterable[Machine]":
 
 
 def seen_store(states: Mapping[str, str], now: datetime) -> None:
-    """What was seen of machines by their ids, ended or not."""
+    """Stores states of machines by their IDs."""
     for state in set(states.values()):
         ids = [provider_id for provider_id, one in states.items() if one == state]
         rows = Machine.objects.filter(provider=PROVIDER, provider_id__in=ids)
@@ -146,7 +140,7 @@ def seen_store(states: Mapping[str, str], now: datetime) -> None:
 
 
 def presence_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
-    """What a list of a region says of the machines that are recorded in it."""
+    """Applies a region's list to the machines recorded in it."""
     known = [
         KnownMachine(row.provider_id, row.zone, row.cloud_state, row.created_at, row.absent_lists)
         for row in _recorded(cloud.pk)
@@ -165,11 +159,11 @@ def presence_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
         live.push("machines")
 
 
-# What DescribeInstanceStatus says: state, checks and scheduled events of all machines of an account in a region,
-# ours and others'. It has no filter by tag: who asks drops the others.
+# DescribeInstanceStatus: state, checks and scheduled events of all machines of an account in a region.
+# It has no filter by tag: callers drop the machines of other installs.
 
 OVER = ("[Completed]", "[Canceled]")
-"""How the description of an event begins that is still listed for a while."""
+"""Prefix of the description of a scheduled event that is over."""
 IMPAIRED = "impaired"
 
 
@@ -185,7 +179,7 @@ class ScheduledEvent:
 
 @dataclass(frozen=True, slots=True)
 class Statuses:
-    """By id of the instance. `impaired`: since when; None: not said."""
+    """By instance ID. `impaired`: since when; None if EC2 does not state it."""
 
     states: dict[str, str] = field(default_factory=dict)
     impaired: dict[str, datetime | None] = field(default_factory=dict)
@@ -193,10 +187,10 @@ class Statuses:
 
 
 def region_statuses(region: str) -> Statuses:
-    """All pages, or nothing.
+    """Reads all pages.
 
     Raises:
-        CallFailed: some page did not come.
+        CallFailed: A page is missing.
     """
     found = Statuses()
     for page in calls.pages("DescribeInstanceStatus", region, IncludeAllInstances=True, MaxResults=PAGE):
@@ -224,12 +218,12 @@ def _since(checks: Iterable[Mapping[str, Any]]) -> list[datetime]:
     return [detail["ImpairedSince"] for detail in details if detail.get("ImpairedSince") is not None]
 
 
-# What EC2 says of capacity reservations: how much is left in them, and when Capacity Blocks end.
+# Capacity reservations: free machines, and when Capacity Blocks end.
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """`free`: machines that may still be launched in it; none once it is over."""
+    """`free`: machines that can still be launched in it; 0 once it is over."""
 
     id: str
     free: int
@@ -238,11 +232,11 @@ class Reservation:
 
 
 def reservations_read(region: str, ids: Collection[str]) -> tuple[Reservation, ...]:
-    """Those of these ids that there are. All of the account are listed: one that is unknown would have a call by ids
-    refused as a whole.
+    """Returns the reservations with these IDs that exist. Lists all of the account, because EC2 rejects a request by
+    IDs if one is unknown.
 
     Raises:
-        CallFailed: not all were said.
+        CallFailed: The list is not complete.
     """
     return tuple(
         Reservation(
@@ -259,14 +253,14 @@ def reservations_read(region: str, ids: Collection[str]) -> tuple[Reservation, .
 
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 RESERVATIONS = 10
-"""Ids of one call about reservations, at most."""
+"""IDs in one call."""
 
 
 def region_places(cloud: CloudRegion, now: datetime) -> int:
-    """Ask for the batch that is due first, if there is one. Returns how many machines were asked for.
+    """Requests the places of the next due batch, if any. Returns the number of machines in it.
 
     Raises:
-        CallFailed: nothing was learned, also because our budget has no call left now.
+        CallFailed: Nothing was read, or the call budget is used up.
     """
     nodes = dict(Node.objects.filter(region_id=cloud.pk).values_list("id", "topology"))
     rows = Machine.objects.filter(
@@ -281,7 +275,7 @@ def region_places(cloud: CloudRegion, now: datetime) -> int:
     try:
         answer = calls.call("ec2", TOPOLOGY_CALL, cloud.aws_region, InstanceIds=list(due[0]))
     except calls.Refused as refused:
-        # One that is not visible yet has the whole batch refused. It comes again later, the others with the next call.
+        # A machine that is not visible yet fails its whole batch: it is retried later, the others with the next call.
         strangers = set(_INSTANCE.findall(refused.text)) & set(due[0])
         if strangers:
             Machine.objects.filter(provider=PROVIDER, provider_id__in=strangers).update(topology_at=now)
@@ -291,14 +285,14 @@ def region_places(cloud: CloudRegion, now: datetime) -> int:
 
 
 def _path(instance: Mapping[str, Any], cloud: CloudRegion) -> Path:
-    """Zones by the ids that the region's stack states, as for its pools; EC2 says the same."""
+    """Uses the zone IDs of the region's stack, as pools do."""
     zone = cloud.base["zones"].get(instance["AvailabilityZone"], {})
     zone_id = zone.get("zone_id") or instance.get("ZoneId") or instance["AvailabilityZone"]
     return path_of(zone_id, instance.get("NetworkNodes") or (), instance.get("CapacityBlockId") or "")
 
 
 def places_store(asked: Sequence[str], paths: Mapping[str, Path], now: datetime) -> None:
-    """What was said of the machines that were asked for, by their provider's ids."""
+    """Stores the places of the requested machines, by provider ID."""
     with transaction.atomic():
         rows = Machine.objects.filter(provider=PROVIDER, provider_id__in=asked)
         rows.update(topology_at=now)
@@ -318,10 +312,10 @@ def places_store(asked: Sequence[str], paths: Mapping[str, Path], now: datetime)
 
 
 def reservation_places(cloud: CloudRegion) -> None:
-    """Where the machines of reservations will be: so the one nearest to a cell is chosen before anything is launched.
+    """Stores where the machines of reservations will be, so that launches can pick the one nearest to a cell.
 
     Raises:
-        CallFailed: what came before it is stored.
+        CallFailed: Earlier results are stored.
     """
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk).exclude(reservation=""))
     ids = sorted({pool.reservation for pool in pools})
@@ -342,7 +336,7 @@ GARBAGE_PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class Unattached:
-    """`unit`: from its tags, or "". `created_at`: None for network interfaces, because EC2 does not state it."""
+    """`unit`: from the tags, or "". `created_at` is None for network interfaces: EC2 does not state it."""
 
     kind: ResourceKind
     id: str
@@ -351,7 +345,7 @@ class Unattached:
 
 
 def unattached_list(region: str, install: str) -> list[Unattached]:
-    """Lists them in a region as AWS names it. A spot request counts while it is open and has no machine.
+    """Lists unattached resources of an AWS region. A spot request counts while it is open and has no machine.
 
     Raises:
         CallFailed: The list is not complete.
@@ -374,7 +368,7 @@ def unattached_list(region: str, install: str) -> list[Unattached]:
 
 
 def unattached_delete(region: str, kind: ResourceKind, name: str) -> None:
-    """Deletes one. EC2 refuses if it was attached in the meantime.
+    """EC2 rejects the call if the resource was attached in the meantime.
 
     Raises:
         CallFailed: It may still exist.
@@ -389,7 +383,7 @@ def unattached_delete(region: str, kind: ResourceKind, name: str) -> None:
 
 
 def machines_terminate(region: str, names: Sequence[str]) -> None:
-    """Terminates machines by one call.
+    """Terminates machines with one call.
 
     Raises:
         CallFailed: They may still run.

@@ -1,9 +1,6 @@
-"""Reads queues, and bodies that were too long for one. Knows nothing of what messages say.
-
-What AWS announces of machines, as EventBridge puts it into a region's queue. Pure: a text in, its meaning out.
-
-Both spellings of the Capacity Block event are documented. Nothing here is believed further than that a machine ends:
-what a message says wrongly costs a replacement, and what is lost is found by polling.
+"""Reads the queues of cloud notices, and parses the EventBridge messages in them. Parsing is pure: text in, meaning
+out. Both documented spellings of the Capacity Block event are accepted. A message can only announce that a machine
+ends: a wrong one costs a replacement, and a lost one is found by polling.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +16,12 @@ from fleet.reconcile.planning.states import NoticeKind
 
 AT_ONCE = 10
 WAIT_S = 1
-"""A long poll, so that all servers of the queue are asked; short, because a region's other steps wait."""
+"""A long poll asks all servers of the queue. Short, because the region's other steps wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`handle`: by which it is deleted, until its visibility is over. `attributes`: those with a text, by name."""
+    """`handle` deletes the message until its visibility time-out. `attributes`: those with a text, by name."""
 
     id: str
     handle: str
@@ -35,7 +32,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """`waiting`: about how many messages can be received. `has_dead_letters`: what comes too often goes elsewhere."""
+    """`waiting`: about how many messages can be received. `has_dead_letters`: repeatedly received messages move to
+    another queue.
+    """
 
     waiting: int
     has_dead_letters: bool
@@ -44,11 +43,11 @@ class QueueFacts:
 def messages_receive(
     region: str, url: str, *, most: int = AT_ONCE, wait_s: int | None = None, visibility_s: int | None = None
 ) -> tuple[Message, ...]:
-    """Some of those that are there, `most` (ten at most) of them. `visibility_s`: how long others do not see them; the
-    queue's own time if it is left out.
+    """Receives up to `most` messages (ten at most). `visibility_s`: for how long other readers do not see them; the
+    queue's own time if left out.
 
     Raises:
-        CallFailed: none came.
+        CallFailed: None was received.
     """
     asked: dict[str, Any] = {} if visibility_s is None else {"VisibilityTimeout": visibility_s}
     answer = calls.call(
@@ -74,10 +73,10 @@ def _message(one: Mapping[str, Any]) -> Message:
 
 
 def messages_delete(region: str, url: str, messages: Sequence[Message]) -> None:
-    """Take these off the queue. One that could not be deleted comes again, and is known then.
+    """Deletes messages. One that could not be deleted is received again, and is recognised then.
 
     Raises:
-        CallFailed: none was deleted, or nobody knows.
+        CallFailed: None was deleted, or the outcome is unknown.
     """
     if messages:
         entries = [{"Id": str(index), "ReceiptHandle": one.handle} for index, one in enumerate(messages)]
@@ -85,10 +84,10 @@ def messages_delete(region: str, url: str, messages: Sequence[Message]) -> None:
 
 
 def queue_facts(region: str, url: str) -> QueueFacts:
-    """What a queue says of itself.
+    """Reads a queue's attributes.
 
     Raises:
-        CallFailed: nothing.
+        CallFailed: They were not read.
     """
     names = ["ApproximateNumberOfMessages", "RedrivePolicy"]
     said = calls.call("sqs", "GetQueueAttributes", region, QueueUrl=url, AttributeNames=names).get("Attributes", {})
@@ -96,20 +95,21 @@ def queue_facts(region: str, url: str) -> QueueFacts:
 
 
 def object_read(region: str, bucket: str, key: str, *, owner: str, most: int, limit_s: float) -> bytes:
-    """An object of `most` bytes at most, of a bucket of the account `owner`: names of buckets are anybody's to take.
+    """Reads an object of at most `most` bytes. The bucket must belong to the account `owner`, because bucket names can
+    be taken by any account.
 
     Raises:
-        CallFailed: it was not read, or not within `limit_s`.
-        TooLong: it has more bytes.
+        CallFailed: It was not read, or not within `limit_s`.
+        TooLong: It has more bytes.
     """
     answer = calls.call("s3", "GetObject", region, Bucket=bucket, Key=key, ExpectedBucketOwner=owner)
     return calls.body_read(answer["Body"], most=most, limit_s=limit_s)
 
 
 INTERRUPTED_AFTER = timedelta(seconds=120)
-"""From a warning of EC2 until it ends the machine."""
+"""Time between EC2's warning and the end of the machine."""
 BLOCK_MACHINES_END_BEFORE = timedelta(minutes=30)
-"""EC2 begins to end the machines of a Capacity Block so long before its end."""
+"""EC2 starts to terminate the machines of a Capacity Block this long before its end."""
 INTERRUPTIONS = frozenset(
     {
         "EC2 Spot Instance Interruption Warning",
@@ -126,7 +126,7 @@ TEXT_MOST = 500
 
 
 class UnreadableNotice(ValueError):
-    """No announcement that we know; the text says what is wrong with it."""
+    """Not a known announcement; the text says why."""
 
 
 class _Event(msgspec.Struct, frozen=True, rename={"detail_type": "detail-type"}):
@@ -139,7 +139,7 @@ class _Event(msgspec.Struct, frozen=True, rename={"detail_type": "detail-type"})
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """`machines`: ids of instances; or all of `reservation`. `event_id` is the same however often it comes."""
+    """`machines`: instance IDs, or all machines of `reservation`. `event_id` is the same in every copy."""
 
     event_id: str
     kind: NoticeKind
@@ -158,7 +158,7 @@ class StateSeen:
 
 @dataclass(frozen=True, slots=True)
 class CalledOff:
-    """What was announced of machines is over, by being done or withdrawn."""
+    """An announced event was carried out or withdrawn."""
 
     kind: NoticeKind
     at: datetime
@@ -171,17 +171,17 @@ class Nothing:
 
 
 def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
-    """The meaning of one message.
+    """Returns the meaning of a message.
 
     Raises:
-        UnreadableNotice: it has none.
+        UnreadableNotice: It has none.
     """
     try:
         event = msgspec.json.decode(body, type=_Event)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise UnreadableNotice(f"no event of EventBridge: {error}") from error
+        raise UnreadableNotice(f"not an EventBridge event: {error}") from error
     if event.time.tzinfo is None:
-        raise UnreadableNotice("its time has no zone")
+        raise UnreadableNotice("its time has no time zone")
     kind = event.detail_type
     if kind in INTERRUPTIONS:
         return _about_one(event, NoticeKind.INTERRUPTION, event.time + INTERRUPTED_AFTER)
@@ -195,16 +195,16 @@ def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
         return Announcement(event.id, NoticeKind.BLOCK_END, event.time, ends_at, kind, reservation=reservation)
     if kind == HEALTH:
         return _health(event)
-    raise UnreadableNotice(f"its detail-type is {kind[:80]!r}, which no rule of ours sends")
+    raise UnreadableNotice(f"its detail-type is {kind[:80]!r}, which no rule of this install sends")
 
 
 def block_end(end_date: datetime) -> datetime:
-    """When the machines of a Capacity Block with this end are ended."""
+    """Returns when EC2 terminates the machines of a Capacity Block with this end."""
     return end_date - BLOCK_MACHINES_END_BEFORE
 
 
 def scheduled_kind(code: str) -> NoticeKind:
-    """What a scheduled event's code, or the type of a Health event, says of a machine."""
+    """Returns the kind of notice for a scheduled event's code or a Health event's type."""
     ends = any(word in code.lower() for word in ("retire", "stop"))
     return NoticeKind.RETIREMENT if ends else NoticeKind.MAINTENANCE
 
@@ -214,7 +214,7 @@ def _about_one(event: _Event, kind: NoticeKind, ends_at: datetime | None) -> Ann
 
 
 def _health(event: _Event) -> Announcement | CalledOff | Nothing:
-    """Retirement and maintenance of instances; those of other services need nothing."""
+    """Retirement and maintenance of instances; events of other services are ignored."""
     code, detail = _text(event.detail, "eventTypeCode"), event.detail
     is_ours = code.startswith("AWS_EC2_") and any(
         word in code for word in ("RETIREMENT", "MAINTENANCE", "REBOOT", "STOP")
@@ -257,5 +257,5 @@ def _time(detail: Mapping[str, Any], name: str) -> datetime:
         try:
             moment = parsedate_to_datetime(stated)
         except ValueError as error:
-            raise UnreadableNotice(f"its {name} is {stated[:80]!r}, which is no time") from error
+            raise UnreadableNotice(f"its {name} is {stated[:80]!r}, which is not a time") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

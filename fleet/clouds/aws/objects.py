@@ -1,7 +1,5 @@
-"""Writes objects that are written once. Knows nothing of what is in them.
-
-Objects of S3 as streams: read from anywhere on, taken up again where a body broke off, and written once, in parts.
-Memory has one part of each. Knows nothing of what is in them.
+"""S3 objects as streams. Readers start anywhere and resume after a broken body; writers write an object once, in parts,
+and never replace a different one. Memory holds one part of each. Knows nothing about the content.
 """
 
 import hashlib
@@ -14,26 +12,26 @@ from fleet.clouds.aws import calls
 
 ALREADY_THERE = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "412"})
 DIGEST = "sha256"
-"""In the metadata of an object: the SHA-256 of its content, in hexadecimal."""
+"""Metadata key of an object: the SHA-256 of its content, in hexadecimal."""
 USUAL_REGION = "us-east-1"
 
 
 class OtherObject(Exception):
-    """There is an object of that name with other content; it was not touched."""
+    """An object of that name with other content exists; it was not changed."""
 
 
 def bucket_region() -> str:
-    """The region of buckets that no row of the fleet names: that of the environment, as for every client of AWS."""
+    """Returns the region of buckets that no row names: the environment's, as for every AWS client."""
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or USUAL_REGION
 
 
 def object_put_once(region: str, bucket: str, key: str, body: bytes, *, kind: str) -> str:
-    """Write an object unless one is there. One with the same content may be: an answer to this very call was lost.
-    Returns the SHA-256 of the content.
+    """Writes an object unless one exists. One with the same content counts as written: the answer to an earlier call
+    may have been lost. Returns the SHA-256 of the content.
 
     Raises:
-        CallFailed: it is not there, or nobody knows.
-        OtherObject: see there.
+        CallFailed: It was not written, or the outcome is unknown.
+        OtherObject: Another object has that name.
     """
     digest = hashlib.sha256(body).hexdigest()
     said: dict[str, Any] = {"Body": body, "ContentType": kind, "Metadata": {DIGEST: digest}}
@@ -44,7 +42,7 @@ def object_put_once(region: str, bucket: str, key: str, body: bytes, *, kind: st
             raise
         there = _digest_of(region, bucket, key)
         if there != digest:
-            message = f"s3://{bucket}/{key} is there with other content (sha256 {there or 'not stated'})"
+            message = f"s3://{bucket}/{key} exists with other content (sha256 {there or 'not stated'})"
             raise OtherObject(message) from error
     return digest
 
@@ -56,27 +54,27 @@ def _digest_of(region: str, bucket: str, key: str) -> str:
 
 
 PART_BYTES = 8 * 1024 * 1024
-"""S3 takes no part below 5 MiB but the last one, and 10,000 of them."""
+"""S3 accepts parts below 5 MiB only as the last one, and 10,000 parts."""
 PARTS_OF_A_SIZE = 2000
-"""Then parts grow by as much again, so that 240 GB fit and 40 MiB are in memory at most."""
+"""After so many parts, parts grow by `PART_BYTES`, so that 240 GB fit and memory holds at most 40 MiB."""
 RESUMES = 4
-"""In a row, without a byte between."""
+"""Attempts in a row without a received byte."""
 COMPLETES = 3
 PAUSE_S = 0.5
-"""Before what was not answered is tried again; twice as long the next time."""
+"""Before a retry; doubles each time."""
 
 
 class ObjectChanged(Exception):
-    """The object is another one than when it was begun to be read."""
+    """The object was replaced while it was read."""
 
 
 class ObjectReader(io.RawIOBase):
-    """The bytes of an object from `start` up to `end`, forwards. `size` is how many, `etag` names the content; one
-    that is given must be it.
+    """Reads the bytes of an object from `start` to `end`, forwards. `size` is their number. `etag` names the content; a
+    given one must match.
 
     Raises:
-        CallFailed: it cannot be read. `NoSuchKey`, `NoSuchBucket`, `AccessDenied` are codes of it.
-        ObjectChanged: see there.
+        CallFailed: It cannot be read; codes include `NoSuchKey`, `NoSuchBucket` and `AccessDenied`.
+        ObjectChanged: The object was replaced.
     """
 
     def __init__(
@@ -125,12 +123,12 @@ class ObjectReader(io.RawIOBase):
 
 
 class ObjectWriter:
-    """An object on its way: nobody sees it before `commit`, and none that is there is replaced. `bytes` and `sha256`
-    are those so far. Whoever does not commit must abort.
+    """Writes an object that becomes visible only with `commit`, and replaces none. `bytes` and `sha256` are those so
+    far. Callers that do not commit must abort.
 
     Raises:
-        CallFailed: as for the reader, from `write` and `commit`; it may then be there.
-        OtherObject: one of that name is there with other content, from `commit`.
+        CallFailed: From `write` and `commit`; the object may exist then.
+        OtherObject: From `commit`: another object has that name.
     """
 
     def __init__(self, region: str, bucket: str, key: str, *, kind: str = "application/octet-stream") -> None:
@@ -155,7 +153,7 @@ class ObjectWriter:
             del self._buffer[:size]
 
     def commit(self) -> None:
-        """Make it whole and visible, in one step."""
+        """Makes the object complete and visible in one step."""
         if self._upload:
             self._send_part(bytes(self._buffer))
         for attempt in range(COMPLETES):
@@ -173,7 +171,7 @@ class ObjectWriter:
         self._buffer.clear()
 
     def abort(self) -> None:
-        """Leave nothing; after a commit it does nothing. What cannot be taken back now is swept later."""
+        """Discards the parts; does nothing after a commit. Parts that cannot be discarded now are swept later."""
         self._buffer.clear()
         upload, self._upload = self._upload, ""
         if upload:
@@ -202,8 +200,9 @@ class ObjectWriter:
             calls.call("s3", "PutObject", self._region, **once, Body=bytes(self._buffer), ContentType=self._kind)
 
     def _is_there(self) -> bool:
-        """Whether it is: an answer was lost, or somebody wrote the same. Content decides; a bucket may encrypt, and
-        its tags say nothing then."""
+        """Compares the content: an answer may have been lost, or another process wrote the same. Encrypted buckets have
+        ETags that are no digests.
+        """
         where = f"s3://{self._place['Bucket']}/{self._place['Key']}"
         try:
             with ObjectReader(self._region, self._place["Bucket"], self._place["Key"]) as there:
@@ -215,5 +214,5 @@ class ObjectWriter:
                 return False
             raise
         if there.size != self.bytes or digest.hexdigest() != self.sha256:
-            raise OtherObject(f"{where} is there with other content")
+            raise OtherObject(f"{where} exists with other content")
         return True

@@ -1,10 +1,7 @@
-"""Takes a unit one step further: at most one launch call, or one search for what an earlier one launched.
-
-What is done next is decided by `fleet.clouds.planning.launches` from rows, and written down before it is done. So a
-process may die anywhere, and the next one goes on.
-
-Machines of EC2. Launches are rows first (`units`), and what runs is known from lists (`listing`): what the
-reconciler asks becomes no call of its own, but for machines that nobody has looked at for a while.
+"""Machines of EC2, and the launch of a unit: at most one launch call, or one search for an earlier launch, in each
+step. `fleet.clouds.planning.launches` decides the step from rows, and the step is stored before it is carried out, so
+that another process can continue after a crash. Machine states come from lists (`listing`): a provider call makes no
+AWS call of its own, except for machines that were not listed for a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +59,7 @@ READING_RETRY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """`attempt`: the one whose machines they are."""
+    """`attempt`: the launch that they belong to."""
 
     attempt: LaunchAttempt
 
@@ -79,10 +76,10 @@ class _Search:
 
 
 def cloud_region(region: str) -> CloudRegion:
-    """A region whose stack has been read.
+    """Returns a region whose stack has been read.
 
     Raises:
-        Later: it has not been, yet.
+        Later: It has not been read yet.
     """
     row = CloudRegion.objects.filter(region_id=region).first()
     if row is None or row.state != CloudRegionState.READY:
@@ -92,11 +89,11 @@ def cloud_region(region: str) -> CloudRegion:
 
 
 def unit_advance(unit_id: str, subjects: Sequence[str]) -> Launched | NothingLaunched:
-    """One step for a unit whose machines are wanted for `subjects`; none: nobody wants them, and what may have been
-    launched is looked for, so that it can be ended.
+    """Takes one step for a unit whose machines are wanted for `subjects`. Empty `subjects`: the unit is no longer
+    wanted, and machines of earlier launches are searched for so that they can be terminated.
 
     Raises:
-        ProviderError: as `NodeProvider.launch` says.
+        ProviderError: As `NodeProvider.launch`.
     """
     now = clock.now()
     install = install_that_may_change(now)
@@ -115,8 +112,9 @@ def unit_advance(unit_id: str, subjects: Sequence[str]) -> Launched | NothingLau
 def _plan(
     unit: LaunchUnit, subjects: Sequence[str], install: str, now: datetime
 ) -> Launched | NothingLaunched | ProviderError | _Search | LaunchAttempt:
-    """What is to be done, written down. An attempt: its call is to be made. An error is returned and not raised, so
-    that what was written stays."""
+    """Decides and stores the next step. A returned attempt must be called now. Errors are returned and not raised, so
+    that the stored rows stay.
+    """
     rows = {row.number: row for row in unit.attempts.all()}
     views = [attempt_view(row) for row in rows.values()]
     view = unit_view(unit, max(1, len(subjects)), wanted=bool(subjects))
@@ -156,28 +154,29 @@ def _say(unit: LaunchUnit, reason: str) -> None:
 
 
 def _check_wanted(unit: LaunchUnit, subjects: Sequence[str]) -> None:
-    """No machine is launched for a node that was given back while this process slept. Who gives it back waits for this
-    transaction, and then finds the attempt."""
+    """Prevents launches for nodes that were given back while this process slept. Giving back waits for this transaction
+    and then sees the attempt.
+    """
     if unit.role != MachineRole.NODE:
         return
     orders = ProviderCall.objects.select_for_update(of=("self",)).filter(node_id__in=subjects)
     ordered = set(orders.filter(action=ProviderAction.LAUNCH).order_by("node_id").values_list("node_id", flat=True))
     if missing := sorted(set(subjects) - ordered):
-        raise Later(f"{', '.join(missing)} of {unit.id} was given back meanwhile")
+        raise Later(f"{', '.join(missing)} of {unit.id} was given back in the meantime")
 
 
 def _spend(cloud: CloudRegion, machines: int) -> None:
-    """Before it is written: an attempt that was never called would be in doubt."""
+    """Before the attempt is written: one that was never called would be in doubt."""
     try:
         not_before = budget_spend(cloud.aws_region, "RunInstances", machines)
     except ValueError as error:
         raise ProviderError(str(error)) from error
     if not_before is not None:
-        raise Later("our own share of launches is used up", until_s(not_before, clock.now()))
+        raise Later("the own call budget of launches is used up", until_s(not_before, clock.now()))
 
 
 def _call(row: LaunchAttempt) -> Launched:
-    """The one call of an attempt that is written, and what follows from its answer."""
+    """Makes the one call of a stored attempt and applies its answer."""
     region = row.base["boot"]["region"]
     instances: list[dict[str, Any]] = []
     try:
@@ -218,7 +217,7 @@ def _error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool
             return NoCapacity(text)
         case LaunchOutcome.NO_QUOTA:
             quota = NoQuota(text, quota_name(pool.instance_type, Market(pool.market)))
-            quota.retry_after_s = None  # its pools rest; another market may have one of its own
+            quota.retry_after_s = None  # its pools are paused; another market may have another quota
             return quota
         case LaunchOutcome.ATTEMPT_ENDED:
             return AttemptEnded(text)
@@ -226,7 +225,7 @@ def _error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool
 
 
 def _search(planned: _Search, install: str, *, wanted: bool) -> Launched | NothingLaunched:
-    """Look for what an attempt launched, by its tags. A list that did not come whole proves nothing."""
+    """Searches for an attempt's machines by their tags. An incomplete list proves nothing."""
     row, complete = planned.attempt, True
     instances: list[dict[str, Any]] = []
     try:
@@ -255,10 +254,10 @@ def _search(planned: _Search, install: str, *, wanted: bool) -> Launched | Nothi
 
 
 def instances_of(row: LaunchAttempt, install: str) -> list[dict[str, Any]]:
-    """What EC2 lists with the tags of an attempt, ended ones for as long as it remembers them.
+    """Returns what EC2 lists with the tags of an attempt, including terminated machines.
 
     Raises:
-        CallFailed: the list did not come whole.
+        CallFailed: The list is not complete.
     """
     wanted = {TAG_INSTALL: install, TAG_UNIT: row.unit_id, TAG_ATTEMPT: str(row.number)}
     filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
@@ -272,20 +271,20 @@ def _locked(row: LaunchAttempt) -> tuple[LaunchUnit, LaunchAttempt]:
 
 
 def _as_noted(row: LaunchAttempt) -> Launched:
-    """Another process made this step meanwhile."""
+    """Another process took this step in the meantime."""
     if row.outcome == LaunchOutcome.LAUNCHED:
         return Launched(row)
-    raise Later(f"attempt {row.number} of {row.unit_id} has ended meanwhile: {row.text}")
+    raise Later(f"attempt {row.number} of {row.unit_id} has ended in the meantime: {row.text}")
 
 
 INGRESS_TYPE = "c7i.2xlarge"
 LOOKED_AT_AGAIN_S = 20.0
-"""After which a machine in doubt is looked at by a call, instead of waiting for the next list."""
+"""After this long, a machine in doubt is listed by its own call."""
 IN_DOUBT_RETRY_S = 5.0
 
 
 class AwsProvider:
-    """Every region of EC2 that has a stack."""
+    """Covers every region of EC2 that has a stack."""
 
     name = PROVIDER
 
@@ -306,7 +305,7 @@ class AwsProvider:
         agent_start_again(_running([node_id]).get(node_id), node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
-        """A machine's order names its release already (`fleet.machines.selectors.machine_orders`)."""
+        """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""
         return {}
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
@@ -330,7 +329,7 @@ class AwsProvider:
         except calls.Refused as error:
             raise _not_ended(machine, error) from error
         except calls.Unanswered as error:
-            raise Unknown(f"whether {machine.provider_id} was ended is not known: {error}") from error
+            raise Unknown(f"whether {machine.provider_id} was terminated is not known: {error}") from error
         seen_store({one["InstanceId"]: one["CurrentState"]["Name"] for one in answer["TerminatingInstances"]}, now)
 
     def describe_all(self) -> dict[str, ProviderStatus]:
@@ -340,7 +339,7 @@ class AwsProvider:
 
 
 def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
-    """The row of the unit that these machines are of; one that is launched alone is a unit of its own."""
+    """The row of the unit of these machines; a machine that is launched alone is its own unit."""
     first = specs[0]
     is_node = first.kind is AgentKind.NODE
     columns = {
@@ -355,7 +354,7 @@ def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
 
 
 def _found(row: Machine | None, pool: PoolView) -> Found:
-    """Its ports are stated by its agent. One that ended before it was found has no row."""
+    """Ports are stated by the agent. A machine that was terminated before it was found has no row."""
     address = row.address if row is not None else None
     return Found(address=address, topology=pool.path, market=pool.market.value)
 
@@ -366,7 +365,7 @@ def _running(node_ids: Sequence[str]) -> dict[str, Machine]:
 
 
 def _status(row: Machine | None) -> ProviderStatus:
-    """Only what was seen to end is gone. Whether its node's agent is dead is said by its own, while that is heard."""
+    """`gone` only if its end was seen. Whether its agent is dead is known from the machine's agent while connected."""
     if row is None or not row.cloud_state:
         return ProviderStatus.UNKNOWN
     if row.cloud_state in ENDED:
@@ -377,16 +376,16 @@ def _status(row: Machine | None) -> ProviderStatus:
 
 
 def _settle_launches(node_id: str) -> None:
-    """What an attempt may have launched for a node that is given back is found first, so that it can be ended.
+    """Finds the machines of earlier launches for a node that is given back, so that they can be terminated.
 
     Raises:
-        Later, Unknown: that is not known yet.
+        Later, Unknown: It is not known yet.
     """
     for attempt in LaunchAttempt.objects.filter(ended_at=None, subjects__contains=[node_id]).select_related("unit"):
         unit = attempt.unit
         orders = ProviderCall.objects.filter(Q(unit=unit.pk) | Q(node_id=unit.pk), action=ProviderAction.LAUNCH)
         if orders.exists():
-            raise Later(f"the launch of {unit} is in doubt, and others of it still wait", IN_DOUBT_RETRY_S)
+            raise Later(f"the launch of {unit} is in doubt, and other nodes of it still wait", IN_DOUBT_RETRY_S)
         unit_advance(unit.pk, [])
 
 
@@ -394,6 +393,6 @@ def _not_ended(machine: Machine, error: calls.Refused) -> ProviderError:
     if error.not_before is not None:
         return Later(str(error), (error.not_before - clock.now()).total_seconds())
     if error.code == "InvalidInstanceID.NotFound":
-        # That it is not found is no proof: a young one is not listed yet. Two complete lists are (`presence`).
-        return Unknown(f"{machine.provider_id} is not found; it counts as gone once lists prove it")
-    return ProviderError(f"{machine.provider_id} could not be ended: {error}")
+        # Not found proves nothing: new machines are not listed yet. Two complete lists do (`presence_store`).
+        return Unknown(f"{machine.provider_id} is not found; it counts as gone once two complete lists lack it")
+    return ProviderError(f"{machine.provider_id} could not be terminated: {error}")

@@ -1,9 +1,7 @@
-"""What machines cost now: on demand from AWS's price list, spot from its history. Reads only. What is not stated
-without doubt is left out: a price that is unknown is better than a wrong one.
-
-Reads what the stack of a region states (`deploy/aws/region.yaml`), and which capacity its zones have.
-
-It changes nothing, at AWS or here. What a stack lacks is named, with the stack: whoever reads it knows what to update.
+"""Reads the outputs of a region's stack (`deploy/aws/region.yaml`), the capacity of its zones, and machine prices: on
+demand from AWS's price list, spot from its history. Changes nothing, in AWS or here. Errors name the stack and the
+missing output, so that an operator knows what to update. Ambiguous prices are left out: an unknown price is better than
+a wrong one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +16,9 @@ from fleet.clouds.aws.launch import TAG_INSTALL, instance_networks
 from fleet.clouds.planning.upkeep import CloudBase, ZoneBase
 
 PRICE_LIST = "us-east-1"
-"""One of the regions that serve the list, of all regions
-(https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html)."""
+"""One of the regions that serve the price list of all regions
+(https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html).
+"""
 LINUX = {
     "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
 }  # fmt: skip
@@ -30,11 +29,11 @@ Call = Callable[..., dict[str, Any]]
 
 
 def on_demand_prices(region: str, types: Iterable[str], send: Call = call) -> dict[str, float]:
-    """US dollars an hour of a machine of each type, by type, as far as the list says one price. `region`: as AWS calls
+    """Returns US dollars per machine hour by type, for types with exactly one price in the list. `region` as AWS names
     it.
 
     Raises:
-        CallFailed: the list was not read.
+        CallFailed: The list was not read.
     """
     found = {
         kind: {price for product in _products(region, kind, send) for price in prices_of(product)} for kind in types
@@ -56,8 +55,9 @@ def _products(region: str, kind: str, send: Call) -> Iterator[str]:
 
 
 def prices_of(product: str) -> set[float]:
-    """The prices on demand of a product of the list, in US dollars an hour, without those of 0, which are of machines
-    in reservations. None of one that makes no sense."""
+    """Returns the on-demand prices of a product in US dollars an hour. Prices of 0 belong to reservations and are left
+    out.
+    """
     try:
         terms = strict_loads(product)["terms"].get("OnDemand", {})
         dimensions = [one for term in terms.values() for one in term["priceDimensions"].values()]
@@ -68,10 +68,10 @@ def prices_of(product: str) -> set[float]:
 
 
 def spot_prices(region: str, types: Iterable[str], now: datetime) -> dict[tuple[str, str], float]:
-    """US dollars an hour of a spot machine now, by type and zone.
+    """Returns US dollars per spot machine hour by type and zone.
 
     Raises:
-        CallFailed: the history was not read.
+        CallFailed: The history was not read.
     """
     asked = {"InstanceTypes": sorted(types), "ProductDescriptions": [SPOT_PRODUCT], "StartTime": now}
     rows = [row for page in pages("DescribeSpotPriceHistory", region, **asked) for row in page["SpotPriceHistory"]]
@@ -79,7 +79,7 @@ def spot_prices(region: str, types: Iterable[str], now: datetime) -> dict[tuple[
 
 
 def latest(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """The youngest price of each type and zone in rows of the history."""
+    """Returns the latest price of each type and zone in history rows."""
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     for row in rows:
         key, at = (row["InstanceType"], row["AvailabilityZone"]), row["Timestamp"]
@@ -89,7 +89,7 @@ def latest(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
 
 
 DONE = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"})
-"""States of a stack in which its outputs hold."""
+"""Stack states in which the outputs are valid."""
 ZONES = "ABCD"
 NEEDED = (
     "Install", "ZoneA", "SubnetA", "NodeGroup", "NodeProfile", "IngressGroup", "IngressProfile", "ArtifactBucket",
@@ -98,16 +98,16 @@ NEEDED = (
 )  # fmt: skip
 IMAGE_OUTPUTS = ("NeuronImage", "GpuImage", "IngressImage")
 TOPOLOGY_IDS = 10
-"""Reservations that one call may ask for."""
+"""Reservations in one call."""
 
 
 class StackRefused(Exception):
-    """The stack is not one that this install can use; its text says why."""
+    """This install cannot use the stack; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFound:
-    """One way to get machines, as `fleet.capacity.planning.pools.PoolView` has it."""
+    """Columns of a `fleet.capacity.planning.pools.PoolView`."""
 
     instance_type: str
     market: Market
@@ -124,18 +124,18 @@ class PoolFound:
 
 @dataclass(frozen=True, slots=True)
 class RegionRead:
-    """What a stack states, and pools in the order in which they are to be used."""
+    """A stack's outputs, and its pools in order of use."""
 
     base: CloudBase
     pools: tuple[PoolFound, ...]
 
 
 def region_read(region: str, stack: str, install: str, types: Iterable[str], send: Call = call) -> RegionRead:
-    """`region`: as AWS calls it. `types`: of instances, those that are wanted; others of the fleet are left out.
+    """Reads a stack. `region` as AWS names it. `types`: wanted instance types; others are left out.
 
     Raises:
-        StackRefused: there is no such stack, it is in change, of another install, or an output is missing.
-        fleet.clouds.aws.calls.CallFailed: AWS did not answer, or not to us.
+        StackRefused: The stack does not exist, is being changed, belongs to another install, or lacks an output.
+        fleet.clouds.aws.calls.CallFailed: AWS did not answer or denied the call.
     """
     outputs, account = _outputs(region, stack, install, send)
     base = _base(region, stack, outputs, account, send)
@@ -173,7 +173,7 @@ def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, sen
     except Refused as error:
         if error.code != "InvalidAMIID.NotFound":
             raise
-        raise StackRefused(f"stack {stack} names an image that {region} has not: {error.text}") from None
+        raise StackRefused(f"stack {stack} names an image that does not exist in {region}: {error.text}") from None
     targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
     return CloudBase(
         account=account,
@@ -203,7 +203,7 @@ def _role(profile: str) -> str:
 
 
 def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
-    """Which of a stack's images machines of a type run."""
+    """Returns the image of a stack for an instance type."""
     if instance_type.startswith(("trn", "inf")):
         return outputs["NeuronImage"]
     return outputs["GpuImage" if instance_type.startswith(("p", "g")) else "IngressImage"]
@@ -212,7 +212,7 @@ def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
 def _on_demand(
     region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
 ) -> Iterable[PoolFound]:
-    """Of each type, the zones that offer it, in the stack's order."""
+    """One pool for each zone that offers a type, in the stack's order."""
     sold = [each for each in types if "on-demand" in instance_networks()[each].usage_classes]
     if not sold:
         return []
@@ -238,7 +238,7 @@ def _on_demand(
 def _reserved(
     region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
 ) -> list[PoolFound]:
-    """Reservations and Capacity Blocks that carry the install's tag: a person says by it which are for us."""
+    """Reservations and Capacity Blocks with the install's tag: by it an operator assigns them to this install."""
     filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [outputs["Install"]]}, {"Name": "state", "Values": ["active"]}]
     found = send("ec2", "DescribeCapacityReservations", region, Filters=filters)["CapacityReservations"]
     ours = [each for each in found if each["InstanceType"] in types and each["AvailabilityZone"] in base.zones]

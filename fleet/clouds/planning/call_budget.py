@@ -1,7 +1,6 @@
-"""How many calls the control plane makes to EC2 in one account and region, within what EC2 allows. Pure.
-
-EC2 meters calls by token buckets. We keep one of our own for each call, smaller by `OWN_SHARE`, which all processes
-share: so others who use the account are left some, and a call that would be throttled waits here.
+"""How many calls the control plane makes to EC2 in one account and region, and which machines the next topology call
+covers. Pure. EC2 meters calls by token buckets. Each call has an own bucket, smaller by `OWN_SHARE` and shared by all
+processes: other users of the account keep the rest, and calls wait here instead of being throttled.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,12 +11,12 @@ from types import MappingProxyType
 
 OWN_SHARE = 0.8
 HALVED_FOR_S = 60.0
-"""After a `RequestLimitExceeded`: somebody else uses the account, too."""
+"""After a `RequestLimitExceeded`, which shows that the account has other users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A token bucket: what it holds, and what flows in each second."""
+    """A token bucket: its size, and its refill in a second."""
 
     size: float
     per_s: float
@@ -42,12 +41,12 @@ RATES: Mapping[str, Rate] = MappingProxyType(
         "DescribeCapacityBlockOfferings": Rate(10, 0.15),
     }
 )
-"""As EC2 sets them for a new account. Calls without a row share the bucket of their kind."""
+"""EC2's limits of a new account. Calls without a row share the bucket of their kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What is left of a call's budget. `halved_until`: EC2 throttled it."""
+    """What is left of a call's budget. `halved_until`: set after EC2 throttled it."""
 
     tokens: float
     refilled_at: datetime
@@ -61,32 +60,32 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class NotBefore:
-    """Nothing was taken. `at`: when there will be enough, if nobody else takes any."""
+    """Nothing was taken. `at`: when the budget suffices, if no other process takes any."""
 
     bucket: Bucket
     at: datetime
 
 
 def bucket_of(call: str) -> str:
-    """By which row of `RATES` a call of EC2 is metered."""
+    """Returns the row of `RATES` that meters an EC2 call."""
     if call in RATES:
         return call
     return DESCRIBE if call.startswith(("Describe", "Get", "List")) else MUTATING
 
 
 def full(name: str, now: datetime) -> Bucket:
-    """The bucket of a row of `RATES`, nothing of it used."""
+    """Returns a full bucket."""
     return Bucket(_own(name, halved=False).size, now)
 
 
 def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken | NotBefore:
-    """Take for one call, or for so many machines.
+    """Takes one call, or so many machines.
 
     Raises:
-        ValueError: no full bucket holds so much.
+        ValueError: A full bucket holds less.
     """
     if amount > _own(name, halved=False).size:
-        raise ValueError(f"{name}: {amount:g} at once, of a budget that holds {_own(name, halved=False).size:g}")
+        raise ValueError(f"{name}: {amount:g} in one call, with a budget that holds {_own(name, halved=False).size:g}")
     bucket = _refilled(name, bucket, now)
     if bucket.tokens >= amount:
         return Taken(replace(bucket, tokens=bucket.tokens - amount))
@@ -101,19 +100,19 @@ def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken
 
 
 def throttled(name: str, bucket: Bucket, now: datetime) -> Bucket:
-    """After EC2 answered `RequestLimitExceeded`: its own bucket is empty, whatever we believed."""
+    """Returns the empty bucket after EC2 answered `RequestLimitExceeded`."""
     bucket = _refilled(name, bucket, now)
     return Bucket(0.0, bucket.refilled_at, now + timedelta(seconds=HALVED_FOR_S))
 
 
 def _own(name: str, halved: bool) -> Rate:
-    """A bucket must hold one call, or there would never be one."""
+    """A bucket must hold at least one call."""
     rate, share = RATES[name], OWN_SHARE / 2 if halved else OWN_SHARE
     return Rate(max(1.0, rate.size * share), rate.per_s * share)
 
 
 def _filled_at(missing: float, rate: Rate, since: datetime) -> datetime:
-    """A millisecond later than by arithmetic, so that rounding asks nobody to come twice."""
+    """A millisecond late, so that rounding causes no second wait."""
     return since + timedelta(seconds=missing / rate.per_s + 0.001)
 
 
@@ -122,7 +121,7 @@ def _is_halved(bucket: Bucket, now: datetime) -> bool:
 
 
 def _refilled(name: str, bucket: Bucket, now: datetime) -> Bucket:
-    """A clock that went back takes nothing away, and what flowed in is counted once."""
+    """A clock that went back takes nothing away."""
     since, own = bucket.refilled_at, _own(name, _is_halved(bucket, now))
     if now <= since:
         return bucket
@@ -139,20 +138,19 @@ STATUS_EVERY_S = 60.0
 LIST_EVERY_S = 300.0
 """DescribeInstances: all machines of this install."""
 TOPOLOGY_EVERY_S = 900.0
-"""DescribeInstanceTopology of those whose place is known."""
+"""DescribeInstanceTopology of machines with a known place."""
 RESERVATIONS_EVERY_S = 300.0
 GARBAGE_EVERY_S = 900.0
 """DescribeVolumes, DescribeNetworkInterfaces and DescribeSpotInstanceRequests: resources attached to no machine."""
 PAGE = 1000
-"""Machines on a page of DescribeInstances and DescribeInstanceStatus, at most."""
+"""Machines on a page of DescribeInstances and DescribeInstanceStatus."""
 TOPOLOGY_PAGE = 100
 TOPOLOGY_CALL_EVERY_S = 1.0 / (RATES["DescribeInstanceTopology"].per_s * OWN_SHARE)
-"""Which is also how long joins are held up for each 100 of them."""
+"""Also the delay of joins for each 100 of them."""
 
 
 def steady_calls(machines: int) -> Mapping[str, float]:
-    """Calls a minute in one region while nothing happens, by bucket, with ten reservations at most: of those there are
-    a list and their places."""
+    """Returns calls a minute in an idle region by bucket, with at most ten reservations, which have a list and places."""
     pages = max(1, ceil(machines / PAGE))
     described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 2 * 60 / RESERVATIONS_EVERY_S
     described += 3 * 60 / GARBAGE_EVERY_S
@@ -162,20 +160,18 @@ def steady_calls(machines: int) -> Mapping[str, float]:
     }
 
 
-# Where machines of a cloud are in its network, and which of them to ask for next.
-# DescribeInstanceTopology takes 100 ids a call, and one call a second for an account and region: so the control
-# plane asks, and never the agents. It answers only for running machines of some types, and says nothing of the
+# DescribeInstanceTopology takes 100 IDs a call, and one call a second for an account and region: so the control
+# plane makes these calls, never the agents. It covers only running machines of some types and leaves out the
 # others.
 
 TOPOLOGY_AGAIN_S = 60.0
-"""After an answer that said nothing of a machine it is asked for again; each time after twice as long, up to
-`TOPOLOGY_EVERY_S`."""
+"""First retry for a machine that the answer left out; doubles up to `TOPOLOGY_EVERY_S`."""
 TOPOLOGY_CALL = "DescribeInstanceTopology"
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedMachine:
-    """`id`: its provider's. `asked_at`: when its place was last asked for; None: never. `path`: as far as is known."""
+    """`id`: its provider's. `asked_at`: of the last request for its place; None: never. `path`: as far as known."""
 
     id: str
     launched_at: datetime
@@ -188,16 +184,18 @@ class PlacedMachine:
 
 
 def path_of(zone_id: str, network_nodes: Iterable[str], block: str = "") -> tuple[str, ...]:
-    """A machine's place, widest first: its zone, by the id that is the same in all accounts, its network nodes, and for
-    UltraServers the Capacity Block that is one of them. Without nodes only the zone is known, and machines of types
-    that have no topology still spread over zones."""
+    """Returns a machine's place, widest first: the zone by the ID that all accounts share, its network nodes, and for
+    UltraServers the Capacity Block. Without nodes only the zone is known; machines without topology still spread over
+    zones.
+    """
     nodes = tuple(node for node in network_nodes if node)
     return (zone_id, *nodes, block) if block and nodes else (zone_id, *nodes)
 
 
 def topology_batches(machines: Iterable[PlacedMachine], now: datetime) -> tuple[tuple[str, ...], ...]:
-    """Which ids to ask for, by call: those never asked for first, then those of which nothing is known yet, then those
-    that may have moved; in each, the longest waiting first."""
+    """Returns the IDs of each call: first machines never requested, then those without a known place, then known ones;
+    in each group the longest waiting first.
+    """
     due = [machine for machine in machines if _is_topology_due(machine, now)]
     due.sort(key=lambda one: (one.asked_at is not None, one.is_known, one.asked_at or one.launched_at, one.id))
     ids = [machine.id for machine in due]

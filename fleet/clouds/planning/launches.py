@@ -1,13 +1,9 @@
-"""What is to be done next for a unit of machines, so that it is launched once and whole, whatever is lost. Pure.
-
-Each try is an attempt: a number, a pool and a token, written before the call. The cloud carries out calls with the same
-token once. So an attempt whose answer was lost is repeated as it is, and another begins only when nothing more can come
-of the one before. Where repeating is no longer safe, or no longer wanted, its machines are looked for by their tags.
-
-How many machines, and for how much money, may be launched in an hour: the bound on every fault of ours. Pure.
-
-It is asked last before a launch, by the provider itself, so that no planner, bug or operator goes past it. What may
-have been launched counts as launched.
+"""Decides the next step of a launch unit, so that it is launched once and as a whole although answers are lost, and how
+many machines an hour may be launched. Pure. Each attempt has a number, a pool and a token, written before the call; the
+cloud carries out calls with the same token once. An attempt without an answer is repeated unchanged, and the next
+attempt begins only when the previous one can yield no more machines. If repeating is unsafe or unwanted, its machines
+are searched for by tags. The provider itself checks the cap last before a launch, so that no planner, bug or operator
+can exceed it; launches in doubt count.
 """
 
 from collections.abc import Sequence
@@ -31,10 +27,11 @@ from fleet.capacity.planning.pools import SETTINGS as POOL_SETTINGS
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """Seconds. Between two calls or searches for one attempt lies half its age, `again_least_s` to `again_most_s`.
-    `token_trusted_s`: how long a token is repeated; AWS does not say for how long it remembers one. `visible_after_s`:
-    when a machine that was launched is in every complete list. `hopeless_again_s`: before pools are looked at again
-    of which none may be used."""
+    """Seconds. Pauses between calls or searches for an attempt are half its age, `again_least_s` to `again_most_s`.
+    `token_trusted_s`: how long a token is repeated; AWS does not state how long it remembers one. `visible_after_s`:
+    after this long a launched machine is in every complete list. `hopeless_again_s`: before pools are evaluated again
+    if none is usable.
+    """
 
     again_least_s: float = 5.0
     again_most_s: float = 300.0
@@ -50,14 +47,17 @@ IN_DOUBT_IF_REPEATED = {
     LaunchOutcome.NO_CAPACITY: "found no capacity",
     LaunchOutcome.NO_QUOTA: "found no quota",
 }
-"""What the cloud may judge before it looks at a token: of a repeated call it says nothing about the calls before."""
+"""Outcomes that the cloud may decide before it checks the token: after a repeated call they prove nothing about earlier
+calls.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """One try of a unit. `pool` is what it was when the attempt was written: a repeated call says exactly the same.
-    `called_at`: when its last call began, written before it, and at first `begun_at`. `outcome`: what came of it; None:
-    not known. `again_at`: nothing is done for it before. `ended_at` None: it is open."""
+    """One try of a unit. `pool`: as of the attempt, because a repeated call must send the same. `called_at`: start of
+    the last call, written before it; `begun_at` at first. `outcome` None: not known. `again_at`: nothing happens before
+    it. `ended_at` None: open.
+    """
 
     number: int
     token: str
@@ -71,13 +71,13 @@ class AttemptView:
 
     @property
     def is_repeated(self) -> bool:
-        """Whichever clock is ahead: hosts that call one after the other have clocks of their own."""
+        """Compares in both directions: hosts that call in turn have different clocks."""
         return self.called_at != self.begun_at
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """Write this down, and only then call."""
+    """Store this before the call."""
 
     number: int
     token: str
@@ -87,14 +87,14 @@ class WriteAttempt:
 
 @dataclass(frozen=True, slots=True)
 class RepeatCall:
-    """The same call again, with every parameter as before."""
+    """Repeat the call with all parameters unchanged."""
 
     attempt: AttemptView
 
 
 @dataclass(frozen=True, slots=True)
 class FindMachines:
-    """Look for machines with the tags of this attempt, in a complete list."""
+    """Search for machines with the attempt's tags, in a complete list."""
 
     attempt: AttemptView
     reason: str
@@ -108,7 +108,7 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class CancelUnit:
-    """Nothing of it was launched, and nothing will be."""
+    """No machine of it was or will be launched."""
 
     reason: str
 
@@ -128,14 +128,14 @@ class EndAttempt:
 
 @dataclass(frozen=True, slots=True)
 class KeepAttempt:
-    """It stays open. Nothing is done for it before `again_at`."""
+    """It stays open until at least `again_at`."""
 
     outcome: LaunchOutcome
     again_at: datetime
 
 
 def token_of(install: str, unit: str, number: int) -> str:
-    """The client token of an attempt: 64 characters, which is the most that EC2 takes."""
+    """Returns the client token of an attempt: 64 characters, EC2's maximum."""
     return sha256(f"{install}/{unit}/{number}".encode()).hexdigest()
 
 
@@ -148,7 +148,7 @@ def next_step(
     settings: AttemptSettings = SETTINGS,
     pool_settings: PoolSettings = POOL_SETTINGS,
 ) -> Step:
-    """What to do for a unit. `attempts`: all of it, in any order."""
+    """Returns the next step of a unit. `attempts`: all of it, in any order."""
     for attempt in attempts:
         if attempt.outcome is LaunchOutcome.LAUNCHED:
             return UnitLaunched(attempt)
@@ -174,7 +174,7 @@ def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings:
     if attempt.again_at is not None and attempt.again_at > now:
         return WaitUntil(attempt.again_at, f"{name} is in doubt")
     if not unit.wanted:
-        return FindMachines(attempt, f"{name} may have launched machines that nobody wants now")
+        return FindMachines(attempt, f"{name} may have launched machines that are no longer wanted")
     if attempt.outcome is LaunchOutcome.MISMATCHED:
         return FindMachines(attempt, f"the token of {name} was used for another request")
     if attempt.outcome in IN_DOUBT_IF_REPEATED:
@@ -192,9 +192,9 @@ def after_call(
     retry_after_s: float = 0.0,
     settings: AttemptSettings = SETTINGS,
 ) -> EndAttempt | KeepAttempt:
-    """What follows from what came of a call. A refusal of a repeated one proves nothing about the calls before it: who
-    may no longer launch is refused before the token is looked at, and where a zone is full, or a quota used up by what
-    the call before launched, nobody promises that the token is looked at first."""
+    """Returns what follows from a call's outcome. A refusal of a repeated call proves nothing about earlier calls:
+    missing permissions are checked before the token, and so may be capacity and a quota that the earlier call used up.
+    """
     in_doubt = outcome in IN_DOUBT_IF_REPEATED and attempt.is_repeated
     if outcome in DEFINITE and not in_doubt:
         return EndAttempt(outcome)
@@ -204,8 +204,9 @@ def after_call(
 def after_search(
     attempt: AttemptView, found: int, complete: bool, now: datetime, settings: AttemptSettings = SETTINGS
 ) -> EndAttempt | KeepAttempt:
-    """What follows from a search by tags that found so many machines. `complete`: all pages came, and every zone
-    answered. That there are none counts only once they would be visible."""
+    """Returns what follows from a search by tags with `found` machines. `complete`: all pages arrived, and every zone
+    answered. Finding none counts only after machines would be visible.
+    """
     if found:
         return EndAttempt(LaunchOutcome.LAUNCHED)
     if complete and (now - attempt.called_at).total_seconds() >= settings.visible_after_s:
@@ -215,7 +216,7 @@ def after_search(
 
 
 def _again_at(attempt: AttemptView, now: datetime, retry_after_s: float, settings: AttemptSettings) -> datetime:
-    """Half its age from now, so that the pauses grow without being counted."""
+    """Half its age from now, so that pauses grow without a counter."""
     age_s = (now - attempt.begun_at).total_seconds()
     pause_s = min(max(age_s / 2, settings.again_least_s, retry_after_s), settings.again_most_s)
     return now + timedelta(seconds=pause_s)
@@ -226,8 +227,9 @@ WINDOW = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class LaunchCap:
-    """Of one region. `machines`: launched in an hour. `price_per_hour`: US dollars that the machines launched within an
-    hour may cost in each hour; None: no bound."""
+    """Of one region. `machines`: launched in an hour. `price_per_hour`: US dollars an hour of the machines that were
+    launched within an hour; None: no limit.
+    """
 
     machines: int
     price_per_hour: float | None = None
@@ -235,8 +237,9 @@ class LaunchCap:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Machines of one attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars;
-    None: not known."""
+    """Machines of an attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars;
+    None: not known.
+    """
 
     at: datetime
     count: int
@@ -245,7 +248,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CapRefusal:
-    """`until`: when it may be launched, if nothing else is; None: not before the cap or the price is changed."""
+    """`until`: when the launch fits if no other happens; None: only after the cap or the price changes."""
 
     reason: str
     until: datetime | None
@@ -254,16 +257,18 @@ class CapRefusal:
 def cap_refusal(
     count: int, price_per_hour: float | None, launches: Sequence[Launch], cap: LaunchCap, now: datetime
 ) -> CapRefusal | None:
-    """Why so many machines may not be launched now; None: they may. `price_per_hour`: of one machine, in US dollars."""
+    """Returns why the cap forbids a launch of `count` machines; None if it fits. `price_per_hour`: of one machine, in
+    US dollars.
+    """
     recent = sorted((one for one in launches if one.at > now - WINDOW), key=lambda one: one.at)
     there = sum(one.count for one in recent)
     if there + count > cap.machines:
-        said = f"{there} machines were launched within an hour, and {count} more would pass the cap of {cap.machines}"
+        said = f"{there} machines were launched within an hour, and {count} more would exceed the cap of {cap.machines}"
         return CapRefusal(said, _fits_at(recent, cap.machines - count, [one.count for one in recent]))
     if cap.price_per_hour is None:
         return None
     if price_per_hour is None:
-        said = "the price of such a machine is not known, so the cap on prices cannot be judged: set its price"
+        said = "the price of such a machine is unknown, so the price cap cannot be checked: set its price"
         return CapRefusal(said, None)
     prices = [one.count * (one.price_per_hour or 0.0) for one in recent]
     price = count * price_per_hour
@@ -277,7 +282,7 @@ def cap_refusal(
 
 
 def _fits_at(recent: Sequence[Launch], room: float, amounts: Sequence[float]) -> datetime | None:
-    """When what is left of `amounts` is at most `room`, as launches leave the window; None: never."""
+    """When the remaining amounts fit into `room` as launches leave the hour; None: never."""
     left = sum(amounts)
     for launch, amount in zip(recent, amounts, strict=True):
         if room < 0:

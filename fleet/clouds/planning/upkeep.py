@@ -1,30 +1,10 @@
-"""How the machines of an instance type in a region come to run another image. Pure.
-
-One unit is launched from the new image first. Once it has been ready for a while the others follow, a spare or a whole
-cell at a time: each is announced to leave like a machine that its provider takes (`notices`), so that another is made
-first and the disruption ledger is asked. Two launches that do not boot turn the move round.
-
-What a region in a cloud has that no launch makes: its network, roles and addresses, as its stack states them. Pure.
-
-It is stored as it is (`CloudRegion.base`), and read by `msgspec`.
-
-What an alarm outside of this install is told each minute, as the parameters of CloudWatch's `PutMetricData`. Pure.
-
-Few figures, each of which a person would be woken for: whoever wants more asks Prometheus.
-
-Whether this control plane holds its clouds, by an object in the install's bucket that only one can go on
-writing. Pure.
-
-A copied database has the same names and the same tags. What it cannot have is the object's next version: each writes it
-only if it is still the one that it wrote itself. Who finds another's version there changes nothing in the clouds until
-a person says that it is the one.
-
-Garbage collection: decides which machines, cloud resources and files are deleted. Pure.
-
-A resource to which nothing refers is a suspect from the first complete list that shows it. A later list must show it
-again, and its grace period must be over, before it is deleted. Each list deletes a limited number. When too many
-resources of a kind have no record, the records are probably wrong, as after restoring an old backup. Then that kind is
-held: none of it is deleted until few are without a record again.
+"""Decisions of the loop `fleet.cloud`: image moves, ownership of the clouds, garbage collection, and the figures for
+CloudWatch. Pure. An image move launches one unit from the new image first. Once it has been ready for a while the other
+machines follow, one spare or whole cell at a time, announced like a provider's notice, so that replacements come first
+and the disruption ledger applies; two failed boots roll it back. Ownership is an object in the install's bucket: each
+write requires the version that this install wrote before, so that a copied database becomes read-only. Garbage is what
+no row references in two complete lists and a grace period apart; each list deletes a limited number. If too many
+resources of a kind have no record, the records are probably wrong (an old backup), and the kind is held.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,8 +18,9 @@ from kernel.tones import Tone
 
 
 class ImageState(StrEnum):
-    """`asked`: the cloud has not said yet that there is such an image. `canary`: one unit is tried. `back`: what runs
-    the new image already is replaced by the old one. `refused`: it never began."""
+    """`asked`: the cloud has not confirmed the image. `canary`: one unit is tried. `back`: machines on the new image
+    are replaced by the old one. `refused`: never started.
+    """
 
     ASKED = "asked"
     CANARY = "canary"
@@ -61,8 +42,7 @@ IMAGE_TONE = {
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """`healthy_s`: for how many seconds all nodes of the canary must have been ready. `failed_most`: so many launches
-    that did not boot are bad luck."""
+    """`healthy_s`: seconds for which all nodes of the canary must be ready. `failed_most`: tolerated failed boots."""
 
     healthy_s: float = 600.0
     failed_most: int = 1
@@ -73,8 +53,9 @@ SETTINGS = ImageSettings()
 
 @dataclass(frozen=True, slots=True)
 class ImageMachine:
-    """One that may run. `unit`: of its launch. `cell`: of its node, "" for a spare. `is_new`: it was launched from the
-    image that the move is to. `is_leaving`: it was announced that it goes."""
+    """A machine that may run. `unit`: of its launch. `cell`: of its node, "" for a spare. `is_new`: launched from the
+    new image. `is_leaving`: its end was announced.
+    """
 
     node: str
     unit: str
@@ -87,8 +68,9 @@ class ImageMachine:
 
 @dataclass(frozen=True, slots=True)
 class ImageStep:
-    """`leave`: nodes to be announced to leave now. `booted`, `failed`: nodes that were seen ready, and units that did
-    not boot, all so far."""
+    """`leave`: nodes whose end is announced now. `booted`, `failed`: nodes that became ready and units that failed to
+    boot, so far.
+    """
 
     state: ImageState
     reason: str
@@ -98,8 +80,9 @@ class ImageStep:
 
 
 def takes_new(state: ImageState, machines: Sequence[ImageMachine], open_units: Collection[str]) -> bool:
-    """Whether the next launch is from the new image: while one is tried, only if none is under way. `open_units`: whose
-    launch from it may still come to something."""
+    """Whether the next launch uses the new image; during the canary, only if no launch is open. `open_units`: units
+    whose launch from it is open.
+    """
     if state is ImageState.CANARY:
         return not open_units and not any(one.is_new and one.state is not NodeState.LOST for one in machines)
     return state is ImageState.ROLLING
@@ -113,7 +96,7 @@ def plan_image(
     now: datetime,
     settings: ImageSettings = SETTINGS,
 ) -> ImageStep:
-    """The next step of a move. `booted` and `failed` are those of the step before."""
+    """Returns the next step of a move. `booted` and `failed`: of the previous step."""
     new = [one for one in machines if one.is_new]
     seen = frozenset(booted) | {one.node for one in new if one.state is NodeState.READY}
     lost = frozenset(failed) | {one.unit for one in new if one.state is NodeState.LOST and one.node not in seen}
@@ -136,7 +119,7 @@ def plan_image(
 
 
 def _canary(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings) -> tuple[ImageState, str] | None:
-    """What the unit that is tried says; None: there is none yet."""
+    """The canary's result; None: not launched."""
     trying = [one for one in new if one.state is not NodeState.LOST]
     if not trying:
         return None
@@ -150,7 +133,7 @@ def _canary(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings)
 
 
 def _waits(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> str:
-    """Why nothing more may leave now; "" if something may. One place at a time."""
+    """Why no more machines may leave now, or "". One place at a time."""
     leaving = sorted(one.node for one in machines if one.is_leaving)
     if leaving:
         return f"{', '.join(leaving)} leaves"
@@ -160,7 +143,7 @@ def _waits(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> s
 
 
 def _next_place(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> tuple[str, ...]:
-    """Spares first, for cells are made of them. A cell leaves as a whole, whatever its machines run."""
+    """Spares first, because cells use them. A cell leaves as a whole, whatever its images."""
     if not to_go:
         return ()
     first = min(to_go, key=lambda one: (bool(one.cell), one.cell, one.node))
@@ -179,14 +162,14 @@ class ZoneBase:
 
 @dataclass(frozen=True, slots=True)
 class CloudBase:
-    """`zones` by name. Groups are security groups, that of nodes lets everything through from and to itself. Profiles
-    are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
-    the stack has no such thing. `root_devices`: what an image calls its root volume, `root_device` that of all others.
+    """Network, roles and addresses of a region, from its stack; stored as `CloudRegion.base`. `zones` by name. Groups
+    are security groups; that of nodes allows all traffic within itself. Profiles are ARNs of instance profiles, roles
+    the names of their roles, by which machines prove their identity. Empty if the stack has none. `root_devices`: root
+    volume names by image, `root_device` for other images.
 
-    `load_balancer` and `load_balancer_zone`: the DNS name of the region's entry and the hosted zone that it lies in,
-    which an alias names; `target_groups`: ARNs of those of its ingresses, `tls` or `plain`. `hosted_zone` and
-    `entry_name`: where the weighted records of all regions are. `home`: the region of AWS of the install's base,
-    where its alarm hears; empty for the region's own.
+    `load_balancer` and `load_balancer_zone`: DNS name and hosted zone of the region's entry, for an alias;
+    `target_groups`: ARNs for its ingresses, `tls` or `plain`. `hosted_zone` and `entry_name`: of the weighted records
+    of all regions. `home`: the AWS region of the install's alarm; empty: this region.
     """
 
     account: str
@@ -211,21 +194,22 @@ class CloudBase:
     root_gib: int = 200
 
     def root_device_of(self, image: str) -> str:
-        """What an image calls its root volume."""
+        """Returns an image's name for its root volume."""
         return self.root_devices.get(image, self.root_device)
 
 
 NAMESPACE = "Switchyard"
-"""The only one that the policy of the control plane's role allows."""
+"""The only one that the control plane's policy allows."""
 DIMENSION = "Install"
 PASS_COUNTS_S = 60.0
-"""A pass of the reconciler that ended within it is a completed one: as long as the alarm's period."""
+"""Age up to which a reconciler pass counts: the alarm's period."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstallFigures:
-    """How an install stands. `reconciled_s`: seconds since the reconciler's last whole pass; `last_pass_s`: the same of
-    the control loop that is most behind. None: there was none yet."""
+    """`reconciled_s`: seconds since the reconciler's last complete pass; `last_pass_s`: of the control loop that is
+    furthest behind. None: no pass yet.
+    """
 
     cells_wanted: int
     cells_ready: int
@@ -235,7 +219,9 @@ class InstallFigures:
 
 
 def metrics_request(install: str, figures: InstallFigures) -> dict[str, Any]:
-    """All of it in one call. Without times of ours: CloudWatch takes that of arrival, which no wrong clock shifts."""
+    """Returns all figures as one `PutMetricData` call. Without timestamps: CloudWatch uses the time of arrival, which a
+    wrong local clock cannot shift.
+    """
     was_reconciled = figures.reconciled_s is not None and figures.reconciled_s <= PASS_COUNTS_S
     values: list[tuple[str, float, str]] = [
         ("CompletedPasses", float(was_reconciled), "Count"),
@@ -253,11 +239,11 @@ def metrics_request(install: str, figures: InstallFigures) -> dict[str, Any]:
 
 
 STALE_AFTER = timedelta(minutes=15)
-"""Without a beat for so long nothing is changed: somebody else may have taken over meanwhile."""
+"""Without a written beat for so long nothing is changed: another install may have taken over."""
 
 
 class Verdict(StrEnum):
-    """`again`: nothing is known, ask again."""
+    """`again`: unknown, try again."""
 
     OWNER = "owner"
     LOST = "lost"
@@ -265,9 +251,10 @@ class Verdict(StrEnum):
 
 
 def judge_beat(*, was_written: bool | None, nonce_there: str | None, nonce_tried: str) -> Verdict:
-    """What an attempt to write the object shows. `was_written`: None if its answer was lost. `nonce_there`: what the
-    object has in it, read after it was not written; None: it could not be read. `nonce_tried`: what was to be written,
-    and was noted before, so that a write whose answer was lost is known again."""
+    """Returns the result of a write. `was_written`: None if the answer was lost. `nonce_there`: in the object, read
+    after a failed write; None if unreadable. `nonce_tried`: stored before the write, to recognise an own write whose
+    answer was lost.
+    """
     if was_written:
         return Verdict.OWNER
     if was_written is None or nonce_there is None:
@@ -276,8 +263,9 @@ def judge_beat(*, was_written: bool | None, nonce_there: str | None, nonce_tried
 
 
 def stale_reason(beat_at: datetime | None, now: datetime) -> str:
-    """Why nothing may be changed although nobody else is known to hold the clouds; "" if it may. An install without a
-    bucket never beats, and is trusted."""
+    """Returns why nothing may be changed although no other owner is known, or "". Installs without a bucket never beat
+    and are trusted.
+    """
     if beat_at is None or now - beat_at <= STALE_AFTER:
         return ""
     return f"its object in the bucket was last written at {beat_at:%Y-%m-%d %H:%M} UTC"
@@ -293,8 +281,9 @@ class ResourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A listed resource. `is_recorded`: a row exists, even if it says that the resource should be gone. `created_at` is
-    None where the provider does not state it; the age then counts from the first list that showed the resource."""
+    """A listed resource. `is_recorded`: a row exists, even if that row says that the resource should be gone.
+    `created_at` None: not stated; its age counts from the first list with it.
+    """
 
     kind: ResourceKind
     id: str
@@ -305,8 +294,9 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class GarbagePolicy:
-    """`deleted_at_once` applies to each kind and list. A kind is held while more resources than `unknown_least`, and
-    more than `unknown_most_share` of the machines, have no record. None means no limit."""
+    """`deleted_at_once`: for each kind and list. A kind is held while more than `unknown_least` resources, and more
+    than `unknown_most_share` of the machines, have no record. None: no limit.
+    """
 
     grace_period_s: float
     lists: int = 2
@@ -319,7 +309,7 @@ class GarbagePolicy:
 
 
 PROVIDER_MACHINES = GarbagePolicy(grace_period_s=0.0, deleted_at_once=5, unknown_least=2, unknown_most_share=0.25)
-"""Providers are listed once a minute, which is longer than a launch takes to be recorded."""
+"""Providers are listed once a minute, longer than a launch takes to be recorded."""
 CLOUD_RESOURCES = GarbagePolicy(grace_period_s=600.0, deleted_at_once=5, unknown_least=5, unknown_most_share=0.2)
 """Lists of a cloud lag behind by minutes."""
 FILES = GarbagePolicy(grace_period_s=86_400.0, lists=1)
@@ -328,8 +318,9 @@ FILES = GarbagePolicy(grace_period_s=86_400.0, lists=1)
 
 @dataclass(frozen=True, slots=True)
 class GarbagePlan:
-    """`suspects`: since when each resource without a reference has been listed, by id. `held`: why some kinds are left
-    alone, or ""."""
+    """`suspects`: since when each unreferenced resource has been listed, by ID. `held`: why some kinds are left alone,
+    or "".
+    """
 
     delete: tuple[Resource, ...]
     suspects: Mapping[str, datetime]
@@ -345,12 +336,12 @@ def plan_garbage_collection(
     machines: int = 0,
     has_records: bool = True,
 ) -> GarbagePlan:
-    """Plans what one complete list leads to.
+    """Returns the plan for a complete list.
 
     Args:
         before: Suspects of the previous complete list.
-        machines: Number of machines that the share of the policy refers to.
-        has_records: Whether any launch is recorded at all. If none is, everything is held.
+        machines: Machines that the policy's share refers to.
+        has_records: Whether any launch is recorded; if none is, everything is held.
     """
     garbage = [one for one in found if not one.is_referenced]
     suspects = {one.id: before.get(one.id, now) for one in garbage}

@@ -1,9 +1,6 @@
-"""Garbage collection: lists what providers and clouds hold for this fleet and deletes what nothing refers to.
-
-Every source is listed first and its rows are read afterwards, so that a launch in between is known. The planner decides
-(`fleet.clouds.planning.upkeep`); providers only list and delete.
-
-Lists the machines of a region of a cloud, stores the states of those that are recorded, and collects the garbage.
+"""Garbage collection: lists what providers and clouds hold for this fleet and deletes what no row references, as
+`fleet.clouds.planning.upkeep` decides. Each source is listed before its rows are read, so that a launch in between is
+known. Also lists the machines of cloud regions and stores their states.
 """
 
 import logging
@@ -47,7 +44,7 @@ from kernel.events import event_record
 from kernel.tones import Tone
 
 HELD = "garbage-held"
-"""Kind of the incident while too much has no record."""
+"""Kind of the incident while too many resources have no record."""
 EVIDENCE_MOST = 100
 
 log = logging.getLogger(__name__)
@@ -55,8 +52,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GarbageSource:
-    """One complete list. `delete` returns what it deleted, and logs what it could not delete. `place` names the region
-    or provider of the incident and of the events."""
+    """One complete list. `delete` returns what it deleted, and logs what it could not. `place`: region or provider of
+    the incident and events.
+    """
 
     subject: str
     policy: GarbagePolicy
@@ -75,7 +73,7 @@ class GarbageSource:
 
 
 def garbage_collect(source: GarbageSource, now: datetime) -> GarbagePlan:
-    """Deletes the garbage of a source, and opens or closes the incident of a source that is held."""
+    """Deletes the garbage of a source, and opens or closes its incident."""
     plan = source.plan(now)
     if plan.held:
         log.error("garbage collection of %s is held: %s", source.subject, plan.held)
@@ -105,11 +103,11 @@ def _deleted_record(source: GarbageSource, one: Resource, now: datetime) -> None
 
 
 def provider_garbage(provider: str, before: Mapping[str, datetime]) -> GarbageSource:
-    """Returns the machines that a provider runs. A machine is referenced while its node may run; a retired node may run
-    until its provider has confirmed its end.
+    """Returns the machines of a provider. A machine is referenced while its node may run; a retired node may run until
+    its provider has confirmed the end.
 
     Raises:
-        ProviderError: The provider did not list them.
+        ProviderError: The list failed.
     """
     statuses = provider_named(provider).describe_all()
     running = [node for node, status in statuses.items() if status is not ProviderStatus.GONE]
@@ -125,8 +123,9 @@ def provider_garbage(provider: str, before: Mapping[str, datetime]) -> GarbageSo
 
 
 def provider_garbage_collect(provider: str, before: Mapping[str, datetime], *, now: datetime) -> Mapping[str, datetime]:
-    """Lists a provider's machines, terminates those without a reference, and returns the suspects. Blocks as long as
-    the provider does; a provider that does not answer keeps its suspects."""
+    """Lists a provider's machines, terminates unreferenced ones, and returns the suspects. Blocks as long as the
+    provider does; a failed list keeps the suspects.
+    """
     try:
         source = provider_garbage(provider, before)
     except ProviderError as error:
@@ -149,8 +148,9 @@ def _provider_terminate(provider: str, garbage: Sequence[Resource]) -> Iterable[
 
 
 def cloud_machine_garbage(cloud: CloudRegion, listing: Listing) -> GarbageSource:
-    """Returns the machines of a complete list. A machine is referenced if a row has its id, or if the launch that its
-    tags name is still open."""
+    """Returns the machines of a complete list. One is referenced if a row has its ID, or if the launch in its tags is
+    open.
+    """
     running = [one for one in listing.instances if one.state not in ENDED]
     recorded = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
     ids = [one.provider_id for one in running]
@@ -169,11 +169,11 @@ def cloud_machine_garbage(cloud: CloudRegion, listing: Listing) -> GarbageSource
 
 
 def cloud_resource_garbage(cloud: CloudRegion, now: datetime) -> GarbageSource:
-    """Returns the volumes, network interfaces and spot requests that are attached to no machine. One is referenced
-    while the launch that its tags name is open.
+    """Returns unattached volumes, network interfaces and spot requests. One is referenced while the launch in its tags
+    is open.
 
     Raises:
-        CallFailed: The region was not listed completely.
+        CallFailed: The list is not complete.
     """
     listed = unattached_list(cloud.aws_region, install_ensure(now).pk)
     open_units = _open_units()
@@ -183,7 +183,7 @@ def cloud_resource_garbage(cloud: CloudRegion, now: datetime) -> GarbageSource:
 
 
 def cloud_garbage_collect(cloud: CloudRegion, now: datetime) -> None:
-    """Deletes volumes, network interfaces and spot requests without a reference."""
+    """Deletes unreferenced volumes, network interfaces and spot requests."""
     try:
         source = cloud_resource_garbage(cloud, now)
     except CallFailed as error:
@@ -193,7 +193,7 @@ def cloud_garbage_collect(cloud: CloudRegion, now: datetime) -> None:
 
 
 def cloud_source_collect(cloud: CloudRegion, source: GarbageSource, now: datetime) -> None:
-    """Collects a source of a region, and keeps its suspects in the region's row: two lists then survive a restart."""
+    """Collects a source of a region. Suspects are kept in the region's row, so that two lists may span a restart."""
     plan = garbage_collect(source, now)
     suspects = CloudRegion.objects.values_list("suspects", flat=True).get(pk=cloud.pk)
     suspects[source.subject] = {name: at.isoformat() for name, at in plan.suspects.items()}
@@ -231,7 +231,7 @@ def _delete_if_allowed(
     delete: Callable[[CloudRegion, Sequence[Resource]], Iterable[Resource]],
     garbage: Sequence[Resource],
 ) -> Iterable[Resource]:
-    """Deletes nothing on an install's first day, and nothing while the install is read-only."""
+    """Deletes nothing on an install's first day or while it is read-only."""
     now, names = clock.now(), ", ".join(one.id for one in garbage)
     try:
         install = install_that_may_change(now)
@@ -240,7 +240,7 @@ def _delete_if_allowed(
         return ()
     if install.dry_run_until > now:
         until = f"{install.dry_run_until:%Y-%m-%d %H:%M} UTC"
-        log.warning("region %s: nothing refers to %s; garbage is deleted after %s", cloud.pk, names, until)
+        log.warning("region %s: no row references %s; garbage is deleted after %s", cloud.pk, names, until)
         return ()
     return delete(cloud, garbage)
 
@@ -255,7 +255,7 @@ def _machines_delete(cloud: CloudRegion, garbage: Sequence[Resource]) -> Iterabl
 
 
 def _resources_delete(cloud: CloudRegion, garbage: Sequence[Resource]) -> Iterable[Resource]:
-    """Deletes each by one call: EC2 refuses a resource that is in use again, and the others are deleted."""
+    """One call each: EC2 rejects only those in use again."""
     for one in garbage:
         try:
             unattached_delete(cloud.aws_region, one.kind, one.id)
@@ -266,7 +266,7 @@ def _resources_delete(cloud: CloudRegion, garbage: Sequence[Resource]) -> Iterab
 
 
 def cloud_list(cloud: CloudRegion, now: datetime) -> None:
-    """List a region, and note which zones did not answer. Blocks as long as the cloud does."""
+    """Lists a region and stores which zones did not answer. Blocks as long as the cloud does."""
     try:
         listing = region_list(cloud, install_ensure(now).id, now)
     except CallFailed as error:

@@ -1,7 +1,7 @@
-"""Moves the machines of an instance type in a region to another image, and back: a step of `cloud_upkeep`. What comes
-next is decided by `fleet.clouds.planning.upkeep`; machines leave by notices, as if their provider had announced it.
-
-Web asks for a move and never for an image: only the loop calls the cloud, outside of transactions."""
+"""Moves the machines of an instance type in a region to another image, and back; `fleet.clouds.planning.upkeep` decides
+the steps, and machines leave by notices. The web process stores only the request: only the loop `fleet.cloud` calls the
+cloud, outside transactions.
+"""
 
 import re
 from dataclasses import dataclass
@@ -31,22 +31,20 @@ ACTOR = "fleet.cloud"
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An image as its cloud describes it."""
-
     image: str
     root_device: str
 
 
 def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = "") -> ImageMove:
-    """Ask that a type's machines move to an image; "": to the one that the region's stack states. Calls nothing: the
-    loop `fleet.cloud` asks the cloud for the image, and then begins.
+    """Stores a request to move a type's machines to an image; "": the one in the region's stack. The loop `fleet.cloud`
+    checks the image and starts the move.
 
     Raises:
-        InvalidInput: no id of an image, no region of a cloud that is ready, or no pool of the type for nodes.
-        Conflict: a move is under way, or all pools have the image already.
+        InvalidInput: Not an image ID, no ready region of a cloud, or no pool of the type for nodes.
+        Conflict: A move is under way, or all pools use the image already.
     """
     if image and not IMAGE.fullmatch(image):
-        message = f"{image!r} is no id of an image, such as ami-0123456789abcdef0"
+        message = f"{image!r} is not the ID of an image, such as ami-0123456789abcdef0"
         raise InvalidInput(field="image", rule="image", message=message)
     with transaction.atomic():
         clouds = CloudRegion.objects.select_for_update().filter(state=CloudRegionState.READY)
@@ -59,30 +57,30 @@ def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: d
             raise InvalidInput(field="instance_type", rule="pool", message=message)
         under_way = ImageMove.objects.filter(region_id=region, instance_type_id=instance_type, ended_at=None).first()
         if under_way is not None:
-            raise Conflict(f"{under_way} is under way ({under_way.state}); turn it back, or wait for its end")
+            raise Conflict(f"{under_way} is under way ({under_way.state}); roll it back, or wait for its end")
         if image and not pools.exclude(image=image).exists():
-            raise Conflict(f"all pools of {instance_type} in {region} have {image} already")
+            raise Conflict(f"all pools of {instance_type} in {region} use {image} already")
         move = ImageMove.objects.create(
             region_id=region, instance_type_id=instance_type, image=image, asked_by=actor, asked_at=now
         )
-        _event(move, f"{move} was asked for by {actor}" + (f": {why}" if why else ""), actor, now)
+        _event(move, f"{move} was requested by {actor}" + (f": {why}" if why else ""), actor, now)
         wake_ups.send("fleet.cloud")
     return move
 
 
 def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> ImageMove:
-    """Turn a move round: what runs the new image already is replaced by the old one. One that has not begun ends.
+    """Rolls a move back: machines on the new image are replaced. A move that has not begun is cancelled.
 
     Raises:
-        Conflict: it has ended, or goes back already.
+        Conflict: It is over, or already going back.
     """
     with transaction.atomic():
         move = ImageMove.objects.select_for_update().get(pk=move_id)
         if move.ended_at is not None or move.state == ImageState.BACK:
-            raise Conflict(f"{move} is {move.state}: only one that is under way is turned back")
-        reason = f"asked for by {actor}" + (f": {why}" if why else "")
+            raise Conflict(f"{move} is {move.state}: only a move that is under way can be rolled back")
+        reason = f"requested by {actor}" + (f": {why}" if why else "")
         if move.state == ImageState.ASKED:
-            _refuse(move, f"taken back before it began, {reason}", actor, now)
+            _refuse(move, f"cancelled before it began, {reason}", actor, now)
         else:
             _turn(move, ImageState.BACK, reason, actor, now)
             move.save()
@@ -90,7 +88,7 @@ def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> Ima
 
 
 def cloud_images(cloud: CloudRegion, now: datetime) -> None:
-    """Take each move of a region one step further. Asks the cloud for images of those that have not begun."""
+    """Takes the next step of each move in a region. Asks the cloud for the images of new moves."""
     for move in ImageMove.objects.filter(region_id=cloud.pk, state=ImageState.ASKED).order_by("pk"):
         _begin(cloud, move, now)
     moves = ImageMove.objects.filter(region_id=cloud.pk, ended_at=None).exclude(state=ImageState.ASKED)
@@ -103,7 +101,7 @@ def cloud_images(cloud: CloudRegion, now: datetime) -> None:
 
 
 def _begin(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
-    """What was asked for is tried, once the cloud says that there is such an image; until it answers, it waits."""
+    """Starts the canary once the cloud confirms the image."""
     found, refusal, waits = None, "", ""
     try:
         found = _find(cloud, asked, now)
@@ -142,11 +140,11 @@ def _find(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
 
 
 def _try(row: CloudRegion, move: ImageMove, found: _Found, now: datetime) -> None:
-    """From now on a launch takes it: see `fleet.clouds.planning.upkeep.takes_new`."""
+    """From now on launches use it (`fleet.clouds.planning.upkeep.takes_new`)."""
     pools = _pools(row.pk, move.instance_type_id)
     move.image = found.image
     if not pools.exclude(image=found.image).exists():
-        _refuse(move, f"all pools of {move.instance_type_id} in {row.pk} have {found.image} already", ACTOR, now)
+        _refuse(move, f"all pools of {move.instance_type_id} in {row.pk} use {found.image} already", ACTOR, now)
         return
     row.base = {**row.base, "root_devices": {**row.base.get("root_devices", {}), found.image: found.root_device}}
     row.save(update_fields=["base"])
@@ -187,7 +185,7 @@ def _say(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
 
 
 def _turn(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
-    """Another state: what was told to leave for the one before stays after all."""
+    """Changes the state; machines that were announced to leave stay."""
     if state in (ImageState.BACK, ImageState.DONE):
         told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
         told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
@@ -198,7 +196,6 @@ def _turn(move: ImageMove, state: ImageState, reason: str, actor: str, now: date
 
 
 def _end(move: ImageMove, now: datetime) -> None:
-    """Pools have one image again: the new one, or the old one if it went back."""
     pools = CapacityPool.objects.filter(
         region_id=move.region_id, instance_type_id=move.instance_type_id, next_image=move.image
     )
@@ -216,7 +213,7 @@ def _root_device(cloud: CloudRegion, image: str) -> str:
             raise
         found = []
     if not found:
-        message = f"{cloud.aws_region} has no image {image}, or not for this account"
+        message = f"{cloud.aws_region} has no image {image} that this account may use"
         raise InvalidInput(field="image", rule="image", message=message)
     return str(found[0]["RootDeviceName"])
 

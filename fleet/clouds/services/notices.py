@@ -1,8 +1,7 @@
-"""Keeps what a cloud announced of machines, once each, and settles what is over. Steps of `cloud_upkeep`.
-
-Three ways lead here: the region's queue, DescribeInstanceStatus, and the ends of Capacity Blocks; a fourth, what nodes
-read of their own metadata, to `node_notices`. Each alone is late or silent at times, and all meet in one row. What
-follows is decided by `fleet.faults.planning.notices`.
+"""Stores what a cloud announces about machines, one row for each, and settles notices that are over. Sources are the
+region's queue, DescribeInstanceStatus and the ends of Capacity Blocks; nodes report their own metadata to
+`node_notices`. Each source may be late or silent, and all write the same rows. `fleet.faults.planning.notices` decides
+the consequences.
 """
 
 import logging
@@ -42,7 +41,7 @@ SCHEDULED = [NoticeKind.RETIREMENT.value, NoticeKind.MAINTENANCE.value]
 ROUNDS = 20
 """Of ten messages each, in one step."""
 UNREAD = "notices-unread"
-"""Kind of the incident of a region whose queue may not be read."""
+"""Kind of the incident of a region whose queue cannot be read."""
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,9 @@ log = logging.getLogger(__name__)
 
 
 def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
-    """Take what is in the region's queue. A message that makes no sense stays there, and goes to the dead letters after
-    it was received as often as its queue says."""
+    """Reads the region's queue. Messages that cannot be parsed stay and move to the dead letters after the queue's
+    number of receives.
+    """
     url = cloud.base.get("queue_url", "")
     if not url:
         return
@@ -66,18 +66,22 @@ def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
     except CallFailed as error:
         log.warning("the queue of region %s was not read: %s", cloud.pk, error)
         if isinstance(error, Refused) and not error.is_for_now:
-            summary = f"The queue of notices of {cloud.pk} may not be read, so machines' ends are heard late: {error}"
+            summary = (
+                f"The queue of notices of {cloud.pk} cannot be read, so the ends of machines are noticed late: {error}"
+            )
             incident_open(kind=UNREAD, subject=cloud.pk, summary=summary, evidence={}, now=now, region=cloud.pk)
         return
     incidents_close(kind=UNREAD, subject=cloud.pk, resolution="it is read again", now=now)
 
 
 def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
-    """Whether the message is done with. It is deleted after the rows are written, so a crash between has it twice."""
+    """Whether to delete the message. It is deleted after the rows are written, so a crash in between processes it
+    twice.
+    """
     try:
         meaning = parse(message.body)
     except UnreadableNotice as error:
-        log.warning("message %s of region %s is left for its dead letters: %s", message.id, cloud.pk, error)
+        log.warning("message %s of region %s is left for the dead letters: %s", message.id, cloud.pk, error)
         return False
     match meaning:
         case StateSeen(machine, state):
@@ -92,7 +96,7 @@ def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
 
 
 def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) -> int:
-    """One notice for each machine of ours that it is about. Returns how many were new."""
+    """Stores one notice for each of our machines in an announcement. Returns the number of new ones."""
     rows = _machines(cloud)
     rows = rows.filter(reservation=said.reservation) if said.reservation else rows.filter(provider_id__in=said.machines)
     return sum(
@@ -122,7 +126,7 @@ def _machines(cloud: CloudRegion) -> "QuerySet[Machine]":
 
 
 def cloud_statuses(cloud: CloudRegion, now: datetime) -> None:
-    """See state, checks and scheduled events of all machines: what events missed, and what is over."""
+    """Reads state, checks and scheduled events of all machines: finds missed events, and those that are over."""
     try:
         statuses = region_statuses(cloud.aws_region)
     except CallFailed as error:
@@ -136,7 +140,7 @@ def cloud_statuses(cloud: CloudRegion, now: datetime) -> None:
 
 
 def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
-    """Of each kind the first counts. What is no longer listed was done or withdrawn."""
+    """The first event of each kind counts. Unlisted events were done or withdrawn."""
     first: dict[tuple[str, NoticeKind], ScheduledEvent] = {}
     for event in sorted(statuses.events, key=lambda event: event.not_before):
         if event.machine in ours:
@@ -169,7 +173,6 @@ def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, M
 
 
 def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
-    """What polling said, and is not over."""
     return CloudNotice.objects.filter(
         settled_at=None, machine__region_id=cloud.pk, evidence__has_key=NoticeSource.STATUS.value
     )
@@ -181,17 +184,17 @@ def _over(row: CloudNotice, now: datetime) -> None:
 
 
 def notices_settle(cloud: CloudRegion, now: datetime) -> None:
-    """What was said of machines that are gone is over; what has been over for long is forgotten."""
+    """Settles notices of machines that are gone, and deletes those settled long ago."""
     here = CloudNotice.objects.filter(machine__region_id=cloud.pk)
     over = here.filter(Q(machine__state=MachineState.GONE) | Q(machine__cloud_state__in=ENDED), settled_at=None)
-    with transaction.atomic():  # nobody called it off: its node stays cordoned
+    with transaction.atomic():  # not called off: its node stays cordoned
         Node.objects.filter(id__in=over.values("machine__runs")).update(cordoned_for_notice=False)
         over.update(settled_at=now)
     here.filter(settled_at__lt=now - KEPT).delete()
 
 
 def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
-    """How much is left in reservations, when Capacity Blocks end, and what that means for the machines in them."""
+    """Reads free machines of reservations and ends of Capacity Blocks, and stores notices for machines in those."""
     pools = CapacityPool.objects.filter(region_id=cloud.pk).exclude(reservation="")
     ids = set(pools.values_list("reservation", flat=True))
     try:

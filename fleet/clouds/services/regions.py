@@ -1,11 +1,7 @@
-"""Regions in a cloud: declared with a stack, then read from it. Only the loop `fleet.cloud` asks the cloud; who creates
-a region waits for nothing.
-
-A region is usable once it is `ready`. What is refused is read again every minute, for a person mends the stack. Once a
-region is ready, a later reading adds pools and changes nothing that a person may have changed.
-
-Prices of a region's pools, and of the machines that were bought from them. A list that is forbidden, or does not
-answer, costs nothing but the price: it is unknown, or for a week what it was.
+"""Declares cloud regions and reads their stacks and prices. Only the loop `fleet.cloud` calls the cloud, so creating a
+region never waits. A region is usable once it is `ready`. A refused stack is read again every minute, because an
+operator is fixing it. Later readings add pools and never change what a user may have set. A failed price list loses
+only the price, after a week.
 """
 
 import logging
@@ -41,10 +37,10 @@ log = logging.getLogger(__name__)
 
 
 def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
-    """Take what a region of a cloud needs out of `columns`; {} for another provider.
+    """Removes a cloud region's fields from `columns` and returns them; {} for other providers.
 
     Raises:
-        InvalidInput: a stack is missing, is malformed, or is given to a provider that has none.
+        InvalidInput: A stack is missing, malformed, or given to a provider without stacks.
     """
     given = {column: columns.pop(column, "") for column in CLOUD_COLUMNS}
     if columns.get("provider") != AWS:
@@ -57,20 +53,20 @@ def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
         raise InvalidInput(field="stack", rule="stack", message=message)
     given["aws_region"] = given["aws_region"] or name
     if not AWS_REGION.fullmatch(given["aws_region"]):
-        message = f"{given['aws_region']!r} is no region of AWS, such as us-east-1: say which by aws_region"
+        message = f"{given['aws_region']!r} is not a region of AWS, such as us-east-1: set aws_region"
         raise InvalidInput(field="aws_region", rule="aws_region", message=message)
     return given
 
 
 def cloud_region_add(region: Region, columns: dict[str, str], now: datetime) -> None:
-    """It will be read. Part of the transaction that creates the region."""
+    """Adds the row that requests a reading, in the transaction that creates the region."""
     install_ensure(now)
     CloudRegion.objects.create(region=region, **columns)
     wake_ups.send("fleet.cloud")
 
 
 def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
-    """Read the stack of a region, and keep what it states. Blocks as long as the cloud does."""
+    """Reads a region's stack and stores its outputs. Blocks as long as the cloud does."""
     types = list(InstanceType.objects.values_list("name", flat=True))
     try:
         read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, types)
@@ -96,7 +92,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
 
 
 def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any]:
-    """A stack states its newest images. What the pools' own call their root volumes is known from earlier readings."""
+    """A stack names its newest images. Root volumes of the images in use are known from earlier readings."""
     pools = CapacityPool.objects.filter(region_id=row.pk)
     used = {image for pair in pools.values_list("image", "next_image") for image in pair}
     kept = {image: device for image, device in row.base.get("root_devices", {}).items() if image in used}
@@ -104,7 +100,7 @@ def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any
 
 
 def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
-    """One that was ready stays so: its machines run on what was read before."""
+    """A ready region stays ready: its machines use the earlier reading."""
     with transaction.atomic():
         row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
         news = row.reason != reason
@@ -122,7 +118,7 @@ def _event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetim
 
 
 def pools_add(region: str, found: Sequence[PoolFound]) -> int:
-    """Those that are not there yet, after those that are; how many. What is there stays as a person may have set it."""
+    """Adds new pools after the existing ones and returns their number. Existing pools stay as a user may have set them."""
     rows = CapacityPool.objects.filter(region_id=region)
     there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
     last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
@@ -146,16 +142,18 @@ def _columns(found: PoolFound) -> dict[str, Any]:
 
 
 RATED = (Market.ON_DEMAND, Market.OPEN, Market.RESERVED)
-"""Billed as on demand. A Capacity Block was paid ahead, and what an interruptible reservation costs no list says."""
+"""Markets billed as on demand. Capacity Blocks are paid in advance, and no list has the price of interruptible
+reservations.
+"""
 KEPT = timedelta(days=7)
-"""A price that was not read for longer is unknown."""
+"""Older prices count as unknown."""
 
 
 Read = Callable[[Iterable[CapacityPool]], dict[tuple[str, str], float]]
 
 
 def cloud_prices(cloud: CloudRegion, now: datetime) -> None:
-    """Once a day: from the price list."""
+    """Reads the price list. Once a day."""
 
     def read(pools: Iterable[CapacityPool]) -> dict[tuple[str, str], float]:
         prices = on_demand_prices(cloud.aws_region, sorted({pool.instance_type_id for pool in pools}))
@@ -169,7 +167,7 @@ def cloud_prices(cloud: CloudRegion, now: datetime) -> None:
 
 
 def cloud_spot_prices(cloud: CloudRegion, now: datetime) -> None:
-    """Once an hour, where there is a pool of spot: from its history."""
+    """Reads the spot history if a pool is spot. Once an hour."""
 
     def read(pools: Iterable[CapacityPool]) -> dict[tuple[str, str], float]:
         return spot_prices(cloud.aws_region, {pool.instance_type_id for pool in pools}, now)
@@ -197,6 +195,6 @@ def _keep(cloud: CloudRegion, rows: "QuerySet[CapacityPool]", read: Read, now: d
 
 
 def _machines_of(pool: CapacityPool) -> "QuerySet[Machine]":
-    """Those that run: what one costs that is gone does not change any more."""
+    """Running machines: the price of a terminated one no longer changes."""
     bought = Machine.objects.filter(region_id=pool.region_id, instance_type_id=pool.instance_type_id, zone=pool.zone)
     return bought.filter(market=pool.market).exclude(state=MachineState.GONE)

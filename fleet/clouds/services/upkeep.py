@@ -1,13 +1,8 @@
-"""Holds the install's clouds, by writing its object in the bucket again and again: see `fleet.clouds.planning.upkeep`.
-
-Looks after regions of a cloud: the loop `fleet.cloud`. What runs there is listed, and what was launched settled.
-
-Each region has a thread of its own and a lease, so that one that does not answer holds up neither a pass nor another
-region, and two controllers do not ask twice. A region whose last round has not ended is left alone; a round that hangs
-is said, and passes do not count as whole meanwhile.
-
-Tells CloudWatch how the install stands, so that somebody hears when nothing here can tell any more. By the worker:
-the control loops neither wait for it nor vouch for themselves.
+"""The loop `fleet.cloud` over cloud regions: lists, launches, places, notices and prices, each in its interval; the
+ownership of the clouds; incidents of launches that need an operator; and the figures for CloudWatch. Each region has
+its own thread and lease, so that one that does not answer delays no other, and two controllers do not call twice. A
+region whose last round still runs is skipped; a hanging round is logged, and passes do not count as complete. The
+worker sends the figures, not the control loops, so that an alarm fires when the loops fail.
 """
 
 import json
@@ -58,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 def cloud_beat(cloud: CloudRegion, now: datetime) -> None:
-    """Write the object once more, if this is the region by which the install does so: the first one with a bucket."""
+    """Writes the ownership object again if the install uses this region's bucket: the first region with one."""
     holder = _holder()
     if holder is None or holder.pk != cloud.pk:
         return
@@ -86,7 +81,7 @@ def _holder() -> CloudRegion | None:
 
 
 def _write(holder: CloudRegion, install: Install, now: datetime) -> tuple[str, bool | None]:
-    """The object's new version and True; False: another version is there; None: nobody knows."""
+    """The object's new version and True; False: another version exists; None: unknown."""
     body = json.dumps({"install": install.pk, "nonce": install.beat_nonce, "at": now.isoformat()}).encode()
     condition: dict[str, Any] = {"IfMatch": install.beat_etag} if install.beat_etag else {"IfNoneMatch": "*"}
     bucket = holder.stated_base().bucket
@@ -104,7 +99,7 @@ def _write(holder: CloudRegion, install: Install, now: datetime) -> tuple[str, b
 
 
 def _read(holder: CloudRegion) -> tuple[str, str] | None:
-    """Version and nonce of what is there; None: it could not be read."""
+    """Version and nonce of the object; None: unreadable."""
     bucket = holder.stated_base().bucket
     try:
         answer = calls.call("s3", "GetObject", holder.aws_region, Bucket=bucket, Key=KEY)
@@ -124,10 +119,10 @@ def _lose(install: Install, holder: CloudRegion, now: datetime) -> None:
 
 
 def cloud_claim(*, confirm: str, now: datetime) -> Install:
-    """Take the clouds over, whoever wrote the object last: that one becomes read-only with its next beat.
+    """Takes over the clouds from the last writer, which becomes read-only with its next beat.
 
     Raises:
-        Conflict: the name is not this install's, or the object cannot be read.
+        Conflict: The name is not this install's, or the object cannot be read.
     """
     install, holder = install_ensure(now), _holder()
     if confirm != install.pk:
@@ -143,15 +138,16 @@ def cloud_claim(*, confirm: str, now: datetime) -> Install:
     return install_ensure(now)
 
 
-# Learns where machines and reservations of a region of a cloud are in its network: steps of `cloud_upkeep`.
+# Places of machines and reservations in the network of a region.
 
 WAIT_MOST_S = 0.6
-"""For a call that our budget allows so soon. It allows 0.8 a second, so of looks a second apart every other one would
-come in vain; with this, one of four does. The region's other steps wait as long."""
+"""Wait for the own call budget, 0.8 calls a second: without a wait, every second of the one-second steps would get no
+call; with it, every fourth. The region's other steps wait as long.
+"""
 
 
 def cloud_places(cloud: CloudRegion, now: datetime, wait: Callable[[float], None] = time.sleep) -> None:
-    """Ask for one batch. What our own budget does not allow soon comes with the next step."""
+    """Reads the places of one batch. Batches without budget follow with the next step."""
     try:
         try:
             region_places(cloud, now)
@@ -168,23 +164,22 @@ def cloud_places(cloud: CloudRegion, now: datetime, wait: Callable[[float], None
 
 
 def cloud_reservation_places(cloud: CloudRegion, _: datetime) -> None:
-    """Ask for the places of all reservations."""
     try:
         reservation_places(cloud)
     except CallFailed as error:
         log.warning("topology of reservations in region %s was not read: %s", cloud.pk, error)
 
 
-# Tells a person about launches that only a person can get going again: those for which a quota is too small, and
-# those that a cloud refuses. Closed once machines of that type come again, or nobody has asked for an hour.
+# Incidents of launches that need an operator: a quota is too small, or the cloud refuses them. They are closed once
+# machines of that type are launched again, or no launch was tried for an hour.
 
 KINDS = {LaunchOutcome.NO_QUOTA: "no-quota", LaunchOutcome.REFUSED: "launch-refused"}
 LOOKED_BACK = timedelta(hours=1)
-"""As long as pools rest for a quota."""
+"""As long as pools pause for a quota."""
 
 
 def launch_incidents(cloud: CloudRegion, now: datetime) -> None:
-    """Open and close them by what the last attempt of each instance type in a region came to."""
+    """Opens and closes incidents by the last attempt of each instance type in a region."""
     found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS.values()}
     for name, attempt in _last_attempts(cloud, now).items():
         outcome = LaunchOutcome(attempt.outcome)
@@ -193,13 +188,13 @@ def launch_incidents(cloud: CloudRegion, now: datetime) -> None:
     for kind, summaries in found.items():
         rows = Incident.objects.filter(kind=kind, region=cloud.pk, state=IncidentState.OPEN.value)
         for subject in set(rows.values_list("subject", flat=True)) - set(summaries):
-            incidents_close(kind=kind, subject=subject, resolution="it was not the last answer any more", now=now)
+            incidents_close(kind=kind, subject=subject, resolution="a later launch had another outcome", now=now)
         for subject, summary in summaries.items():
             incident_open(kind=kind, subject=subject, summary=summary, evidence={}, now=now, region=cloud.pk)
 
 
 def _last_attempts(cloud: CloudRegion, now: datetime) -> dict[str, LaunchAttempt]:
-    """By instance type, of the last hour, of those whose outcome is known."""
+    """By instance type: of the last hour, with a known outcome."""
     rows = LaunchAttempt.objects.filter(unit__region_id=cloud.pk, ended_at__gt=now - LOOKED_BACK)
     return {row.unit.instance_type_id: row for row in rows.select_related("unit").order_by("ended_at", "pk")}
 
@@ -219,14 +214,14 @@ INCIDENTS_EVERY_S = 15.0
 IMAGES_EVERY_S = 10.0
 """More often than nodes that did not boot are kept."""
 QUEUE_EVERY_S = 1.0
-"""Two minutes are all the warning that there is."""
+"""Interruption warnings come only two minutes ahead."""
 TOPOLOGY_LOOK_S = 1.0
-"""Between two batches of places; nothing is asked while all are known."""
+"""Between two batches of places; no call while all are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is done in each region every so often. Whatever it raises, the others are made."""
+    """A step of each region with its interval. An exception does not stop the other steps."""
 
     every_s: float
     run: Callable[[CloudRegion, datetime], None]
@@ -235,9 +230,9 @@ class Step:
 SPOT_PRICES_EVERY_S = 3600.0
 """They move a few times a day."""
 READ_AGAIN_S = 60.0
-"""A stack that was refused: a person is mending it."""
+"""Of a refused stack, which an operator is fixing."""
 READ_DAILY_S = 86_400.0
-"""One that is in use: what was added to it since."""
+"""Of a stack in use, to find additions."""
 
 STEPS: Mapping[str, Step] = {
     "beat": Step(BEAT_EVERY_S, cloud_beat),
@@ -254,14 +249,14 @@ STEPS: Mapping[str, Step] = {
     "images": Step(IMAGES_EVERY_S, cloud_images),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
 }
-"""In this order. What is due is made in one round."""
+"""In this order; all due steps run in one round."""
 
 UNREAD_STEPS: Mapping[str, Step] = {"first stack": Step(READ_AGAIN_S, cloud_region_read)}
 """Of a region that is not ready: its stack is not read, or was refused."""
 
 
 class CloudUpkeep:
-    """The rounds of this process. Passes are made by one thread."""
+    """The rounds of this process. One thread makes the passes."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic, steps: Mapping[str, Step] = STEPS) -> None:
         self._now_s, self._steps = now_s, {**steps, **UNREAD_STEPS}
@@ -270,7 +265,7 @@ class CloudUpkeep:
         self._rounds: dict[str, tuple[threading.Thread, float]] = {}
 
     def run_pass(self) -> bool:
-        """Begin a round in each region where something is due. False: one hangs."""
+        """Starts a round in each region with due steps. Returns False if one hangs."""
         self._rounds = {region: (thread, at) for region, (thread, at) in self._rounds.items() if thread.is_alive()}
         for cloud in CloudRegion.objects.filter(region__provider="aws"):
             due = [
@@ -286,12 +281,12 @@ class CloudUpkeep:
         return not hanging
 
     def wait(self) -> None:
-        """Until the rounds that were begun have ended."""
+        """Blocks until all started rounds have ended."""
         for thread, _ in self._rounds.values():
             thread.join()
 
     def _begin(self, cloud: CloudRegion, due: list[str]) -> None:
-        # A daemon: a call that hangs must not keep a process that was told to end.
+        # A daemon: a hanging call must not delay the exit of the process.
         thread = threading.Thread(target=self._round, args=(cloud, due), name=f"cloud {cloud.pk}", daemon=True)
         self._rounds[cloud.pk] = (thread, self._now_s())
         thread.start()
@@ -311,11 +306,11 @@ class CloudUpkeep:
         try:
             self._steps[name].run(cloud, now)
         except Exception:
-            log.exception("step %s in region %s failed; it is made again in its turn", name, cloud.pk)
+            log.exception("step %s in region %s failed; it runs again at its next time", name, cloud.pk)
 
 
 def this_process() -> str:
-    """Whichever thread makes a round."""
+    """The same for all threads."""
     return this_holder().rpartition(":")[0]
 
 
@@ -323,9 +318,10 @@ RECONCILER = "fleet.reconcile"
 
 
 def cloud_metrics_send(now: datetime) -> str:
-    """Send the figures of now, in one call that is not repeated: the next are sent in a minute. Blocks for 23 s at the
-    worst. Nothing is sent by an install without a region on AWS, nor by one that is read-only, as a copied
-    database is: it would keep the alarm of the other one quiet. Returns why nothing was sent; "" if it was."""
+    """Sends the current figures in one call without retries, because the next follow in a minute. Blocks for up to 23
+    s. Installs without an AWS region and read-only ones send nothing: a copied database would silence the original's
+    alarm. Returns why nothing was sent, or "".
+    """
     home = _home()
     if home is None:
         return "no region of aws is ready"
@@ -335,7 +331,7 @@ def cloud_metrics_send(now: datetime) -> str:
     try:
         calls.call("cloudwatch", "PutMetricData", home, **metrics_request(install.pk, figures()))
     except calls.CallFailed as error:
-        return _said(f"CloudWatch in {home} took none: {error}")
+        return _said(f"CloudWatch in {home} accepted none: {error}")
     return ""
 
 
@@ -351,7 +347,7 @@ def figures() -> InstallFigures:
 
 
 def _home() -> str | None:
-    """The region of AWS in which the install's alarm hears, as the first region's stack states it."""
+    """AWS region of the install's alarm, from the first region's stack."""
     ready = CloudRegion.objects.filter(region__provider="aws", state=CloudRegionState.READY.value)
     first = ready.order_by("region__position", "pk").first()
     return (first.stated_base().home or first.aws_region) if first is not None else None
