@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from fleet.clouds.models import ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
-from fleet.clouds.services.images import image_ask, image_back
+from fleet.clouds.services.images import image_move_request, image_move_roll_back
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import WhySerializer, actor_of
@@ -26,7 +26,7 @@ class ImageMoveSerializer(serializers.ModelSerializer[ImageMove]):
     image = serializers.CharField(help_text="Empty until the region's stack was read, if the request named no image.")
     state = serializers.ChoiceField(choices=IMAGE_STATES)
     tone = serializers.SerializerMethodField()
-    reason = serializers.CharField(help_text="What the move waits for, or why it has this state.")
+    reason = serializers.CharField(help_text="The wait or the cause of this state.")
     booted = serializers.ListField(child=serializers.CharField(), help_text="Nodes that became ready on the new image.")
     failed = serializers.ListField(
         child=serializers.CharField(), help_text="Units that failed to boot from the new image."
@@ -97,7 +97,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         body = AskImageSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         asked = body.validated_data
-        move = image_ask(
+        move = image_move_request(
             asked["region"],
             asked["instance_type"],
             asked["image"],
@@ -115,5 +115,5 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         """
         move, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        image_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        image_move_roll_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)

@@ -83,7 +83,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Facts about a machine. None: not known yet; the agent's hello states it.
+    """Facts about a machine. Facts that are None are not known yet; the agent's hello states them.
 
     `port_base`: first of the `PORTS_PER_NODE` ports of its node. `topology`: network nodes above it, widest first.
     `market`: how it was bought, or "".

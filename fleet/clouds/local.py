@@ -226,7 +226,7 @@ class LocalProvider:
         return tuple(machines)
 
     def _launch(self, spec: LaunchSpec) -> Machine:
-        known = self._booted(spec.id)
+        known = self._boot_of(spec.id)
         if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
             return known.machine
         with self._placing():
@@ -238,12 +238,12 @@ class LocalProvider:
         return known.machine
 
     def restart_agent(self, node_id: str) -> None:
-        boot = self._booted(node_id)
+        boot = self._boot_of(node_id)
         if boot is None:
             raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
         if not self._bundle_file(node_id).exists() and (trust := trust_now()):
             self._write_bundle(node_id, trust.bundle)  # a home that is older than the authority
-        self._spawn(Boot(boot.id, self._moved(boot.argv), boot.release), {})
+        self._spawn(Boot(boot.id, self._with_current_server(boot.argv), boot.release), {})
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Kills each agent and starts it from the folder of its release. The order is written first, so that after a
@@ -259,15 +259,15 @@ class LocalProvider:
         return troubles
 
     def _move_agent(self, name: str, release: str, agent: psutil.Process | None) -> None:
-        boot = self._booted(name)
+        boot = self._boot_of(name)
         if boot is None:
             raise ProviderError(f"{name} was not launched here: its folder has no {BOOT_FILE}")
-        code = self._code(release)
+        code = self._release_folder(release)
         if release_in(code) is None:
             raise ProviderError(f"release {release} is not on this host: {code} is missing")
         is_new = boot.release != release
         if is_new:
-            boot = Boot(boot.id, self._moved(boot.argv), release)
+            boot = Boot(boot.id, self._with_current_server(boot.argv), release)
             self._write(boot)
         if agent is not None and code_of(agent) != str(code):
             (self._folder(name) / MOVED_FILE).touch()
@@ -308,8 +308,10 @@ class LocalProvider:
 
     def _free_ports(self) -> int:
         """First port of a block that no machine of this home uses and no process listens on."""
-        taken = {use.port for boot in self._nodes() for use in node_ports(boot.id, boot.machine.port_base or 0)}
-        taken |= {port for boot in self._ingresses() for port in ingress_ports(boot.machine.port_base or 0).values()}
+        taken = {use.port for boot in self._node_boots() for use in node_ports(boot.id, boot.machine.port_base or 0)}
+        taken |= {
+            port for boot in self._ingress_boots() for port in ingress_ports(boot.machine.port_base or 0).values()
+        }
         for base in node_blocks(self.first_port, taken | self.reserved, MAX_BLOCKS):
             if _all_free(base):
                 return base
@@ -319,18 +321,18 @@ class LocalProvider:
 
     def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
         """The free place in a region nearest to `near`, as the network nodes above it."""
-        taken = (boot.topology for boot in self._nodes() if boot.option("--region") == region)
+        taken = (boot.topology for boot in self._node_boots() if boot.option("--region") == region)
         return place(region, free_position(lambda position: place(region, position), taken, near))
 
-    def _nodes(self) -> Iterator[Boot]:
+    def _node_boots(self) -> Iterator[Boot]:
         return self._booted_in("nodes")
 
-    def _ingresses(self) -> Iterator[Boot]:
+    def _ingress_boots(self) -> Iterator[Boot]:
         return self._booted_in("ingresses")
 
     def _booted_in(self, folder: str) -> Iterator[Boot]:
         for path in (self.home / folder).glob(f"*/{BOOT_FILE}"):
-            if boot := self._booted(path.parent.name):
+            if boot := self._boot_of(path.parent.name):
                 yield boot
 
     @contextmanager
@@ -349,14 +351,14 @@ class LocalProvider:
         except OSError:
             return False
 
-    def _code(self, release: str) -> Path:
+    def _release_folder(self, release: str) -> Path:
         """The folder of an agent's release; the checkout if the release is not on this host."""
         folder = self.home / "releases" / release
         return folder if release else self.checkout
 
     # --- folders and agents -----------------------------------------------------------------------------------------
 
-    def _booted(self, node_id: str) -> Boot | None:
+    def _boot_of(self, node_id: str) -> Boot | None:
         try:
             return msgspec.json.decode((self._folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
         except (OSError, msgspec.DecodeError):
@@ -404,11 +406,11 @@ class LocalProvider:
     def _require_own_ports(self, spec: LaunchSpec) -> None:
         """A node that was launched before the ingress keeps its block."""
         wanted = [PortUse(port, f"{what} of {spec.id}") for what, port in ingress_ports(spec.port or 0).items()]
-        for boot in self._nodes():
+        for boot in self._node_boots():
             if sentence := overlap([*wanted, *node_ports(boot.id, boot.machine.port_base or 0)]):
                 raise ProviderError(sentence)
 
-    def _moved(self, argv: list[str]) -> list[str]:
+    def _with_current_server(self, argv: list[str]) -> list[str]:
         """The same command with the current server URL: its port may have changed since the launch."""
         server = argv.index("--server") + 1
         return [*argv[:server], self.server_url, *argv[server + 1 :]]
@@ -421,7 +423,7 @@ class LocalProvider:
             **secrets,
             NODE_VARIABLE: boot.id,
             HOME_VARIABLE: str(self.home),
-            CODE_VARIABLE: str(self._code(boot.release)),
+            CODE_VARIABLE: str(self._release_folder(boot.release)),
             "PYTHONUNBUFFERED": "1",
         }
         try:

@@ -34,7 +34,7 @@ def agent_start_again(machine: Machine | None, node_id: str) -> None:
     live.push_desired([machine.id])
 
 
-def heard_status(machine: Machine) -> ProviderStatus:
+def reported_status(machine: Machine) -> ProviderStatus:
     """Status of a node on a connected machine, as its agent reports it."""
     dead = machine.phase == MachinePhase.AGENT_DEAD
     return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
@@ -70,7 +70,7 @@ class MachinesProvider:
             chosen = plan_machine(shape, pool_of(spec.region, MachineRole.NODE))
             if isinstance(chosen, NoMachine):
                 raise ProviderError(chosen.reason)
-            if _take(chosen.id, spec.id):
+            if _assign_machine(chosen.id, spec.id):
                 taken = Machine.objects.get(id=chosen.id)
                 return Launched(taken.address, taken.port_base)
         raise ProviderError(f"{RACES} machines for {spec.id} were taken by other launches")
@@ -84,7 +84,7 @@ class MachinesProvider:
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         running = machines_running(node_ids)
-        return {node: _status(running.get(node), node) for node in node_ids}
+        return {node: _provider_status(running.get(node), node) for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
         deadline = time.monotonic() + WIPED_WITHIN_S
@@ -92,9 +92,9 @@ class MachinesProvider:
             if machine.revoked_at is not None or (
                 machine.state != MachineState.TAKEN and machine.leaving and not machine.connected
             ):
-                _forget(machine)
+                _release_revoked(machine)
             elif machine.state == MachineState.TAKEN:
-                _give_back(machine)
+                _release_machine(machine)
             elif not machine.connected:
                 raise ProviderError(f"{machine.id} is not connected; it wipes {node_id} when it reconnects")
             elif time.monotonic() >= deadline:
@@ -104,10 +104,10 @@ class MachinesProvider:
 
     def describe_all(self) -> dict[str, ProviderStatus]:
         rows = Machine.objects.filter(provider=self.name, state=MachineState.TAKEN).exclude(runs="")
-        return {row.runs: _status(row, row.runs) for row in rows if row.role == MachineRole.NODE}
+        return {row.runs: _provider_status(row, row.runs) for row in rows if row.role == MachineRole.NODE}
 
 
-def _take(machine: str, node: str) -> bool:
+def _assign_machine(machine: str, node: str) -> bool:
     rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="")
     taken = rows.update(
         state=MachineState.TAKEN.value,
@@ -122,7 +122,7 @@ def _take(machine: str, node: str) -> bool:
     return bool(taken)
 
 
-def _give_back(machine: Machine) -> None:
+def _release_machine(machine: Machine) -> None:
     rows = Machine.objects.filter(id=machine.id, state=MachineState.TAKEN, runs=machine.runs)
     if rows.update(
         state=MachineState.WIPING.value,
@@ -135,7 +135,7 @@ def _give_back(machine: Machine) -> None:
         live.push_desired([machine.id])
 
 
-def _forget(machine: Machine) -> None:
+def _release_revoked(machine: Machine) -> None:
     """A machine that was revoked or removed while disconnected: its credential is void, so no confirmation can come."""
     rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True)
     rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
@@ -144,10 +144,10 @@ def _forget(machine: Machine) -> None:
     live.push("machines", machine.id)
 
 
-def _status(machine: Machine | None, node: str) -> ProviderStatus:
+def _provider_status(machine: Machine | None, node: str) -> ProviderStatus:
     """A silent machine is not gone: its host may be off, or cut off and serving."""
     if machine is None or machine.state != MachineState.TAKEN:
         return ProviderStatus.GONE
     if not machine.connected:
         return ProviderStatus.SILENT
-    return heard_status(machine)
+    return reported_status(machine)

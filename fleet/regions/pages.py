@@ -27,7 +27,7 @@ from fleet.cells.selectors import cell_counts_by_region
 from fleet.clouds.api import AskImageSerializer
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
-from fleet.clouds.services.images import image_ask, image_back
+from fleet.clouds.services.images import image_move_request, image_move_roll_back
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
@@ -366,9 +366,9 @@ def _images_of(region: str) -> str:
 @action(replace(REGION_TARGET, url=lambda region: _images_of(region.pk)))
 def image_move_action(form: Submission, region: Region) -> None:
     body = form.valid(AskImageSerializer, "instance_type", "image", "why", region=region.pk)
-    image_ask(region.pk, body["instance_type"], body["image"], actor=form.actor, now=form.now, why=body["why"])
+    image_move_request(region.pk, body["instance_type"], body["image"], actor=form.actor, now=form.now, why=body["why"])
 
 
 @action(Target(noun="move", find=_move, name=str, url=lambda move: _images_of(move.region_id)))
 def image_back_action(form: Submission, move: ImageMove) -> None:
-    image_back(move.pk, actor=form.actor, now=form.now)
+    image_move_roll_back(move.pk, actor=form.actor, now=form.now)

@@ -31,7 +31,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.agents.planner import Caller, Proof, ProofRefused, check_proof, read_caller, read_proof
 from fleet.agents.selectors import server_pin
 from fleet.agents.services.authority import CertificateOrder, SignedCertificate, certificates_issue, credentials_revoke
-from fleet.clouds.aws.identity import StsSilent, caller_arn, sts_host, sts_url
+from fleet.clouds.aws.identity import StsUnavailable, caller_arn, sts_host, sts_url
 from fleet.clouds.models import CloudRegion, LaunchAttempt
 from fleet.machines.models import Invitation, Machine
 from fleet.machines.planner import ENDED, has_machine_agent
@@ -384,7 +384,7 @@ def _asked_sts(proof: Proof) -> str:
         raise NotYet("many machines prove themselves at this moment; try again")
     try:
         return caller_arn(proof, sts_url(proof.region))
-    except StsSilent as silence:
+    except StsUnavailable as silence:
         raise NotYet(str(silence)) from None
     finally:
         _asking.release()

@@ -98,9 +98,9 @@ def attempt_write(
         ValueError: EC2 cannot launch this.
     """
     CloudRegion.objects.select_for_update().get(pk=cloud.pk)  # no other process may change the counts below
-    price = _price(step.pool, now)
+    price = _price_for_cap(step.pool, now)
     cap = LaunchCap(cloud.machines_cap, cloud.price_cap)
-    refusal = cap_refusal(len(subjects), price, _launches(cloud, now), cap, now)
+    refusal = cap_refusal(len(subjects), price, _counted_launches(cloud, now), cap, now)
     if refusal is not None:
         wait_s = (refusal.until - now).total_seconds() if refusal.until is not None else CAP_RETRY_S
         raise Later(refusal.reason, wait_s)
@@ -109,7 +109,7 @@ def attempt_write(
         number=step.number,
         pool_id=step.pool.id,
         pool_seen=msgspec.to_builtins(step.pool),
-        base=_said(unit, cloud, step.pool, install, now),
+        base=_call_base(unit, cloud, step.pool, install, now),
         token=step.token,
         subjects=list(subjects),
         price_per_hour=price,
@@ -122,21 +122,21 @@ def attempt_write(
     return row
 
 
-def _launches(cloud: CloudRegion, now: datetime) -> list[Launch]:
+def _counted_launches(cloud: CloudRegion, now: datetime) -> list[Launch]:
     """Launches within the cap's hour, those in doubt included."""
     recent = LaunchAttempt.objects.filter(unit__region_id=cloud.pk, begun_at__gt=now - WINDOW)
     counted = [row for row in recent if row.ended_at is None or row.outcome == LaunchOutcome.LAUNCHED]
     return [Launch(row.begun_at, len(row.subjects), row.price_per_hour) for row in counted]
 
 
-def _price(pool: PoolView, now: datetime) -> float | None:
+def _price_for_cap(pool: PoolView, now: datetime) -> float | None:
     """Highest price of a machine for the cap: the current price, or the bid limit for spot. None if it is unknown."""
     offer = Offer(pool.market, pool.price_per_hour)
     stated = machine_prices().of(pool.region, pool.instance_type, now, offer).usd
     return (pool.max_price or stated) if pool.market is Market.SPOT else stated
 
 
-def _said(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, now: datetime) -> dict[str, Any]:
+def _call_base(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, now: datetime) -> dict[str, Any]:
     """Parameters of the call other than those of its pool."""
     base, is_node = cloud.stated_base(), unit.role == MachineRole.NODE
     launch = LaunchBase(
@@ -161,7 +161,7 @@ def request_of(row: LaunchAttempt) -> Request:
     return run_instances(unit, attempt_view(row), msgspec.convert(row.base["launch"], LaunchBase), said)
 
 
-def attempt_note(
+def attempt_record(
     row: LaunchAttempt, verdict: EndAttempt | KeepAttempt, text: str, now: datetime, scope: Scope = Scope.POOL
 ) -> None:
     """Stores an attempt's outcome, in the transaction that holds its unit's lock, and pauses or resumes its pools."""
@@ -170,11 +170,11 @@ def attempt_note(
         row.again_at = verdict.again_at
     else:
         row.ended_at = now
-        pools_rest(row.pool_id, row.unit.region_id, verdict.outcome, text, now, scope)
+        pools_pause(row.pool_id, row.unit.region_id, verdict.outcome, text, now, scope)
     row.save(update_fields=["outcome", "text", "again_at", "ended_at"])
 
 
-def pools_rest(
+def pools_pause(
     pool: int | None, region: str, outcome: LaunchOutcome, text: str, now: datetime, scope: Scope = Scope.POOL
 ) -> None:
     """Pauses the pools that a launch outcome concerns. `pool` is None if the pool was removed in the meantime."""
@@ -188,7 +188,7 @@ def pools_rest(
         CapacityPool.objects.filter(pk=change.pool).update(**columns)
 
 
-def machines_note(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: datetime) -> None:
+def machines_record(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now: datetime) -> None:
     """Stores the machines of a launch, each with the subject at its index, in the transaction that ends the attempt."""
     pool, ours = msgspec.convert(row.pool_seen, PoolView), row.unit
     for instance in instances:
@@ -231,7 +231,7 @@ def _machine_id(subject: str) -> str:
     return f"m-{secrets.token_hex(4)}" if taken else name
 
 
-def unit_end(unit: LaunchUnit, reason: str, now: datetime) -> None:
+def unit_close(unit: LaunchUnit, reason: str, now: datetime) -> None:
     unit.ended_at, unit.reason = now, reason
     unit.save(update_fields=["ended_at", "reason"])
 

@@ -71,12 +71,12 @@ def region_check(
         yield Finding(Verdict.MISSING, f"stack {cloud.stack}", str(refused))
         return
     except CallFailed as error:
-        yield _failed(f"stack {cloud.stack}", error, cloud.aws_region, send)
+        yield _failed_finding(f"stack {cloud.stack}", error, cloud.aws_region, send)
         return
     yield Finding(Verdict.ALLOWED, f"stack {cloud.stack}", f"zones {', '.join(read.base.zones)}")
-    yield from _drift(cloud, read.base)
-    for service, operation, region, params in _reads(cloud.aws_region, read.base):
-        yield _tried(service, operation, region, params, send)
+    yield from _stack_drift(cloud, read.base)
+    for service, operation, region, params in _read_calls(cloud.aws_region, read.base):
+        yield _try_call(service, operation, region, params, send)
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk, enabled=True))
     for pool in pools:
         yield _launch(pool, read.base, install, now, cloud.aws_region, send)
@@ -102,7 +102,7 @@ def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> 
     return call(*names, **params)
 
 
-def _drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
+def _stack_drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
     """Compares the stack's outputs with those in use."""
     if not cloud.base:
         return
@@ -114,7 +114,7 @@ def _drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
             yield Finding(Verdict.MISSING, f"stack {cloud.stack}: {name}", text)
 
 
-def _reads(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+def _read_calls(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     few: dict[str, Any] = {"MaxResults": 5}
     for operation, params in {
         "DescribeInstances": few, "DescribeInstanceStatus": few, "DescribeInstanceTopology": few,
@@ -133,26 +133,28 @@ def _reads(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, dict[s
     yield "pricing", "GetProducts", PRICE_LIST, {"ServiceCode": "AmazonEC2", "MaxResults": 1}
 
 
-def _tried(service: str, operation: str, region: str, params: Mapping[str, Any], send: Send, what: str = "") -> Finding:
+def _try_call(
+    service: str, operation: str, region: str, params: Mapping[str, Any], send: Send, what: str = ""
+) -> Finding:
     what = what or f"{service} {operation}"
     try:
         send(service, operation, region, **params)
     except CallFailed as error:
-        return _failed(what, error, region, send)
+        return _failed_finding(what, error, region, send)
     return Finding(Verdict.ALLOWED, what)
 
 
-def _failed(what: str, error: CallFailed, region: str, send: Send) -> Finding:
+def _failed_finding(what: str, error: CallFailed, region: str, send: Send) -> Finding:
     if error.code == DRY_RUN:
         return Finding(Verdict.ALLOWED, what, "by a dry run")
     if error.code in DENIED:
-        return Finding(Verdict.DENIED, what, _decoded(error, region, send))
+        return Finding(Verdict.DENIED, what, _decode_denial(error, region, send))
     if not error.code or error.http_status >= 500:
         return Finding(Verdict.UNKNOWN, what, str(error))
     return Finding(Verdict.MISSING, what, str(error))
 
 
-def _decoded(error: CallFailed, region: str, send: Send) -> str:
+def _decode_denial(error: CallFailed, region: str, send: Send) -> str:
     """Why a call was denied, if this role may decode it: AWS encodes the policy that denied it."""
     if not (encoded := ENCODED.search(error.whole)):
         return str(error)
@@ -182,7 +184,7 @@ def _launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, re
     except ValueError as error:
         return Finding(Verdict.MISSING, what, str(error))
     del request["ClientToken"]  # AWS would remember a token with these parameters
-    return _tried("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
+    return _try_call("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
 
 
 def _termination(cloud: CloudRegion, send: Send) -> Finding:
@@ -191,7 +193,7 @@ def _termination(cloud: CloudRegion, send: Send) -> Finding:
     if machine is None:
         return Finding(Verdict.UNKNOWN, what, "there is no machine yet to test it with")
     params = {"InstanceIds": [machine.provider_id], "DryRun": True}
-    return _tried("ec2", "TerminateInstances", cloud.aws_region, params, send)
+    return _try_call("ec2", "TerminateInstances", cloud.aws_region, params, send)
 
 
 def _offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
@@ -213,7 +215,7 @@ def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterat
         found = send("ec2", "DescribeInstanceTypes", region, InstanceTypes=kinds)["InstanceTypes"]
         limits = dict(_limits(region, send))
     except CallFailed as error:
-        yield _failed("quotas", error, region, send)
+        yield _failed_finding("quotas", error, region, send)
         return
     vcpus = {each["InstanceType"]: int(each["VCpuInfo"]["DefaultVCpus"]) for each in found}
     wanted: dict[str, int] = {}

@@ -56,7 +56,7 @@ _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
 _LATER = frozenset({"Throttling", "ThrottlingException", "RequestLimitExceeded"})
 
 
-class StsSilent(Exception):
+class StsUnavailable(Exception):
     """STS did not answer, or the answer is not STS's."""
 
 
@@ -80,7 +80,7 @@ def caller_arn(proof: Proof, url: str) -> str:
 
     Raises:
         ProofRefused: STS rejected the signature; the text has its code.
-        StsSilent: No answer in time, a redirect, a temporary error, or an unreadable answer.
+        StsUnavailable: No answer in time, a redirect, a temporary error, or an unreadable answer.
     """
     status, body = _ask(urlsplit(url), {**proof.headers, "content-type": CONTENT_TYPE})
     code = _CODE.search(body)
@@ -89,10 +89,10 @@ def caller_arn(proof: Proof, url: str) -> str:
         if name not in _LATER:
             raise ProofRefused(f"STS rejected the signature: {name}")
     if status != HTTPStatus.OK:
-        raise StsSilent(f"{url} answered {status}")
+        raise StsUnavailable(f"{url} answered {status}")
     arns = _ARN.findall(body)
     if b"<GetCallerIdentityResponse" not in body or len(arns) != 1:
-        raise StsSilent(f"{url} did not return the signer")
+        raise StsUnavailable(f"{url} did not return the signer")
     return str(arns[0].decode("ascii", "replace"))
 
 
@@ -110,13 +110,13 @@ def _ask(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
         answer = connection.getresponse()
         body = answer.read(ANSWER_BYTES + 1)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise StsSilent(f"{url.geturl()} does not answer: {str(error) or type(error).__name__}") from None
+        raise StsUnavailable(f"{url.geturl()} does not answer: {str(error) or type(error).__name__}") from None
     finally:
         if watch is not None:
             watch.cancel()
         connection.close()
     if len(body) > ANSWER_BYTES:
-        raise StsSilent(f"{url.geturl()} answered more than {ANSWER_BYTES} bytes")
+        raise StsUnavailable(f"{url.geturl()} answered more than {ANSWER_BYTES} bytes")
     return answer.status, body
 
 

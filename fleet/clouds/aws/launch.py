@@ -171,7 +171,7 @@ join() {
   return $joined
 }
 
-# Many machines boot at once: each waits for another time, so that they do not all come back together.
+# Many machines boot together: random pauses spread their retries.
 pause_s() { awk -v seed="$1$$" 'BEGIN { srand(seed); print int(5 + rand() * 25) }'; }
 
 make_cache

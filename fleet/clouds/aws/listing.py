@@ -28,7 +28,7 @@ from fleet.placement.planning.distance import Path
 from fleet.reconcile.planning.states import MachineRole, MachineState, NoticeKind
 from kernel import live, wake_ups
 
-__all__ = ["ENDED", "Instance", "Listing", "machines_look", "presence_store", "region_list", "seen_store"]
+__all__ = ["ENDED", "Instance", "Listing", "listing_store", "machines_refresh", "region_list", "states_store"]
 
 BY_FILTER = 200
 """Values of one filter at most."""
@@ -89,7 +89,7 @@ def _zone_by_zone(cloud: CloudRegion, now: datetime) -> Listing:
     return Listing(tuple(instances), now, False, frozenset(silent))
 
 
-def machines_look(rows: Sequence[Machine], now: datetime) -> None:
+def machines_refresh(rows: Sequence[Machine], now: datetime) -> None:
     """Lists single machines and stores their states. Machines that are missing in the answer keep their state. Uses a
     filter, because EC2 rejects requests by ID for machines that are not visible yet.
     """
@@ -104,7 +104,7 @@ def machines_look(rows: Sequence[Machine], now: datetime) -> None:
                 found = list(_described(names[region], Filters=filters, MaxResults=PAGE))
             except calls.CallFailed:
                 break
-            seen_store({one.provider_id: one.state for one in found}, now)
+            states_store({one.provider_id: one.state for one in found}, now)
 
 
 def _described(region: str, **params: Any) -> Iterator[Instance]:
@@ -129,7 +129,7 @@ def _recorded(region: str) -> "Iterable[Machine]":
     return Machine.objects.filter(provider=PROVIDER, region_id=region).exclude(state=MachineState.GONE)
 
 
-def seen_store(states: Mapping[str, str], now: datetime) -> None:
+def states_store(states: Mapping[str, str], now: datetime) -> None:
     """Stores states of machines by their IDs."""
     for state in set(states.values()):
         ids = [provider_id for provider_id, one in states.items() if one == state]
@@ -139,7 +139,7 @@ def seen_store(states: Mapping[str, str], now: datetime) -> None:
         rows.update(cloud_state=state, cloud_seen_at=now, absent_lists=0)
 
 
-def presence_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
+def listing_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
     """Applies a region's list to the machines recorded in it."""
     known = [
         KnownMachine(row.provider_id, row.zone, row.cloud_state, row.created_at, row.absent_lists)

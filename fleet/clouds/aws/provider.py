@@ -1,7 +1,7 @@
-"""Machines of EC2, and the launch of a unit: at most one launch call, or one search for an earlier launch, in each
-step. `fleet.clouds.planning.launches` decides the step from rows, and the step is stored before it is carried out, so
-that another process can continue after a crash. Machine states come from lists (`listing`): a provider call makes no
-AWS call of its own, except for machines that were not listed for a while.
+"""Machines of EC2. Launches a unit in steps of at most one launch call or one search, as
+`fleet.clouds.planning.launches` decides from rows. A step is stored before it is carried out, so that another process
+can continue after a crash. Machine states come from lists (`listing`); only machines that were not listed for a while
+cost an AWS call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ from fleet.clouds.aws import calls
 from fleet.clouds.aws.actions import THROTTLED, Verdict, classify, quota_name
 from fleet.clouds.aws.attempts import (
     PROVIDER,
-    attempt_note,
+    attempt_record,
     attempt_view,
     attempt_write,
-    machines_note,
-    pools_rest,
+    machines_record,
+    pools_pause,
     pools_to_try,
     request_of,
-    unit_end,
+    unit_close,
     unit_view,
     until_s,
 )
 from fleet.clouds.aws.calls import budget_spend, budget_throttled
 from fleet.clouds.aws.identity import install_that_may_change
 from fleet.clouds.aws.launch import TAG_ATTEMPT, TAG_INSTALL, TAG_UNIT
-from fleet.clouds.aws.listing import ENDED, machines_look, seen_store
+from fleet.clouds.aws.listing import ENDED, machines_refresh, states_store
 from fleet.clouds.base import AttemptEnded, Later, LaunchSpec, NoCapacity, NoQuota, ProviderError, Unknown
 from fleet.clouds.base import Machine as Found
-from fleet.clouds.machines import agent_start_again, heard_status
+from fleet.clouds.machines import agent_start_again, reported_status
 from fleet.clouds.models import CloudRegion, LaunchAttempt, LaunchUnit
 from fleet.clouds.planning.launches import (
     CancelUnit,
@@ -99,17 +99,17 @@ def unit_advance(unit_id: str, subjects: Sequence[str]) -> Launched | NothingLau
     install = install_that_may_change(now)
     with transaction.atomic():
         unit = LaunchUnit.objects.select_for_update(of=("self",)).select_related("instance_type").get(pk=unit_id)
-        planned = _plan(unit, subjects, install.id, now)
+        planned = _plan_step(unit, subjects, install.id, now)
     if isinstance(planned, ProviderError):
         raise planned
     if isinstance(planned, Launched | NothingLaunched):
         return planned
     if isinstance(planned, _Search):
-        return _search(planned, install.id, wanted=bool(subjects))
-    return _call(planned)
+        return _search_attempt(planned, install.id, wanted=bool(subjects))
+    return _call_attempt(planned)
 
 
-def _plan(
+def _plan_step(
     unit: LaunchUnit, subjects: Sequence[str], install: str, now: datetime
 ) -> Launched | NothingLaunched | ProviderError | _Search | LaunchAttempt:
     """Decides and stores the next step. A returned attempt must be called now. Errors are returned and not raised, so
@@ -123,32 +123,32 @@ def _plan(
         case UnitLaunched(attempt):
             return Launched(rows[attempt.number])
         case CancelUnit(reason):
-            unit_end(unit, reason, now)
+            unit_close(unit, reason, now)
             return ProviderError(f"{unit.id}: {reason}") if subjects else NothingLaunched()
         case WaitUntil(until, reason):
-            _say(unit, reason)
+            _set_reason(unit, reason)
             return NoCapacity(reason, until_s(until, now))
         case FindMachines(attempt, reason):
-            _say(unit, reason)
+            _set_reason(unit, reason)
             return _Search(rows[attempt.number], reason)
         case RepeatCall(attempt):
             row, count = rows[attempt.number], len(rows[attempt.number].subjects)
-            _spend(cloud, count)
+            _spend_launch_budget(cloud, count)
             row.called_at = now
             row.save(update_fields=["called_at"])
             return row
         case WriteAttempt() as step:
             _check_wanted(unit, subjects)
-            _spend(cloud, len(subjects))
-            _say(unit, step.reason)
+            _spend_launch_budget(cloud, len(subjects))
+            _set_reason(unit, step.reason)
             try:
                 return attempt_write(unit, step, subjects, cloud, install, now)
             except ValueError as error:
-                pools_rest(step.pool.id, unit.region_id, LaunchOutcome.REFUSED, str(error), now)
+                pools_pause(step.pool.id, unit.region_id, LaunchOutcome.REFUSED, str(error), now)
                 return ProviderError(f"{step.pool.name} cannot be used: {error}")
 
 
-def _say(unit: LaunchUnit, reason: str) -> None:
+def _set_reason(unit: LaunchUnit, reason: str) -> None:
     unit.reason = reason
     unit.save(update_fields=["reason"])
 
@@ -165,7 +165,7 @@ def _check_wanted(unit: LaunchUnit, subjects: Sequence[str]) -> None:
         raise Later(f"{', '.join(missing)} of {unit.id} was given back in the meantime")
 
 
-def _spend(cloud: CloudRegion, machines: int) -> None:
+def _spend_launch_budget(cloud: CloudRegion, machines: int) -> None:
     """Before the attempt is written: one that was never called would be in doubt."""
     try:
         not_before = budget_spend(cloud.aws_region, "RunInstances", machines)
@@ -175,7 +175,7 @@ def _spend(cloud: CloudRegion, machines: int) -> None:
         raise Later("the own call budget of launches is used up", until_s(not_before, clock.now()))
 
 
-def _call(row: LaunchAttempt) -> Launched:
+def _call_attempt(row: LaunchAttempt) -> Launched:
     """Makes the one call of a stored attempt and applies its answer."""
     region = row.base["boot"]["region"]
     instances: list[dict[str, Any]] = []
@@ -190,22 +190,22 @@ def _call(row: LaunchAttempt) -> Launched:
             verdict = classify(error.code, error.text, error.http_status)
     now = clock.now()
     with transaction.atomic():
-        unit, row = _locked(row)
+        unit, row = _lock_attempt(row)
         if row.ended_at is not None:
-            return _as_noted(row)
+            return _recorded_outcome(row)
         step = after_call(attempt_view(row), verdict.outcome, now)
-        attempt_note(row, step, verdict.text, now, verdict.scope)
+        attempt_record(row, step, verdict.text, now, verdict.scope)
         if verdict.outcome is LaunchOutcome.LAUNCHED:
-            machines_note(row, instances, now)
+            machines_record(row, instances, now)
         is_over = isinstance(step, EndAttempt)
         if is_over and verdict.outcome in (LaunchOutcome.LAUNCHED, LaunchOutcome.REFUSED, LaunchOutcome.ATTEMPT_ENDED):
-            unit_end(unit, f"attempt {row.number} in {attempt_view(row).pool.name}: {verdict.text}", now)
+            unit_close(unit, f"attempt {row.number} in {attempt_view(row).pool.name}: {verdict.text}", now)
     if verdict.outcome is LaunchOutcome.LAUNCHED:
         return Launched(row)
-    raise _error(row, verdict, now, is_over=is_over)
+    raise _provider_error(row, verdict, now, is_over=is_over)
 
 
-def _error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool) -> ProviderError:
+def _provider_error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool) -> ProviderError:
     pool = attempt_view(row).pool
     text = f"{pool.name}: {verdict.text}"
     if not is_over:
@@ -224,7 +224,7 @@ def _error(row: LaunchAttempt, verdict: Verdict, now: datetime, *, is_over: bool
     return ProviderError(text)
 
 
-def _search(planned: _Search, install: str, *, wanted: bool) -> Launched | NothingLaunched:
+def _search_attempt(planned: _Search, install: str, *, wanted: bool) -> Launched | NothingLaunched:
     """Searches for an attempt's machines by their tags. An incomplete list proves nothing."""
     row, complete = planned.attempt, True
     instances: list[dict[str, Any]] = []
@@ -234,16 +234,16 @@ def _search(planned: _Search, install: str, *, wanted: bool) -> Launched | Nothi
         complete = False
     now = clock.now()
     with transaction.atomic():
-        unit, row = _locked(row)
+        unit, row = _lock_attempt(row)
         if row.ended_at is not None:
-            return _as_noted(row)
+            return _recorded_outcome(row)
         step = after_search(attempt_view(row), len(instances), complete, now)
-        attempt_note(row, step, f"{planned.reason}; a search found {len(instances)}", now)
+        attempt_record(row, step, f"{planned.reason}; a search found {len(instances)}", now)
         is_over = isinstance(step, EndAttempt)
         if instances:
-            machines_note(row, instances, now)
+            machines_record(row, instances, now)
         if is_over and (not wanted or step.outcome in (LaunchOutcome.LAUNCHED, LaunchOutcome.REFUSED)):
-            unit_end(unit, row.text, now)
+            unit_close(unit, row.text, now)
     if instances:
         return Launched(row)
     if is_over and not wanted:
@@ -265,12 +265,12 @@ def instances_of(row: LaunchAttempt, install: str) -> list[dict[str, Any]]:
     return [instance for page in answers for one in page["Reservations"] for instance in one["Instances"]]
 
 
-def _locked(row: LaunchAttempt) -> tuple[LaunchUnit, LaunchAttempt]:
+def _lock_attempt(row: LaunchAttempt) -> tuple[LaunchUnit, LaunchAttempt]:
     unit = LaunchUnit.objects.select_for_update().get(pk=row.unit_id)
     return unit, LaunchAttempt.objects.select_related("unit").get(pk=row.pk)
 
 
-def _as_noted(row: LaunchAttempt) -> Launched:
+def _recorded_outcome(row: LaunchAttempt) -> Launched:
     """Another process took this step in the meantime."""
     if row.outcome == LaunchOutcome.LAUNCHED:
         return Launched(row)
@@ -278,7 +278,7 @@ def _as_noted(row: LaunchAttempt) -> Launched:
 
 
 INGRESS_TYPE = "c7i.2xlarge"
-LOOKED_AT_AGAIN_S = 20.0
+RELIST_AFTER_S = 20.0
 """After this long, a machine in doubt is listed by its own call."""
 IN_DOUBT_RETRY_S = 5.0
 
@@ -293,16 +293,16 @@ class AwsProvider:
         return cls()
 
     def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Found, ...]:
-        unit = _unit(specs)
+        unit = _unit_of(specs)
         launched = unit_advance(unit.pk, [spec.id for spec in specs])
         if not isinstance(launched, Launched):
             raise ProviderError(f"{unit}: it is no longer wanted")
         pool = attempt_view(launched.attempt).pool
         rows = {row.runs: row for row in launched.attempt.machines.all()}
-        return tuple(_found(rows.get(spec.id), pool) for spec in specs)
+        return tuple(_found_machine(rows.get(spec.id), pool) for spec in specs)
 
     def restart_agent(self, node_id: str) -> None:
-        agent_start_again(_running([node_id]).get(node_id), node_id)
+        agent_start_again(_running_machines([node_id]).get(node_id), node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""
@@ -310,15 +310,15 @@ class AwsProvider:
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         now = clock.now()
-        old = Q(cloud_seen_at=None) | Q(cloud_seen_at__lt=now - timedelta(seconds=LOOKED_AT_AGAIN_S))
+        old = Q(cloud_seen_at=None) | Q(cloud_seen_at__lt=now - timedelta(seconds=RELIST_AFTER_S))
         mine = Machine.objects.filter(provider=PROVIDER, runs__in=node_ids).exclude(state=MachineState.GONE)
-        machines_look(list(mine.filter(old).exclude(cloud_state__in=ENDED)), now)
-        rows = _running(node_ids)
-        return {node: _status(rows.get(node)) for node in node_ids}
+        machines_refresh(list(mine.filter(old).exclude(cloud_state__in=ENDED)), now)
+        rows = _running_machines(node_ids)
+        return {node: _provider_status(rows.get(node)) for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
         _settle_launches(node_id)
-        machine = _running([node_id]).get(node_id)
+        machine = _running_machines([node_id]).get(node_id)
         if machine is None or machine.cloud_state in ENDED:
             return
         now = clock.now()
@@ -330,15 +330,15 @@ class AwsProvider:
             raise _not_ended(machine, error) from error
         except calls.Unanswered as error:
             raise Unknown(f"whether {machine.provider_id} was terminated is not known: {error}") from error
-        seen_store({one["InstanceId"]: one["CurrentState"]["Name"] for one in answer["TerminatingInstances"]}, now)
+        states_store({one["InstanceId"]: one["CurrentState"]["Name"] for one in answer["TerminatingInstances"]}, now)
 
     def describe_all(self) -> dict[str, ProviderStatus]:
         """Covers recorded machines. Garbage collection of the cloud (`cloud_machine_garbage`) finds the others."""
         rows = Machine.objects.filter(provider=PROVIDER, role=MachineRole.NODE.value, state=MachineState.TAKEN.value)
-        return {row.runs: _status(row) for row in rows}
+        return {row.runs: _provider_status(row) for row in rows}
 
 
-def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
+def _unit_of(specs: Sequence[LaunchSpec]) -> LaunchUnit:
     """The row of the unit of these machines; a machine that is launched alone is its own unit."""
     first = specs[0]
     is_node = first.kind is AgentKind.NODE
@@ -353,25 +353,25 @@ def _unit(specs: Sequence[LaunchSpec]) -> LaunchUnit:
     return LaunchUnit.objects.get_or_create(id=first.unit or first.id, defaults=columns)[0]
 
 
-def _found(row: Machine | None, pool: PoolView) -> Found:
+def _found_machine(row: Machine | None, pool: PoolView) -> Found:
     """Ports are stated by the agent. A machine that was terminated before it was found has no row."""
     address = row.address if row is not None else None
     return Found(address=address, topology=pool.path, market=pool.market.value)
 
 
-def _running(node_ids: Sequence[str]) -> dict[str, Machine]:
+def _running_machines(node_ids: Sequence[str]) -> dict[str, Machine]:
     rows = Machine.objects.filter(provider=PROVIDER, runs__in=node_ids).exclude(state=MachineState.GONE)
     return {row.runs: row for row in rows}
 
 
-def _status(row: Machine | None) -> ProviderStatus:
+def _provider_status(row: Machine | None) -> ProviderStatus:
     """`gone` only if its end was seen. Whether its agent is dead is known from the machine's agent while connected."""
     if row is None or not row.cloud_state:
         return ProviderStatus.UNKNOWN
     if row.cloud_state in ENDED:
         return ProviderStatus.GONE
     if row.connected:
-        return heard_status(row)
+        return reported_status(row)
     return ProviderStatus.SILENT if row.last_seen_at is not None else ProviderStatus.RUNNING
 
 
@@ -393,6 +393,6 @@ def _not_ended(machine: Machine, error: calls.Refused) -> ProviderError:
     if error.not_before is not None:
         return Later(str(error), (error.not_before - clock.now()).total_seconds())
     if error.code == "InvalidInstanceID.NotFound":
-        # Not found proves nothing: new machines are not listed yet. Two complete lists do (`presence_store`).
+        # Not found proves nothing: new machines are not listed yet. Two complete lists do (`listing_store`).
         return Unknown(f"{machine.provider_id} is not found; it counts as gone once two complete lists lack it")
     return ProviderError(f"{machine.provider_id} could not be terminated: {error}")

@@ -75,7 +75,7 @@ def bucket_of(call: str) -> str:
 
 def full(name: str, now: datetime) -> Bucket:
     """Returns a full bucket."""
-    return Bucket(_own(name, halved=False).size, now)
+    return Bucket(_own_rate(name, halved=False).size, now)
 
 
 def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken | NotBefore:
@@ -84,19 +84,21 @@ def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken
     Raises:
         ValueError: A full bucket holds less.
     """
-    if amount > _own(name, halved=False).size:
-        raise ValueError(f"{name}: {amount:g} in one call, with a budget that holds {_own(name, halved=False).size:g}")
+    if amount > _own_rate(name, halved=False).size:
+        raise ValueError(
+            f"{name}: {amount:g} in one call, with a budget that holds {_own_rate(name, halved=False).size:g}"
+        )
     bucket = _refilled(name, bucket, now)
     if bucket.tokens >= amount:
         return Taken(replace(bucket, tokens=bucket.tokens - amount))
     if not _is_halved(bucket, now) or bucket.halved_until is None:
-        return NotBefore(bucket, _filled_at(amount - bucket.tokens, _own(name, halved=False), now))
-    halved = _own(name, halved=True)
+        return NotBefore(bucket, _filled_at(amount - bucket.tokens, _own_rate(name, halved=False), now))
+    halved = _own_rate(name, halved=True)
     left_s = (bucket.halved_until - now).total_seconds()
     then = min(halved.size, bucket.tokens + left_s * halved.per_s)
     if then >= amount:
         return NotBefore(bucket, _filled_at(amount - bucket.tokens, halved, now))
-    return NotBefore(bucket, _filled_at(amount - then, _own(name, halved=False), bucket.halved_until))
+    return NotBefore(bucket, _filled_at(amount - then, _own_rate(name, halved=False), bucket.halved_until))
 
 
 def throttled(name: str, bucket: Bucket, now: datetime) -> Bucket:
@@ -105,7 +107,7 @@ def throttled(name: str, bucket: Bucket, now: datetime) -> Bucket:
     return Bucket(0.0, bucket.refilled_at, now + timedelta(seconds=HALVED_FOR_S))
 
 
-def _own(name: str, halved: bool) -> Rate:
+def _own_rate(name: str, halved: bool) -> Rate:
     """A bucket must hold at least one call."""
     rate, share = RATES[name], OWN_SHARE / 2 if halved else OWN_SHARE
     return Rate(max(1.0, rate.size * share), rate.per_s * share)
@@ -122,7 +124,7 @@ def _is_halved(bucket: Bucket, now: datetime) -> bool:
 
 def _refilled(name: str, bucket: Bucket, now: datetime) -> Bucket:
     """A clock that went back takes nothing away."""
-    since, own = bucket.refilled_at, _own(name, _is_halved(bucket, now))
+    since, own = bucket.refilled_at, _own_rate(name, _is_halved(bucket, now))
     if now <= since:
         return bucket
     halved_s = 0.0
@@ -150,7 +152,7 @@ TOPOLOGY_CALL_EVERY_S = 1.0 / (RATES["DescribeInstanceTopology"].per_s * OWN_SHA
 
 
 def steady_calls(machines: int) -> Mapping[str, float]:
-    """Returns calls a minute in an idle region by bucket, with at most ten reservations, which have a list and places."""
+    """Returns calls a minute in an idle region by bucket, with at most ten reservations."""
     pages = max(1, ceil(machines / PAGE))
     described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 2 * 60 / RESERVATIONS_EVERY_S
     described += 3 * 60 / GARBAGE_EVERY_S

@@ -237,8 +237,8 @@ class LaunchCap:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Machines of an attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars;
-    None: not known.
+    """Machines of an attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars, or
+    None.
     """
 
     at: datetime
@@ -275,7 +275,7 @@ def cap_refusal(
     if sum(prices) + price > cap.price_per_hour:
         said = (
             f"machines for {sum(prices):.2f} dollars an hour were launched within an hour, and {price:.2f} more would "
-            f"pass the cap of {cap.price_per_hour:.2f}"
+            f"exceed the cap of {cap.price_per_hour:.2f}"
         )
         return CapRefusal(said, _fits_at(recent, cap.price_per_hour - price, prices))
     return None

@@ -103,14 +103,14 @@ def plan_image(
     if state in (ImageState.CANARY, ImageState.ROLLING) and len(lost) > settings.failed_most:
         return ImageStep(ImageState.BACK, f"{len(lost)} launches from it did not boot", seen, lost)
     if state is ImageState.CANARY:
-        tried = _canary(new, now, settings)
+        tried = _canary_state(new, now, settings)
         if tried is not None:
             return ImageStep(*tried, seen, lost)
     to_go = [one for one in machines if one.is_new is (state is ImageState.BACK) and one.state is not NodeState.LOST]
     if state is not ImageState.CANARY and not to_go:
         ended = "all went back" if state is ImageState.BACK else "all machines run it"
         return ImageStep(ImageState.DONE, ended, seen, lost)
-    waits = _waits(machines, to_go)
+    waits = _wait_reason(machines, to_go)
     leave = () if waits else _next_place(machines, to_go)
     reason = waits or (
         f"{', '.join(leave)} leaves for it" if leave else "no machine runs: it is tried by the next launch"
@@ -118,7 +118,7 @@ def plan_image(
     return ImageStep(state, reason, seen, lost, leave)
 
 
-def _canary(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings) -> tuple[ImageState, str] | None:
+def _canary_state(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings) -> tuple[ImageState, str] | None:
     """The canary's result; None: not launched."""
     trying = [one for one in new if one.state is not NodeState.LOST]
     if not trying:
@@ -132,7 +132,7 @@ def _canary(new: Sequence[ImageMachine], now: datetime, settings: ImageSettings)
     return ImageState.ROLLING, f"the first unit was ready for {settings.healthy_s:.0f} s"
 
 
-def _waits(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> str:
+def _wait_reason(machines: Sequence[ImageMachine], to_go: Sequence[ImageMachine]) -> str:
     """Why no more machines may leave now, or "". One place at a time."""
     leaving = sorted(one.node for one in machines if one.is_leaving)
     if leaving:
@@ -207,8 +207,8 @@ PASS_COUNTS_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class InstallFigures:
-    """`reconciled_s`: seconds since the reconciler's last complete pass; `last_pass_s`: of the control loop that is
-    furthest behind. None: no pass yet.
+    """`reconciled_s`: seconds since the reconciler's last complete pass, `last_pass_s`: of the control loop that is
+    furthest behind. Both are None before the first pass.
     """
 
     cells_wanted: int
@@ -250,7 +250,7 @@ class Verdict(StrEnum):
     AGAIN = "again"
 
 
-def judge_beat(*, was_written: bool | None, nonce_there: str | None, nonce_tried: str) -> Verdict:
+def beat_verdict(*, was_written: bool | None, nonce_there: str | None, nonce_tried: str) -> Verdict:
     """Returns the result of a write. `was_written`: None if the answer was lost. `nonce_there`: in the object, read
     after a failed write; None if unreadable. `nonce_tried`: stored before the write, to recognise an own write whose
     answer was lost.
@@ -295,7 +295,7 @@ class Resource:
 @dataclass(frozen=True, slots=True)
 class GarbagePolicy:
     """`deleted_at_once`: for each kind and list. A kind is held while more than `unknown_least` resources, and more
-    than `unknown_most_share` of the machines, have no record. None: no limit.
+    than `unknown_most_share` of the machines, have no record. Limits that are None do not apply.
     """
 
     grace_period_s: float
@@ -350,7 +350,7 @@ def plan_garbage_collection(
     for kind in ResourceKind:
         same = [one for one in garbage if one.kind is kind]
         unknown = sum(not one.is_recorded for one in same)
-        if reason := _held(kind, unknown, machines, has_records, policy):
+        if reason := _hold_reason(kind, unknown, machines, has_records, policy):
             held.append(reason)
             continue
         seen = (one for one in same if policy.lists == 1 or one.id in before)
@@ -359,7 +359,7 @@ def plan_garbage_collection(
     return GarbagePlan(tuple(delete), suspects, "; ".join(held))
 
 
-def _held(kind: ResourceKind, unknown: int, machines: int, has_records: bool, policy: GarbagePolicy) -> str:
+def _hold_reason(kind: ResourceKind, unknown: int, machines: int, has_records: bool, policy: GarbagePolicy) -> str:
     if unknown and not has_records:
         return f"{kind}: {unknown} have no record, and no launch is recorded at all"
     if policy.unknown_least is None or unknown <= max(policy.unknown_least, policy.unknown_most_share * machines):

@@ -16,8 +16,8 @@ from fleet.clouds.aws.identity import install_ensure, install_that_may_change
 from fleet.clouds.aws.launch import TAG_UNIT
 from fleet.clouds.aws.listing import (
     Listing,
+    listing_store,
     machines_terminate,
-    presence_store,
     region_list,
     unattached_delete,
     unattached_list,
@@ -272,7 +272,7 @@ def cloud_list(cloud: CloudRegion, now: datetime) -> None:
     except CallFailed as error:
         log.warning("region %s was not listed: %s", cloud.pk, error)
         return
-    presence_store(cloud, listing, clock.now())
+    listing_store(cloud, listing, clock.now())
     columns = {"listed_at": now} if listing.complete else {}
     CloudRegion.objects.filter(pk=cloud.pk).update(silent_zones=sorted(listing.silent_zones), **columns)
     if listing.complete:

@@ -35,7 +35,9 @@ class _Found:
     root_device: str
 
 
-def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = "") -> ImageMove:
+def image_move_request(
+    region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = ""
+) -> ImageMove:
     """Stores a request to move a type's machines to an image; "": the one in the region's stack. The loop `fleet.cloud`
     checks the image and starts the move.
 
@@ -51,7 +53,7 @@ def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: d
         if clouds.filter(pk=region).first() is None:
             message = f"there is no region {region!r} of provider aws that is ready"
             raise InvalidInput(field="region", rule="cloud", message=message)
-        pools = _pools(region, instance_type)
+        pools = _pools_of_type(region, instance_type)
         if not pools.exclude(instance_type__accelerator="none").exists():
             message = f"region {region} has no pool of {instance_type!r} for nodes"
             raise InvalidInput(field="instance_type", rule="pool", message=message)
@@ -63,12 +65,12 @@ def image_ask(region: str, instance_type: str, image: str, *, actor: str, now: d
         move = ImageMove.objects.create(
             region_id=region, instance_type_id=instance_type, image=image, asked_by=actor, asked_at=now
         )
-        _event(move, f"{move} was requested by {actor}" + (f": {why}" if why else ""), actor, now)
+        _move_event(move, f"{move} was requested by {actor}" + (f": {why}" if why else ""), actor, now)
         wake_ups.send("fleet.cloud")
     return move
 
 
-def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> ImageMove:
+def image_move_roll_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> ImageMove:
     """Rolls a move back: machines on the new image are replaced. A move that has not begun is cancelled.
 
     Raises:
@@ -80,9 +82,9 @@ def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> Ima
             raise Conflict(f"{move} is {move.state}: only a move that is under way can be rolled back")
         reason = f"requested by {actor}" + (f": {why}" if why else "")
         if move.state == ImageState.ASKED:
-            _refuse(move, f"cancelled before it began, {reason}", actor, now)
+            _refuse_move(move, f"cancelled before it began, {reason}", actor, now)
         else:
-            _turn(move, ImageState.BACK, reason, actor, now)
+            _set_move_state(move, ImageState.BACK, reason, actor, now)
             move.save()
     return move
 
@@ -90,21 +92,21 @@ def image_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> Ima
 def cloud_images(cloud: CloudRegion, now: datetime) -> None:
     """Takes the next step of each move in a region. Asks the cloud for the images of new moves."""
     for move in ImageMove.objects.filter(region_id=cloud.pk, state=ImageState.ASKED).order_by("pk"):
-        _begin(cloud, move, now)
+        _confirm_image(cloud, move, now)
     moves = ImageMove.objects.filter(region_id=cloud.pk, ended_at=None).exclude(state=ImageState.ASKED)
     for pk in moves.values_list("pk", flat=True):
         with transaction.atomic():
             move = ImageMove.objects.select_for_update().get(pk=pk)
             if move.ended_at is None:
                 step = plan_image(ImageState(move.state), image_machines(move), move.booted, move.failed, now)
-                _take(move, step, now)
+                _apply_image_step(move, step, now)
 
 
-def _begin(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
+def _confirm_image(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
     """Starts the canary once the cloud confirms the image."""
     found, refusal, waits = None, "", ""
     try:
-        found = _find(cloud, asked, now)
+        found = _find_image(cloud, asked, now)
     except CallFailed as error:
         if isinstance(error, Unanswered) or error.code in LATER:
             waits = f"no answer yet: {error}"
@@ -118,16 +120,16 @@ def _begin(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
         if move.state != ImageState.ASKED:
             return
         if found is not None:
-            _try(row, move, found, now)
+            _start_canary(row, move, found, now)
         elif refusal:
-            _refuse(move, refusal, ACTOR, now)
+            _refuse_move(move, refusal, ACTOR, now)
         elif move.reason != waits:
             move.reason = waits
             move.save(update_fields=["reason"])
             live.push("regions", move.region_id)
 
 
-def _find(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
+def _find_image(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
     image = move.image
     if not image:
         kind = move.instance_type_id
@@ -139,37 +141,37 @@ def _find(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
     return _Found(image, _root_device(cloud, image))
 
 
-def _try(row: CloudRegion, move: ImageMove, found: _Found, now: datetime) -> None:
+def _start_canary(row: CloudRegion, move: ImageMove, found: _Found, now: datetime) -> None:
     """From now on launches use it (`fleet.clouds.planning.upkeep.takes_new`)."""
-    pools = _pools(row.pk, move.instance_type_id)
+    pools = _pools_of_type(row.pk, move.instance_type_id)
     move.image = found.image
     if not pools.exclude(image=found.image).exists():
-        _refuse(move, f"all pools of {move.instance_type_id} in {row.pk} use {found.image} already", ACTOR, now)
+        _refuse_move(move, f"all pools of {move.instance_type_id} in {row.pk} use {found.image} already", ACTOR, now)
         return
     row.base = {**row.base, "root_devices": {**row.base.get("root_devices", {}), found.image: found.root_device}}
     row.save(update_fields=["base"])
     pools.update(next_image=found.image)
-    _turn(move, ImageState.CANARY, "one unit is tried first", ACTOR, now)
+    _set_move_state(move, ImageState.CANARY, "one unit is tried first", ACTOR, now)
     move.save()
 
 
-def _refuse(move: ImageMove, reason: str, actor: str, now: datetime) -> None:
+def _refuse_move(move: ImageMove, reason: str, actor: str, now: datetime) -> None:
     move.ended_at = now
-    _turn(move, ImageState.REFUSED, reason, actor, now)
+    _set_move_state(move, ImageState.REFUSED, reason, actor, now)
     move.save()
 
 
-def _pools(region: str, instance_type: str) -> QuerySet[CapacityPool]:
+def _pools_of_type(region: str, instance_type: str) -> QuerySet[CapacityPool]:
     return CapacityPool.objects.filter(region_id=region, instance_type_id=instance_type)
 
 
-def _take(move: ImageMove, step: ImageStep, now: datetime) -> None:
+def _apply_image_step(move: ImageMove, step: ImageStep, now: datetime) -> None:
     was = (move.state, move.reason, move.booted, move.failed)
     move.booted, move.failed = sorted(step.booted), sorted(step.failed)
     if step.state is ImageState.DONE:
-        _end(move, now)
+        _finish_move(move, now)
     if step.state != move.state:
-        _turn(move, step.state, step.reason, ACTOR, now)
+        _set_move_state(move, step.state, step.reason, ACTOR, now)
     move.reason = step.reason
     if (move.state, move.reason, move.booted, move.failed) != was:
         move.save()
@@ -177,25 +179,25 @@ def _take(move: ImageMove, step: ImageStep, now: datetime) -> None:
     here = Machine.objects.filter(region_id=move.region_id, runs__in=step.leave).exclude(state=MachineState.GONE)
     target = f"back from {move.image}" if move.state == ImageState.BACK else f"to {move.image}"
     for machine in here:
-        _say(machine, Said(f"{move.pk}/{move.state}", now), now, f"{move.instance_type_id} moves {target}")
+        _announce_machine(machine, Said(f"{move.pk}/{move.state}", now), now, f"{move.instance_type_id} moves {target}")
 
 
-def _say(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
+def _announce_machine(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
     notice_record(machine=machine, kind=NoticeKind.IMAGE, source=NoticeSource.IMAGE, said=said, text=text, now=now)
 
 
-def _turn(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
+def _set_move_state(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
     """Changes the state; machines that were announced to leave stay."""
     if state in (ImageState.BACK, ImageState.DONE):
         told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
         told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
         for notice in told:
-            _say(notice.machine, Said("", now, over=True), now)
+            _announce_machine(notice.machine, Said("", now, over=True), now)
     move.state, move.reason = state.value, reason
-    _event(move, f"{move} is {state}: {reason}", actor, now)
+    _move_event(move, f"{move} is {state}: {reason}", actor, now)
 
 
-def _end(move: ImageMove, now: datetime) -> None:
+def _finish_move(move: ImageMove, now: datetime) -> None:
     pools = CapacityPool.objects.filter(
         region_id=move.region_id, instance_type_id=move.instance_type_id, next_image=move.image
     )
@@ -218,7 +220,7 @@ def _root_device(cloud: CloudRegion, image: str) -> str:
     return str(found[0]["RootDeviceName"])
 
 
-def _event(move: ImageMove, message: str, actor: str, now: datetime) -> None:
+def _move_event(move: ImageMove, message: str, actor: str, now: datetime) -> None:
     state = ImageState(move.state)
     tone, detail = IMAGE_TONE[state], {"move": move.pk, "instance_type": move.instance_type_id, "image": move.image}
     event_record(

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.calls import CallFailed, Refused
-from fleet.clouds.aws.listing import ScheduledEvent, Statuses, region_statuses, reservations_read, seen_store
+from fleet.clouds.aws.listing import ScheduledEvent, Statuses, region_statuses, reservations_read, states_store
 from fleet.clouds.aws.notices import (
     Announcement,
     CalledOff,
@@ -59,7 +59,7 @@ def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
     try:
         for _ in range(ROUNDS):
             messages = messages_receive(cloud.aws_region, url)
-            done = [message for message in messages if _take(cloud, message, now)]
+            done = [message for message in messages if _handle_message(cloud, message, now)]
             messages_delete(cloud.aws_region, url, done)
             if not messages:
                 break
@@ -74,7 +74,7 @@ def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
     incidents_close(kind=UNREAD, subject=cloud.pk, resolution="it is read again", now=now)
 
 
-def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
+def _handle_message(cloud: CloudRegion, message: Message, now: datetime) -> bool:
     """Whether to delete the message. It is deleted after the rows are written, so a crash in between processes it
     twice.
     """
@@ -85,7 +85,7 @@ def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
         return False
     match meaning:
         case StateSeen(machine, state):
-            seen_store({machine: state}, now)
+            states_store({machine: state}, now)
         case Announcement():
             announcement_store(cloud, meaning, now)
         case CalledOff():
@@ -97,7 +97,7 @@ def _take(cloud: CloudRegion, message: Message, now: datetime) -> bool:
 
 def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) -> int:
     """Stores one notice for each of our machines in an announcement. Returns the number of new ones."""
-    rows = _machines(cloud)
+    rows = _cloud_machines(cloud)
     rows = rows.filter(reservation=said.reservation) if said.reservation else rows.filter(provider_id__in=said.machines)
     return sum(
         notice_record(
@@ -114,11 +114,11 @@ def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) ->
 
 def _called_off(cloud: CloudRegion, said: CalledOff, now: datetime) -> None:
     word = Said("", said.at, over=True)
-    for machine in _machines(cloud).filter(provider_id__in=said.machines):
+    for machine in _cloud_machines(cloud).filter(provider_id__in=said.machines):
         notice_record(machine=machine, kind=said.kind, source=NoticeSource.EVENTS, said=word, now=now)
 
 
-def _machines(cloud: CloudRegion) -> "QuerySet[Machine]":
+def _cloud_machines(cloud: CloudRegion) -> "QuerySet[Machine]":
     return Machine.objects.filter(provider=PROVIDER, region_id=cloud.pk).exclude(state=MachineState.GONE)
 
 
@@ -132,8 +132,8 @@ def cloud_statuses(cloud: CloudRegion, now: datetime) -> None:
     except CallFailed as error:
         log.warning("statuses of region %s were not read: %s", cloud.pk, error)
         return
-    ours = {machine.provider_id: machine for machine in _machines(cloud)}
-    seen_store({name: state for name, state in statuses.states.items() if name in ours}, now)
+    ours = {machine.provider_id: machine for machine in _cloud_machines(cloud)}
+    states_store({name: state for name, state in statuses.states.items() if name in ours}, now)
     _store_scheduled(cloud, statuses, ours, now)
     _store_impaired(cloud, statuses, ours, now)
     notices_settle(cloud, now)
@@ -152,7 +152,7 @@ def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, 
     for row in _open_by_status(cloud).filter(kind__in=SCHEDULED).select_related("machine"):
         name = row.machine.provider_id
         if name in statuses.states and (name, row.kind) not in first:
-            _over(row, now)
+            _settle_notice(row, now)
 
 
 def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, Machine], now: datetime) -> None:
@@ -169,7 +169,7 @@ def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, M
             )
     for row in _open_by_status(cloud).filter(kind=NoticeKind.IMPAIRED).select_related("machine"):
         if row.machine.provider_id in statuses.states and row.machine.provider_id not in statuses.impaired:
-            _over(row, now)
+            _settle_notice(row, now)
 
 
 def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
@@ -178,7 +178,7 @@ def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
     )
 
 
-def _over(row: CloudNotice, now: datetime) -> None:
+def _settle_notice(row: CloudNotice, now: datetime) -> None:
     word = Said("", now, over=True)
     notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, said=word, now=now)
 
@@ -208,7 +208,7 @@ def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
         if ends_at is None:
             continue
         end = block_end(ends_at)
-        for machine in _machines(cloud).filter(reservation=reservation.id, market=Market.BLOCK):
+        for machine in _cloud_machines(cloud).filter(reservation=reservation.id, market=Market.BLOCK):
             notice_record(
                 machine=machine,
                 kind=NoticeKind.BLOCK_END,

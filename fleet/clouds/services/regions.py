@@ -75,7 +75,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
         CloudRegion.objects.filter(pk=cloud.pk).update(reason=f"no answer yet: {error}")
         return
     except (StackRefused, CallFailed) as error:
-        _refused(cloud, str(error), now)
+        _mark_refused(cloud, str(error), now)
         return
     with transaction.atomic():
         row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
@@ -85,7 +85,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
         added = pools_add(row.pk, read.pools)
         if was != CloudRegionState.READY or added:
             many = f"{added} pool{'s' if added != 1 else ''} of capacity"
-            _event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
+            _region_event(row, "ready", f"region {row.pk} was read from stack {row.stack}: {many} added", Tone.OK, now)
             for kind in sorted({each.instance_type for each in read.pools}):
                 launches_hurry(region=row.pk, instance_type=kind, now=now)
             wake_ups.send("fleet.reconcile")
@@ -99,7 +99,7 @@ def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any
     return {**base, "root_devices": {**kept, **base["root_devices"]}}
 
 
-def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
+def _mark_refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
     """A ready region stays ready: its machines use the earlier reading."""
     with transaction.atomic():
         row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
@@ -109,16 +109,16 @@ def _refused(cloud: CloudRegion, reason: str, now: datetime) -> None:
         row.reason, row.read_at = reason, now
         row.save(update_fields=["state", "reason", "read_at"])
         if news:
-            _event(row, "refused", f"region {row.pk} cannot be read: {reason}", Tone.BAD, now)
+            _region_event(row, "refused", f"region {row.pk} cannot be read: {reason}", Tone.BAD, now)
 
 
-def _event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetime) -> None:
+def _region_event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: datetime) -> None:
     kind = f"region.{what}"
     event_record(kind=kind, message=message, tone=tone, now=now, actor="fleet.cloud", region=cloud.pk, detail={})
 
 
 def pools_add(region: str, found: Sequence[PoolFound]) -> int:
-    """Adds new pools after the existing ones and returns their number. Existing pools stay as a user may have set them."""
+    """Adds new pools after the existing ones and returns their number. Never changes existing pools."""
     rows = CapacityPool.objects.filter(region_id=region)
     there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
     last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
@@ -127,12 +127,12 @@ def pools_add(region: str, found: Sequence[PoolFound]) -> int:
         if (each.instance_type, each.market.value, each.zone, each.reservation) in there:
             continue
         last[each.instance_type] = last.get(each.instance_type, -1) + 1
-        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_columns(each))
+        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_pool_columns(each))
         added += 1
     return added
 
 
-def _columns(found: PoolFound) -> dict[str, Any]:
+def _pool_columns(found: PoolFound) -> dict[str, Any]:
     return {
         "instance_type_id": found.instance_type, "market": found.market.value, "zone": found.zone,
         "zone_id": found.zone_id, "subnet": found.subnet, "image": found.image, "reservation": found.reservation,
@@ -163,7 +163,7 @@ def cloud_prices(cloud: CloudRegion, now: datetime) -> None:
             if pool.instance_type_id in prices
         }
 
-    _keep(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market__in=RATED), read, now)
+    _store_prices(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market__in=RATED), read, now)
 
 
 def cloud_spot_prices(cloud: CloudRegion, now: datetime) -> None:
@@ -172,10 +172,10 @@ def cloud_spot_prices(cloud: CloudRegion, now: datetime) -> None:
     def read(pools: Iterable[CapacityPool]) -> dict[tuple[str, str], float]:
         return spot_prices(cloud.aws_region, {pool.instance_type_id for pool in pools}, now)
 
-    _keep(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market=Market.SPOT), read, now)
+    _store_prices(cloud, CapacityPool.objects.filter(region_id=cloud.pk, market=Market.SPOT), read, now)
 
 
-def _keep(cloud: CloudRegion, rows: "QuerySet[CapacityPool]", read: Read, now: datetime) -> None:
+def _store_prices(cloud: CloudRegion, rows: "QuerySet[CapacityPool]", read: Read, now: datetime) -> None:
     pools = list(rows)
     if not pools:
         return

@@ -29,7 +29,7 @@ from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.listing import region_places, reservation_places
 from fleet.clouds.models import CloudRegion, Install, LaunchAttempt
 from fleet.clouds.planning.call_budget import GARBAGE_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
-from fleet.clouds.planning.upkeep import InstallFigures, Verdict, judge_beat, metrics_request
+from fleet.clouds.planning.upkeep import InstallFigures, Verdict, beat_verdict, metrics_request
 from fleet.clouds.services.garbage import cloud_garbage_collect, cloud_list
 from fleet.clouds.services.images import cloud_images
 from fleet.clouds.services.notices import cloud_queue, cloud_reservations, cloud_statuses
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 def cloud_beat(cloud: CloudRegion, now: datetime) -> None:
     """Writes the ownership object again if the install uses this region's bucket: the first region with one."""
-    holder = _holder()
+    holder = _beat_region()
     if holder is None or holder.pk != cloud.pk:
         return
     install = install_ensure(now)
@@ -63,24 +63,24 @@ def cloud_beat(cloud: CloudRegion, now: datetime) -> None:
     if not install.beat_nonce:
         install.beat_nonce = secrets.token_hex(16)
         install.save(update_fields=["beat_nonce"])
-    etag, was_written = _write(holder, install, now)
-    there = _read(holder) if was_written is False else None
-    verdict = judge_beat(
+    etag, was_written = _write_beat(holder, install, now)
+    there = _read_beat(holder) if was_written is False else None
+    verdict = beat_verdict(
         was_written=was_written, nonce_there=there[1] if there else None, nonce_tried=install.beat_nonce
     )
     if verdict is Verdict.OWNER:
         new_etag = etag or (there[0] if there else "")
         Install.objects.filter(pk=install.pk).update(beat_etag=new_etag, beat_nonce="", beat_at=clock.now())
     elif verdict is Verdict.LOST:
-        _lose(install, holder, now)
+        _become_read_only(install, holder, now)
 
 
-def _holder() -> CloudRegion | None:
+def _beat_region() -> CloudRegion | None:
     ready = CloudRegion.objects.filter(state=CloudRegionState.READY).order_by("region__position", "pk")
     return next((row for row in ready if row.stated_base().bucket), None)
 
 
-def _write(holder: CloudRegion, install: Install, now: datetime) -> tuple[str, bool | None]:
+def _write_beat(holder: CloudRegion, install: Install, now: datetime) -> tuple[str, bool | None]:
     """The object's new version and True; False: another version exists; None: unknown."""
     body = json.dumps({"install": install.pk, "nonce": install.beat_nonce, "at": now.isoformat()}).encode()
     condition: dict[str, Any] = {"IfMatch": install.beat_etag} if install.beat_etag else {"IfNoneMatch": "*"}
@@ -98,7 +98,7 @@ def _write(holder: CloudRegion, install: Install, now: datetime) -> tuple[str, b
     return str(answer["ETag"]), True
 
 
-def _read(holder: CloudRegion) -> tuple[str, str] | None:
+def _read_beat(holder: CloudRegion) -> tuple[str, str] | None:
     """Version and nonce of the object; None: unreadable."""
     bucket = holder.stated_base().bucket
     try:
@@ -110,7 +110,7 @@ def _read(holder: CloudRegion) -> tuple[str, str] | None:
         return None
 
 
-def _lose(install: Install, holder: CloudRegion, now: datetime) -> None:
+def _become_read_only(install: Install, holder: CloudRegion, now: datetime) -> None:
     bucket = holder.stated_base().bucket
     reason = f"another control plane wrote s3://{bucket}/{KEY}; `manage.py aws_claim --confirm {install.pk}` takes over"
     Install.objects.filter(pk=install.pk).update(read_only=reason, beat_nonce="")
@@ -124,12 +124,12 @@ def cloud_claim(*, confirm: str, now: datetime) -> Install:
     Raises:
         Conflict: The name is not this install's, or the object cannot be read.
     """
-    install, holder = install_ensure(now), _holder()
+    install, holder = install_ensure(now), _beat_region()
     if confirm != install.pk:
         raise Conflict(f"this install is {install.pk}, not {confirm!r}; nothing was changed")
     if holder is None:
         raise Conflict("no region of a cloud has a bucket; there is nothing to take over")
-    there = _read(holder)
+    there = _read_beat(holder)
     if there is None:
         raise Conflict(f"s3://{holder.stated_base().bucket}/{KEY} cannot be read; nothing was changed")
     columns = {"read_only": "", "beat_etag": there[0], "beat_nonce": "", "beat_at": now}
@@ -184,7 +184,7 @@ def launch_incidents(cloud: CloudRegion, now: datetime) -> None:
     for name, attempt in _last_attempts(cloud, now).items():
         outcome = LaunchOutcome(attempt.outcome)
         if outcome in KINDS:
-            found[KINDS[outcome]][f"{cloud.pk}/{name}"] = _summary(cloud, name, attempt, outcome)
+            found[KINDS[outcome]][f"{cloud.pk}/{name}"] = _launch_summary(cloud, name, attempt, outcome)
     for kind, summaries in found.items():
         rows = Incident.objects.filter(kind=kind, region=cloud.pk, state=IncidentState.OPEN.value)
         for subject in set(rows.values_list("subject", flat=True)) - set(summaries):
@@ -199,7 +199,7 @@ def _last_attempts(cloud: CloudRegion, now: datetime) -> dict[str, LaunchAttempt
     return {row.unit.instance_type_id: row for row in rows.select_related("unit").order_by("ended_at", "pk")}
 
 
-def _summary(cloud: CloudRegion, name: str, attempt: LaunchAttempt, outcome: LaunchOutcome) -> str:
+def _launch_summary(cloud: CloudRegion, name: str, attempt: LaunchAttempt, outcome: LaunchOutcome) -> str:
     if outcome is LaunchOutcome.REFUSED:
         return f"{cloud.pk} refuses to launch {name}: {attempt.text}"
     quota = quota_name(name, Market(attempt.pool_seen["market"]))
@@ -274,7 +274,7 @@ class CloudUpkeep:
                 if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)
             ]
             if due and cloud.pk not in self._rounds:
-                self._begin(cloud, due)
+                self._start_round(cloud, due)
         hanging = [region for region, (_, at) in self._rounds.items() if self._now_s() - at > ROUND_LIMIT_S]
         for region in hanging:
             log.error("a round in region %s has not ended for %.0f s", region, ROUND_LIMIT_S)
@@ -285,24 +285,24 @@ class CloudUpkeep:
         for thread, _ in self._rounds.values():
             thread.join()
 
-    def _begin(self, cloud: CloudRegion, due: list[str]) -> None:
+    def _start_round(self, cloud: CloudRegion, due: list[str]) -> None:
         # A daemon: a hanging call must not delay the exit of the process.
-        thread = threading.Thread(target=self._round, args=(cloud, due), name=f"cloud {cloud.pk}", daemon=True)
+        thread = threading.Thread(target=self._run_round, args=(cloud, due), name=f"cloud {cloud.pk}", daemon=True)
         self._rounds[cloud.pk] = (thread, self._now_s())
         thread.start()
 
-    def _round(self, cloud: CloudRegion, due: list[str]) -> None:
+    def _run_round(self, cloud: CloudRegion, due: list[str]) -> None:
         try:
             for name in due:
                 now = clock.now()
                 if lease_take(name=f"cloud:{cloud.pk}", holder=this_process(), ttl_s=LEASE_S, now=now) is None:
                     return
                 self._due_s[cloud.pk, name] = self._now_s() + self._steps[name].every_s
-                self._make(name, cloud, now)
+                self._run_step(name, cloud, now)
         finally:
             connection.close()
 
-    def _make(self, name: str, cloud: CloudRegion, now: datetime) -> None:
+    def _run_step(self, name: str, cloud: CloudRegion, now: datetime) -> None:
         try:
             self._steps[name].run(cloud, now)
         except Exception:
@@ -322,16 +322,16 @@ def cloud_metrics_send(now: datetime) -> str:
     s. Installs without an AWS region and read-only ones send nothing: a copied database would silence the original's
     alarm. Returns why nothing was sent, or "".
     """
-    home = _home()
+    home = _alarm_region()
     if home is None:
         return "no region of aws is ready"
     install = Install.objects.first()
     if install is None or install.read_only:
-        return _said(f"this install holds no cloud: {install.read_only if install else 'it has no name yet'}")
+        return _log_reason(f"this install holds no cloud: {install.read_only if install else 'it has no name yet'}")
     try:
         calls.call("cloudwatch", "PutMetricData", home, **metrics_request(install.pk, figures()))
     except calls.CallFailed as error:
-        return _said(f"CloudWatch in {home} accepted none: {error}")
+        return _log_reason(f"CloudWatch in {home} accepted none: {error}")
     return ""
 
 
@@ -346,13 +346,13 @@ def figures() -> InstallFigures:
     )
 
 
-def _home() -> str | None:
+def _alarm_region() -> str | None:
     """AWS region of the install's alarm, from the first region's stack."""
     ready = CloudRegion.objects.filter(region__provider="aws", state=CloudRegionState.READY.value)
     first = ready.order_by("region__position", "pk").first()
     return (first.stated_base().home or first.aws_region) if first is not None else None
 
 
-def _said(reason: str) -> str:
+def _log_reason(reason: str) -> str:
     log.warning("no metrics were sent: %s", reason)
     return reason

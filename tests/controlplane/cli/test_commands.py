@@ -362,7 +362,7 @@ def test_images_of_a_region_are_listed_moved_and_turned_back(switchyard: Switchy
     [line] = switchyard("region", "images", "us-east-1").out.splitlines()[1:]
     assert line.split()[:4] == [TYPE, "ami-1", newer, "asked"]
     assert switchyard("image", "move", "us-east-1", TYPE).code == 6, "one is under way"
-    assert "is refused: taken back before it began" in switchyard("image", "back", "us-east-1", TYPE).out
+    assert "is refused: cancelled before it began" in switchyard("image", "back", "us-east-1", TYPE).out
     again = switchyard("image", "back", "us-east-1", TYPE)
     assert (again.code, again.err) == (6, f"switchyard: no move of {TYPE} in us-east-1 is under way\n")
     assert json.loads(switchyard("region", "images", "us-east-1", "-o", "json").out)[0]["move"]["state"] == "refused"

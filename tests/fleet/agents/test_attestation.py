@@ -153,7 +153,7 @@ def refused_by_sts(sts: Sts, machine: Machine) -> None:
         (gone, "has ended"),
         (revoked, "was revoked or removed"),
         (elsewhere, "has the address 10.1.16.5, and says 10.1.16.4"),
-        (refused_by_sts, "STS refuses the signature: SignatureDoesNotMatch"),
+        (refused_by_sts, "STS rejected the signature: SignatureDoesNotMatch"),
     ],
 )
 def test_a_machine_that_may_not_join_is_refused(

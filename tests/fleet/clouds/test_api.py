@@ -1,4 +1,4 @@
-"""Moves to another image over HTTP."""
+"""Image moves over HTTP."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_a_move_is_asked_for_seen_and_taken_back_and_each_is_recorded() -> None:
     assert CapacityPool.objects.get().next_image == "", "nothing moves before the cloud has said that there is one"
     assert client.post(PATH, ASK, format="json").status_code == 409, "one at a time"
     back = client.post(f"{PATH}/{made['id']}/back", {"why": "not today"}, format="json").json()
-    assert (back["state"], back["reason"]) == ("refused", "taken back before it began, asked for by ada: not today")
+    assert (back["state"], back["reason"]) == ("refused", "cancelled before it began, requested by ada: not today")
     assert client.post(f"{PATH}/{made['id']}/back", {}, format="json").status_code == 409
     assert client.post(PATH, {**ASK, "image": ""}, format="json").status_code == 200
     actions = AuditRecord.objects.filter(outcome="done").order_by("pk").values_list("action", flat=True)

@@ -1,5 +1,6 @@
-"""A provider that only takes orders: its machines get addresses, ports and places after the call has returned. The
-fleet learns them from the agents' hellos, and needs nothing else of it."""
+"""A provider whose machines get addresses, ports and places after the launch call. The fleet takes them from the
+agents' hellos.
+"""
 
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 
 class OrderingProvider:
-    """Knows machines by their nodes' ids, as a cloud does by a client token."""
+    """Identifies machines by node ID, as a cloud does by client token."""
 
     name = "ordering"
     ordered: dict[str, LaunchSpec] = {}
@@ -46,7 +47,7 @@ class OrderingProvider:
         raise ProviderError("machines of this provider start their agents themselves")
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        known = self.ordered  # one that its list does not have may be there all the same
+        known = self.ordered  # a machine may exist without being listed
         return {node: ProviderStatus.RUNNING if node in known else ProviderStatus.UNKNOWN for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
@@ -55,7 +56,7 @@ class OrderingProvider:
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line in the registry is all that a provider needs."""
+    """A provider needs one line in the registry."""
     line = {"ordering": f"{__name__}.{OrderingProvider.__name__}"}
     monkeypatch.setattr(providers, "PROVIDERS", {**providers.PROVIDERS, **line})
     monkeypatch.setattr(OrderingProvider, "ordered", {})

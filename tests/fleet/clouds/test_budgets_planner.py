@@ -1,8 +1,5 @@
-"""The budget of calls: never beyond EC2's own bucket, always some time, and half after it throttled.
-
-The cap on launches: how many machines and dollars an hour, and when there is room again.
-
-Which machines are asked for: everyone soon, nobody too often, and a path is what EC2 said.
+"""The call budget stays within EC2's bucket, always refills, and halves after throttling. The launch cap counts
+machines and dollars an hour. Topology calls cover every machine soon and none too often.
 """
 
 from datetime import timedelta
@@ -68,7 +65,7 @@ def test_throttled_is_empty_and_half_as_fast_for_a_minute() -> None:
 
 
 def test_what_no_bucket_holds_is_refused() -> None:
-    with pytest.raises(ValueError, match="RunInstances: machines: 900 at once, of a budget that holds 800"):
+    with pytest.raises(ValueError, match="RunInstances: machines: 900 in one call, with a budget that holds 800"):
         take(LAUNCHED_MACHINES, full(LAUNCHED_MACHINES, NOW), NOW, 900)
 
 
@@ -94,7 +91,7 @@ STEPS = st.lists(
 
 @given(st.sampled_from(sorted(RATES)), STEPS)
 def test_ec2_would_have_allowed_whatever_is_taken(name: str, steps: list[tuple[float, float, int]]) -> None:
-    """Whether a clock steps back, or EC2 throttles: against a bucket as EC2 keeps it."""
+    """Compares with EC2's bucket, while clocks step back and EC2 throttles."""
     rate = RATES[name]
     ours, now, latest, theirs = full(name, NOW), NOW, NOW, rate.size
     for seconds, amount, chance in steps:
@@ -139,19 +136,20 @@ def test_within_both_bounds_is_launched() -> None:
 def test_too_many_machines_wait_until_others_are_an_hour_old() -> None:
     launches = [Launch(ago(3000), 1, 1.0), Launch(ago(1800), 3, 1.0), Launch(ago(3601), 4, 1.0)]
     assert cap_refusal(2, 1.0, launches, CAP, NOW) == CapRefusal(
-        "4 machines were launched within an hour, and 2 more would pass the cap of 4", ago(1800) + HOUR
+        "4 machines were launched within an hour, and 2 more would exceed the cap of 4", ago(1800) + HOUR
     )
 
 
 def test_what_can_never_fit_does_not_wait() -> None:
     assert cap_refusal(5, 1.0, [], CAP, NOW) == CapRefusal(
-        "0 machines were launched within an hour, and 5 more would pass the cap of 4", None
+        "0 machines were launched within an hour, and 5 more would exceed the cap of 4", None
     )
 
 
 def test_too_much_money_is_refused() -> None:
     assert cap_refusal(1, 98.32, [Launch(ago(60), 1, 21.5)], CAP, NOW) == CapRefusal(
-        "machines for 21.50 dollars an hour were launched within an hour, and 98.32 more would pass the cap of 100.00",
+        "machines for 21.50 dollars an hour were launched within an hour, "
+        "and 98.32 more would exceed the cap of 100.00",
         ago(60) + HOUR,
     )
 

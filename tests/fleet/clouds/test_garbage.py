@@ -25,7 +25,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 def test_a_machine_that_runs_after_its_end_was_confirmed_is_terminated_again(cloud: Cloud) -> None:
     rows.node("n-00000001")
     rows.node("n-00000002", state=NodeState.RETIRED.value, terminated_at=NOW)
-    rows.node("n-00000003", state=NodeState.RETIRED.value)  # its provider still terminates it
+    rows.node("n-00000003", state=NodeState.RETIRED.value)  # its provider is still terminating it
     cloud.statuses = dict.fromkeys(("n-00000001", "n-00000002", "n-00000003"), ProviderStatus.RUNNING)
     suspects = provider_garbage_collect("cloud", {}, now=NOW)
     assert suspects == {"n-00000002": NOW}

@@ -1,4 +1,4 @@
-"""Machines move to another image: one unit is tried, then place by place, and back if launches do not boot."""
+"""Image moves: one unit first, then place by place, and back if launches do not boot."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -106,7 +106,7 @@ def test_one_unit_is_tried_and_then_all_launches_are_from_it(
 
 @dataclass
 class Fleet:
-    """Who leaves is replaced by a launch, which boots or does not; all as the planner is told."""
+    """Replaces leaving machines by launches that boot or fail, and reports both to the planner."""
 
     machines: dict[str, ImageMachine]
     boots: list[bool]
@@ -129,7 +129,7 @@ class Fleet:
         self.now += timedelta(seconds=SETTINGS.healthy_s)
 
     def _launch(self) -> None:
-        """In the place of those that leave, which go once it is there; what did not boot is forgotten a round later."""
+        """Replaces leaving machines; failed ones are removed a round later."""
         self.machines = {node: one for node, one in self.machines.items() if one.state is not NodeState.LOST}
         leaving = [one for one in self.machines.values() if one.is_leaving]
         if not leaving:

@@ -1,4 +1,4 @@
-"""A unit of machines: launched once and whole, in one zone, whatever answer is lost and wherever we crash."""
+"""A unit is launched once, whole and in one zone, although answers are lost and processes crash."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -104,7 +104,7 @@ def test_where_repeating_proves_nothing_its_machines_are_looked_for(
 
 
 UNTOLD = [LaunchOutcome.REFUSED, LaunchOutcome.NO_CAPACITY, LaunchOutcome.NO_QUOTA]
-"""What of a repeated call says nothing about those before."""
+"""Outcomes of a repeated call that prove nothing about earlier calls."""
 
 
 @pytest.mark.parametrize("outcome", UNTOLD)
@@ -149,14 +149,15 @@ def test_where_no_pool_may_be_used_it_is_looked_at_again_later() -> None:
 
 @dataclass
 class ModelCloud:
-    """EC2 as its documents state it: all or none, once by token while it remembers it, and lists that lag. `forbids`:
-    what it says to every launch before it looks at a token; None: it looks."""
+    """EC2 as documented: all or none, once for a token while it remembers it, and lagging lists. `forbids`: its answer
+    to every launch before it checks the token; None: it checks.
+    """
 
     now: datetime = NOW
     room: dict[int, int] = field(default_factory=dict)
     asked: dict[str, tuple[object, list[str]]] = field(default_factory=dict)
     machines: dict[str, tuple[str, str, datetime]] = field(default_factory=dict)
-    """Machine -> its attempt's token, its zone, when it was launched."""
+    """Machine to its attempt's token, its zone and its time of launch."""
     forbids: LaunchOutcome | None = None
 
     def launch(self, attempt: AttemptView) -> LaunchOutcome:
@@ -203,11 +204,11 @@ class Unit:
 
 
 class Crash(Exception):
-    """The process ends; what it had written stays."""
+    """The process exits; what it wrote stays."""
 
 
 class UnitsInAModelCloud(RuleBasedStateMachine):
-    """Units are wanted and given up, capacity comes and goes, answers are lost, processes die at each step."""
+    """Units are wanted and given up, capacity changes, answers are lost, processes crash at each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +276,7 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
         self.a_pass(6, None, None, True, forbids)
 
     def work(self, unit: Unit, dies: str | None = None, lost: str | None = None, complete: bool = True) -> None:
-        """What a service does with the step: writes, calls, writes."""
+        """Carries out a step as the service does: writes, calls, writes."""
         now = self.cloud.now
         planned = next_step(unit.view, unit.attempts, list(self.pools.values()), "sw-1", now)
         match planned:
@@ -321,7 +322,7 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
             unit.change(attempt, outcome=after.outcome, again_at=after.again_at)
 
     def watch(self, attempt: AttemptView) -> None:
-        """The same token never asks for something else."""
+        """A token is never used for two requests."""
         said = (attempt.pool, attempt.count)
         assert self.said.setdefault(attempt.token, said) == said
 
@@ -357,7 +358,7 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
                 assert not [token for token, _, _ in self.cloud.machines.values() if token in tokens]
 
     def teardown(self) -> None:
-        """With a cloud that answers and has room, each unit is launched or given up before long."""
+        """With a cloud that answers and has room, each unit is soon launched or given up."""
         self.cloud.forbids = None
         for number, one in self.pools.items():
             self.pools[number] = replace(one, enabled=True)

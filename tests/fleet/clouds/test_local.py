@@ -1,4 +1,4 @@
-"""The local provider boots real processes, tells what runs from what is dead, and leaves nothing."""
+"""The local provider boots real processes, reports which run, and leaves none behind."""
 
 import shutil
 import socket
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 FIRST_PORT = 30000
-"""Of no other test: the provider passes over ports that are taken."""
+"""Used by no other test: the provider skips used ports."""
 DEADLINE_S = 60.0
 
 
@@ -46,7 +46,7 @@ def launch(provider: LocalProvider, node: str = "n-00000001", **changes: Any) ->
 
 @pytest.fixture
 def booted(provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Command lines of the agents that would have been started; none of them is."""
+    """Command lines of agents; none is started."""
     commands: list[list[str]] = []
     monkeypatch.setattr("fleet.clouds.local.spawn_detached", lambda argv, *_: commands.append(argv))
     return commands
@@ -64,7 +64,7 @@ def agents(node: str) -> list[psutil.Process]:
 
 
 def the_agent(node: str = "n-00000001") -> psutil.Process:
-    """The only one, once its process says what it is: while it becomes another program it says nothing."""
+    """The only one, once its process has executed the agent."""
     eventually(lambda: len(agents(node)) == 1)
     return agents(node)[0]
 
@@ -266,7 +266,7 @@ def test_neighbours_share_a_network_node() -> None:
 
 @pytest.fixture
 def releases(provider: LocalProvider, settings: Any) -> tuple[str, str]:
-    """Ours, and another one of the same source by another name."""
+    """Our release, and a second one of the same source."""
     settings.SWITCHYARD_HOME = provider.home
     own = source_keep(CHECKOUT)
     other = msgspec.structs.replace(own, id="f" * 16)
@@ -276,7 +276,7 @@ def releases(provider: LocalProvider, settings: Any) -> tuple[str, str]:
 
 
 def await_agent(provider: LocalProvider) -> None:
-    """Until its process, which is there at once, has become the agent: before, nobody knows it as one."""
+    """Waits until the started process has become the agent."""
     eventually(lambda: agent_of(processes_by_node(provider.home).get("n-00000001", [])) is not None)
 
 
@@ -308,11 +308,11 @@ def test_an_agent_goes_to_another_release_and_back_and_stays_there(
 
 
 def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, releases: tuple[str, str]) -> None:
-    """Once the order is written: it killed nobody yet, or it killed the agent and started none."""
+    """After the order is written: before the agent was killed, and before the next one was started."""
     own, other = releases
     launch(provider, release=own)
     await_agent(provider)
-    boot = provider._booted("n-00000001")
+    boot = provider._boot_of("n-00000001")
     assert boot is not None
     provider._write(Boot(boot.id, boot.argv, other))
     provider.move_agents({"n-00000001": other})
@@ -321,7 +321,7 @@ def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, rele
     agent.kill()
     eventually(lambda: agents("n-00000001") == [])
     provider.move_agents({"n-00000001": other})
-    assert agents("n-00000001") == []  # who starts agents that ended starts the right one
+    assert agents("n-00000001") == []  # the restart uses the ordered release
     provider.restart_agent("n-00000001")
     assert code(provider) == other
 

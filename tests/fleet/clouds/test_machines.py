@@ -1,5 +1,6 @@
-"""The pool of hosts as a provider: one machine for a launch however often it is called, none twice, and wiped ones
-only."""
+"""The `machines` provider: one machine for a launch however often it is called, none assigned twice, and only wiped
+ones.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,7 +26,7 @@ SPEC = LaunchSpec("n-00000001", AgentKind.NODE, "pool", "", instance_type=rows.K
 
 
 def no_wait(seconds: float) -> None:
-    """In place of a sleep: the machine has wiped meanwhile."""
+    """Replaces the sleep: the machine wipes in the meantime."""
     Machine.objects.filter(state=MachineState.WIPING).update(state=MachineState.POOL.value, runs="")
 
 
@@ -81,23 +82,23 @@ def test_a_machine_is_free_again_once_it_has_wiped() -> None:
     machine = Machine.objects.get()
     assert (machine.state, machine.runs) == (MachineState.POOL, "")
     assert machine.desired_version == before + 1
-    provider.terminate(SPEC.id)  # what is gone is no error
+    provider.terminate(SPEC.id)  # a machine that is gone is not an error
 
 
 @pytest.mark.django_db
-def test_a_machine_that_is_not_heard_is_given_back_at_once_and_wipes_when_it_is() -> None:
-    """Nobody waits for it, so that the calls of its provider are free for others."""
+def test_a_disconnected_machine_is_released_immediately_and_wipes_when_it_reconnects() -> None:
+    """Its provider's calls do not wait for it."""
     rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=SPEC.id, connected=False)
 
     def must_not_wait(seconds: float) -> None:
         pytest.fail(f"it waits {seconds} s")
 
     for _ in range(2):
-        with pytest.raises(ProviderError, match=f"m-00000001 is not heard; it wipes {SPEC.id} as soon as it is"):
+        with pytest.raises(ProviderError, match=f"m-00000001 is not connected; it wipes {SPEC.id} when it reconnects"):
             MachinesProvider(must_not_wait).terminate(SPEC.id)
     machine = Machine.objects.get()
     assert (machine.state, machine.runs) == (MachineState.WIPING, SPEC.id)
-    assert machine.reason == f"{SPEC.id} was given back; unreachable, it wipes it when heard"
+    assert machine.reason == f"{SPEC.id} was given back; it is not connected and wipes it when it reconnects"
 
 
 @pytest.mark.django_db

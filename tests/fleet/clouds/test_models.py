@@ -1,4 +1,4 @@
-"""The tables of a cloud: what cannot be in them twice, and how planners see them."""
+"""Constraints of the cloud tables, and their views for planners."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Announcements of the cloud of tests become rows, once each, and end with what they spoke of."""
+"""Announcements of the test cloud become one row each, which ends with the event."""
 
 import json
 from datetime import timedelta
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.cloud
 
 @pytest.fixture
 def machine(cloud_fleet: CloudFleet, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """One of a node, with a queue that has all that EC2 announces and gives up a message after two looks."""
+    """A node's machine, and a queue with all events of EC2 that drops a message after two receives."""
     monkeypatch.setattr("fleet.clouds.aws.notices.WAIT_S", 0)
     sqs, events = cloud_fleet.world.client("sqs"), cloud_fleet.world.client("events")
 
@@ -96,7 +96,7 @@ def test_the_earlier_source_counts_and_the_later_confirms_in_one_row(cloud_fleet
     assert set(evidence_of(notice)) == {NoticeSource.IMDS, NoticeSource.EVENTS}
     assert Event.objects.filter(kind="node.notice").count() == 1
     hear(machine, NoticeSource.IMDS, Said("", clock.now(), over=True))
-    assert rows() == [("interruption", "imds", True)]  # the cloud stands by it
+    assert rows() == [("interruption", "imds", True)]  # the cloud repeats it
 
 
 def test_a_closed_health_event_ends_what_it_announced_and_a_late_one_opens_nothing(

@@ -1,8 +1,5 @@
-"""Figures for an alarm outside: all in one call, and within what CloudWatch takes.
-
-Who holds the clouds: whoever goes on writing the object, and nobody by a guess.
-
-Garbage is deleted after two lists and a grace period, a few per list, and never while records may be lost.
+"""Figures for the external alarm fit into one call. Only the writer of the object owns the clouds. Garbage is deleted
+after two lists and a grace period, a few per list, and never while records may be lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +23,7 @@ from fleet.clouds.planning.upkeep import (
     Resource,
     ResourceKind,
     Verdict,
-    judge_beat,
+    beat_verdict,
     metrics_request,
     plan_garbage_collection,
     stale_reason,
@@ -66,7 +63,7 @@ def test_a_pass_counts_for_as_long_as_the_alarms_period(age_s: float | None, pas
     ],
 )
 def test_a_beat_is_judged_by_what_is_there(was_written: bool | None, there: str | None, verdict: Verdict) -> None:
-    assert judge_beat(was_written=was_written, nonce_there=there, nonce_tried="mine") is verdict
+    assert beat_verdict(was_written=was_written, nonce_there=there, nonce_tried="mine") is verdict
 
 
 def test_without_a_beat_for_long_nothing_may_be_changed() -> None:

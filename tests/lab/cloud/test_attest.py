@@ -68,7 +68,7 @@ def test_a_machine_proves_itself_once(
         machine_attest(stranger, now=clock.now())
     forged = json.loads(stranger)
     forged["headers"]["x-switchyard-server"] = json.loads(first)["headers"]["x-switchyard-server"]
-    with pytest.raises(ProofRefused, match="STS refuses the signature: SignatureDoesNotMatch"):
+    with pytest.raises(ProofRefused, match="STS rejected the signature: SignatureDoesNotMatch"):
         machine_attest(json.dumps(forged).encode(), now=clock.now())
 
 

@@ -95,7 +95,7 @@ def test_what_is_there_with_other_content_is_not_replaced_and_named(s3: Any, cap
     s3.put_object(Bucket="bills", Key=CSV, Body=b"a bill that was sent")
     usage_export_days(target=TARGET, now=AFTER)
     assert read(s3, CSV) == b"a bill that was sent"
-    assert f"s3://bills/{CSV} is there with other content" in caplog.text
+    assert f"s3://bills/{CSV} exists with other content" in caplog.text
     assert not UsageExport.objects.exists()
 
 

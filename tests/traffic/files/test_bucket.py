@@ -72,9 +72,9 @@ def test_a_part_of_it_is_one_ranged_read(world: World, store: FileStore) -> None
 
 def test_what_is_there_is_never_replaced(world: World, store: FileStore) -> None:
     written(store, "files/a", LONG)
-    with pytest.raises(StoreAway, match="is there with other content"):
+    with pytest.raises(StoreAway, match="exists with other content"):
         written(store, "files/a", LONG[:-1] + b"!")
-    with pytest.raises(StoreAway, match="is there with other content"):
+    with pytest.raises(StoreAway, match="exists with other content"):
         written(store, "files/a", b"short")
     written(store, "files/a", LONG)  # repeating it is harmless
     with store.open("files/a") as file:

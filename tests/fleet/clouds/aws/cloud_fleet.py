@@ -1,5 +1,6 @@
-"""A region on the cloud of tests: its stack as it would be read, two pools of Trainium, and orders through the fleet's
-own services. Time is the cloud's."""
+"""A region in the test cloud: its stack, two pools of Trainium, and orders through the fleet's services. Time is the
+cloud's.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +33,11 @@ MANY = 1000
 
 @dataclass
 class CloudFleet:
-    """A region with its pools, in a cloud."""
-
     world: World
     kind: str = TRN1
 
     def order(self, count: int = 2, unit: int = 0, markets: Markets = ANY) -> list[str]:
-        """Nodes that are wanted, launched together, of these markets. Ids, in order."""
+        """Orders nodes that are launched together. Returns their IDs, in order."""
         there = Node.objects.exclude(state=NodeState.RETIRED).count()
         decision = LaunchNodes(REGION, self.kind, count, "needed", there=there, unit=unit or count, markets=markets)
         known = set(Node.objects.values_list("id", flat=True))
@@ -54,18 +53,18 @@ class CloudFleet:
             call_carry_out(calls)
 
     def provision_for(self, seconds: float, step_s: float = 10.0) -> None:
-        """As the loop does it, while time passes."""
+        """Runs provisioning while time passes."""
         for _ in range(int(seconds / step_s)):
             self.provision()
             self.world.clock.advance(step_s)
         self.provision()
 
     def limit(self, *, zone: str = "us-east-1a", left: int = 0) -> None:
-        """So many machines are left in a zone, on demand."""
+        """Sets how many on-demand machines a zone has left."""
         self.world.machines.capacity.free[self.kind, zone, Sold.ON_DEMAND] = left
 
     def live(self) -> list[str]:
-        """Machines that cost money, in order of launch."""
+        """Machines that are billed, in order of launch."""
         return [machine.id for machine in self.world.machines.live()]
 
     def zones(self) -> set[str]:
@@ -82,7 +81,7 @@ class CloudFleet:
 
 
 def make_fleet(world: World, kind: str = TRN1) -> CloudFleet:
-    """With a pool on demand in each zone, in order."""
+    """With an on-demand pool in each zone, in order."""
     network = make_network(world)
     profile = world.client("iam").create_instance_profile(InstanceProfileName="node")["InstanceProfile"]["Arn"]
     region = Region.objects.create(name=REGION, provider="aws")
@@ -107,7 +106,7 @@ def make_fleet(world: World, kind: str = TRN1) -> CloudFleet:
 
 
 def make_pool(position: int, zone: str, subnet: str, **columns: Any) -> CapacityPool:
-    """On demand, where nothing else is said."""
+    """On demand by default."""
     defaults = {"market": Market.ON_DEMAND, "zone_id": ZONES[zone], "image": IMAGE, "instance_type_id": TRN1}
     return CapacityPool.objects.create(
         region_id=REGION,
@@ -119,7 +118,6 @@ def make_pool(position: int, zone: str, subnet: str, **columns: Any) -> Capacity
 
 
 def moment(world: World) -> datetime:
-    """The time of the cloud, as services have it."""
     return datetime.fromtimestamp(world.clock.now(), UTC)
 
 
@@ -128,6 +126,5 @@ def tags_of(instance: Any) -> dict[str, str]:
 
 
 def described(world: World, ids: Sequence[str]) -> list[Any]:
-    """As EC2 has them."""
     found = world.client("ec2").describe_instances(InstanceIds=list(ids))["Reservations"]
     return [instance for one in found for instance in one["Instances"]]

@@ -1,4 +1,4 @@
-"""Services on real rows, and a cloud whose clock is theirs, too. Django is set up after this is read."""
+"""Services on real rows, and a test cloud that shares their clock. Imported before Django is set up."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ def cloud_fleet(
     monkeypatch: pytest.MonkeyPatch,
     settings: Any,
 ) -> "CloudFleet":
-    """A region of `aws` with nothing in it."""
+    """An empty region of `aws`."""
     from functools import cache
 
     from tests.fleet.clouds.aws.cloud_fleet import make_fleet, moment

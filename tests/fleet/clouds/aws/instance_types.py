@@ -1,4 +1,4 @@
-"""The extract of AWS's instance types, out of the data that moto carries. After an update of moto:
+"""Extracts AWS's instance types from moto's data. After an update of moto:
 
 .venv/bin/python -m tests.fleet.clouds.aws.instance_types
 """
@@ -11,7 +11,7 @@ from typing import Any
 from fleet.clouds.aws.launch import TABLE
 
 FAMILIES = ("trn", "inf2", "p4", "p5", "p6", "g5.", "g6.", "g6e.", "g7.", "g7e.")
-"""Of nodes: those with accelerators that engines of ours run on."""
+"""Node types: those with accelerators that engines run on."""
 OTHERS = ("c7i.2xlarge",)
 
 ABOUT = {
@@ -22,7 +22,7 @@ ABOUT = {
 
 
 def extract() -> dict[str, Any]:
-    """The whole content of `instance_interfaces.json`."""
+    """Returns the content of `instance_interfaces.json`."""
     known = json.loads(gzip.decompress(files("moto").joinpath("ec2/resources/instance_types.json.gz").read_bytes()))
     names = sorted(name for name in known if name.startswith(FAMILIES) or name in OTHERS)
     return ABOUT | {"instance_types": {name: _row(known[name]) for name in names}}
@@ -36,7 +36,6 @@ def _row(known: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(table: dict[str, Any]) -> str:
-    """As the file has it: a row for each type."""
     head = ",\n".join(f"  {json.dumps(name)}: {json.dumps(table[name])}" for name in ABOUT)
     rows = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in table["instance_types"].items())
     return f'{{\n{head},\n  "instance_types": {{\n{rows}\n  }}\n}}\n'

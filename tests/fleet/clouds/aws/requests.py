@@ -1,4 +1,4 @@
-"""Launches as the provider would ask for them, and their golden files. After a change that is meant:
+"""Launch requests as the provider builds them, and their golden files. After an intended change:
 
 .venv/bin/python -m tests.fleet.clouds.aws.requests
 """
@@ -25,9 +25,9 @@ TYPES = (
     "trn1n.32xlarge",
     "trn2.48xlarge",
 )
-"""Each kind of layout once: bought on demand."""
+"""Each kind of layout once, on demand."""
 MARKETS_OF = "trn1.32xlarge"
-"""Has a golden file for each market, too."""
+"""Has a golden file for each market."""
 
 INSTALL = "sw-0123456789ab"
 BASE = LaunchBase(
@@ -40,7 +40,7 @@ BEGUN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 
 
 def launch(instance_type: str, market: Market, *, count: int = 2, placement_group: str = "") -> Request:
-    """What is asked for a unit of such machines."""
+    """Returns the request for a unit of such machines."""
     pool = PoolView(
         id=1,
         region="us-east-1",
@@ -60,7 +60,6 @@ def launch(instance_type: str, market: Market, *, count: int = 2, placement_grou
 
 
 def sold(instance_type: str, market: Market) -> bool:
-    """Whether AWS sells the type so."""
     wanted = {Market.SPOT: "spot", Market.BLOCK: "capacity-block"}.get(market, "on-demand")
     return wanted in network_of(instance_type).usage_classes
 
@@ -72,7 +71,7 @@ def golden_requests() -> dict[str, Request]:
 
 
 def written(request: Request) -> str:
-    """As golden files have it: a line for each member of a list. The script has tests of its own."""
+    """One line for each member of a list. The script has own tests."""
     lines = []
     for name, value in (request | {"UserData": "#!/bin/sh …"}).items():
         shown = json.dumps(value, ensure_ascii=False)

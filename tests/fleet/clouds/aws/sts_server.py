@@ -17,8 +17,9 @@ REFUSAL = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>
 
 @dataclass
 class Sts:
-    """What it answers: a status, headers and a body; and what it was asked. `before`: runs before each answer.
-    `drips`: its body comes a byte at a time, for as long as somebody listens."""
+    """Answers with a status, headers and a body, and records the requests. `before` runs before each answer. `drips`:
+    sends its body one byte at a time while a client reads.
+    """
 
     url: str
     status: int = 200
@@ -33,7 +34,7 @@ class Sts:
         return self.url.removeprefix("http://")
 
     def knows(self, arn: str) -> None:
-        """The keys of every signature are this one's."""
+        """Answers every signature with this identity."""
         self.status, self.body = 200, ANSWER.format(arn=arn).encode()
 
     def refuses(self, code: str, status: int = 403) -> None:
@@ -51,11 +52,11 @@ def answering() -> Iterator[Sts]:
             for name, value in sts.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            with contextlib.suppress(OSError):  # whoever asked gave up
+            with contextlib.suppress(OSError):  # the client gave up
                 self.wfile.write(sts.body)
                 while sts.drips:
                     self.wfile.write(b" ")
-                    time.sleep(0.05)  # what it is about: always soon enough for the limit of a socket
+                    time.sleep(0.05)  # always within a socket's time-out
 
         def log_message(self, format: str, *args: object) -> None: ...
 

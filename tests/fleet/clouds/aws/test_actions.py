@@ -1,4 +1,4 @@
-"""The table of calls: each is one that AWS has, once, and roles do not overlap where they must not."""
+"""The table of calls: each exists in AWS, occurs once, and roles do not overlap."""
 
 import botocore.session
 import pytest

@@ -1,4 +1,4 @@
-"""The question to STS: to one host, followed nowhere, within its time and size, and no answer is taken for one."""
+"""Calls to STS reach one host, follow no redirect, and are limited in time and size; invalid answers are rejected."""
 
 import threading
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 
 from fleet.agents.planner import BODY, CONTENT_TYPE, ProofRefused, read_proof
 from fleet.clouds.aws import identity as caller_identity
-from fleet.clouds.aws.identity import ANSWER_BYTES, StsSilent, caller_arn, sts_host, sts_url
+from fleet.clouds.aws.identity import ANSWER_BYTES, StsUnavailable, caller_arn, sts_host, sts_url
 from tests.fleet.clouds.aws.sts_server import Sts, answering
 from tests.fleet.proofs import body_of, proof
 
@@ -46,7 +46,7 @@ def test_what_was_signed_is_asked_and_nothing_else(sts: Sts) -> None:
 def test_a_signature_that_sts_refuses(sts: Sts) -> None:
     for code, status in (("SignatureDoesNotMatch", 403), ("ExpiredToken", 400), ("InvalidClientTokenId", 403)):
         sts.refuses(code, status)
-        with pytest.raises(ProofRefused, match=f"STS refuses the signature: {code}"):
+        with pytest.raises(ProofRefused, match=f"STS rejected the signature: {code}"):
             ask(sts)
 
 
@@ -57,17 +57,17 @@ def test_a_signature_that_sts_refuses(sts: Sts) -> None:
         (503, b"<Error><Code>ServiceUnavailable</Code></Error>", "answered 503"),
         (400, b"<Error><Code>Throttling</Code></Error>", "answered 400"),
         (403, b"a proxy says no", "answered 403"),
-        (200, b"", "something that is not whose keys they are"),
-        (200, b"<html>Sign in to the hotel</html>", "something that is not"),
-        (200, f"<Arn>{ARN}</Arn>".encode(), "something that is not"),
-        (200, f"<GetCallerIdentityResponse><Arn>{ARN}</Arn><Arn>{ARN}</Arn>".encode(), "something that is not"),
+        (200, b"", "did not return the signer"),
+        (200, b"<html>Sign in to the hotel</html>", "did not return the signer"),
+        (200, f"<Arn>{ARN}</Arn>".encode(), "did not return the signer"),
+        (200, f"<GetCallerIdentityResponse><Arn>{ARN}</Arn><Arn>{ARN}</Arn>".encode(), "did not return the signer"),
         (200, b"<GetCallerIdentityResponse>" + b" " * ANSWER_BYTES, f"answered more than {ANSWER_BYTES} bytes"),
-        (200, b'{"GetCallerIdentityResponse": {}}', "something that is not"),
+        (200, b'{"GetCallerIdentityResponse": {}}', "did not return the signer"),
     ],
 )
 def test_what_is_no_answer_of_sts_is_none(sts: Sts, status: int, body: bytes, says: str) -> None:
     sts.status, sts.body = status, body
-    with pytest.raises(StsSilent, match=says):
+    with pytest.raises(StsUnavailable, match=says):
         ask(sts)
 
 
@@ -76,7 +76,7 @@ def test_a_redirect_is_followed_nowhere(sts: Sts) -> None:
         other.knows(ARN)
         for status in (301, 302, 307, 308):
             sts.status, sts.headers = status, {"Location": other.url}
-            with pytest.raises(StsSilent, match=f"answered {status}"):
+            with pytest.raises(StsUnavailable, match=f"answered {status}"):
                 ask(sts)
         assert other.asked == []
 
@@ -85,7 +85,7 @@ def test_an_answer_that_does_not_come_is_given_up(sts: Sts, monkeypatch: pytest.
     monkeypatch.setattr(caller_identity, "LIMIT_S", 0.2)
     given_up = threading.Event()
     sts.before = lambda: bool(given_up.wait(30))
-    with pytest.raises(StsSilent, match="does not answer"):
+    with pytest.raises(StsUnavailable, match="does not answer"):
         ask(sts)
     given_up.set()
 
@@ -93,12 +93,12 @@ def test_an_answer_that_does_not_come_is_given_up(sts: Sts, monkeypatch: pytest.
 def test_an_answer_by_the_drop_is_given_up(sts: Sts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caller_identity, "LIMIT_S", 0.5)
     sts.headers, sts.drips = {"Content-Length": "16000"}, True
-    with pytest.raises(StsSilent):
+    with pytest.raises(StsUnavailable):
         ask(sts)
 
 
 def test_nobody_listens() -> None:
     with answering() as sts:
         pass
-    with pytest.raises(StsSilent, match="does not answer"):
+    with pytest.raises(StsUnavailable, match="does not answer"):
         ask(sts)

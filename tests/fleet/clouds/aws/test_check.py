@@ -1,4 +1,4 @@
-"""`manage.py aws_check` says what the account allows, denies and lacks, and changes nothing."""
+"""`manage.py aws_check` reports what the account allows, denies and lacks, and changes nothing."""
 
 from datetime import timedelta
 from io import StringIO
@@ -26,7 +26,7 @@ TRN = "Running On-Demand Trn instances"
 
 @pytest.fixture
 def aws(cloud_fleet: Any) -> World:
-    """A region that is ready, of two zones."""
+    """A ready region with two zones."""
     world: World = cloud_fleet.world
     CloudRegion.objects.all().delete()
     InstanceType.objects.exclude(name="trn1.32xlarge").delete()
@@ -39,7 +39,6 @@ def aws(cloud_fleet: Any) -> World:
 
 
 def check(**options: Any) -> tuple[str, int]:
-    """What is printed, and the exit code."""
     output, code = StringIO(), 0
     try:
         call_command("aws_check", stdout=output, **options)
@@ -57,8 +56,8 @@ def test_all_that_is_needed_is_there(aws: World) -> None:
     assert f"this install is {install_ensure(clock.now()).id}" in text
     assert "allowed  ec2 DescribeInstanceTopology" in text
     assert "allowed  ec2 RunInstances of trn1.32xlarge from on_demand in us-east-2" in text
-    assert "unknown  ec2 TerminateInstances: there is no machine to try it on yet" in text
-    assert f"allowed  quota {TRN}: 100000 vCPUs, of which 128 are wanted" in text
+    assert "unknown  ec2 TerminateInstances: there is no machine yet to test it with" in text
+    assert f"allowed  quota {TRN}: 100000 vCPUs; 128 are needed" in text
     assert len(list(aws.machines)) == launched
 
 
@@ -99,7 +98,7 @@ def test_a_share_that_is_used_up_for_long_is_said_and_not_waited_for(
     found = list(region_check(cloud, install_ensure(clock.now()).id, clock.now(), aws.clock.advance))
     tried = [each for each in found if each.what.startswith("ec2 RunInstances")]
     assert {each.verdict for each in tried} == {Verdict.UNKNOWN}
-    assert "our own share of RunInstances is used up" in tried[0].text
+    assert "the own call budget of RunInstances is used up" in tried[0].text
 
 
 def test_what_is_denied_is_said_with_its_reason(aws: World) -> None:
@@ -122,7 +121,7 @@ def test_a_quota_that_is_too_small_and_a_stack_that_has_gone(aws: World) -> None
 
     text, code = check()
     assert code == 1
-    assert f"missing  quota {TRN}: 64 vCPUs, of which 128 are wanted" in text
+    assert f"missing  quota {TRN}: 64 vCPUs; 128 are needed" in text
     CloudRegion.objects.update(stack="switchyard-gone")
     text, code = check()
     assert code == 1

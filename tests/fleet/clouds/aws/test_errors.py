@@ -1,4 +1,4 @@
-"""Errors of EC2: each code has one meaning, and what is not known is not guessed."""
+"""EC2's error codes have one meaning each; unknown codes are refusals."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Garbage collection of volumes, network interfaces and spot requests, in the cloud for tests."""
+"""Garbage collection of volumes, network interfaces and spot requests in the test cloud."""
 
 from datetime import timedelta
 from io import StringIO
@@ -41,7 +41,7 @@ def tags(kind: str, install: str, unit: str) -> list[dict[str, Any]]:
 
 
 def lose(fleet: CloudFleet, install: str = "", unit: str = "u-gone") -> dict[str, str]:
-    """One of each kind that lies about. Ids by kind."""
+    """Leaves one of each kind unattached. Returns IDs by kind."""
     ec2, base = fleet.world.client("ec2"), CloudRegion.objects.get().stated_base()
     install = install or install_ensure(clock.now()).pk
     volume = ec2.create_volume(
@@ -62,7 +62,7 @@ def there(fleet: CloudFleet) -> set[str]:
 
 @pytest.fixture
 def fleet(cloud_fleet: CloudFleet) -> CloudFleet:
-    """With a unit that runs, on an install that is older than a day."""
+    """With a running unit, on an install that is older than a day."""
     cloud_fleet.order(2)
     cloud_fleet.provision()
     Install.objects.update(dry_run_until=clock.now())
@@ -141,7 +141,7 @@ def test_a_request_for_a_spot_machine_that_nothing_came_of_is_cancelled(fleet: C
     look(fleet, 2)
     requests = fleet.world.backend("ec2", "us-east-1").spot_instance_requests
     assert asked in requests, "it has a machine"
-    # moto fulfils every request at once.
+    # moto fulfils every request immediately.
     requests[asked].state, requests[asked].instance = "open", SimpleNamespace(id="")
     look(fleet, 2)
 

@@ -1,4 +1,4 @@
-"""A move to another image through the services: one unit is launched from it first, then the others, and back."""
+"""An image move through the services: one unit is launched from the image first, then the others; and the way back."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.calls import Unanswered
 from fleet.clouds.aws.region import PoolFound, RegionRead
 from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion, ImageMove
-from fleet.clouds.services.images import cloud_images, image_ask, image_back
+from fleet.clouds.services.images import cloud_images, image_move_request, image_move_roll_back
 from fleet.clouds.services.regions import cloud_region_read
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cloud
 
 @pytest.fixture
 def image(cloud_fleet: CloudFleet) -> str:
-    """Another one, in the region's account."""
+    """Another image in the region's account."""
     made = cloud_fleet.world.client("ec2").register_image(Name="newer")
     return str(made["ImageId"])
 
@@ -37,7 +37,7 @@ def step(fleet: CloudFleet, seconds: float = 0.0) -> ImageMove:
 
 
 def order(fleet: CloudFleet, state: NodeState = NodeState.READY) -> list[str]:
-    """A unit whose nodes join at once, or are lost."""
+    """Orders a unit whose nodes join immediately, or are lost."""
     fleet.world.clock.advance(1)
     nodes = fleet.order(1)
     fleet.provision()
@@ -46,7 +46,7 @@ def order(fleet: CloudFleet, state: NodeState = NodeState.READY) -> list[str]:
 
 
 def retire(fleet: CloudFleet, node: str) -> None:
-    """What the reconciler does with a spare that leaves, once there is another one."""
+    """Retires a spare that leaves, as the reconciler does after its replacement joined."""
     fleet.give_back(node)
     fleet.provision_for(30)
 
@@ -60,7 +60,7 @@ def told() -> Iterator[str]:
 
 
 def ask(image: str) -> ImageMove:
-    return image_ask(REGION, TRN1, image, actor="ops", now=clock.now())
+    return image_move_request(REGION, TRN1, image, actor="ops", now=clock.now())
 
 
 def begin(image: str) -> ImageMove:
@@ -122,11 +122,11 @@ def test_a_person_turns_it_round_and_what_runs_it_is_replaced(cloud_fleet: Cloud
     begin(image)
     step(cloud_fleet)
     [canary] = order(cloud_fleet)
-    image_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
+    image_move_roll_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
 
     assert step(cloud_fleet, 10).reason == f"{canary} leaves for it"
-    with pytest.raises(Conflict, match="is back: only one that is under way is turned back"):
-        image_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
+    with pytest.raises(Conflict, match="is back: only a move that is under way can be rolled back"):
+        image_move_roll_back(ImageMove.objects.get().pk, actor="ops", now=clock.now())
     retire(cloud_fleet, canary)
     assert step(cloud_fleet, 10).state == "done"
 
@@ -137,7 +137,7 @@ def test_what_the_cloud_does_not_have_is_refused_and_an_answer_is_waited_for(
     ask("ami-00000000000000000")
     move = step(cloud_fleet)
     assert (move.state, move.reason) == (
-        "refused", "us-east-1 has no image ami-00000000000000000, or not for this account",
+        "refused", "us-east-1 has no image ami-00000000000000000 that this account may use",
     )  # fmt: skip
     assert move.ended_at is not None
     ImageMove.objects.all().delete()
@@ -152,7 +152,7 @@ def test_what_the_cloud_does_not_have_is_refused_and_an_answer_is_waited_for(
     CapacityPool.objects.update(image=image, next_image="")
     stated(monkeypatch, cloud_fleet, image)
     ask("")
-    assert step(cloud_fleet).reason == f"all pools of {TRN1} in us-east-1 have {image} already"
+    assert step(cloud_fleet).reason == f"all pools of {TRN1} in us-east-1 use {image} already"
     assert cloud_fleet.world.count("RunInstances") == 0
 
 

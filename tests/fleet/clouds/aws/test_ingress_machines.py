@@ -1,4 +1,4 @@
-"""Ingress machines of a region on the cloud of tests, and the targets of its load balancer."""
+"""Ingress machines of a region in the test cloud, and the targets of its load balancer."""
 
 from typing import Any
 

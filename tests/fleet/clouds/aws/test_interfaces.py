@@ -1,4 +1,4 @@
-"""Network interfaces: the table is what AWS said, and the rule makes of it what AWS advises."""
+"""Network interfaces: the table matches AWS's data, and the layout matches AWS's advice."""
 
 import pytest
 from hypothesis import given

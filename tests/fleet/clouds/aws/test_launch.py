@@ -1,6 +1,5 @@
-"""Launches: every request that can be built is one that EC2's own model admits, and they are what they were.
-
-The first boot: small, without secrets, runs what the control plane sends, tries again, and ends what never joins.
+"""Launch requests are valid in EC2's model and match their golden files. The boot script is small, has no secret, runs
+the join script, retries, and shuts down machines that never join.
 """
 
 import subprocess
@@ -30,7 +29,7 @@ def input_shape() -> Any:
 
 
 def wrong_words(shape: Any, value: Any) -> list[str]:
-    """What is none of the words that EC2 knows at its place; validators of botocore do not look."""
+    """Values outside EC2's enumerations, which botocore's validators do not check."""
     if shape.type_name == "structure":
         return [word for name, one in value.items() for word in wrong_words(shape.members[name], one)]
     if shape.type_name == "list":
@@ -140,11 +139,11 @@ FAKES = {
     "mkdir": "exit 0",
     "lsblk": "exit 0",
 }
-"""Of what the script calls; what they do stands in `LOG`."""
+"""Commands that the script calls; `LOG` records the calls."""
 
 
 def boot(folder: Path, sent: str) -> tuple[str, str]:
-    """What the script printed, and what it called, on a machine to which the control plane sends this script."""
+    """Runs the script on a machine that receives this join script. Returns its output and the commands it called."""
     commands = folder / "bin"
     commands.mkdir()
     for name, text in FAKES.items():
@@ -195,5 +194,5 @@ def test_it_is_a_script_of_any_shell_and_far_below_the_limit() -> None:
 @pytest.mark.parametrize("field", ["server", "pin", "region", "install", "unit"])
 @given(st.text(alphabet="a-'\"$`;\n \\/é", min_size=1, max_size=12).filter(lambda text: text.strip("a-") != ""))
 def test_nothing_gets_into_the_script_that_has_another_form(field: str, text: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} .* has not the form"):
+    with pytest.raises(ValueError, match=f"{field} .* does not match"):
         user_data(replace(BOOT, **{field: text}))

@@ -1,6 +1,6 @@
-"""Units through the real services, PostgreSQL and the cloud of tests, with a crash at every step, answers that are
-lost, zones without capacity or voice, lists that lag and calls that are refused: nothing is launched twice, nothing is
-forgotten, and nothing that is not ours is touched.
+"""Units with the real services, PostgreSQL and the test cloud: crashes at every step, lost answers, zones without
+capacity or answers, lagging lists, refused calls. No unit is launched twice, no machine is lost, and no other install's
+machine is touched.
 
 `CLOUD_MACHINE_EXAMPLES=120 CLOUD_MACHINE_STEPS=100` plays 10,000 steps.
 """
@@ -39,7 +39,7 @@ from tests.lab.cloud.conftest import BEGAN, IMAGE
 pytestmark = pytest.mark.cloud
 
 KIND = "trn1.2xlarge"
-"""With one network card: its machines are made quickly."""
+"""With one network card, so that its machines are created quickly."""
 MOST_NODES = 8
 SETTLED_S = 900.0
 EXAMPLES = int(os.environ.get("CLOUD_MACHINE_EXAMPLES", "4"))
@@ -48,7 +48,7 @@ LEAST_STEPS = int(os.environ.get("CLOUD_MACHINE_LEAST_STEPS", "1"))
 """Over all examples: some end before `STEPS`."""
 
 CRASHES = ("", "before the row", "after the row", "after the call", "in the note", "after the note")
-# Those with a code come before the token is looked up, in a repeated call, too: what they say of the first is nothing.
+# AWS may check those with a code before the token, so in a repeated call they prove nothing about the first.
 FAULTS = (
     Fault("RunInstances", when=When.AFTER, ending=Ending.RESET),
     Fault("RunInstances", when=When.BEFORE, ending=Ending.RESET),
@@ -65,7 +65,7 @@ FAULTS = (
 )
 
 played: Counter[str] = Counter()
-"""Of all runs in this process: what the bench prints."""
+"""Of all runs in this process; the bench prints it."""
 
 
 class Killed(BaseException):
@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 
 class CrashingCloud(RuleBasedStateMachine):
-    """One example. `_crash`: where the process dies when it comes there next."""
+    """One example. `_crash`: the point at which the process crashes next."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class CrashingCloud(RuleBasedStateMachine):
             "fleet.clouds.aws.calls.client": lambda service, region, once: clients(service, region),
             "fleet.clouds.aws.calls.send": sent,
             "fleet.clouds.aws.provider.attempt_write": self._dying("before the row", attempts.attempt_write),
-            "fleet.clouds.aws.provider.attempt_note": self._dying("in the note", attempts.attempt_note),
+            "fleet.clouds.aws.provider.attempt_record": self._dying("in the note", attempts.attempt_record),
             "fleet.machines.services.provisioning.call_end": self._dying("after the note", provider_call.call_end),
         }
         for name, new in patches.items():
@@ -236,7 +236,7 @@ class CrashingCloud(RuleBasedStateMachine):
         return [one for one in self.world.machines.live() if one.id not in self.strangers]
 
     def _ours(self) -> Iterator[tuple[Instance, str]]:
-        """Each machine with the node that it is for: there is none without an attempt that is written down."""
+        """Each machine with its node. Every machine has a recorded attempt."""
         install = Install.objects.first()
         rows = {(row.unit_id, str(row.number)): row for row in LaunchAttempt.objects.all()}
         for machine in self._live():
@@ -247,11 +247,11 @@ class CrashingCloud(RuleBasedStateMachine):
             yield machine, row.subjects[int(machine.moto.ami_launch_index)]
 
     def _retire_the_lost(self) -> None:
-        """As the reconciler does with nodes that got no machine; their ends find what was launched all the same."""
+        """As the reconciler does with nodes without a machine; their termination still finds launched machines."""
         self.fleet.give_back(*Node.objects.filter(state=NodeState.LOST).values_list("id", flat=True))
 
     def teardown(self) -> None:
-        """Once the cloud is well again everything that runs is somebody's, or ended, within a quarter of an hour."""
+        """With a healthy cloud, every running machine is assigned or terminated within a quarter of an hour."""
         try:
             self.world.faults.clear()
             self.world.silent_zones = set()
@@ -274,13 +274,13 @@ class CrashingCloud(RuleBasedStateMachine):
 
 
 def _tags(machine: Instance) -> dict[str, str]:
-    """Those of ours, without their prefix."""
+    """Our tags, without their prefix."""
     return {tag["key"].removeprefix("switchyard:"): str(tag["value"]) for tag in machine.moto.get_tags()}
 
 
 @contextmanager
 def _rolled_back() -> Iterator[None]:
-    """What an example wrote is gone after it."""
+    """Deletes the rows of an example after it."""
     block = transaction.atomic()
     block._from_testcase = True  # type: ignore[attr-defined]  # none of the code: that calls nothing inside of one
     with block:
@@ -288,7 +288,7 @@ def _rolled_back() -> Iterator[None]:
         transaction.set_rollback(True)
 
 
-# Without shrinking, which would outlast the time that a test has.
+# Without shrinking, which exceeds the test's time-out.
 @pytest.mark.django_db
 def test_whatever_dies_or_is_lost_no_machine_is_launched_twice_forgotten_or_taken_from_others() -> None:
     run_state_machine_as_test(

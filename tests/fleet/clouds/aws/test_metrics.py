@@ -1,4 +1,4 @@
-"""What CloudWatch is told of an install, and that its alarm would hear it."""
+"""The figures that CloudWatch receives match the alarm of the stack."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,8 +23,8 @@ AROUND = timedelta(hours=2)
 
 
 def heard(fleet: CloudFleet, alarm: dict[str, Any], region: str = HOME) -> list[float]:
-    """What an alarm compares with its threshold."""
-    # moto stamps what arrives by the real clock, as CloudWatch does by its own.
+    """Returns the value that an alarm compares with its threshold."""
+    # moto stamps data with the real clock, as CloudWatch does with its own.
     now = datetime.now(UTC)
     asked = {key: alarm[key] for key in ("Namespace", "MetricName", "Dimensions", "Period")}
     points = fleet.world.client("cloudwatch", region).get_metric_statistics(
@@ -105,6 +105,6 @@ def test_what_cloudwatch_does_not_take_is_said_and_not_sent_twice(cloud_fleet: C
     install_ensure(clock.now())
     cloud_fleet.world.faults.append(fault)
 
-    assert cloud_metrics_send(clock.now()).startswith("CloudWatch in us-east-1 took none: ")
+    assert cloud_metrics_send(clock.now()).startswith("CloudWatch in us-east-1 accepted none: ")
 
     assert cloud_fleet.world.count("PutMetricData") == 1

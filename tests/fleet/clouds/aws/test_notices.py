@@ -1,4 +1,4 @@
-"""Every form of announcement that AWS documents, and what is none."""
+"""Every documented form of announcement, and malformed ones."""
 
 import contextlib
 import json

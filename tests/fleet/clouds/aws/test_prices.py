@@ -1,4 +1,4 @@
-"""What machines cost: as the price list and spot's history say it, and what a list that fails leaves."""
+"""Prices of machines from the price list and the spot history, and after a failed list."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,6 @@
-"""Units through the fleet's own services, PostgreSQL and the cloud of tests: launched once, whole, in one zone,
-whatever is lost, and ended when they are given back."""
+"""Launches of units with PostgreSQL and the test cloud: once, whole, in one zone, although answers are lost, and
+terminated when given back.
+"""
 
 import pytest
 
@@ -241,7 +242,7 @@ def test_the_caps_of_a_region_hold_whatever_is_ordered(cloud_fleet: CloudFleet) 
     cloud_fleet.order(2)
     cloud_fleet.provision_for(60)
     assert len(cloud_fleet.live()) == 2
-    assert "would pass the cap of 3" in Node.objects.exclude(provider_call=None).first().reason  # type: ignore[union-attr]
+    assert "would exceed the cap of 3" in Node.objects.exclude(provider_call=None).first().reason  # type: ignore[union-attr]
     cloud_fleet.world.clock.advance(3600)
     cloud_fleet.provision_for(120, step_s=60)
     assert len(cloud_fleet.live()) == 4

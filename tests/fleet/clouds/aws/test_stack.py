@@ -1,4 +1,4 @@
-"""A region is what its stack states: ready or refused with a reason, and with pools for what it offers."""
+"""A region takes its state from its stack: ready or refused with a reason, and pools for its offers."""
 
 from datetime import timedelta
 from typing import Any
@@ -193,7 +193,7 @@ def test_what_no_region_can_be_of(aws: World, columns: dict[str, str], field: st
 def test_the_loop_reads_a_region_that_is_not_ready_and_no_other(aws: World, monkeypatch: pytest.MonkeyPatch) -> None:
     create()
     begun: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(CloudUpkeep, "_begin", lambda _, cloud, due: begun.append((cloud.pk, due)))
+    monkeypatch.setattr(CloudUpkeep, "_start_round", lambda _, cloud, due: begun.append((cloud.pk, due)))
     CloudRegion.objects.exclude(pk=NAME).delete()
 
     CloudUpkeep().run_pass()

@@ -1,4 +1,4 @@
-"""Where machines are, through the cloud of tests: in batches, within the budget, and for whoever is near."""
+"""Places of machines in the test cloud: read in batches, within the budget, and used for placement."""
 
 from datetime import datetime
 

@@ -30,7 +30,7 @@ def look(fleet: CloudFleet, later_s: float = 300.0) -> None:
 
 
 def forget(fleet: CloudFleet, *machines: str) -> None:
-    """Their rows are lost, and so are those of their launches."""
+    """Deletes the rows of machines and of their launches."""
     rows = Machine.objects.filter(provider_id__in=machines)
     LaunchUnit.objects.filter(attempts__machines__in=rows).delete()
     rows.delete()
@@ -115,12 +115,12 @@ def test_a_quota_and_a_refusal_are_incidents_until_machines_come_again(cloud_fle
     assert not Incident.objects.filter(state="open").exists()
 
 
-# --- who holds the clouds ---------------------------------------------------------------------------------------------
+# --- ownership of the clouds ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def bucket(cloud_fleet: CloudFleet) -> Any:
-    """An S3 client of the bucket that the region's stack names."""
+    """An S3 client of the region's bucket."""
     s3 = cloud_fleet.world.client("s3")
     s3.create_bucket(Bucket=BUCKET)
     row = CloudRegion.objects.get()
@@ -142,7 +142,7 @@ def test_a_copied_database_changes_nothing_until_somebody_claims_the_clouds(clou
     beat(cloud_fleet)
     copied = Install.objects.values().get()
     assert not beat(cloud_fleet).read_only
-    Install.objects.update(**copied)  # from here on this is the copy
+    Install.objects.update(**copied)  # from here on this install is the copy
 
     install = beat(cloud_fleet)
     assert install.read_only.startswith("another control plane wrote s3://switchyard-of-tests/control/owner.json")
