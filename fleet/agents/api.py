@@ -1,7 +1,6 @@
-"""What a host asks that joins: the script, the agent's archive, whether it is reached back; and why it did not join.
-And, once it has joined, the archives of later releases.
-
-None of these answers to a browser or a user. The archive and the check want the token of an open invitation.
+"""The HTTP endpoints for hosts: join scripts, agent archives, the reachability check, join failures, and the
+attestation of EC2 machines. Browsers and users never call them. The archive and the check need the token of an open
+invitation; a release needs a machine's credential.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ PORTS = range(LOWEST_PORT, HIGHEST_PORT + 1)
 
 CHUNK_BYTES = 256 * 1024
 DOWNLOADS_AT_ONCE = 16
-"""Of one web process: 4 MiB of chunks. Who comes too often to none is told to come again."""
+"""Of one web process: 4 MiB of chunks. Further downloads are told to retry."""
 
 _downloading = threading.BoundedSemaphore(DOWNLOADS_AT_ONCE)
 _checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
@@ -55,7 +54,7 @@ _checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
 
 @require_GET
 def script(request: HttpRequest) -> HttpResponse:
-    """`GET /join`: the shell script of the line that an operator was shown. 200 text; 400 where the host is odd."""
+    """`GET /join`: the shell script of the join command. 200 text; 400 for an invalid host name."""
     origin = f"{request.scheme}://{request.get_host()}"
     if not ORIGIN.fullmatch(origin):
         return HttpResponse("the name of the server has characters that none has\n", status=400)
@@ -79,13 +78,15 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
 
 @require_GET
 def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
-    """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by its credential. 403, 404, 429."""
+    """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by the machine's credential. 403, 404,
+    429.
+    """
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     if (limited := _too_often("agent-release", network)) is not None:
         return limited
     [identity] = agents_identify([_token(request)])
     if identity is None or identity.kind is not AgentKind.MACHINE:
-        return JsonResponse({"error": "only machines of this fleet fetch releases"}, status=403)
+        return JsonResponse({"error": "only machines of this fleet may download releases"}, status=403)
     known = archive_by_digest(digest, release)
     if known is None:
         return JsonResponse({"error": "this host of the control plane has no such archive"}, status=404)
@@ -93,8 +94,10 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
 
 
 class _Download:
-    """An archive in chunks, read by threads. Its place is given back when the response is closed, or dropped: Django
-    drops one whose host hung up while the view ran, and one whose file could not be read on."""
+    """An archive in chunks, read by threads. Its slot is released when the response is closed or garbage-collected:
+    Django drops a response without closing it if the host disconnected while the view ran, or if the file became
+    unreadable.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -119,22 +122,22 @@ def _sent(archive: AgentArchive) -> HttpResponseBase:
     length = os.fstat(file.fileno()).st_size
     if not _downloading.acquire(blocking=False):
         file.close()
-        answer = {"error": "many hosts fetch at this moment; try again"}
+        answer = {"error": "too many downloads; try again"}
         return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
     headers = {"Content-Length": str(length), "X-Content-SHA256": archive.digest}
     return StreamingHttpResponse(_Download(file), content_type="application/gzip", headers=headers)
 
 
 @audit_exempt("it waits for the host, and changes nothing")
-@csrf_exempt  # hosts carry a token, never a cookie
+@csrf_exempt  # hosts send a token, never a cookie
 @require_POST
 def check(request: HttpRequest) -> HttpResponse:
-    """`POST /agents/join/check` {"port", "nonce"}: what the invitation is for, our clock, the host's address as it is
-    seen here, the fleet's authorities, and whether a connection to that port of that very address meets who knows the
-    nonce.
+    """`POST /agents/join/check` {"port", "nonce"}: returns the invitation's target, this clock, the caller's address as
+    seen here, the fleet's authorities, and whether a connection to that port of that address reaches a process that
+    knows the nonce.
 
-    `port` 0 connects nowhere. No other address than the caller's is ever connected to. `machine` and `cloud`: of a
-    machine that a cloud launched, its id and that cloud; "" of others.
+    `port` 0 makes no connection, and only the caller's address is ever connected to. `machine` and `cloud`: of a
+    machine that a cloud launched, else "".
     """
     found = _invitation(request)
     if isinstance(found, HttpResponse):
@@ -147,10 +150,10 @@ def check(request: HttpRequest) -> HttpResponse:
     address = str(request.META.get("REMOTE_ADDR", ""))
     trouble, machine = "", found.machine
     if machine is not None and machine.address != address:
-        port, address = 0, machine.address  # behind a NAT; its cloud says what its own is
+        port, address = 0, machine.address  # behind a NAT; the cloud states its own address
     if port:
         if not _checking.acquire(timeout=REACH_LIMIT_S):
-            answer = {"error": "many hosts are checked at this moment; try again"}
+            answer = {"error": "too many checks; try again"}
             return JsonResponse(answer, status=503, headers={"Retry-After": "3"})
         try:
             trouble = _trouble_reaching(address, port, str(nonce))
@@ -172,10 +175,10 @@ def check(request: HttpRequest) -> HttpResponse:
     )
 
 
-@csrf_exempt  # hosts carry a token, never a cookie
+@csrf_exempt  # hosts send a token, never a cookie
 @require_POST
 def refused(request: HttpRequest) -> HttpResponse:
-    """`POST /agents/join/refused` {"reason"}: why a host did not join, for the timeline. 204."""
+    """`POST /agents/join/refused` {"reason"}: records why a host did not join. 204."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     if (limited := _too_often("join-refused", network)) is not None:
         return limited
@@ -186,7 +189,7 @@ def refused(request: HttpRequest) -> HttpResponse:
 
 
 def _trouble_reaching(address: str, port: int, nonce: str) -> str:
-    """Why the host is not reached; "" if it is."""
+    """Returns why the host is unreachable, or ""."""
     try:
         ipaddress.ip_address(address)
         with socket.create_connection((address, port), timeout=REACH_LIMIT_S) as connection:
@@ -214,12 +217,11 @@ def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
 
 
 def _too_often(kind: str, network: str) -> HttpResponse | None:
-    """The refusal, once one network asks too often, with any token: a hundred hosts may join from behind one address at
-    once."""
+    """Limits each network, whatever the token: a hundred hosts may join from one address together."""
     rate = count_request(kind, network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
     if rate is None or rate.count <= rate.limit:
         return None
-    message = f"too many tries from one network; try again in {rate.reset_s} s"
+    message = f"too many requests from one network; try again in {rate.reset_s} s"
     return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
 
 
@@ -235,16 +237,16 @@ def _body(request: HttpRequest) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-# What a machine of EC2 asks before it joins: the script that proves which machine it is, and the ticket that its
-# proof buys. With that it joins as every host does (`fleet.agents.api`). Neither answers to a browser or a user.
+# Requests of an EC2 machine before it joins: the script that proves its identity, and the ticket for the proof.
+# With the ticket it joins like any host.
 
 ATTESTATIONS_PER_MIN = 3000
-"""Of one network: a thousand machines may come out of one NAT at once, and again after a pause."""
+"""Of one network: a thousand machines may share a NAT and start together."""
 
 
 @require_GET
 def aws_script(request: HttpRequest) -> HttpResponse:
-    """`GET /join/aws`: the shell script that user data fetches and runs. 200 text; 400 where the host is odd."""
+    """`GET /join/aws`: the shell script that user data downloads and runs. 200 text; 400 for an invalid host name."""
     origin = f"{request.scheme}://{request.get_host()}"
     if not ORIGIN.fullmatch(origin):
         return HttpResponse("the name of the server has characters that none has\n", status=400)
@@ -253,18 +255,18 @@ def aws_script(request: HttpRequest) -> HttpResponse:
     return HttpResponse(render_to_string("aws/join.sh", context), content_type="text/x-shellscript; charset=utf-8")
 
 
-@csrf_exempt  # machines carry a proof, never a cookie
+@csrf_exempt  # machines send a proof, never a cookie
 @require_POST
 def attest(request: HttpRequest) -> HttpResponse:
-    """`POST /agents/join/attest` {"unit", "address", "headers"}: a machine's proof. 200 {"ticket"}; 400: it is none;
-    403: it proves nothing to us; 411: it does not say how long it is; 429: too many of one network; 503 with
-    Retry-After: it cannot be judged now."""
+    """`POST /agents/join/attest` {"unit", "address", "headers"}: a machine's proof. 200 {"ticket"}; 400: malformed;
+    403: rejected; 411: no Content-Length; 429: too many from one network; 503 with Retry-After: cannot be checked now.
+    """
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     rate = run_outside_transaction("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
     if rate is not None and rate.count > rate.limit:
         return _answer("too many proofs from one network; try again in a minute", 429, rate.reset_s)
     if "HTTP_TRANSFER_ENCODING" in request.META:
-        return _answer("say how long the proof is, by Content-Length", 411)
+        return _answer("Content-Length is required", 411)
     now = clock.now()
     try:
         return JsonResponse({"ticket": machine_attest(request.body, now=now)})

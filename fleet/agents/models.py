@@ -1,4 +1,6 @@
-"""The fleet's certificate authorities, and the certificates that they signed."""
+"""The fleet's certificate authorities, the certificates that they signed, and applications' certificates for
+ingresses.
+"""
 
 from django.db import models
 from django.db.models import Q
@@ -10,8 +12,8 @@ from fleet.regions.models import Region
 
 
 class FleetAuthority(models.Model):
-    """One authority. `sealed_secret` is its private key under a key that is derived from SECRET_KEY, because every host
-    of the control plane signs. `revoked` is its revocation list as it was signed last (PEM), the same for all who ask.
+    """One authority. `sealed_secret`: its private key, encrypted with a key derived from SECRET_KEY, because every
+    control host signs. `revoked`: its last signed revocation list (PEM).
     """
 
     fleet = models.CharField(max_length=16)
@@ -39,8 +41,9 @@ class FleetAuthority(models.Model):
 
 
 class IssuedCertificate(models.Model):
-    """A certificate that was signed, for a public key with the SHA-256 `key_pin` (Base64). `believed`: the SHA-256, in
-    hexadecimal, of the bundle of authorities that its owner had when it asked for it."""
+    """A signed certificate for the public key with the SHA-256 `key_pin` (Base64). `believed`: SHA-256, in hexadecimal,
+    of its owner's authority bundle at the request.
+    """
 
     authority = models.ForeignKey(FleetAuthority, on_delete=models.CASCADE, related_name="certificates")
     serial = models.CharField(max_length=40, unique=True)
@@ -60,14 +63,11 @@ class IssuedCertificate(models.Model):
         return f"certificate {self.serial} of {self.kind} {self.subject}"
 
 
-# What ingresses show to applications.
-
-
 class ApplicationCertificate(models.Model):
-    """A certificate with its chain (PEM, the certificate first) for the ingresses of a region, or of all.
+    """A certificate with its chain (PEM, certificate first) for the ingresses of one region, or of all.
 
-    `sealed_secret` is its private key under a key that is derived from SECRET_KEY. `names` are the hosts that it is
-    for, `fingerprint` is the SHA-256 of the certificate and `digest` that of the whole chain, in hexadecimal.
+    `sealed_secret`: its private key, encrypted with a key derived from SECRET_KEY. `names`: its hosts. `fingerprint`:
+    SHA-256 of the certificate; `digest`: of the whole chain, both in hexadecimal.
     """
 
     name = models.SlugField(max_length=40, unique=True)

@@ -1,13 +1,9 @@
-"""Reads the proof of a machine of EC2 that it is that machine: a signed question to STS who has the keys that signed it
-(`templates/aws/attest.py`), which the control plane asks in its place. Pure; nothing here asks.
-
-Method, path, body and the type of the body are ours and in no proof, so nobody has us ask anything else. Whose keys
-they are says STS alone; here stands what must hold before it is asked, and what its answer must be.
-
-When the fleet's authorities change places. Pure.
-
-A new one is `next`: it is in every bundle and signs nothing. Once all who hold a certificate believe it, it is
-`current` and signs. The one before is `previous`, and is believed until the last certificate that it signed has ended.
+"""Checks the proof of an EC2 machine's identity, and plans the rotation of the fleet's authorities. Pure. A proof is a
+signed STS request (`templates/aws/attest.py`) that the control plane sends in the machine's place; STS alone says who
+signed it. Method, path, body and content type are never taken from a proof, so that it cannot cause another request.
+This module checks the proof before that request, and STS's answer. A new authority starts as `next`: it is in every
+bundle and signs nothing. Once every certificate holder trusts it, it becomes `current` and signs. The previous one
+stays trusted until its last certificate has expired.
 """
 
 import re
@@ -20,7 +16,7 @@ from typing import Any
 from kernel.decoding import decode_json
 
 VALID_FOR = timedelta(minutes=15)
-"""STS takes no signature that is older, or from further ahead."""
+"""STS rejects signatures that are older or further in the future."""
 BODY_BYTES = 8192
 BODY = "Action=GetCallerIdentity&Version=2011-06-15"
 CONTENT_TYPE = "application/x-www-form-urlencoded; charset=utf-8"
@@ -45,17 +41,18 @@ _ARN = re.compile(
 
 
 class BadProof(Exception):
-    """It is no proof at all; the text says what is wrong with it."""
+    """Not a proof; the text says why."""
 
 
 class ProofRefused(Exception):
-    """It proves nothing to us; the text says why."""
+    """The proof is not accepted; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A signed question. `nonce_digest`: SHA-256 of what only that machine knows. `unit` and `address` are what the
-    machine says, and prove nothing."""
+    """A signed STS request. `nonce_digest`: SHA-256 of a secret of that machine. `unit` and `address` are unproven
+    statements of the machine.
+    """
 
     region: str
     host: str
@@ -69,7 +66,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose keys they are: a machine's, by the role of its instance profile."""
+    """The signer: a machine, with the role of its instance profile."""
 
     account: str
     role: str
@@ -77,17 +74,17 @@ class Caller:
 
 
 def read_proof(body: bytes) -> Proof:
-    """What a machine sent.
+    """Parses a proof.
 
     Raises:
-        BadProof: too long, no JSON of exactly these members, or a value that none of AWS's can be.
+        BadProof: It is too long, not JSON with exactly these members, or has a value that AWS never produces.
     """
     if len(body) > BODY_BYTES:
-        raise BadProof(f"the proof has {len(body)} bytes; it may have {BODY_BYTES}")
+        raise BadProof(f"the proof has {len(body)} bytes; the limit is {BODY_BYTES}")
     try:
         given = decode_json(body)
     except ValueError as error:
-        raise BadProof(f"the proof is no JSON: {error}") from None
+        raise BadProof(f"the proof is not JSON: {error}") from None
     given = _members(given, ("address", "headers", "unit"), "the proof")
     headers = _members(given["headers"], tuple(sorted(_FORMS)), "headers")
     found = {name: _matched(form, headers[name], name) for name, form in _FORMS.items()}
@@ -99,7 +96,7 @@ def read_proof(body: bytes) -> Proof:
     try:
         signed_at = datetime.strptime(headers["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
-        raise BadProof(f"x-amz-date {headers['x-amz-date']} is no date") from None
+        raise BadProof(f"x-amz-date {headers['x-amz-date']} is not a date") from None
     if not headers["x-amz-date"].startswith(authorization["day"]):
         raise BadProof("x-amz-date is of another day than the signature's key")
     return Proof(
@@ -123,16 +120,16 @@ def _members(value: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
 def _matched(form: re.Pattern[str], value: object, name: str) -> re.Match[str]:
     match = form.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise BadProof(f"{name} has not the form {form.pattern}")
+        raise BadProof(f"{name} does not match {form.pattern}")
     return match
 
 
 def check_proof(proof: Proof, *, servers: frozenset[str], sts_host: str, now: datetime) -> None:
-    """That it is for us, of now, and a question to the STS of its region. `servers`: our names, in lower case, as
-    machines are told them (`host` or `host:port`).
+    """Checks that a proof is for this control plane, current, and for the STS of its region. `servers`: this control
+    plane's names as machines know them, in lower case (`host` or `host:port`).
 
     Raises:
-        ProofRefused: it is not.
+        ProofRefused: It is not.
     """
     if proof.server not in servers:
         names = ", ".join(sorted(servers))
@@ -143,18 +140,19 @@ def check_proof(proof: Proof, *, servers: frozenset[str], sts_host: str, now: da
             f"{VALID_FOR.total_seconds() / 60:.0f} minutes of now, {now:%H:%M:%S} UTC"
         )
     if proof.host != sts_host:
-        raise ProofRefused(f"the proof is a question to {proof.host[:80]}, and not to {sts_host}")
+        raise ProofRefused(f"the proof is a request to {proof.host[:80]}, not to {sts_host}")
 
 
 def read_caller(arn: str) -> Caller:
-    """Of the ARN that STS answers. The session of an instance profile is named after its instance, and by AWS alone.
+    """Returns the signer from the ARN in STS's answer. AWS alone names the session of an instance profile, after its
+    instance.
 
     Raises:
-        ProofRefused: it is of a user, or of another kind of session.
+        ProofRefused: It is a user's, or of another kind of session.
     """
     match = _ARN.fullmatch(arn)
     if match is None:
-        raise ProofRefused(f"the keys that signed are those of {arn[:120]}, which is no machine")
+        raise ProofRefused(f"the proof was signed by {arn[:120]}, which is not a machine")
     return Caller(match["account"], match["role"], match["instance"])
 
 
@@ -166,7 +164,7 @@ class AuthorityState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuthorityView:
-    """`in_use_until`: when the last certificate ends that it signed and that is not revoked; None: there is none."""
+    """`in_use_until`: when its last unrevoked certificate expires; None if it has none."""
 
     id: int
     state: AuthorityState
@@ -175,7 +173,7 @@ class AuthorityView:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """The next authority signs from now on."""
+    """The next authority starts to sign."""
 
     id: int
     reason: str
@@ -183,7 +181,7 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """This authority is believed no longer."""
+    """This authority is no longer trusted."""
 
     id: int
     reason: str
@@ -192,15 +190,14 @@ class Drop:
 def plan_rotation(
     authorities: Sequence[AuthorityView], unaware: Sequence[str], now: datetime
 ) -> tuple[Promote | Drop, ...]:
-    """`unaware`: who holds a certificate and did not yet say that it believes all authorities that are in the bundle.
-
-    One that is dropped ends no connection: nobody holds a certificate of it.
+    """Returns the due steps. `unaware`: certificate holders that have not confirmed all authorities of the bundle. A
+    dropped authority ends no connection, because no valid certificate is left.
     """
     steps: list[Promote | Drop] = []
     for authority in authorities:
         if authority.state is AuthorityState.NEXT and not unaware:
-            steps.append(Promote(authority.id, "all who hold a certificate believe it"))
+            steps.append(Promote(authority.id, "all certificate holders trust it"))
         is_over = authority.in_use_until is None or authority.in_use_until <= now
         if authority.state is AuthorityState.PREVIOUS and is_over:
-            steps.append(Drop(authority.id, "the last certificate that it signed has ended"))
+            steps.append(Drop(authority.id, "the last certificate that it signed has expired"))
     return tuple(steps)

@@ -1,4 +1,6 @@
-"""Whom the fleet believes: its authorities and what they revoked, as everybody is told."""
+"""Reads the trusted authorities, their revocations, and the certificate holders that have not confirmed them. Never
+writes.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ class Trust:
 
     @property
     def bundle_digest(self) -> str:
-        """What an agent states that believes this bundle."""
+        """The digest by which agents confirm this bundle."""
         return hashlib.sha256(self.bundle.encode()).hexdigest()
 
     @property
@@ -35,7 +37,7 @@ class Trust:
 
 
 def trust_now() -> Trust | None:
-    """What counts now; None: the fleet has no authority yet. One query of a few rows."""
+    """Returns the trusted authorities; None before the first one exists. One query of a few rows."""
     authorities = list(FleetAuthority.objects.only("fleet", "certificate", "revoked"))
     if not authorities:
         return None
@@ -47,12 +49,12 @@ def trust_now() -> Trust | None:
 
 
 def counting_certificates(now: datetime) -> "QuerySet[IssuedCertificate]":
-    """Those that are neither revoked nor over."""
+    """Certificates that are neither revoked nor expired."""
     return IssuedCertificate.objects.filter(revoked_at__isnull=True, not_after__gt=now)
 
 
 def is_trusted(kind: str, subject: str, now: datetime) -> bool:
-    """Whether an agent has a credential or a certificate that counts, or may still enrol."""
+    """Whether an agent has a valid credential or certificate, or may still enrol."""
     own = {"kind": kind, "subject": subject}
     return (
         AgentCredential.objects.filter(**own, revoked_at__isnull=True).exists()
@@ -62,14 +64,13 @@ def is_trusted(kind: str, subject: str, now: datetime) -> bool:
 
 
 def authority_views(now: datetime) -> tuple[AuthorityView, ...]:
-    """The authorities as the planner takes them."""
     counts = Q(certificates__revoked_at__isnull=True, certificates__not_after__gt=now)
     rows = FleetAuthority.objects.annotate(until=Max("certificates__not_after", filter=counts))
     return tuple(AuthorityView(row.pk, AuthorityState(row.state), row.until) for row in rows)
 
 
 def unaware_holders(bundle_digest: str, now: datetime) -> list[str]:
-    """Who holds a certificate that counts, may still connect, and has not said that it believes this bundle."""
+    """Returns holders of valid certificates that may still connect and have not confirmed this bundle."""
     newest = IssuedCertificate.objects.filter(kind=OuterRef("kind"), subject=OuterRef("subject")).order_by("-pk")
     holders = counting_certificates(now).annotate(newest=Subquery(newest.values("pk")[:1])).values("newest")
     rows = IssuedCertificate.objects.filter(pk__in=holders).exclude(believed=bundle_digest)
@@ -79,21 +80,23 @@ def unaware_holders(bundle_digest: str, now: datetime) -> list[str]:
 
 
 def control_pins(now: datetime) -> tuple[str, ...]:
-    """The keys by which the hosts of the control plane are known to who has no authorities yet: SHA-256, Base64."""
+    """Returns the SHA-256 (Base64) of the keys of control hosts, for clients without authorities."""
     rows = counting_certificates(now).filter(kind=IdentityKind.CONTROL).exclude(key_pin="")
     return tuple(sorted(set(rows.values_list("key_pin", flat=True))))
 
 
 def server_pin(now: datetime) -> str:
-    """The keys of the listeners for agents, as curl takes them; "" where links are plain. Who came in by them gets the
-    fleet's authorities (`trust_now`), for `tls/ca.pem` of its home, and needs no pin any more."""
+    """Returns the pins of the agents' listeners in curl's form; "" for plain links. Clients that connect by a pin
+    receive the fleet's authorities (`trust_now`) for `tls/ca.pem` and need no pin afterwards.
+    """
     pins = () if settings.PLAIN_LINKS else control_pins(now)
     return ";".join(f"sha256//{pin}" for pin in pins)
 
 
 def revoked_serials(authority_id: int, now: datetime) -> Sequence[tuple[str, datetime]]:
-    """What an authority's revocation list must name: certificates that would count otherwise. Those that have ended
-    stay for an hour, for hosts whose clocks are behind."""
+    """Returns the certificates for an authority's revocation list. Expired ones stay an hour, for hosts with late
+    clocks.
+    """
     rows = IssuedCertificate.objects.filter(authority_id=authority_id, revoked_at__isnull=False)
     listed = rows.filter(not_after__gt=now - CLOCKS_BEHIND).values_list("serial", "revoked_at")
     return [(serial, revoked_at) for serial, revoked_at in listed if revoked_at is not None]

@@ -1,6 +1,6 @@
-"""What agents hear of certificates over their sockets: their own, a new credential beside it, and whom to believe.
-
-It takes requests within a budget, has them signed in batches, and sends; the hub gives it a thread for the database.
+"""Sends certificates, new credentials and trusted authorities to agents over their sockets. Requests are limited for
+each agent and signed in batches; the hub runs the database calls in a thread. S (REQUESTS_PER_S, REQUESTS_BURST) Of one
+agent. A healthy agent sends one in half a day, or retries after 30 s.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class TrustedSession(Protocol):
-    """What this needs of a session: whose it is, what it was told last, and what ends with it."""
+    """The parts of a session that this module needs."""
 
     identity: AgentIdentity
     is_certified: bool
@@ -37,8 +37,7 @@ class TrustedSession(Protocol):
 
 
 class CertificateExchange:
-    """Of one web process. `in_database` runs a blocking call; `send` sends within a limit, or
-    cuts the session."""
+    """Of one web process. `in_database` runs a blocking call; `send` sends within a time-out, or cuts the session."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class CertificateExchange:
         self._tasks: set[asyncio.Task[object]] = set()
 
     def request(self, session: TrustedSession, message: CertificateRequest) -> None:
-        """Have a request signed, and answer it; more than the budget of an agent are dropped."""
+        """Has a request signed and answers it. Requests beyond the agent's budget are dropped."""
         now_s = asyncio.get_running_loop().time()
         if session.requests is None:
             session.requests = TokenBucket(per_s=REQUESTS_PER_S, burst=REQUESTS_BURST, now=now_s)
@@ -61,7 +60,7 @@ class CertificateExchange:
             log.warning("%s requests certificates too often", session.identity.id)
 
     async def tell(self, sessions: Iterable[TrustedSession]) -> None:
-        """Tell whom to believe, where that is not what was told last."""
+        """Sends the trusted authorities to sessions that were last sent others."""
         trust: Trust | None = await self._in_database(trust_now)
         if trust is None:
             return

@@ -1,7 +1,5 @@
-"""Keeps the latest report of every agent until it is written. Messages arrive on the event loop and reports are
-written in a thread, so every exchange between the two is under one lock. It writes nothing itself.
-
-Stores the reports of node and machine agents, and sends them their desired state and orders.
+"""Keeps the latest report of every node and machine agent until it is stored, and sends agents their desired state and
+orders. Messages arrive on the event loop, reports are stored in a thread, and both exchange data under one lock.
 """
 
 import logging
@@ -34,11 +32,11 @@ from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS
 
 BATCH = 1000
-"""Reports that are written together: a tenth of a second of PostgreSQL. What arrives meanwhile replaces what waits."""
+"""Reports stored together: a tenth of a second of PostgreSQL. Reports that arrive meanwhile replace waiting ones."""
 
 
 class AgentReport(Protocol):
-    """A report that names the connection it arrived on."""
+    """A report with the connection it arrived on."""
 
     @property
     def connection(self) -> str: ...
@@ -48,7 +46,7 @@ R = TypeVar("R", bound=AgentReport)
 
 
 class ReportBuffer(Generic[R]):
-    """Reports by agent id; a newer one replaces an older one that is not written yet."""
+    """Reports by agent ID; a newer one replaces one that is not stored yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,15 +54,16 @@ class ReportBuffer(Generic[R]):
         self._latest: dict[str, R] = {}
 
     def put(self, agent: str, report: R) -> R | None:
-        """Add a report. Returns the previous one of the agent's open connection, if any."""
+        """Adds a report. Returns the previous one of the agent's open connection, if any."""
         with self._lock:
             previous = self._latest.get(agent)
             self._latest[agent] = self._pending[agent] = report
         return previous
 
     def end(self, agent: str, connection: str, final: Callable[[R], R]) -> None:
-        """A connection ended: its last report, changed by `final`, is to be written, unless the agent has reported on a
-        newer connection or never reported on this one."""
+        """A connection ended: stores its last report, changed by `final`, unless the agent has reported on a newer
+        connection or never reported on this one.
+        """
         with self._lock:
             latest = self._latest.get(agent)
             if latest is not None and latest.connection == connection:
@@ -72,8 +71,9 @@ class ReportBuffer(Generic[R]):
                 self._pending[agent] = final(latest)
 
     def take(self, most: int = BATCH) -> dict[str, R]:
-        """The pending reports of up to `most` agents, those that wait longest first; they count as written unless they
-        are restored."""
+        """Returns the pending reports of up to `most` agents, longest waiting first. They count as stored unless
+        restored.
+        """
         with self._lock:
             reports = dict(islice(self._pending.items(), most))
             for agent in reports:
@@ -81,12 +81,12 @@ class ReportBuffer(Generic[R]):
         return reports
 
     def restore(self, reports: dict[str, R]) -> None:
-        """Keep what could not be written for the next flush. Reports that arrived meanwhile are newer and win."""
+        """Keeps reports that could not be stored for the next flush. Newer reports win."""
         with self._lock:
             self._pending = {**reports, **self._pending}
 
     def flush(self, store: Callable[[list[R]], object]) -> None:
-        """Store what is pending now, a batch at a time; what cannot be stored stays pending."""
+        """Stores the pending reports in batches; those that cannot be stored stay pending."""
         left = len(self._pending)
         while left > 0 and (reports := self.take(min(BATCH, left))):
             left -= len(reports)
@@ -98,26 +98,26 @@ class ReportBuffer(Generic[R]):
 
 
 FAULTS_KEPT = 1000
-"""While PostgreSQL is away; then the oldest evidence goes. At most 32 MiB."""
+"""While PostgreSQL is unavailable; then the oldest are dropped. At most 32 MiB."""
 FAULTS_PER_S = 0.5
 FAULTS_BURST = 30.0
-"""Of one node: a machine whose devices all fail at once stays below; what comes beyond says nothing new."""
+"""Of one node. Simultaneous faults of all devices stay below; further ones add no information."""
 
 LOGS_KEPT = 200
-"""Nodes whose lines wait to be written; more are not read at once."""
+"""Nodes with log lines waiting to be written; further ones are dropped."""
 
 log = logging.getLogger(__name__)
 
 
 class NodeHandler:
-    """The handler for agents of kind `node`."""
+    """Handler for agents of kind `node`."""
 
     def __init__(self) -> None:
         self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
         self._notices: dict[str, tuple[MachineNotice, ...]] = {}
-        """What nodes said last of their machines, and is kept: the same again changes nothing."""
+        """Last notice of each node: repeated ones change nothing."""
         self._fault_budgets: dict[str, TokenBucket] = {}
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
@@ -138,7 +138,7 @@ class NodeHandler:
         return previous is None or _urgent_part(previous) != _urgent_part(received)
 
     def _take_fault(self, node: str, fault: Fault) -> bool:
-        """Keep evidence within the limits of the protocol and of a node's share; the rest is dropped and counted."""
+        """Keeps evidence within the limits of the protocol and the node; the rest is dropped and counted."""
         now = clock.now()
         budget = self._fault_budgets.setdefault(
             node, TokenBucket(per_s=FAULTS_PER_S, burst=FAULTS_BURST, now=now.timestamp())
@@ -150,7 +150,7 @@ class NodeHandler:
             reason = "rate"
         if reason:
             FAULTS_DROPPED.labels(reason).inc()
-            log.warning("dropped a fault that %s sent: too much by %s", node, reason)
+            log.warning("dropped a fault from %s: over the limit of %s", node, reason)
             return False
         self._faults.append((node, fault, now))
         return True
@@ -184,13 +184,13 @@ class NodeHandler:
         try:
             node_logs_store(tails=tails, now=clock.now())
         except UNSTORABLE_ERRORS as error:
-            log.warning("dropped the logs that %s sent: %s", ", ".join(tails), error)
+            log.warning("dropped the logs from %s: %s", ", ".join(tails), error)
 
     def _write_fault(self, node: str, fault: Fault, at: datetime) -> None:
         try:
             fault_record(node=node, signature=fault.signature, summary=fault.summary, evidence=fault.evidence, now=at)
         except UNSTORABLE_ERRORS as error:
-            log.warning("dropped a fault that %s sent: %s", node, error)
+            log.warning("dropped a fault from %s: %s", node, error)
         except Exception:
             self._faults.appendleft((node, fault, at))
             raise
@@ -201,7 +201,7 @@ class NodeHandler:
 
 
 def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
-    """A change of this is written at once."""
+    """A change of these values is stored immediately."""
     return received.connection, received.report.observed, received.healthy, received.report.telemetry.notices
 
 
@@ -223,11 +223,11 @@ def _received(session: AgentSession, report: Report) -> ReceivedReport:
     )
 
 
-# Keeps what machine agents report and sends them their orders.
+# Machine agents.
 
 
 class MachineHandler:
-    """The handler for agents of kind `machine`."""
+    """Handler for agents of kind `machine`."""
 
     def __init__(self) -> None:
         self._reports: ReportBuffer[ReceivedMachineReport] = ReportBuffer()

@@ -1,8 +1,7 @@
-"""The sessions of the agents that are connected to this process.
-
-Reports are coalesced and written once a second, or immediately after a change. Desired state is read after a wake-up,
-and every second. Threads query PostgreSQL; the event loop never does. Each kind of work has a thread and a connection
-outside the pool, so unauthenticated requests that keep the look-up of credentials busy do not delay reports.
+"""The sessions of the agents that are connected to this process. Reports are merged and stored once a second, or
+immediately after a change. Desired state is read after a wake-up and every second. The event loop never queries
+PostgreSQL: each kind of work has its own thread and connection outside the pool, so that unauthenticated requests that
+keep the credential lookup busy do not delay reports.
 """
 
 import asyncio
@@ -53,17 +52,17 @@ from kernel.refusals import Conflict
 
 FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
-"""Collects what changes together (the ranks of one cell) into one write."""
+"""Collects related changes, such as those of a cell's ranks, into one write."""
 REVOKED_EVERY_S = 5.0
 PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
-"""An agent that takes no message for so long is not there, whatever its socket says."""
+"""An agent that accepts no message for so long counts as gone."""
 CLOSE_LIMIT_S = 1.0
 MEASURED_EVERY_S = 1.0
 DATABASE_AWAY = (OperationalError, InterfaceError)
-"""What a flush that fails says of the database; other errors say something of one report."""
+"""Errors of a flush that concern the database; other errors concern one report."""
 STORES_AGAIN_WITHIN_S = 60.0
-"""Longer than a failover of PostgreSQL. Then agents are sent to another web process, if there is one."""
+"""Longer than a failover of PostgreSQL. Afterwards agents are sent to another web process, if there is one."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,12 +70,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AgentSession:
-    """One open socket. `sent_version` is the version of the last message that it was sent, as its handler counts them.
+    """One open socket. `sent_version`: version of the last message sent, as its handler counts them.
 
-    `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
-    `trust_version` is of what it was told to believe, `tls_version` of what an ingress was told of applications' TLS,
-    `requests` its budget for certificates. `listener` is this process, once the session is connected. `is_certified`:
-    the agent showed its certificate.
+    `sending`: the send in progress. After `is_cut`, messages from the agent are ignored. `trust_version` and
+    `tls_version` (ingresses only): last sent versions. `requests`: its budget for certificates. `listener`: this
+    process, once connected. `is_certified`: the agent presented its certificate.
     """
 
     identity: AgentIdentity
@@ -98,22 +96,22 @@ class AgentSession:
 class AgentHandler(Protocol):
     """What differs between kinds of agents: how reports are kept, and what is sent.
 
-    `on_message` and `on_disconnect` run on the event loop and only take note; the others run in the database thread.
+    `on_message` and `on_disconnect` run on the event loop and only store values; the others run in the database thread.
     """
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
-        """Write what the hellos of new sessions state. Returns which agents are refused, and why."""
+        """Stores the hellos of new sessions. Returns the rejected agents with the reason."""
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
-        """Take note of a message. True: something changed, flush soon."""
+        """Keeps a message. Returns True if a change needs an early flush."""
 
     def on_disconnect(self, session: AgentSession) -> None:
-        """Take note that a session ended."""
+        pass
 
     def flush(self) -> None: ...
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        """Agent id -> the current version and its message, for each session that was last sent another version."""
+        """Returns the current version and message, by agent ID, for sessions that were last sent another version."""
 
 
 def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
@@ -124,7 +122,7 @@ def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
 
 
 class AgentHub:
-    """All agents of this process, and the loops that serve them. Started by the first connection."""
+    """All agents of this process and the loops that serve them. The first connection starts it."""
 
     def __init__(self, handlers: dict[AgentKind, AgentHandler]) -> None:
         self.handlers = handlers
@@ -142,7 +140,7 @@ class AgentHub:
         self._loop_watch = ControlLoopWatch()
         self._host_watch = ControlHostWatch()
         self.is_door_full: Callable[[], bool] = lambda: False
-        """Whether agents are turned away before they can introduce themselves."""
+        """Whether agents are turned away before their hello."""
         self._backlog = Backlog()
         self._keeps_up = True
         self._stored_at_s = monotonic()
@@ -152,7 +150,7 @@ class AgentHub:
         self._loops: list[asyncio.Task[None]] = []
 
     async def in_database(self, lane: Lane, call: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking call in the thread of this lane."""
+        """Runs a blocking call in the thread of this lane."""
 
         def guarded() -> T:
             close_old_connections()
@@ -164,7 +162,7 @@ class AgentHub:
         return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], guarded)
 
     def start(self) -> None:
-        """Start the loops; a second call does nothing."""
+        """Starts the loops; a second call does nothing."""
         if not self._loops:
             self._stored_at_s = monotonic()
             loops = (
@@ -174,33 +172,33 @@ class AgentHub:
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
     async def stop(self) -> None:
-        """End the loops and the database thread. The process's end does the same; tests call it."""
+        """Ends the loops and database threads, for tests."""
         ending, self._loops = set(self._loops), []
-        while ending:  # a library underneath may swallow one cancellation
+        while ending:  # a library may swallow one cancellation
             for task in ending:
                 task.cancel()
             _, ending = await asyncio.wait(ending, timeout=0.2)
         self._certificates.stop()
         for thread in self._lanes.values():
             closed = thread.submit(connections.close_all)
-            thread.shutdown(wait=False)  # in the same step: what came in between would open a connection again
+            thread.shutdown(wait=False)  # in the same step: a call in between would open a connection again
             await asyncio.wrap_future(closed)
 
     async def identify(self, credential: str) -> AgentIdentity | None:
-        """The agent of this credential; None if it is unknown or revoked."""
+        """Returns the agent of this credential; None if it is unknown or revoked."""
         return await self._identities.ask(credential)
 
     async def bind(self, identity: AgentIdentity) -> None:
-        """The agent has shown its certificate: from now on its credential counts only with it."""
+        """The agent presented its certificate: from now on its credential is valid only with it."""
         if not identity.is_bound:
             await self._bindings.ask(identity.prefix)
 
     async def note_refused(self, identity: AgentIdentity, reason: str) -> None:
-        """Have the timeline say why an agent was refused; the agent comes again."""
+        """Records in the timeline why an agent was rejected. The agent retries."""
         try:
             await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
         except DatabaseError as error:
-            log.warning("%s was refused, which the timeline does not say: %s", identity.id, error)
+            log.warning("the refusal of %s was not recorded: %s", identity.id, error)
 
     async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
         return await self.in_database(Lane.CREDENTIALS, _identify, credentials)
@@ -214,25 +212,25 @@ class AgentHub:
         return [refused.get(hello.id) for hello in hellos]
 
     async def connect(self, session: AgentSession) -> None:
-        """Start a session; an older one of the same agent is cut."""
+        """Starts a session and cuts an older one of the same agent."""
         session.listener = self.listener
         await self._hellos[session.identity.kind].ask(session.hello)
         older = self.sessions.get(session.identity.id)
         self.sessions[session.identity.id] = session
         if older is not None:
-            await self._cut(older, "a newer connection of this agent took its place")
+            await self._cut(older, "replaced by a newer connection of this agent")
         self._urgent.set()
         self._wake_up.set()
 
     def receive(self, session: AgentSession, message: UpMessage) -> None:
-        """Hand a message to the session's handler."""
+        """Passes a message to the session's handler."""
         if isinstance(message, CertificateRequest):
             self._certificates.request(session, message)
         elif not session.is_cut and self._handler(session).on_message(session, message):
             self._urgent.set()
 
     def disconnect(self, session: AgentSession) -> None:
-        """End a session whose socket has ended, or counts as ended. A second call does nothing."""
+        """Ends a session. A second call does nothing."""
         if self.sessions.get(session.identity.id) is session:
             del self.sessions[session.identity.id]
         if session.sending is not None:
@@ -256,7 +254,7 @@ class AgentHub:
     # --- loops ------------------------------------------------------------------------------------------------------
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
-        """A database or a channel layer that is away for a while must not end a loop."""
+        """An unavailable database or channel layer must not end a loop."""
         while True:
             try:
                 await step()
@@ -265,7 +263,7 @@ class AgentHub:
                 await asyncio.sleep(1.0)
 
     async def _backlog_loop(self) -> None:
-        """Measure whether this process keeps up. Needs no database, which may be what it waits for."""
+        """Measures whether this process keeps up. Uses no database, which may be the cause of the delay."""
         began_s = monotonic()
         await asyncio.sleep(MEASURED_EVERY_S)
         now_s = monotonic()
@@ -276,7 +274,7 @@ class AgentHub:
             turned_away=self.introductions.has_line or self.is_door_full(),
         )
         self._keeps_up = self._backlog.keeps_up(delays, now_s)
-        unstored_s = delays.unstored_s - delays.lag_s  # a process that was stopped has not tried meanwhile
+        unstored_s = delays.unstored_s - delays.lag_s  # a process that was paused made no attempt
         if unstored_s > STORES_AGAIN_WITHIN_S and len(settings.AGENT_URLS) > 1:
             self._stored_at_s = now_s
             log.error("no report was stored for %.0f s: agents are sent to another host", unstored_s)
@@ -304,7 +302,7 @@ class AgentHub:
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if not any(isinstance(error, DATABASE_AWAY) for error in failed):
             self._stored_at_s = monotonic()
-        if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
+        if failed:  # after all handlers: a failing one must not stop the others
             raise failed[0]
 
     async def _send_loop(self) -> None:
@@ -324,33 +322,33 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
-        # It reads all sessions. The pause leaves half of the time to other work while wake-ups arrive without end.
+        # It reads all sessions. Under constant wake-ups the pause leaves half of the time to other work.
         await asyncio.sleep(min(monotonic() - began, FLUSH_EVERY_S))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
-        """Runs as a task of its own, so that an agent that takes no messages keeps no other waiting."""
+        """Runs as its own task, so that an agent that accepts no messages delays no other."""
         if not await self._send_in_time(session, message, f"its version {version}"):
             return
         session.sent_version = version
         session.sending = None
-        self._wake_up.set()  # for what changed meanwhile
+        self._wake_up.set()  # for later changes
 
     async def _send_in_time(self, session: AgentSession, message: DownMessage, what: str) -> bool:
-        """False: the agent does not take it in time, and was cut."""
+        """Returns False if the agent did not accept it in time and was cut."""
         try:
             async with asyncio.timeout(SEND_LIMIT_S):
                 await session.send(message)
         except BadMessage as error:
             log.error("%s cannot be sent %s: %s", session.identity.id, what, error)
         except Exception as error:
-            log.warning("%s takes no messages: %s: %s", session.identity.id, type(error).__name__, error)
+            log.warning("%s accepts no messages: %s: %s", session.identity.id, type(error).__name__, error)
             session.sending = None
-            await self._cut(session, "it takes no messages")
+            await self._cut(session, "it accepts no messages")
             return False
         return True
 
     async def _wake_up_loop(self) -> None:
-        """Receive wake-ups from other processes. While none arrives, the periodic look-up does the work."""
+        """Receives wake-ups from other processes. Without them the periodic query does the work."""
         layer = get_channel_layer()
         channel = await layer.new_channel()
         await layer.group_add(AGENT_SOCKETS, channel)
@@ -380,7 +378,7 @@ class AgentHub:
         await asyncio.sleep(PREFIXES_EVERY_S)
 
     async def _watch_loop(self) -> None:
-        """Watch the control loops and the other control hosts: one that has stopped cannot report it itself."""
+        """Watches the control loops and other control hosts: a stopped one cannot report it itself."""
         await asyncio.sleep(CHECK_EVERY_S)
         await self.in_database(Lane.ORDERS, lambda: self._loop_watch.check(clock.now()))
         await self.in_database(Lane.ORDERS, lambda: self._host_watch.check(clock.now()))

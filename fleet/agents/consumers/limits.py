@@ -1,24 +1,9 @@
-"""A limit of a rate. Pure: the caller brings the time.
-
-Answers many who wait with one call, such as one query. While a call is under way others gather for the next one, so
-a crowd costs a few calls and somebody alone waits for none.
-
-The threads that talk to PostgreSQL for agents, each with a connection that no pool gives and no request can take.
-
-Who of those that knock at the agents' door is looked up. A knock without a credential of our form is refused at
-once. One with the prefix of a credential that exists is looked up. All others together get a few look-ups a second,
-because a credential may be younger than what is known of here; the rest is told to come again.
-
-So what strangers send costs the database next to nothing, and takes no agent's turn. It decides and remembers; the hub
-reads the prefixes, the door and the socket ask.
-
-How many agents introduce themselves at once, and when the others shall come again.
-
-After web was away the whole fleet stands before it. Each introduction costs some milliseconds of one thread, and who
-has waited for too long gives up and begins anew: so only some are let in, and everybody else gets a place in a line,
-given out at the pace at which introductions end. It decides and remembers; the socket asks and answers.
-
-State of the hub: whether it keeps up with its agents, and which request caused each node's next order.
+"""The limits of agents' connections: rates of one peer, database lanes, batched queries, credential lookups, concurrent
+hellos, and whether the hub keeps up. Pure except for the lanes. A request without a well-formed credential is rejected
+immediately, and one with the prefix of a known credential is looked up. All others share a few lookups a second,
+because a credential may be newer than the known prefixes, and the rest is told to retry; so unauthenticated requests
+cost the database almost nothing and delay no agent. After an outage of web the whole fleet reconnects together: only
+some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete.
 """
 
 import asyncio
@@ -38,7 +23,7 @@ from engine_agent.protocol.messages import Cause, Desired, DownMessage
 
 
 class TokenBucket:
-    """Limits one peer's messages: `per_s` a second on average, `burst` at once."""
+    """Limits one peer's messages: `per_s` a second on average, `burst` together."""
 
     def __init__(self, *, per_s: float, burst: float, now: float) -> None:
         self.per_s = per_s
@@ -47,7 +32,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Use this many tokens; False if there are not so many left."""
+        """Uses this many tokens. Returns False if fewer are left."""
         if not self.has(now, tokens):
             return False
         self._tokens -= tokens
@@ -66,8 +51,10 @@ R = TypeVar("R")
 
 
 class Batches(Generic[A, R]):
-    """`call` gets up to `BATCH` questions, oldest first, and returns an answer to each, in their order. An answer that
-    is an exception is raised where it was asked for; one that `call` raises is that of all."""
+    """Answers waiting requests together, such as by one query. `call` gets up to `BATCH` requests, oldest first, and
+    returns an answer to each in order. An exception as an answer is raised for its request; one that `call` raises, for
+    all. While a call runs, further requests gather for the next one.
+    """
 
     def __init__(self, call: Callable[[list[A]], Awaitable[Sequence[R | Exception]]]) -> None:
         self._call = call
@@ -77,7 +64,7 @@ class Batches(Generic[A, R]):
 
     @property
     def unanswered_s(self) -> float:
-        """How long the oldest question has waited for its answer; 0 if none waits."""
+        """How long the oldest request has waited; 0 if none waits."""
         return 0.0 if self._oldest_asked_s is None else monotonic() - self._oldest_asked_s
 
     async def ask(self, question: A) -> R:
@@ -97,7 +84,7 @@ class Batches(Generic[A, R]):
                 found = [error] * len(batch)
             self._oldest_asked_s = self._waiting[0][2] if self._waiting else None
             for (_, future, _), answer in zip(batch, found, strict=True):
-                if future.done():  # who asked is gone
+                if future.done():  # the requester is gone
                     continue
                 if isinstance(answer, Exception):
                     future.set_exception(answer)
@@ -109,10 +96,10 @@ CONNECTION_KEPT_S = 60
 
 
 class Lane(StrEnum):
-    """What has a thread and a connection of its own."""
+    """Work with its own thread and connection."""
 
     REPORTS = "reports"
-    """And the lease that says that they are written: one proves the other."""
+    """Also the lease of reports: each proves the other."""
     ORDERS = "orders"
     HELLOS = "hellos"
     CREDENTIALS = "credentials"
@@ -120,7 +107,9 @@ class Lane(StrEnum):
 
 
 def _take_own_connection() -> None:
-    """The calling thread's connection is its own from here on, and none of the pool that requests share."""
+    """From here on the thread's connection is not from the pool that requests share. S (UNKNOWN_PER_S, UNKNOWN_BURST)
+    Lookups of unknown prefixes. The burst covers enrolments between two reads of new prefixes.
+    """
     own = connections[DEFAULT_DB_ALIAS].copy()
     own.settings_dict["OPTIONS"].pop("pool", None)
     own.settings_dict["CONN_MAX_AGE"] = CONNECTION_KEPT_S
@@ -134,7 +123,7 @@ def lane_thread(lane: Lane) -> ThreadPoolExecutor:
 UNKNOWN_PER_S, UNKNOWN_BURST = 20.0, 200.0
 """Look-ups of prefixes that nobody is known to have. The burst is what enrols between two looks at what is new."""
 RETRY_AFTER_S = 2
-"""By then a new credential is known of."""
+"""A new credential's prefix is known by then."""
 _BEARER = re.compile(r"bearer +(sw_([0-9a-f]{8})_[0-9a-f]{48}) *", re.IGNORECASE)
 
 
@@ -145,7 +134,7 @@ class Knock(Enum):
 
 
 class Knocks:
-    """What one process knows of credentials without asking the database: their prefixes, which are no secrets."""
+    """What one process knows of credentials without a query: their prefixes, which are not secret."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -153,11 +142,11 @@ class Knocks:
         self._unknown = TokenBucket(per_s=UNKNOWN_PER_S, burst=UNKNOWN_BURST, now=now())
 
     def learn(self, prefixes: Iterable[str]) -> None:
-        """These exist. One that was revoked since is looked up, and refused then."""
+        """Adds prefixes of existing credentials. A lookup rejects those revoked later."""
         self._prefixes.update(prefixes)
 
     def judge(self, authorization: str, *, counts: bool = True) -> Knock:
-        """What becomes of a knock with this header. One that does not count is judged again before it is looked up."""
+        """Decides about a connection with this header. `counts` False: it is checked again before the lookup."""
         found = _BEARER.fullmatch(authorization)
         if found is None:
             return Knock.REFUSED
@@ -168,36 +157,36 @@ class Knocks:
 
 
 def credential_of(authorization: str) -> str:
-    """The credential in a header that was not refused."""
+    """Returns the credential in an accepted header."""
     found = _BEARER.fullmatch(authorization)
     return found[1] if found else ""
 
 
 AT_ONCE = 500
-"""Under way; at the slowest pace still within the 10 s that an agent waits for an answer."""
+"""Concurrent hellos: at the lowest rate still answered within the agents' 10 s."""
 OF_EACH = 3
-"""Of one credential: whoever holds one shall not hold the places of others."""
+"""Of one credential, so that its holder cannot use the slots of other agents."""
 PACE_OVER_S = 5.0
 SLOWEST_PER_S = 50.0
 SUPPOSED_PER_S = 200.0
-"""Until `KNOWN_AFTER` have ended: what one process does on a busy machine."""
+"""Assumed rate of a process on a busy machine, until `KNOWN_AFTER` hellos have ended."""
 KNOWN_AFTER = 50
 LATE_BY = 1.5
-"""How much later than stated an agent may come, which varies its pause (`retry_after_s`)."""
+"""By how much agents may exceed the stated pause, which they vary (`retry_after_s`)."""
 LATEST_S = 30.0
-"""Nobody is told to wait for longer: by then much has changed."""
+"""Longest pause that is stated: much may change by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComeAgain:
-    """There is no room; there will be after so many seconds."""
+    """No slot is free; retry after so many seconds."""
 
     after_s: float
 
 
 @dataclass(slots=True)
 class Introduction:
-    """One that was let in. A second `end` does nothing."""
+    """An admitted hello. A second `end` does nothing."""
 
     _over: Callable[[], None]
     _ended: bool = field(default=False)
@@ -209,24 +198,23 @@ class Introduction:
 
 
 class Introductions:
-    """Those under way in one web process, and the line before it."""
+    """The hellos in progress in one web process, and its queue."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._under_way: Counter[str] = Counter()
         self.count = 0
-        """Under way now."""
         self._ends: deque[float] = deque()
         self._next_place_at = now()
         self._line_ends_at = now()
 
     @property
     def has_line(self) -> bool:
-        """Whether agents were told to come again because the process was full, and some of them are still to come."""
+        """Whether agents that were told to retry because the process was full are still expected."""
         return self.count >= AT_ONCE or self._now() < self._line_ends_at
 
     def begin(self, credential: str) -> Introduction | ComeAgain:
-        """Let in whoever shows this credential, or say when to come again."""
+        """Admits the holder of this credential, or returns when to retry."""
         if self._under_way.get(credential, 0) >= OF_EACH or self.count >= AT_ONCE:
             after_s = self._next_place_s()
             if self.count >= AT_ONCE:
@@ -258,13 +246,16 @@ class Introductions:
 
 
 LAG_MOST_S = 1.5
-"""Of the event loop: longer, and reports wait in socket buffers for as long as a report's interval."""
+"""Of the event loop. Above it, reports wait in socket buffers for a whole report interval."""
 UNANSWERED_MOST_S = 2.0
 """How long a credential or a hello may wait for the database."""
 UNSTORED_MOST_S = 3.0
 """How long reports may wait to be stored: one report is missed then."""
 SETTLES_WITHIN_S = 5.0
-"""The longest pause of an agent between two tries: who was turned away has come again by then."""
+"""The longest pause of an agent between two tries: all agents that were turned away have retried by then. S
+(BEHIND_MOST_S, RESTORED_PER_S) After so long behind, the process counts as keeping up until ten times as long without
+delays has passed: lasting or repeated overload is not a reconnect storm and must not hide dead nodes.
+"""
 BEHIND_MOST_S, RESTORED_PER_S = 120.0, 0.1
 """After so long it counts as keeping up, until that is restored by ten times as long without delays: overload that
 lasts or comes again and again is no storm, and must not hide dead nodes."""
@@ -272,8 +263,9 @@ lasts or comes again and again is no storm, and must not hide dead nodes."""
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """What a web process measures of itself, in seconds. `turned_away`: agents were told to come again, and the last
-    of them is still to come."""
+    """What a web process measures about itself, in seconds. `turned_away`: agents that were told to retry are still
+    expected.
+    """
 
     lag_s: float = 0.0
     unanswered_s: float = 0.0
@@ -298,7 +290,7 @@ class Backlog:
         self._excuse_left_s = BEHIND_MOST_S
 
     def keeps_up(self, delays: Delays, now_s: float) -> bool:
-        """Whether the silence of an agent of this process counts, given the newest measurement."""
+        """Whether the silence of this process's agents counts as evidence, given the latest measurement."""
         passed_s = now_s - (now_s if self._measured_s is None else self._measured_s)
         self._measured_s = now_s
         restored_s = -passed_s if self._is_behind else RESTORED_PER_S * passed_s
@@ -309,19 +301,17 @@ class Backlog:
         return not self._is_behind or self._excuse_left_s <= 0.0
 
 
-# Which request caused each node's next order, for logs and traces.
-
 CAUSES_KEPT = 20_000
 
 
 class PendingCauses:
-    """The request that caused each node's next order, as wake-ups state it. Only for logs and traces."""
+    """The request that caused each node's next order, from wake-ups. Only for logs and traces."""
 
     def __init__(self) -> None:
         self._by_node: OrderedDict[str, Cause] = OrderedDict()
 
     def record(self, hint: dict[str, Any]) -> None:
-        """Keep the cause that a wake-up states, if any."""
+        """Keeps the cause in a wake-up, if any."""
         stated = hint.get("cause")
         if not isinstance(stated, dict) or not stated.get("request_id"):
             return
@@ -333,6 +323,6 @@ class PendingCauses:
             self._by_node.popitem(last=False)
 
     def attach(self, node: str, message: DownMessage) -> DownMessage:
-        """The message with the node's cause, which is used up by it."""
+        """Returns the message with the node's cause, which is used once."""
         cause = self._by_node.pop(node, None)
         return msgspec.structs.replace(message, cause=cause) if cause and isinstance(message, Desired) else message

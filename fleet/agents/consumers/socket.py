@@ -1,6 +1,5 @@
-"""`/agents/ws`: the raw ASGI end of every agent's WebSocket. Authenticates, limits, decodes, and hands to the hub.
-
-Raw, because a report through a Channels consumer costs three times as much and hops through one shared thread.
+"""`/agents/ws`: the raw ASGI end of every agent's WebSocket. Authenticates, limits and decodes messages, and passes
+them to the hub. Raw, because a Channels consumer triples the cost of a report and uses one shared thread.
 """
 
 import asyncio
@@ -27,10 +26,10 @@ FRAMES_PER_S = 20.0
 FRAMES_BURST = 100.0
 BYTES_PER_S = 256.0 * 1024
 BYTES_BURST = 4.0 * 1024 * 1024
-"""A report has some kilobytes every 2 s; the lines of three logs, while somebody reads them, up to a frame a second."""
+"""A report has a few KiB every 2 s; while a user follows logs, three logs add up to a frame a second."""
 CLOSE_REFUSED = 4403
 PROTOCOL_MOST = 9999
-"""Of what a refusal repeats of an agent's hello."""
+"""Characters of an agent's hello that a refusal repeats."""
 
 Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
@@ -41,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class _Closed(Exception):
-    """The agent closed the connection."""
+    pass
 
 
 class OtherProtocol(Exception):
-    """An agent speaks a protocol that is not spoken here; the text says which, and what to do."""
+    """An agent speaks an unsupported protocol; the text names it and the fix."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
@@ -53,7 +52,7 @@ class OtherProtocol(Exception):
         remedy = (
             "upgrade the control plane first"
             if hello.protocol > PROTOCOL_VERSION
-            else "take this host out and join it again, or have its provider start the agent anew"
+            else "remove this host and join it again, or have its provider restart the agent"
         )
         version = "".join(char for char in hello.agent_version[:VERSION_MOST] if char.isprintable())
         protocol = min(max(hello.protocol, 0), PROTOCOL_MOST)
@@ -62,7 +61,7 @@ class OtherProtocol(Exception):
 
 
 class AgentSocket:
-    """The ASGI application for agents' sockets."""
+    """The ASGI application of agents' sockets."""
 
     def __init__(self, hub: AgentHub) -> None:
         self.hub = hub
@@ -100,7 +99,7 @@ class AgentSocket:
                 await self.hub.bind(identity)
         except DatabaseError as error:
             log.warning("cannot authenticate an agent: %s", error)
-            # Not a refusal: the credential may be a good one.
+            # Not a refusal: the credential may be valid.
             await _respond(send, 503, b"the database does not answer", _retry_after(1))
             return
         if not certificate and (refusal := certificate_missing(identity)):
@@ -190,7 +189,7 @@ async def _send(send: Send, message: DownMessage) -> None:
 
 
 async def _send_whole(turn: asyncio.Lock, send: Send, message: DownMessage) -> None:
-    """Of two messages that each need several frames, the agent would put neither together."""
+    """One message at a time: the frames of two messages must not mix."""
     async with turn:
         await _send(send, message)
 

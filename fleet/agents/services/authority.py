@@ -1,7 +1,5 @@
-"""The fleet's certificate authorities: made at the first start, opened to sign, rotated, and their revocation lists
-signed anew. A private key is plain text only in a process that signs.
-
-Certificates of agents and of the control plane: signed for exactly one name, recorded, and revoked.
+"""Creates, opens and rotates the fleet's certificate authorities, issues certificates of agents and of the control
+plane for exactly one name each, and signs revocation lists. A private key is plain text only in a process that signs.
 """
 
 import base64
@@ -36,24 +34,24 @@ from kernel.refusals import Conflict
 from kernel.tones import Tone
 
 _LOCK = 0x53595F4341
-"""Of everything that changes authorities or revocation lists ("SY_CA"), so that no host overwrites another's list."""
+"""Taken by every change of authorities or revocation lists ("SY_CA"), so that no host overwrites another's list."""
 
 
 CERTIFICATES_KEPT = timedelta(days=7)
-"""After they ended, so that who had one can still be seen."""
+"""After expiry, to show who had one."""
 
 log = logging.getLogger(__name__)
 
 
 class SealedAway(Exception):
-    """An authority's key cannot be opened with this SECRET_KEY."""
+    """This SECRET_KEY cannot decrypt an authority's key."""
 
 
 _opened: dict[str, Authority] = {}
 
 
 def authority_ensure(now: datetime) -> Trust:
-    """What the fleet believes; its first authority is made if there is none. Any number of hosts may call it."""
+    """Returns the trusted authorities; creates the first one if needed. Hosts may call it concurrently."""
     trust = trust_now()
     if trust is None:
         with transaction.atomic():
@@ -62,15 +60,15 @@ def authority_ensure(now: datetime) -> Trust:
                 _create(f"f-{secrets.token_hex(4)}", AuthorityState.CURRENT, now)
         trust = trust_now()
     if trust is None:
-        raise IntegrityError("the fleet's authority was made and is not there")
+        raise IntegrityError("the fleet's authority was created but does not exist")
     return trust
 
 
 def authority_open(row: FleetAuthority) -> Authority:
-    """The authority of a row, with its key.
+    """Returns the authority of a row, with its key.
 
     Raises:
-        SealedAway: it was sealed under another SECRET_KEY.
+        SealedAway: It was encrypted with another SECRET_KEY.
     """
     if row.identifier not in _opened:
         try:
@@ -85,20 +83,23 @@ def authority_open(row: FleetAuthority) -> Authority:
 
 
 def authority_rotate(*, actor: str, now: datetime) -> FleetAuthority:
-    """Make the next authority. Everybody is told of it at once; it signs nothing until all believe it.
+    """Creates the next authority. All agents receive it immediately; it signs nothing until all trust it.
 
     Raises:
-        Conflict: there is one already.
+        Conflict: One exists already.
     """
     with transaction.atomic():
         _lock()
         there = FleetAuthority.objects.filter(state=AuthorityState.NEXT).first()
         if there is not None:
-            raise Conflict(f"{there} is on its way already, since {there.state_since:%Y-%m-%d %H:%M:%S} UTC")
+            raise Conflict(f"{there} is in rotation already, since {there.state_since:%Y-%m-%d %H:%M:%S} UTC")
         current = FleetAuthority.objects.get(state=AuthorityState.CURRENT)
         row = _create(current.fleet, AuthorityState.NEXT, now)
         event_record(
-            kind="authority.made", message=f"{row} was made by {actor}; agents hear of it", now=now, tone=Tone.MOVING
+            kind="authority.made",
+            message=f"{row} was created by {actor}; agents receive it now",
+            now=now,
+            tone=Tone.MOVING,
         )
         live.push_trust()
     return row
@@ -106,15 +107,16 @@ def authority_rotate(*, actor: str, now: datetime) -> FleetAuthority:
 
 @dataclass(frozen=True, slots=True)
 class RotationStep:
-    """What an advance did: each step as a sentence; and who does not believe the next authority yet."""
+    """Steps taken, as sentences, and the agents that do not trust the next authority yet."""
 
     done: tuple[str, ...]
     unaware: tuple[str, ...]
 
 
 def authority_advance(*, now: datetime, force: bool = False) -> RotationStep:
-    """Take the steps of a rotation that are due. `force`: the next authority signs though not all believe it; who does
-    not must join anew."""
+    """Takes the due steps of a rotation. `force`: the next authority signs although some agents do not trust it; those
+    must join again.
+    """
     with transaction.atomic():
         _lock()
         trust = trust_now()
@@ -129,7 +131,6 @@ def authority_advance(*, now: datetime, force: bool = False) -> RotationStep:
 
 
 def rotation_states() -> list[AuthorityState]:
-    """The states of the authorities that there are."""
     return [AuthorityState(state) for state in FleetAuthority.objects.values_list("state", flat=True)]
 
 
@@ -143,20 +144,21 @@ def _apply(step: Promote | Drop, now: datetime) -> None:
         message = f"{row} signs from now on: {step.reason}"
     else:
         row.delete()
-        message = f"{row} is believed no longer: {step.reason}"
+        message = f"{row} is no longer trusted: {step.reason}"
     event_record(kind="authority.rotated", message=message, now=now, tone=Tone.OK)
     live.push_trust()
 
 
 def revocation_lists_sign(now: datetime) -> None:
-    """Sign the revocation list of every authority anew, in the transaction that changed what they must name. One whose
-    key is sealed away keeps its list, and that is logged: what else the transaction does must not wait for it."""
+    """Signs the revocation list of every authority, in the transaction that changes its content. A list whose key
+    cannot be decrypted stays unchanged and is logged, because the rest of the transaction must not wait for it.
+    """
     _lock()
     for row in FleetAuthority.objects.all():
         try:
             authority = authority_open(row)
         except SealedAway as error:
-            log.error("a revocation is in no list: %s", error)
+            log.error("a revocation is missing in the list: %s", error)
             continue
         row.revoked_number += 1
         row.revoked = revocations_sign(authority, revoked_serials(row.pk, now), row.revoked_number)
@@ -165,7 +167,7 @@ def revocation_lists_sign(now: datetime) -> None:
 
 
 def certificates_trim(*, now: datetime) -> int:
-    """Forget certificates that ended long ago. Returns how many."""
+    """Deletes certificates that expired long ago. Returns how many."""
     return IssuedCertificate.objects.filter(not_after__lt=now - CERTIFICATES_KEPT).delete()[0]
 
 
@@ -194,20 +196,22 @@ def _box() -> Fernet:
 
 _BELIEVED = re.compile(r"(?:[0-9a-f]{64})?")
 MOST_AT_ONCE = 4
-"""Certificates of one agent that count. An honest one has two, and some more after a new home or other authorities."""
+"""Valid certificates of one agent. A healthy one has two, and a few more after a new home or new authorities."""
 FURTHER_AFTER = timedelta(hours=1)
-"""Each certificate that counts is a line of the revocation list once its owner is revoked, and all agents get the list:
-nobody may make it long."""
+"""Limits revocation lists, which all agents receive: each valid certificate becomes a line once its owner is
+revoked.
+"""
 
 
 class TooManyCertificates(Exception):
-    """One has as many as it may have; the text says since when, and when it may have another."""
+    """The limit is reached; the text says when another is issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateOrder:
-    """A certificate that somebody wants. Who that is, is known; `believed`: the digest of the bundle that it has, 64
-    hexadecimal digits, or "" of who has none."""
+    """A request of an authenticated agent for a certificate. `believed`: digest of its bundle, 64 hexadecimal digits,
+    or "" if it has none.
+    """
 
     kind: IdentityKind
     subject: str
@@ -217,18 +221,18 @@ class CertificateOrder:
 
 @dataclass(frozen=True, slots=True)
 class SignedCertificate:
-    """A certificate as PEM, and what its owner must believe."""
+    """A certificate as PEM, and the authorities for its owner."""
 
     chain: str
     trust: Trust
 
 
 def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> list[SignedCertificate | Exception]:
-    """Sign each of these, in their order; where one is not signed, the exception that says why: `BadRequest`,
-    `BadName` or `TooManyCertificates`.
+    """Signs the requests. Returns, in order, certificates or the exception for each: `BadRequest`, `BadName` or
+    `TooManyCertificates`.
 
     Raises:
-        SealedAway: the key of the authority that signs cannot be opened.
+        SealedAway: The key of the current authority cannot be decrypted.
     """
     trust = authority_ensure(now)
     row = FleetAuthority.objects.get(state=AuthorityState.CURRENT)
@@ -265,13 +269,13 @@ def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> 
 
 
 def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertificate:
-    """Sign one.
+    """Signs one request.
 
     Raises:
-        BadRequest: the request is none that is signed.
-        BadName: nobody of this name may have a certificate.
-        TooManyCertificates: it has enough that count.
-        SealedAway: the key of the authority that signs cannot be opened.
+        BadRequest: The request is invalid.
+        BadName: This name may not have a certificate.
+        TooManyCertificates: The limit is reached.
+        SealedAway: The key of the current authority cannot be decrypted.
     """
     (outcome,) = certificates_issue([order], now=now)
     if isinstance(outcome, Exception):
@@ -280,8 +284,9 @@ def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertif
 
 
 def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[str, str], list[IssuedCertificate]]:
-    """The certificates that have not ended, of each (kind, subject) that orders one. Revoked ones are among them: who
-    enrols anew has its own revoked, and each is a line of the list until it ends."""
+    """Unexpired certificates by (kind, subject). Revoked ones count, because each is a line of the list until it
+    expires.
+    """
     found: dict[tuple[str, str], list[IssuedCertificate]] = defaultdict(list)
     subjects = {order.subject for order in orders if order.kind is not IdentityKind.CONTROL}
     for row in IssuedCertificate.objects.filter(not_after__gt=now, subject__in=subjects):
@@ -290,8 +295,9 @@ def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[s
 
 
 def _require_few(order: CertificateOrder, counting: Sequence[IssuedCertificate], bundle: str, now: datetime) -> None:
-    """Whoever has `MOST_AT_ONCE` gets another only an hour after the last, or as the first with which it states that it
-    believes today's authorities: a rotation waits for that."""
+    """An agent with `MOST_AT_ONCE` gets another after an hour, or as the first with which it confirms today's
+    authorities, because a rotation waits for that.
+    """
     if order.kind is IdentityKind.CONTROL or len(counting) < MOST_AT_ONCE:
         return
     again_at = max(row.created_at for row in counting) + FURTHER_AFTER
@@ -304,17 +310,18 @@ def _require_few(order: CertificateOrder, counting: Sequence[IssuedCertificate],
 
 
 def agent_trust_end(*, kind: str, subject: str, now: datetime) -> None:
-    """Revoke an agent's credentials and certificates and forget its join tokens, in the transaction of what ends it.
-    Its socket is cut within 5 s; the others hear of it at once and refuse it at their next connection."""
+    """Revokes an agent's credentials and certificates and deletes its join tokens, in the caller's transaction. Its
+    socket is cut within 5 s; other hosts receive the revocation and reject its next connection.
+    """
     with transaction.atomic():
         JoinToken.objects.filter(kind=kind, subject=subject).delete()
         credentials_revoke(kind=kind, subject=subject, now=now)
 
 
 def credentials_revoke(*, kind: str, subject: str, now: datetime) -> None:
-    """Revoke an agent's credentials and certificates, in the caller's transaction."""
+    """Revokes an agent's credentials and certificates, in the caller's transaction."""
     credentials = AgentCredential.objects.filter(kind=kind, subject=subject, revoked_at__isnull=True)
-    # Locked first: a statement sees no row that was committed while it waited, and whoever signs renews under it.
+    # Locked first: a statement does not see rows committed while it waited, and signing renews under this lock.
     list(credentials.select_for_update().order_by("pk").values_list("pk"))
     credentials.update(revoked_at=now)
     if counting_certificates(now).filter(kind=kind, subject=subject).update(revoked_at=now):

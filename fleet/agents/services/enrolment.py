@@ -1,13 +1,8 @@
-"""The line that joins a host: where the control plane is for hosts, and by which key they know it.
-
-How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once. And what it
-gets as long as that counts: certificates, and newer credentials.
-
-Lets machines join that a cloud launched for us, by a proof of which machine they are and without a secret: a proof
-buys a ticket, an invitation for that one machine and that one nonce, with which it joins as any host does.
-
-A machine proves itself with one nonce for as long as it is there: whatever else runs on it later can sign as well, and
-gets nothing for it.
+"""Join commands for hosts, enrolment of agents, their credentials and certificates, and the attestation of cloud
+machines. A join token is bound to one agent, short-lived, and exchanged once for a credential. A machine that a cloud
+launched proves its identity without a secret and receives a ticket: an invitation for that machine and one nonce, with
+which it joins like any host. The nonce stays the same for the machine's life: other processes on the machine can sign
+too, but get nothing.
 """
 
 import hashlib
@@ -45,14 +40,14 @@ from kernel.tones import Tone
 
 
 class JoinLine(NamedTuple):
-    """`text` is what to run; `notices`: what may keep hosts from using it, a sentence each."""
+    """`text`: the command to run. `notices`: sentences about problems for hosts."""
 
     text: str
     notices: tuple[str, ...]
 
 
 def join_line(token: str) -> JoinLine:
-    """What to run on a host. curl checks the pinned key also where it does not know who signed the certificate."""
+    """Returns the command for a host. curl checks the pinned key even if it does not know the certificate's signer."""
     url, pin = settings.AGENT_URLS[0], server_pin(clock.now())
     trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
     return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
@@ -66,18 +61,18 @@ def _notices(url: str) -> list[str]:
         is_own = host == "localhost"
     if not is_own:
         return []
-    return [f"{url} is an address of this computer alone; set SWITCHYARD_AGENT_URL to one that the hosts reach."]
+    return [f"{url} is reachable only on this computer; set SWITCHYARD_AGENT_URL to one that the hosts reach."]
 
 
 _JOIN_TOKENS = "fleet.join_tokens"
-"""Their salt: a token can be said again while SECRET_KEY is the same, and otherwise there is a new one."""
+"""Salt: the same token can be shown again while SECRET_KEY is unchanged."""
 JOIN_TOKENS_KEPT = timedelta(days=7)
-"""After they expired: until then the refusal says so, instead of that the token is unknown."""
+"""After expiry: until then errors say "expired" instead of "unknown"."""
 
 CREDENTIAL_RENEWED_AFTER = timedelta(hours=11)
-"""Less than half of a certificate's life: a new one comes with each certificate that is renewed in its time."""
+"""Less than half of a certificate's life: each renewed certificate brings a new credential."""
 COMMITTED_LATE = 500
-"""Credentials that may be under way at once."""
+"""Credentials that may be in concurrent transactions."""
 
 _REVOKED = """
 SELECT shown.prefix FROM unnest(%s::text[]) AS shown (prefix)
@@ -91,7 +86,7 @@ AND older.id < shown.id AND older.revoked_at IS NULL
 """
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 PEER_CERTIFICATE = "peer_certificate"
-"""Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
+"""ASGI scope key: the client certificate that TLS verified, as `ssl` decodes it; None or absent without one."""
 
 log = logging.getLogger(__name__)
 
@@ -101,16 +96,16 @@ class EnrolmentRefused(Exception):
 
 
 class CredentialRevoked(Exception):
-    """The credential that a certificate was asked for with counts no more."""
+    """The credential of a certificate request is revoked."""
 
 
 class CertificateNotShown(Exception):
-    """The credential counts only with the agent's certificate, which was not shown."""
+    """The credential is valid only with the agent's certificate, which was not presented."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """Who is at the other end of an agent's connection. `is_bound`: the credential counts only with a certificate."""
+    """The agent of a connection. `is_bound`: its credential is valid only with a certificate."""
 
     kind: AgentKind
     id: str
@@ -120,8 +115,9 @@ class AgentIdentity:
 
 
 def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
-    """Whether a certificate, as `ssl` decodes it, is of the credential's agent. TLS has checked its authority and its
-    revocation. It may have ended: the key still proves an agent that was off for long."""
+    """Whether a certificate, as `ssl` decodes it, belongs to the credential's agent. TLS has checked authority and
+    revocation. It may have expired: the key still proves an agent that was off for long.
+    """
     try:
         name = name_of_peer(certificate)
     except BadName as error:
@@ -134,18 +130,19 @@ def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
 
 
 def certificate_missing(identity: AgentIdentity) -> str:
-    """Why a credential that comes without a certificate is refused, and what to do; "" if it is not."""
+    """Returns why a credential without a certificate is rejected and how to fix it, or ""."""
     if not identity.is_bound or settings.PLAIN_LINKS:
         return ""
     return (
         f"the credential of {identity.kind} {identity.id} counts only with the agent's certificate, and none was shown;"
-        " an agent that has lost its certificate must join anew"
+        " an agent that has lost its certificate must join again"
     )
 
 
 def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
-    """The join token for the agent `subject`. The text exists only here and with the agent. One that nobody used yet is
-    given out again, for longer: a launch is repeated every minute while it waits."""
+    """Returns the join token of the agent `subject`. Its text is stored only by the agent. An unused one is returned
+    again with a later expiry, because a waiting launch is repeated every minute.
+    """
     own = {"kind": kind.value, "subject": subject, "region": region}
     with transaction.atomic():
         unused = JoinToken.objects.select_for_update().filter(**own, used_at__isnull=True).order_by("-id").first()
@@ -160,21 +157,21 @@ def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: 
 
 
 def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime, certificate: Any = None) -> str:
-    """Exchange a join token for a credential; older credentials of the agent are revoked.
+    """Exchanges a join token for a credential and revokes older credentials of the agent.
 
-    A token may be used again until it expires by whoever used it first, because the first response may have been lost:
-    `nonce` is a number that this agent made, keeps, and shows with every try. Whoever else got hold of the token gets
-    nothing for it, and cannot have the agent's credential revoked. In place of a token a machine shows its credential,
-    and its `certificate` (as `ssl` decodes it).
+    The first user of a token may repeat the exchange until the token expires, because the response may have been lost:
+    `nonce` is random, kept by the agent, and sent with every try. Another holder of the token gets no credential and
+    cannot revoke the agent's. A machine sends its credential, with its `certificate` (as `ssl` decodes it), in place of
+    a token.
 
     Raises:
-        EnrolmentRefused: unknown, expired, issued for another agent, used with another nonce, or a nonce that is none.
+        EnrolmentRefused: Unknown, expired, issued for another agent, used with another nonce, or an invalid nonce.
     """
     by_machine = agents_identify([token])[0]
     if by_machine is not None and by_machine.kind is AgentKind.MACHINE:
         refusal = certificate_missing(by_machine) if certificate is None else ""
         if refusal or (certificate is not None and not certificate_is_of(certificate, by_machine)):
-            raise EnrolmentRefused(refusal or f"the certificate that was shown is not of {by_machine.id}")
+            raise EnrolmentRefused(refusal or f"the presented certificate is not {by_machine.id}'s")
         return _enrol_by_machine(by_machine, kind, subject, now)
     with transaction.atomic():
         row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
@@ -191,18 +188,21 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
 
 
 def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: datetime) -> str:
-    """A machine shows its own credential for the agent that it was told to run, so no join token travels to it."""
+    """A machine enrols the agent that it was ordered to run by its own credential, so that no join token is
+    sent to it.
+    """
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
         is_told = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
         if not is_told or (row.role, row.runs) != (kind, subject):
-            raise EnrolmentRefused(f"{machine.id} is not told to run {kind} {subject}")
+            raise EnrolmentRefused(f"{machine.id} has no order to run {kind} {subject}")
         return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
 
 
 def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
-    """A new credential, in the caller's transaction; older ones of the agent are revoked, and its certificates: who
-    enrols anew has lost them, or another one has them."""
+    """Returns a new credential, in the caller's transaction. Revokes the agent's older credentials and certificates: an
+    agent that enrols again has lost them, or another process has them.
+    """
     credentials_revoke(kind=kind, subject=subject, now=now)
     issued = secret_issue()
     AgentCredential.objects.create(
@@ -213,7 +213,9 @@ def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> 
 
 def _bind(row: JoinToken, nonce: str) -> None:
     if not _NONCE.fullmatch(nonce):
-        raise EnrolmentRefused("nonce must be 32 to 128 hexadecimal digits that the agent drew at random, and keeps")
+        raise EnrolmentRefused(
+            "nonce must be 32 to 128 hexadecimal digits that the agent generated at random and keeps"
+        )
     digest = hashlib.sha256(nonce.encode()).hexdigest()
     if row.nonce_digest and not hmac.compare_digest(row.nonce_digest, digest):
         raise EnrolmentRefused(f"the join token was used by another process already; {row.subject} needs a new one")
@@ -221,12 +223,12 @@ def _bind(row: JoinToken, nonce: str) -> None:
 
 
 def join_tokens_trim(*, now: datetime) -> int:
-    """Forget tokens that expired long ago, used or not. Returns how many."""
+    """Deletes tokens that expired long ago, used or not. Returns how many."""
     return JoinToken.objects.filter(expires_at__lt=now - JOIN_TOKENS_KEPT).delete()[0]
 
 
 def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
-    """The agent of each credential; None where it is unknown or revoked. One query."""
+    """Returns the agent of each credential; None if unknown or revoked. One query."""
     prefixes = {secret_prefix(credential) or "" for credential in credentials}
     rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
     known = {row.prefix: row for row in rows}
@@ -234,21 +236,26 @@ def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
 
 
 def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
-    """Revoke what these credentials took the place of: they were shown, so their agents have them. Returns how many."""
+    """Revokes the predecessors of these credentials: they were presented, so their agents have them. Returns
+    how many.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_REPLACED, [now, prefixes])
         return int(cursor.rowcount)
 
 
 def credentials_bind(prefixes: Sequence[str], *, now: datetime) -> None:
-    """From now on these credentials count only with a certificate of their agent: each was shown with one."""
+    """From now on these credentials are valid only with their agent's certificate, because each was presented
+    with one.
+    """
     AgentCredential.objects.filter(prefix__in=prefixes, bound_at__isnull=True).update(bound_at=now)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
-    """A certificate that an agent wants over a connection that it opened with the credential of this prefix;
-    `is_certified`: and with its certificate."""
+    """A certificate request over a connection with the credential of this prefix; `is_certified`: and with its
+    certificate.
+    """
 
     order: CertificateOrder
     prefix: str
@@ -257,20 +264,20 @@ class AgentOrder:
 
 @dataclass(frozen=True, slots=True)
 class AgentCertificate:
-    """What an agent gets for its request; `credential`: a newer one, if its own is old enough."""
+    """The answer to a request. `credential`: a newer one, if the current one is old enough."""
 
     certificate: SignedCertificate
     credential: str | None
 
 
 def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> list[AgentCertificate | Exception]:
-    """Sign what agents ask for; where one is not signed, the exception that says why: `CredentialRevoked`,
+    """Signs the requests of agents. Returns certificates or the exception for each: `CredentialRevoked`,
     `CertificateNotShown`, `BadRequest` or `BadName`.
 
-    Whoever revokes one of these credentials meanwhile waits, and then revokes what was signed and renewed here, too.
+    A concurrent revocation waits, and then also revokes what was issued here.
 
     Raises:
-        SealedAway: the key of the authority that signs cannot be opened.
+        SealedAway: The key of the current authority cannot be decrypted.
     """
     prefixes = {one.prefix for one in orders}
     with transaction.atomic():
@@ -291,14 +298,14 @@ def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> 
 
 def _order_refusal(wanted: AgentOrder, credential: AgentCredential | None) -> Exception | None:
     if credential is None:
-        return CredentialRevoked(f"the credential that {wanted.order.subject} showed was revoked")
+        return CredentialRevoked(f"the credential of {wanted.order.subject} was revoked")
     if credential.bound_at is not None and not wanted.is_certified:
-        return CertificateNotShown(f"{wanted.order.subject} did not show its certificate, and gets no other")
+        return CertificateNotShown(f"{wanted.order.subject} did not present its certificate, and gets no new one")
     return None
 
 
 def _renewed(row: AgentCredential, now: datetime) -> str | None:
-    """A new credential for the agent of this one, if that is old enough. Both count until the new one is shown."""
+    """A new credential if this one is old enough. Both are valid until the new one is presented."""
     if row.created_at > now - CREDENTIAL_RENEWED_AFTER:
         return None
     issued = secret_issue()
@@ -321,9 +328,8 @@ def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | N
 
 
 def credential_prefixes(newest: int) -> tuple[int, list[str]]:
-    """The prefixes of credentials that are newer than `newest`, as an earlier call returned it, and the newest now.
-
-    Some older ones are among them: a transaction may commit after one that began later.
+    """Returns the prefixes of credentials newer than `newest`, as returned by an earlier call, and the newest now.
+    Includes some older ones: transactions may commit out of order.
     """
     rows = AgentCredential.objects.filter(pk__gt=newest - COMMITTED_LATE, revoked_at__isnull=True)
     found = list(rows.values_list("pk", "prefix"))
@@ -331,7 +337,7 @@ def credential_prefixes(newest: int) -> tuple[int, list[str]]:
 
 
 def credentials_revoked(prefixes: list[str]) -> set[str]:
-    """Which of these credentials no longer count."""
+    """Returns those of these credentials that are no longer valid."""
     with connection.cursor() as cursor:
         cursor.execute(_REVOKED, [prefixes])
         return {prefix for (prefix,) in cursor.fetchall()}
@@ -341,23 +347,23 @@ PROVIDER = "aws"
 TICKET_FOR = timedelta(minutes=15)
 RETRY_AFTER_S = 10
 AT_ONCE = 16
-"""Of one web process, each of which waits for STS."""
+"""Of one web process; each waits for STS."""
 WAIT_S = 3.0
 
 _asking = threading.BoundedSemaphore(AT_ONCE)
 
 
 class NotYet(Exception):
-    """It cannot be judged now, and soon can; the text says what is missing."""
+    """It cannot be decided now, but soon; the text names the cause."""
 
 
 def machine_attest(body: bytes, *, now: datetime) -> str:
-    """The ticket of the machine that sent this proof. Asks STS; no transaction is open meanwhile.
+    """Returns the ticket of the machine that sent this proof. Calls STS outside transactions.
 
     Raises:
-        BadProof: it is no proof.
-        ProofRefused: it proves nothing to us, or that of a machine that may not join.
-        NotYet: STS does not answer, or the launch of the machine is not noted yet.
+        BadProof: It is malformed.
+        ProofRefused: It is rejected, or its machine may not join.
+        NotYet: STS does not answer, or the machine's launch is not recorded yet.
     """
     proof = read_proof(body)
     check_proof(proof, servers=servers(), sts_host=sts_host(proof.region), now=now)
@@ -367,7 +373,9 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
     caller = read_caller(run_outside_transaction(("sts", body), lambda: _asked_sts(proof)))
     roles = {row.region_id: role for row in regions if (role := _role(row, caller)) is not None}
     if not roles:
-        raise ProofRefused(f"role {caller.role} of account {caller.account} is none of this fleet's in {proof.region}")
+        raise ProofRefused(
+            f"role {caller.role} of account {caller.account} is not a role of this fleet in {proof.region}"
+        )
     with transaction.atomic():
         rows = Machine.objects.select_for_update().filter(provider=PROVIDER, provider_id=caller.instance)
         machine = rows.first()
@@ -378,10 +386,10 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
 
 
 def _asked_sts(proof: Proof) -> str:
-    """Whose keys signed. Not inside a transaction: whoever sends proofs would hold connections to the database."""
+    """Outside transactions: senders of proofs would hold database connections."""
     refuse_inside_transaction("a question to STS")
     if not _asking.acquire(timeout=WAIT_S):
-        raise NotYet("many machines prove themselves at this moment; try again")
+        raise NotYet("too many attestations; try again")
     try:
         return caller_arn(proof, sts_url(proof.region))
     except StsUnavailable as silence:
@@ -391,12 +399,12 @@ def _asked_sts(proof: Proof) -> str:
 
 
 def servers() -> frozenset[str]:
-    """What machines know us by, in lower case: a proof for anybody else is none for us."""
+    """This control plane's names as machines know them, in lower case. Proofs for other names are rejected."""
     return frozenset(urlsplit(url).netloc.lower() for url in settings.AGENT_URLS)
 
 
 def _role(region: CloudRegion, caller: Caller) -> MachineRole | None:
-    """What machines of this role are in a region; None: its stack has another account, or other roles."""
+    """The role of machines with this IAM role; None if the region's stack has another account or other roles."""
     try:
         base = region.stated_base()
     except msgspec.ValidationError:
@@ -408,10 +416,10 @@ def _role(region: CloudRegion, caller: Caller) -> MachineRole | None:
 
 
 def _unknown(proof: Proof, caller: Caller) -> Exception:
-    """A machine may be up before the answer of its launch is noted, or that answer was lost."""
+    """A machine may boot before its launch is recorded, or the answer was lost."""
     if LaunchAttempt.objects.filter(unit=proof.unit, ended_at=None).exists():
-        return NotYet(f"the launch of {caller.instance} is not noted yet")
-    return ProofRefused(f"{caller.instance} is no machine that this fleet launched")
+        return NotYet(f"the launch of {caller.instance} is not recorded yet")
+    return ProofRefused(f"{caller.instance} was not launched by this fleet")
 
 
 def _check_may_join(machine: Machine, proof: Proof, role: MachineRole | None) -> None:
@@ -425,16 +433,16 @@ def _check_may_join(machine: Machine, proof: Proof, role: MachineRole | None) ->
     if not machine.address:
         raise NotYet(f"the address of {name} is not known yet")
     if machine.address != proof.address:
-        raise ProofRefused(f"{name} has the address {machine.address}, and says {proof.address}")
+        raise ProofRefused(f"{name} has the address {machine.address}, and the proof states {proof.address}")
     if machine.nonce_digest and machine.nonce_digest != proof.nonce_digest:
-        raise ProofRefused(f"{name} has proved itself already, with another nonce")
+        raise ProofRefused(f"{name} has attested itself already, with another nonce")
 
 
 def _ticket(machine: Machine, proof: Proof, now: datetime) -> str:
     if not machine.nonce_digest:
         machine.nonce_digest = proof.nonce_digest
         machine.save(update_fields=["nonce_digest"])
-        message = f"{machine.id} proved that it is {machine.provider_id}, and joins {machine.region_id}"
+        message = f"{machine.id} attested that it is {machine.provider_id} and joins {machine.region_id}"
         event_record(
             kind="machine.attested", message=message, tone=Tone.MOVING, now=now, region=machine.region_id,
             node=machine.runs if machine.role == MachineRole.NODE else "",
