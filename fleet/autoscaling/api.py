@@ -1,5 +1,5 @@
-"""The autoscaler over HTTP: places with a range and the last look at each, its decisions, and the switch that stops it.
-Ranges and policies are stated with the deployment. Decides nothing; the service does."""
+"""The autoscaler over HTTP: places with a range and their latest check, decisions, and the switch. Ranges and policies
+are set with the deployment. Parses and renders; services decide."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 
 Load = serializers.DictField(child=serializers.FloatField(allow_null=True))
 LOAD_HELP = (
-    "What was seen: `in_flight` and `queued` requests at once; `offered`, what all that arrive would be if none had to "
-    "wait, by `service_s`, how long one takes then; what the `autopilot` sends; `late_burn`; `itl_p95_ms`; `per_cell`, "
-    "requests at once that a cell was tested for, and `start_up_s`. Empty: nothing lately."
+    "Observed figures: `in_flight` and `queued` concurrent requests; `offered`, the concurrency if none had to wait, "
+    "from arrivals and `service_s`, the duration of a request; `autopilot`, the requests that it sends; `late_burn`; "
+    "`itl_p95_ms`; `per_cell`, a cell's tested concurrency; `start_up_s`. Empty: no recent report."
 )
 
 
@@ -35,12 +35,12 @@ class ScalingPlaceSerializer(serializers.ModelSerializer[DeploymentRegion]):
     region = serializers.CharField(source="region_id")
     min = serializers.IntegerField(source="cells_min")
     max = serializers.IntegerField(source="cells_max")
-    cells = serializers.IntegerField(help_text="How many there should be now.")
-    mode = serializers.SerializerMethodField(help_text="`shadow`: it decides and changes nothing.")
+    cells = serializers.IntegerField(help_text="Current target.")
+    mode = serializers.SerializerMethodField(help_text="`shadow`: decides without changing anything.")
     acting = serializers.SerializerMethodField(help_text="Whether the last decision was carried out.")
-    wanted = serializers.SerializerMethodField(help_text="By the last look; null: there was none yet.")
-    needed = serializers.SerializerMethodField(help_text="What the load of that moment takes; null: it is unknown.")
-    rule = serializers.SerializerMethodField(help_text="What the decision follows from; null: there is none yet.")
+    wanted = serializers.SerializerMethodField(help_text="Target by the latest check; null: none yet.")
+    needed = serializers.SerializerMethodField(help_text="Cells that the current load needs; null: unknown.")
+    rule = serializers.SerializerMethodField(help_text="The rule that decided; null: no decision yet.")
     reason = serializers.SerializerMethodField()
     load = serializers.SerializerMethodField(help_text=LOAD_HELP)
     looked_at = serializers.DateTimeField(source="scaling_state.looked_at", default=None, allow_null=True)
@@ -97,7 +97,7 @@ class ScalingPlaceFilter(filters.FilterSet):
 
 
 class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
-    """Deployments in regions where their cells are a range, each with the last look of the autoscaler."""
+    """Deployments in regions where their cells are a range, each with the autoscaler's latest check."""
 
     serializer_class = ScalingPlaceSerializer
     filterset_class = ScalingPlaceFilter
@@ -118,15 +118,15 @@ class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
 class ScalingDecisionSerializer(serializers.ModelSerializer[ScalingDecision]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
-    was = serializers.IntegerField(help_text="Cells by the decision before.")
+    was = serializers.IntegerField(help_text="Target by the previous decision.")
     wanted = serializers.IntegerField()
-    acted = serializers.BooleanField(help_text="False: of shadow; nothing was changed.")
+    acted = serializers.BooleanField(help_text="False in shadow mode.")
     rule = serializers.ChoiceField(choices=choices(ScalingRule))
     load = serializers.DictField(child=serializers.FloatField(allow_null=True), help_text=LOAD_HELP)
-    observed_s = serializers.FloatField(help_text="How long it was held against the load that came, until now.")
-    too_few_cell_s = serializers.FloatField(help_text="Cell-seconds that were needed beyond it meanwhile.")
-    too_many_cell_s = serializers.FloatField(help_text="Cell-seconds that it wanted and nobody needed.")
-    in_force_cell_s = serializers.FloatField(help_text="Cell-seconds that there should have been, whoever set them.")
+    observed_s = serializers.FloatField(help_text="Seconds for which it was compared with the actual load.")
+    too_few_cell_s = serializers.FloatField(help_text="Cell-seconds needed above the target.")
+    too_many_cell_s = serializers.FloatField(help_text="Cell-seconds of the target that were not needed.")
+    in_force_cell_s = serializers.FloatField(help_text="Cell-seconds of the target in force.")
 
     class Meta:
         model = ScalingDecision
@@ -150,8 +150,7 @@ class ScalingDecisionFilter(filters.FilterSet):
 
 
 class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
-    """Every decision for another number of cells, with its reason and its regret so far, newest first; of each
-    place the last 200."""
+    """Decisions that changed the target, with reason and regret so far, newest first. The last 200 of each place."""
 
     serializer_class = ScalingDecisionSerializer
     filterset_class = ScalingDecisionFilter
@@ -172,9 +171,9 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
 
 @extend_schema_serializer(many=False)
 class ScalingSwitchSerializer(serializers.ModelSerializer[ScalingSwitch]):
-    paused = serializers.BooleanField(help_text="True: the autoscaler changes nothing, whatever policies say.")
+    paused = serializers.BooleanField(help_text="True: the autoscaler changes nothing.")
     why = serializers.CharField()
-    actor = serializers.CharField(help_text="Who used it last; empty: nobody.")
+    actor = serializers.CharField(help_text="The user who set it; empty: never set.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -183,7 +182,7 @@ class ScalingSwitchSerializer(serializers.ModelSerializer[ScalingSwitch]):
 
 
 class AutoscalingViewSet(ViewSet):
-    """The switch that stops the autoscaler for the whole fleet."""
+    """The switch that pauses the autoscaler in the whole fleet."""
 
     @extend_schema(operation_id="autoscaling_show", responses={200: ScalingSwitchSerializer})
     def list(self, request: Request) -> Response:
@@ -193,13 +192,14 @@ class AutoscalingViewSet(ViewSet):
     @extend_schema(operation_id="autoscaling_pause", request=WhySerializer, responses={200: ScalingSwitchSerializer})
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
-        """Have it change nothing in the whole fleet: it goes on deciding, as in shadow. Cells stay as they are."""
+        """Pauses the autoscaler in the whole fleet. It keeps deciding as in shadow mode. Cells stay unchanged."""
         return self._set(request, autoscaling_pause)
 
     @extend_schema(operation_id="autoscaling_resume", request=WhySerializer, responses={200: ScalingSwitchSerializer})
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
-        """Let it act again where policies say so: what is lacking comes at once, fewer after their agreement."""
+        """Resumes the autoscaler where policies let it act. Missing cells start immediately; surplus ones stop after
+        the agreement time."""
         return self._set(request, autoscaling_resume)
 
     def _set(self, request: Request, service: Any) -> Response:

@@ -1,5 +1,5 @@
-"""What the autoscaler last saw and wanted of each place, what it decided and what became of that, and the switch that
-stops it for the whole fleet."""
+"""Tables of the autoscaler: the latest check of each place, its decisions with their regret, the latest plan of roles,
+and the switch that pauses the autoscaler in the whole fleet."""
 
 from django.db import models
 
@@ -12,10 +12,9 @@ from fleet.regions.models import Region
 
 
 class ScalingState(models.Model):
-    """The last look at a deployment in a region where its cells are a range. `history`: rows of seconds since 1970 and
-    cells, `fleet.autoscaling.planning.needs.NeedSample`; `load`: what was seen, by name; `needed` None: nobody knows.
-    `acting`: whether the number of cells follows; else it is what would be wanted. `idle_since`: since when nobody has
-    asked; None: somebody did."""
+    """The latest check of a deployment in a region where its cells are a range. `history`: rows of seconds since 1970
+    and cells (`fleet.autoscaling.planning.needs.NeedSample`); `load`: observed figures by name; `needed`: None if
+    unknown; `acting`: whether the number of cells follows `wanted`; `idle_since`: None while there are requests."""
 
     place = models.OneToOneField(
         DeploymentRegion, on_delete=models.CASCADE, related_name="scaling_state", primary_key=True
@@ -38,11 +37,9 @@ class ScalingState(models.Model):
 
 
 class ScalingDecision(models.Model):
-    """A decision for another number of cells than the one before. `acted`: it was carried out; else it is of shadow.
-
-    `observed_s` and what follows it are its regret so far, in seconds and cell-seconds: see
-    `fleet.autoscaling.planning.planner`. It grows until the next decision of the place.
-    """
+    """A decision that differs from the one before. `acted`: it was carried out; False in shadow mode. `observed_s` and
+    the following columns are its regret so far, in seconds and cell-seconds (`fleet.autoscaling.planning.planner`). It
+    grows until the place's next decision."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="scaling_decisions")
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="scaling_decisions")
@@ -67,7 +64,8 @@ class ScalingDecision(models.Model):
 
 
 class ScalingSwitch(models.Model):
-    """The fleet's one row, once it was used. `paused`: the autoscaler sets nothing, whatever policies say."""
+    """The fleet's only row, once the switch was used. `paused`: the autoscaler changes nothing, whatever the policies
+    say."""
 
     name = models.CharField(max_length=8, primary_key=True, default="fleet")
     paused = models.BooleanField()
@@ -79,15 +77,12 @@ class ScalingSwitch(models.Model):
         return "paused" if self.paused else "on"
 
 
-# What the planner of roles last saw and wanted of each place whose roles it plans.
-
-
 class RoleState(models.Model):
-    """The last look at a deployment in a region. `mixed`, `prefill` and `decode`: cells that it wants of each role;
-    `needed_…`: what the demand takes at least; None: unknown, or mixed is better. `carries` and `mixed_carries`:
-    requests a second within both limits, so and all mixed. `from_tokens`: uncached tokens of a prompt from which its
-    decode cells have it read elsewhere; null: the usual. `acting`: the cells follow; else it is what would be wanted.
-    `figures`: what was seen, by name. `counted`: what was counted of its requests when it was looked at."""
+    """The latest plan of roles in a region. `mixed`, `prefill` and `decode`: target cells per role; `needed_…`: the
+    minimum for the demand (None: unknown, or mixed is better); `carries` and `mixed_carries`: requests per second
+    within both limits, as planned and with mixed cells only; `from_tokens`: uncached tokens from which decode cells
+    hand a prompt over (null: the default); `acting`: whether the cells follow; `figures`: observed figures by name;
+    `counted`: request totals of the cells at that time."""
 
     place = models.OneToOneField(
         DeploymentRegion, on_delete=models.CASCADE, related_name="role_state", primary_key=True
@@ -119,7 +114,7 @@ class RoleState(models.Model):
 
     @property
     def needed(self) -> int | None:
-        """Cells that the demand takes at least."""
+        """Minimum number of cells for the demand."""
         if self.needed_prefill is None or self.needed_decode is None:
             return None
         return self.needed_prefill + self.needed_decode

@@ -1,11 +1,5 @@
-"""Prefill and decode cells on a deployment's page: how many of each, which pair, what was handed over and what fell
-back, and what the planner of roles wants.
-
-Forecasts on a deployment's page: what was, what was said an hour before, and what is expected, with the errors.
-
-The autoscaler on a deployment's page: where its cells are a range, what is wanted there and why, and the last
-decisions with what became of them.
-"""
+"""Sections of a deployment's page: autoscaler with its latest decisions, prefill and decode cells with their pairs and
+handovers, and forecasts next to the actual load. Reads only."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -36,7 +30,7 @@ from traffic.routing.selectors import held_deployments
 
 @dataclass(frozen=True, slots=True)
 class RolePlace:
-    """A region by role. `state` None: nobody has planned its roles yet, or a person states them."""
+    """A region by role. `state`: None if its roles are not planned."""
 
     place: DeploymentRegion
     wanted: RoleSplit
@@ -52,8 +46,8 @@ class RolePlace:
 
 @dataclass(frozen=True, slots=True)
 class RoleCell:
-    """A cell that is told apart. `pairs`: for a decode cell the prefill cells that it may call; `layout`: what both
-    have alike. `handovers` None: its leader has not reported lately."""
+    """A prefill or decode cell. `pairs`: of a decode cell, the prefill cells that it may call; `layout`: their common
+    KV layout; `handovers`: None without a recent report of its leader."""
 
     cell: Cell
     layout: str
@@ -66,14 +60,14 @@ class RoleCell:
 
     @property
     def is_alone(self) -> bool:
-        """A decode cell without a prefill cell of its layout does all by itself."""
+        """Whether a decode cell has no prefill cell of its layout and computes its own prompts."""
         return self.is_decode and not self.pairs
 
 
 @dataclass(frozen=True, slots=True)
 class ReasonRow:
-    """Requests that decode cells did alone since their proxies started. `is_fallback`: because a prefill cell failed
-    them, rather than by their rules."""
+    """Requests of decode cells without a handover since their proxies started. `is_fallback`: a prefill cell failed;
+    otherwise by rule."""
 
     reason: str
     count: int
@@ -86,8 +80,8 @@ class ReasonRow:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a page shows of one deployment. `handed_over`: requests whose prompts a prefill cell read, since proxies
-    started. `are_types_mixed`: it lists several instance types, between which no cell can hand over."""
+    """Roles of one deployment. `handed_over`: requests whose prompts a prefill cell computed since proxies started.
+    `are_types_mixed`: it lists several instance types, between which handovers are impossible."""
 
     deployment: str
     are_types_mixed: bool
@@ -150,17 +144,17 @@ def _reasons(counts: Iterable[Mapping[str, int]], *, is_fallback: bool = False) 
 
 
 SERIES_SHOWN = 4
-"""Those with most load; the API has all."""
+"""The series with most load; the API returns all."""
 PER_SLOT = SLOT_S // HISTORY_SLOT_S
 HOUR = LEADS.index(3)
-"""The horizon of an hour: its slot begins 45 minutes after the forecast."""
+"""The one-hour horizon: its slot begins 45 minutes after the forecast."""
 DAY = timedelta(days=1)
 Values = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRow:
-    """A series. `errors`: of the method in force at each horizon; `is_old`: nobody goes by it any more."""
+    """A series. `errors`: of the method in force at each horizon; `is_old`: the forecast is no longer used."""
 
     forecast: DemandForecast
     chart: Chart
@@ -170,7 +164,7 @@ class ForecastRow:
 
 @dataclass(frozen=True, slots=True)
 class Forecasts:
-    """What a page shows of one deployment; `hidden`: series that it does not."""
+    """Forecasts of one deployment. `hidden`: number of series not shown."""
 
     deployment: str
     rows: tuple[ForecastRow, ...]
@@ -203,7 +197,7 @@ def _row(
 ) -> ForecastRow:
     begins = row.made_at - DAY
     nothing: Values = [None] * SLOTS
-    before, before_p90 = _said_an_hour_before(row, records, begins)
+    before, before_p90 = _forecast_an_hour_before(row, records, begins)
     chart = Chart(
         f"forecast-{row.pk}",
         f"From {row.origin_id}, {row.serving_class}",
@@ -211,7 +205,7 @@ def _row(
         begins,
         SLOT_S,
         (
-            Series("load", [*(_load(row, loads, begins, slot) for slot in range(SLOTS)), *nothing]),
+            Series("load", [*(_slot_load(row, loads, begins, slot) for slot in range(SLOTS)), *nothing]),
             Series("p50", [*nothing, *row.p50]),
             Series("p90", [*nothing, *row.p90], dashed=True),
             Series("p50, an hour before", [*before, *nothing]),
@@ -223,10 +217,10 @@ def _row(
     return ForecastRow(row, chart, errors, now - row.made_at > FORECAST_FRESH_FOR)
 
 
-def _load(
+def _slot_load(
     row: DemandForecast, loads: dict[tuple[str, str, date], list[float | None]], begins: datetime, slot: int
 ) -> float | None:
-    """The mean of what is known of a slot."""
+    """Mean of the known values of a slot."""
     known = []
     for part in range(PER_SLOT):
         at = begins + timedelta(seconds=slot * SLOT_S + part * HISTORY_SLOT_S)
@@ -236,8 +230,10 @@ def _load(
     return sum(known) / len(known) if known else None
 
 
-def _said_an_hour_before(row: DemandForecast, records: list[ForecastRecord], begins: datetime) -> tuple[Values, Values]:
-    """p50 and p90 of the method in force now; each record stands for half an hour."""
+def _forecast_an_hour_before(
+    row: DemandForecast, records: list[ForecastRecord], begins: datetime
+) -> tuple[Values, Values]:
+    """p50 and p90 of the method in force; each record covers half an hour."""
     method = row.methods[LEADS[HOUR]]
     both: tuple[Values, Values] = ([None] * SLOTS, [None] * SLOTS)
     for record in records:
@@ -250,12 +246,12 @@ def _said_an_hour_before(row: DemandForecast, records: list[ForecastRecord], beg
 
 DECISIONS_SHOWN = 8
 BOUND = frozenset({ScalingRule.MAX.value, ScalingRule.BUDGET.value, ScalingRule.UNKNOWN_LOAD.value})
-"""Rules after which somebody may want to look."""
+"""Rules that may need an operator's attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledPlaceRow:
-    """A region with a range; `state` None: nobody has looked yet."""
+    """A region with a range. `state`: None before the first check."""
 
     place: DeploymentRegion
     state: ScalingState | None
@@ -268,7 +264,7 @@ class ScaledPlaceRow:
 
     @property
     def percent(self) -> float | None:
-        """How full the cells in force are, in per cent of what they were tested for."""
+        """Utilisation of the target cells in percent of their tested concurrency."""
         load: dict[str, float] = self.state.load if self.state else {}
         if "in_flight" not in load or not load.get("per_cell") or not self.place.cells:
             return None
@@ -276,13 +272,13 @@ class ScaledPlaceRow:
 
     @property
     def held(self) -> int:
-        """Requests that waited for its first cell at the last look."""
+        """Requests that waited for the first cell at the latest check."""
         return round((self.state.load if self.state else {}).get("held") or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """A decision, its regret in seconds of cells; None: nothing was seen since."""
+    """A decision and its regret in cell-seconds; None before the next check."""
 
     decision: ScalingDecision
     tone: Tone
@@ -292,7 +288,7 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class Autoscaling:
-    """What a page shows of one deployment. `problem`: why its stored policy cannot be read; then nothing is done."""
+    """Autoscaling of one deployment. `problem`: why its stored policy is invalid; nothing is changed then."""
 
     deployment: str
     policy: ScalingPolicy
@@ -301,7 +297,7 @@ class Autoscaling:
     decisions: tuple[DecisionRow, ...]
     problem: str = ""
     hold: HeldDeployment | None = None
-    """How requests wait for its first cell; None: they do not."""
+    """How requests wait for its first cell, or None."""
 
     @property
     def may_be_empty(self) -> bool:

@@ -1,10 +1,5 @@
-"""How long cells took from what began them until they were ready, as the timeline has it.
-
-What is known of places where cells are a range: their rows, the cells that serve there, how users are served, and
-how long a cell takes until it serves. In a constant number of queries however many there are.
-
-The plan of the day: the newest, and what of it counts still.
-"""
+"""Reads what the autoscaler needs: places with a range, their ready cells, prices, how well users are served, start-up
+times from events, and the newest day plan. Uses a constant number of queries. Never writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -38,13 +33,13 @@ from models_registry.versions.planning.spec import InvalidVersion
 
 EVENTS_READ = 2000
 SHARE_OF_TIMEOUT = 0.25
-"""Where no start was seen yet: a ready timeout is commonly set to a few times what a start takes."""
+"""Used without measured starts: a ready timeout is usually several times a start."""
 CREATED, STARTING, READY = "cell.pending", "cell.starting", "cell.ready"
 
 
 def start_times_s(deployments: Iterable[str] | None = None, *, since: str = STARTING) -> dict[str, list[float]]:
-    """Deployment -> seconds that its last starts took, youngest first, from events of the kind `since` until the cell
-    was ready; a start that was tried again counts from its last try. None: of all deployments. One query."""
+    """Deployment -> seconds of its recent starts, newest first, from events of the kind `since` until the cell was
+    ready. A retried start counts from its last try. Without `deployments`, all of them. One query."""
     events = Event.objects.filter(kind__in=[since, READY])
     if deployments is not None:
         events = events.filter(deployment__in=list(deployments))
@@ -60,7 +55,7 @@ def start_times_s(deployments: Iterable[str] | None = None, *, since: str = STAR
 
 
 def typical_s(measured: Iterable[float] | None, ready_timeout_s: float) -> float:
-    """What a start usually takes: the median of those that were seen, else a part of its timeout."""
+    """The median of the measured starts, or else a part of the ready timeout."""
     return median(measured) if measured else ready_timeout_s * SHARE_OF_TIMEOUT
 
 
@@ -70,7 +65,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ServedObjective:
-    """How users of a place were served over `OBJECTIVE_SEEN_S`. None: no request to judge by."""
+    """How well users of a place were served over `OBJECTIVE_SEEN_S`. None without requests."""
 
     late_burn: float | None = None
     itl_p95_ms: float | None = None
@@ -78,9 +73,9 @@ class ServedObjective:
 
 @dataclass(frozen=True, slots=True)
 class RangedDeployment:
-    """A deployment that has a range somewhere. `places`: those alone, with their last looks; `cell_prices`: US dollars
-    an hour for a cell by their regions, 0: unknown; `type_prices`: by region what a cell on each type costs, if known;
-    `elsewhere_price`: for the cells where it has no range."""
+    """A deployment with a range. `places`: those with a range, with their latest checks; `cell_prices`: US dollars per
+    hour and cell by region, 0 if unknown; `type_prices`: the same by region and type, if known; `elsewhere_price`: cost
+    per hour of its cells in other regions."""
 
     deployment: Deployment
     policy: ScalingPolicy
@@ -94,9 +89,9 @@ class RangedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class RangedFleet:
-    """`ready`: since when each cell that serves in a place has; `types`: how many of its cells that stay are on which
-    instance type, and `waiting`: how many more wait for machines of it; `problems`: by deployment, what is stored and
-    makes no sense: such a one is left as it is."""
+    """`ready`: place -> when each ready cell became ready; `types`: live cells per instance type; `waiting`: further
+    cells that wait for machines, per type; `problems`: deployment -> why its stored data are invalid; it is left
+    unchanged."""
 
     deployments: tuple[RangedDeployment, ...] = ()
     ready: Mapping[Place, list[datetime]] = field(default_factory=dict)
@@ -108,17 +103,17 @@ class RangedFleet:
 
 
 def scaling_switch() -> ScalingSwitch:
-    """The fleet's switch; on, by nobody, until it was used."""
+    """The fleet's switch. Not paused if it was never used."""
     return ScalingSwitch.objects.first() or ScalingSwitch(paused=False, actor="")
 
 
 def has_ranges() -> bool:
-    """Whether there is anything to scale."""
+    """Whether any deployment has a range."""
     return DeploymentRegion.objects.filter(cells_max__isnull=False).exists()
 
 
 def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
-    """All deployments with a range, or this one."""
+    """All deployments with a range, or only this one."""
     ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)
     if deployment:
         ranged = ranged.filter(deployment=deployment)
@@ -145,12 +140,12 @@ def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
 
 
 def scaling_state(place: DeploymentRegion) -> ScalingState | None:
-    """The last look at a place; None: there was none yet."""
+    """The latest check of a place, or None."""
     return getattr(place, "scaling_state", None)
 
 
 def scaling_mode(deployment: Deployment) -> ScalingMode:
-    """Its policy's; a policy that cannot be read does nothing."""
+    """The policy's mode. An invalid policy changes nothing."""
     try:
         return deployment.scaling_policy().mode
     except InvalidScaling:
@@ -158,12 +153,12 @@ def scaling_mode(deployment: Deployment) -> ScalingMode:
 
 
 def is_acting(policy: ScalingPolicy, is_paused: bool) -> bool:
-    """Whether what is decided is carried out."""
+    """Whether decisions are carried out."""
     return policy.mode is ScalingMode.ACT and not is_paused
 
 
 def need_history(state: ScalingState | None) -> tuple[NeedSample, ...]:
-    """What is remembered of a place, oldest first."""
+    """The stored need samples of a place, oldest first."""
     rows = state.history if state else []
     return tuple(NeedSample(datetime.fromtimestamp(at, UTC), cells) for at, cells in rows)
 
@@ -193,12 +188,12 @@ def _ranged(
 
 
 def _cell_price(row: Deployment, prices: MachinePrices, now: datetime, region: str, kind: str) -> float:
-    """US dollars an hour for a cell on a type in a region; 0: nobody states it."""
+    """US dollars per hour for a cell on a type in a region, or 0 if unknown."""
     return nodes_per_cell(row.model_version.spec(), kind) * (prices.of(region, kind, now).usd or 0.0)
 
 
 def _mean_price(prices: Mapping[str, float], there: Counter[str] | None) -> float:
-    """Of the cells that are there; of one on the preferred type where there are none."""
+    """Mean over the current cells, or the price on the preferred type without cells."""
     counted = {kind: count for kind, count in (there or {}).items() if kind in prices}
     if not counted:
         return next(iter(prices.values()))
@@ -255,8 +250,8 @@ def newest_plan() -> DayPlan | None:
 
 
 def place_plans(now: datetime, deployments: Iterable[str] | None = None) -> dict[Place, PlacePlan]:
-    """What the newest plan has for places, of all deployments or of these; none where it is too old to go by. Two
-    queries, and one where there is none."""
+    """Cells that the newest plan has in each place, of all deployments or of these. Empty if the plan is too old. Two
+    queries, or one without a plan."""
     plan = DayPlan.objects.filter(at__gt=now - timedelta(seconds=FRESH_S), at__lte=now).order_by("-at").first()
     if plan is None:
         return {}
@@ -267,12 +262,12 @@ def place_plans(now: datetime, deployments: Iterable[str] | None = None) -> dict
 
 
 PLANNED_CELLS_OF = ("fleet_dayplan", "fleet_scalingswitch", "fleet_deployment", "fleet_deploymentregion")
-"""Tables that `planned_place_cells` reads; what a plan has of places is never written without the plan."""
+"""Tables that `planned_place_cells` reads. A plan's places are never written without the plan."""
 
 
 def planned_place_cells() -> tuple[PlannedPlaceCells, ...]:
-    """What the newest plan has where the autoscaler acts, however old it is; nothing while it is paused. Two queries
-    where there is no plan, four else."""
+    """Cells that the newest plan has where the autoscaler acts, even if the plan is old. Empty while it is paused. Two
+    queries without a plan, otherwise four."""
     plan = None if scaling_switch().paused else newest_plan()
     if plan is None:
         return ()

@@ -1,12 +1,5 @@
-"""Applies what the planner of roles decides: how many cells of a place have which role, with the reason.
-
-It sets the numbers that a person sets; which cells change, and when, is the reconciler's, under the disruption ledger.
-
-Applies what the autoscaler decides: the number of cells, its decision with the reason, and what became of the one
-before. And the switch that stops it.
-
-It sets the number that a person sets; what follows is the reconciler's, under the disruption ledger.
-"""
+"""Applies decisions about the number of cells and their roles in a place, with the reason, and the fleet's switch. It
+sets the same columns as operators. Never changes cells: the reconciler does, under the disruption ledger."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,8 +23,8 @@ from kernel.tones import Tone
 
 @dataclass(frozen=True, slots=True)
 class RoleLook:
-    """A look at one place, as its row was, with what was decided upon it. `acting`: the decision is to be carried out;
-    `figures`: what was seen, by name; `counted`: what its cells had counted."""
+    """The check of one place and its decision. `acting`: the decision is to be carried out; `figures`: observed figures
+    by name; `counted`: request totals of its cells."""
 
     place: DeploymentRegion
     acting: bool
@@ -47,7 +40,7 @@ class RoleLook:
 
 @transaction.atomic
 def role_apply(*, look: RoleLook, now: datetime) -> bool:
-    """Carry it out and write it down. False: what was looked at has changed meanwhile, and nothing was done."""
+    """Carries out and stores a decision. Returns False and does nothing if the place has changed since the check."""
     place, decision = look.place, look.decision
     split = decision.split
     seen = {name: getattr(place, name) for name in ("pk", "cells", "prefill", "decode")}
@@ -69,14 +62,14 @@ def role_apply(*, look: RoleLook, now: datetime) -> bool:
     elif not rows.exists():
         return False
     before = RoleState.objects.filter(place_id=place.pk).values_list("acting", "from_tokens").first()
-    RoleState.objects.update_or_create(place_id=place.pk, defaults=_columns(look, now))
+    RoleState.objects.update_or_create(place_id=place.pk, defaults=_role_columns(look, now))
     if before != (look.acting, decision.from_tokens):
         place_pairs_changed(place.deployment_id, place.region_id)
     live.push("deployments", place.deployment_id)
     return True
 
 
-def _columns(look: RoleLook, now: datetime) -> dict[str, Any]:
+def _role_columns(look: RoleLook, now: datetime) -> dict[str, Any]:
     decision = look.decision
     needed = decision.needed
     return {
@@ -98,15 +91,15 @@ def _columns(look: RoleLook, now: datetime) -> dict[str, Any]:
 
 
 DECISIONS_KEPT = 200
-"""Of each place: at a change every ten minutes a day and a half, of a quiet deployment months."""
+"""Per place. With a change every ten minutes that covers 33 hours, for a quiet deployment months."""
 REGRET_FIELDS = tuple(field.name for field in fields(Regret))
 AUTOSCALE_TASK = "traffic.autoscale"
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingLook:
-    """A look at one place, as its row was, with what was decided upon it. `load`: what was seen, by name; `acting`: the
-    decision is to be carried out."""
+    """The check of one place and its decision. `load`: observed figures by name; `acting`: the decision is to be
+    carried out."""
 
     place: DeploymentRegion
     acting: bool
@@ -119,12 +112,12 @@ class ScalingLook:
 
     @property
     def in_force(self) -> int:
-        """How many cells it should have."""
+        """Target number of cells."""
         return self.place.cells
 
     @property
     def wanted_before(self) -> int:
-        """What the decision before came to: in shadow it stands by itself."""
+        """The previous decision's target. In shadow mode it is separate from the place's."""
         return self.in_force if self.acting or self.before is None else self.before.wanted
 
     @property
@@ -137,23 +130,21 @@ class ScalingLook:
 
 
 def scaling_apply(*, looks: Sequence[ScalingLook], now: datetime) -> list[str]:
-    """Carry out and write down what was decided of all places. Returns the deployments whose cells change.
-
-    Places are set one by one, and only where nobody changed range or number meanwhile: the next look decides again.
-    """
+    """Carries out and stores the decisions of all places. A place that was changed since its check is skipped until the
+    next one. Returns the deployments whose cells change."""
     newest = _newest_decisions(looks)
     regrets = [row for look in looks if (row := _with_regret(look, newest, now)) is not None]
     ScalingDecision.objects.bulk_update(regrets, REGRET_FIELDS)
     applied = [look for look in looks if not look.is_news or _apply_one(look, now)]
     _save_states(applied, now)
-    if any(_shows_otherwise(look) for look in applied):
+    if any(_changes_pages(look) for look in applied):
         live.push("autoscaling")
     return sorted({look.place.deployment_id for look in applied if look.sets_cells})
 
 
 @transaction.atomic
 def _apply_one(look: ScalingLook, now: datetime) -> bool:
-    """False: what was looked at has changed meanwhile, and nothing was done."""
+    """Returns False and does nothing if the place has changed since the check."""
     decision, name = look.decision, look.place.deployment_id
     if look.sets_cells:
         seen = {name: getattr(look.place, name) for name in ("pk", "cells", "cells_min", "cells_max")}
@@ -182,11 +173,11 @@ def _apply_one(look: ScalingLook, now: datetime) -> bool:
         reason=decision.reason,
         load=dict(look.load),
     )
-    _trim(row)
+    _trim_decisions(row)
     return True
 
 
-def _trim(newest: ScalingDecision) -> None:
+def _trim_decisions(newest: ScalingDecision) -> None:
     here = ScalingDecision.objects.filter(deployment_id=newest.deployment_id, region_id=newest.region_id)
     kept = list(here.order_by("-id").values_list("pk", flat=True)[:DECISIONS_KEPT])
     here.filter(pk__lt=kept[-1]).delete()
@@ -201,7 +192,7 @@ def _newest_decisions(looks: Iterable[ScalingLook]) -> dict[tuple[str, str], Sca
 def _with_regret(
     look: ScalingLook, newest: Mapping[tuple[str, str], ScalingDecision], now: datetime
 ) -> ScalingDecision | None:
-    """The decision that stood until now, with what was needed meanwhile; None: there is none, or nobody knows."""
+    """The current decision with its regret until now, or None if there is no decision or the need is unknown."""
     row = newest.get((look.place.deployment_id, look.place.region_id))
     if row is None or look.before is None or look.decision.needed is None:
         return None
@@ -220,11 +211,14 @@ def _with_regret(
 def _save_states(looks: Iterable[ScalingLook], now: datetime) -> None:
     fields = ("wanted", "needed", "rule", "reason", "acting", "load", "history", "idle_since", "looked_at")
     ScalingState.objects.bulk_create(
-        [_state(look, now) for look in looks], update_conflicts=True, unique_fields=["place"], update_fields=fields
+        [_scaling_state_row(look, now) for look in looks],
+        update_conflicts=True,
+        unique_fields=["place"],
+        update_fields=fields,
     )
 
 
-def _state(look: ScalingLook, now: datetime) -> ScalingState:
+def _scaling_state_row(look: ScalingLook, now: datetime) -> ScalingState:
     decision = look.decision
     return ScalingState(
         place_id=look.place.pk,
@@ -240,23 +234,23 @@ def _state(look: ScalingLook, now: datetime) -> ScalingState:
     )
 
 
-def _shows_otherwise(look: ScalingLook) -> bool:
+def _changes_pages(look: ScalingLook) -> bool:
     before, decision = look.before, look.decision
     return before is None or (before.wanted, before.rule) != (decision.wanted, decision.rule.value)
 
 
 def autoscaling_pause(*, actor: str, now: datetime, why: str = "") -> ScalingSwitch:
-    """Have the autoscaler set nothing in the whole fleet, whatever policies say: it goes on deciding as in shadow."""
-    return _switch(True, actor, now, why)
+    """Pauses the autoscaler in the whole fleet. It keeps deciding as in shadow mode."""
+    return _set_switch(True, actor, now, why)
 
 
 def autoscaling_resume(*, actor: str, now: datetime, why: str = "") -> ScalingSwitch:
-    """Let it act again where policies say so."""
-    return _switch(False, actor, now, why)
+    """Resumes the autoscaler where policies let it act."""
+    return _set_switch(False, actor, now, why)
 
 
-def _switch(paused: bool, actor: str, now: datetime, why: str) -> ScalingSwitch:
-    """Setting what is set already changes nothing."""
+def _set_switch(paused: bool, actor: str, now: datetime, why: str) -> ScalingSwitch:
+    """Does nothing if the switch is set already."""
     with transaction.atomic():
         before = ScalingSwitch.objects.select_for_update().first() or scaling_switch()
         if before.paused == paused:

@@ -1,17 +1,11 @@
-"""What the autoscaler looks at and what it decides. Pure data.
+"""How many cells a place needs, by each rule that asks for some, and which rule asks for most: actual and forecast
+load, the objective, the schedule, requests that wait for a first cell, queued work, and requests that other regions
+serve for it. Also for how long requests wait for a first cell, and when it is expected. Decides nothing; `planner`
+does.
 
-What is asked for a place that may have no cells at all: by requests that wait for its first one, by work that is
-queued, and by requests that other regions serve for it. And since when nobody asks. Pure.
-
-A first cell is started where somebody would else go without. Requests that another region serves start none, unless the
-policy says so or that region has no room for them.
-
-For how long requests wait for the first cell of a deployment that may have none, and when it is expected. Pure.
-
-How many cells a place takes, by each rule that asks for some, and which of them asks for most. Pure.
-
-A need has two levels. `cells` is what is needed now, and is wanted at once. `enough` is what would have to be enough
-before there are fewer: the same load at a lower target, so that a load at the edge between two numbers changes nothing.
+A need has two levels. `cells` are needed now. `enough` must suffice before cells are removed: the same load at a lower
+target, so that a load between two numbers of cells changes nothing. A first cell starts only for requests that no other
+region can serve, unless the policy says otherwise.
 """
 
 import math
@@ -27,7 +21,7 @@ from fleet.deployments.planner import ClaimView, GrantRule
 
 
 class ScalingRule(StrEnum):
-    """What a decision follows from. Those from `max` on bound or hold what the others ask for."""
+    """The rule that determined a decision. Those from `max` on limit or hold what the others ask for."""
 
     UTILISATION = "utilisation"
     QUEUE = "queue"
@@ -51,17 +45,15 @@ class ScalingRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlaceLoad:
-    """Requests at once of a deployment in a region: `in_flight` are worked on, `queued` wait for a cell, both as means
-    of the last 15 s. `offered`: what all that arrive would be if none had to wait, by how long requests took while none
-    did; `autopilot`: what the region autopilot sends there; `forecast`: what is expected, at p90, until a cell that is
-    decided on next is ready. None: nobody says.
+    """Concurrent requests of a deployment in a region, as means of the last 15 s. `in_flight`: being processed;
+    `queued`: waiting for a cell; `offered`: concurrency if none had to wait, from arrivals and `service_s`, the
+    duration of a request without waiting; `autopilot`: sent there by the region autopilot; `forecast`: expected at p90
+    until the next cell could be ready; None: unknown.
 
-    `service_s`: how long a request took while none had to wait. `late_burn`: how many times too fast late first tokens
-    burn their budget over 5 minutes; `itl_p95_ms`: inter-token latency meanwhile. None: no request to judge by.
-
-    `held` requests wait for a first cell at this moment, and are among those that wait; `arrivals_per_s` come for the
-    cells here; `elsewhere` are those of this region's applications that other regions serve, at once. `backlog`:
-    requests at once by which what batches and near-real-time requests queue, `backlog_requests`, is done in time.
+    `late_burn`: burn rate of late first tokens over 5 minutes; `itl_p95_ms`: inter-token latency over the same time;
+    None without requests. `held`: requests waiting for a first cell now, included in those that wait; `arrivals_per_s`:
+    for cells here; `elsewhere`: concurrent requests of this region's applications served by other regions; `backlog`:
+    concurrency that finishes the `backlog_requests` of batches and near-real-time requests in time.
     """
 
     in_flight: float
@@ -80,16 +72,15 @@ class PlaceLoad:
 
     @property
     def total(self) -> float:
-        """Requests at once to have room for. A queue is what could not be served so far, and may be many times what
-        would have to be served at once; what arrives may be many times that, too, where who is refused tries again. The
-        lesser of both is not too little."""
+        """Concurrent requests to have room for. A queue may be many times the needed concurrency, and so may arrivals
+        if rejected clients retry. The smaller of both is sufficient."""
         waiting = self.in_flight + max(self.queued, self.held)
         return waiting if self.offered is None else max(self.in_flight, min(self.offered, waiting))
 
 
 @dataclass(frozen=True, slots=True)
 class NeedSample:
-    """How many cells would have been enough at a moment, with some slack; of a span of time, the most of it."""
+    """The cells that would have been enough at a moment, with slack; of a span of time, the maximum."""
 
     at: datetime
     cells: int
@@ -97,9 +88,8 @@ class NeedSample:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNeed:
-    """What the plan of the day has there soon: the most cells of the slots until one that is ordered now has served
-    for a slot, and of which slot and what for. `enough`: the most until some time later, if
-    that is more; there are not fewer before."""
+    """The day plan's cells there until a cell ordered now has served for one slot, with that slot's reason. `enough`:
+    the maximum of a longer time, below which no cell is removed."""
 
     cells: int
     reason: str
@@ -108,14 +98,13 @@ class PlannedNeed:
 
 @dataclass(frozen=True, slots=True)
 class ScaledPlace:
-    """A region in which a deployment has a range. `current`: how many cells it should have, by the last decision or a
-    person; in shadow, by the last decision alone. `ready` serve; `ready_for_s`: for how long the youngest of them has;
-    None: none is. `load` None: nobody has reported it lately. `cell_price`: US dollars an hour there; 0: unknown.
-    `planned` None: there is no plan, or it is too old. `idle_since`: since when nobody has asked, by the look before;
-    None: somebody did. `granted`: how many cells it may have while machines are short, and why; None: all.
-    `answering`: which part of its cells should answer requests, where others only read prompts; `roles`: how many cells
-    the planner of roles needs of both; None: it plans none apart. `capacities`: requests at once of its cells, in the
-    order in which they stay and others come, the last also of all further ones; none: all as the deployment's."""
+    """A region in which a deployment has a range. `current`: target by the last decision or a user (in shadow mode, by
+    the last decision). `ready`: serving cells; `ready_for_s`: how long the newest has served, if any. `load`: None
+    without a recent report. `cell_price`: US dollars per hour, 0 if unknown. `planned`: None without a recent plan.
+    `idle_since`: since when there were no requests by the previous check. `granted`: cells allowed while machines are
+    scarce, and why (None: all). `answering`: share of cells that answer, without prefill cells; `roles`: cells that the
+    planner of roles needs of both roles, if apart. `capacities`: concurrency of each cell in the order in which they
+    stay and are added, the last for all further ones; empty if all are equal."""
 
     region: str
     range: CellRange
@@ -136,9 +125,9 @@ class ScaledPlace:
 
 @dataclass(frozen=True, slots=True)
 class ScalingView:
-    """A deployment whose cells are a range somewhere. `per_cell`: requests at once that a cell was tested for;
-    `utilisation_cap`: to which share of that the region autopilot fills; `start_up_s`: from a decision until the cell
-    is ready; `elsewhere_price`: US dollars an hour for the cells that it has where no range is."""
+    """A deployment with a range in some region. `per_cell`: tested concurrency per cell; `utilisation_cap`: share to
+    which the region autopilot fills cells; `start_up_s`: from the decision until a cell is ready; `elsewhere_price`:
+    cost per hour of its cells in other regions."""
 
     deployment: str
     policy: ScalingPolicy
@@ -149,15 +138,15 @@ class ScalingView:
     elsewhere_price: float = 0.0
     is_rolling: bool = False
     is_full_elsewhere: bool = True
-    """Cells where no range is have no room for more, or there are none."""
+    """Regions without a range have no room for more, or no cells."""
     crowded_out: frozenset[str] = frozenset()
-    """Regions whose requests no other one has room for: for the planner to fill in."""
+    """Regions for whose requests no other one has room; set by the planner."""
     capacities: tuple[float, ...] = ()
-    """As of the place that is looked at: what its cells carry one by one, where they are not alike."""
+    """Concurrency of each cell of the current place, if they differ."""
 
     def at(self, place: ScaledPlace) -> "ScalingView":
-        """With what the cells of a place carry, where only a part of them answers, or they are of several types;
-        `per_cell` is then the mean of those that there should be."""
+        """The view with the capacity of a place's cells. With several types, `per_cell` is the mean over its target
+        cells."""
         if not place.capacities:
             return replace(self, per_cell=self.per_cell * place.answering)
         count = max(1, place.current)
@@ -166,14 +155,14 @@ class ScalingView:
 
     @staticmethod
     def carried(count: int, capacities: tuple[float, ...]) -> tuple[float, ...]:
-        """What so many cells carry, one by one."""
+        """Concurrency of each of `count` cells."""
         return (*capacities[:count], *[capacities[-1]] * (count - len(capacities)))
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDecision:
-    """How many cells a place should have now, by which rule, and why in a sentence. `needed`: what its load alone takes
-    at this moment, within the range; None: unknown. `history` and `idle_since` are to be kept for the next look."""
+    """Target cells of a place with rule and reason. `needed`: cells that the current load alone needs within the range,
+    or None if unknown. `history` and `idle_since`: kept for the next check."""
 
     region: str
     wanted: int
@@ -185,25 +174,25 @@ class PlaceDecision:
 
 
 GAP_S = 60.0
-"""A longer time without a look is one of which nothing is known."""
+"""After a longer gap between checks, nothing is known about the time in between."""
 
 
 def waiting_asks(place: ScaledPlace, load: PlaceLoad) -> Iterator[tuple[ScalingRule, float, str]]:
-    """Rules by which so many requests at once are to have room at least, each with what it says of them."""
+    """Rules that ask for room for waiting or queued requests: rule, concurrency and text."""
     if load.held > 0 and place.ready == 0:
         count = math.ceil(load.held)
         text = f"{count} request{' waits' if count == 1 else 's wait'} for its first cell"
         yield ScalingRule.WAITING, max(load.total, min(load.held, 1.0)), text
     if load.backlog > 0:
-        text = f"what is queued of batches and near-real-time requests ({load.backlog_requests:.0f} requests)"
-        yield ScalingRule.BACKLOG, load.backlog, f"{text} is done in time by {load.backlog:.1f} at once"
+        text = f"the backlog of batches and near-real-time requests ({load.backlog_requests:.0f} requests)"
+        yield ScalingRule.BACKLOG, load.backlog, f"{text} needs {load.backlog:.1f} concurrent requests"
 
 
 def elsewhere_ask(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> tuple[ScalingRule, float, str] | None:
-    """The same for requests from here that other regions serve while there is no cell here."""
+    """The same for requests of this region that others serve while there is no cell here."""
     if place.ready > 0 or load.elsewhere <= 0:
         return None
-    text = f"{load.elsewhere:.1f} requests at once of this region are served in others"
+    text = f"{load.elsewhere:.1f} concurrent requests of this region are served in others"
     if view.policy.wake is WakeOn.ARRIVALS:
         return ScalingRule.ARRIVALS, load.elsewhere, f"{text}, and its policy starts a cell here"
     if place.region in view.crowded_out:
@@ -212,13 +201,13 @@ def elsewhere_ask(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> tup
 
 
 def is_idle(view: ScalingView, load: PlaceLoad) -> bool:
-    """Whether nobody asks for anything that a cell here is for."""
+    """Whether there are no requests for cells here."""
     asks_here = load.total > 0 or load.held > 0 or load.backlog > 0 or load.arrivals_per_s > 0
     return not asks_here and not (view.policy.wake is WakeOn.ARRIVALS and load.elsewhere > 0)
 
 
 def idle_since(view: ScalingView, place: ScaledPlace, now: datetime) -> datetime | None:
-    """Since when that has been so, as far as it was seen; None: it is not, or nobody knows."""
+    """Since when the place has been idle without a gap, or None."""
     if place.load is None or not is_idle(view, place.load):
         return None
     last = place.history[-1].at if place.history else None
@@ -227,43 +216,44 @@ def idle_since(view: ScalingView, place: ScaledPlace, now: datetime) -> datetime
 
 
 def idle_long_enough(view: ScalingView, since: datetime | None, now: datetime) -> bool:
-    """Whether it has been idle for as long as its policy says."""
+    """Whether it has been idle for as long as its policy requires."""
     return since is not None and now - since >= timedelta(seconds=view.policy.idle_s)
 
 
 START_UPS = 2.0
-"""So many start-up times: a start that fails once is made again."""
-HOLD_LEAST_S = 30
+"""A hold covers two start-ups, so that a failed start is retried."""
+MIN_HOLD_S = 30
 STEP = 1.25
-"""Start-up times are told in steps of a quarter: each new number is a new routing table, and of the hold a reload."""
+"""Announced start-up times are rounded to steps of a quarter, because each new number changes the routing table and
+reloads the hold."""
 
 
 def may_be_empty(policy: ScalingPolicy, ranges: Iterable[CellRange]) -> bool:
-    """Whether a deployment may be without cells by its own policy."""
+    """Whether the policy allows a deployment without cells."""
     return any(one.min == 0 for one in ranges) or any(window.cells == 0 for window in policy.schedule)
 
 
 def stepped_s(start_up_s: float) -> int:
-    """The start-up time as it is told, rounded up."""
+    """The announced start-up time, rounded up."""
     return math.ceil(STEP ** math.ceil(math.log(max(1.0, start_up_s), STEP) - 1e-9))
 
 
 def hold_s(policy: ScalingPolicy, start_up_s: float) -> int:
-    """For how long a request is held at most."""
+    """The maximum time for which a request is held."""
     if policy.hold_s is not None:
         return math.ceil(policy.hold_s)
-    return min(HOLD_MOST_S, max(HOLD_LEAST_S, math.ceil(START_UPS * stepped_s(start_up_s))))
+    return min(HOLD_MOST_S, max(MIN_HOLD_S, math.ceil(START_UPS * stepped_s(start_up_s))))
 
 
 def ready_at_s(started: Iterable[datetime], start_up_s: float) -> int:
-    """When the first of the cells that start is expected, in seconds since 1970; 0: none starts."""
+    """When the first starting cell is expected, in seconds since 1970, or 0 if none starts."""
     first = min(started, default=None)
     return 0 if first is None else math.ceil(first.timestamp() + stepped_s(start_up_s))
 
 
 def withheld_by(claims: Iterable[ClaimView]) -> Withheld:
-    """What keeps the first cell from machines: by claims of the places where one may start. Nothing does while one of
-    them may have a cell, or has not been set one yet."""
+    """What keeps the first cell from getting machines, from the claims of the places where it may start. Nothing if one
+    of them may have a cell or has no target yet."""
     rules = [claim.rule if claim.asked and claim.in_force == 0 else None for claim in claims]
     if not rules or None in rules or GrantRule.RETURN in rules:
         return Withheld.NOTHING
@@ -271,22 +261,24 @@ def withheld_by(claims: Iterable[ClaimView]) -> Withheld:
 
 
 SLACK = 0.1
-"""Of the target that must be free before there are fewer cells: a Kubernetes HPA ignores a tenth as well."""
+"""Share of the target that must be free before cells are removed. A Kubernetes HPA also tolerates a tenth."""
 BELOW_CAP = 0.95
-"""Of the autopilot's cap that a target may be: a region at its cap is given no more, and would never look too full."""
+"""Maximum target relative to the autopilot's cap. A region at its cap gets no more requests and would never exceed its
+target."""
 OBJECTIVE_STEP = 0.1
-"""Of the cells that there are, and at least one, for an objective that burns: nobody knows how many would be enough."""
+"""Share of the current cells added per step, at least one, for an objective that is missed: the right number is
+unknown."""
 OBJECTIVE_SEEN_S = 300.0
-"""Over so long the objective is judged."""
+"""The objective is evaluated over this time."""
 OBJECTIVE_HELPED_S = OBJECTIVE_SEEN_S + 60.0
-"""So long the youngest cell must have served before there is another step: what had waited for it is over after less
-than a minute, and then all that is judged came after that."""
-LEAST_UTILISATION = 0.3
-"""Below, first tokens are late for another reason than too few cells, and more of these would not help."""
-FORECAST_LEAST = 0.05
-"""Requests at once; less is no forecast that anybody comes, and would keep a cell where the range begins at 0."""
+"""How long the newest cell must have served before the next step. Old queues are gone after less than a minute; all
+evaluated requests then came later."""
+MIN_UTILISATION = 0.3
+"""Below this utilisation, first tokens are late for other reasons, and more cells would not help."""
+MIN_FORECAST = 0.05
+"""A smaller forecast in concurrent requests is noise, and would keep a cell where the range begins at 0."""
 DECISION_S = 900.0
-"""Beyond a start-up that a forecast counts: what is decided now is to be enough until what is decided next is there."""
+"""Added to the start-up time of a forecast, so that cells suffice until the next decision takes effect."""
 ROUNDING = 1e-9
 
 
@@ -299,33 +291,35 @@ class Need:
 
 
 def load_cells(view: ScalingView, load: PlaceLoad) -> int:
-    """What the load of this moment alone takes."""
-    return _cells(load.total, target_of(view), view)
+    """Cells that the current load alone needs."""
+    return _cells_for(load.total, target_of(view), view)
 
 
 def target_of(view: ScalingView) -> float:
-    """How full cells should be, as a share of what they were tested for."""
+    """Target utilisation as a share of the tested concurrency."""
     return min(view.policy.target_utilisation, BELOW_CAP * view.utilisation_cap)
 
 
 def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
-    """Of all that asks for cells what asks for most; of equals, what comes first. `enough` is the most of any."""
-    needs = tuple(need for need in _needs(view.at(place), place, now) if need.cells > 0 or need.rule is ScalingRule.MIN)
+    """The need with the most cells; the first of equal ones. `enough` is the maximum of all."""
+    needs = tuple(
+        need for need in _all_needs(view.at(place), place, now) if need.cells > 0 or need.rule is ScalingRule.MIN
+    )
     most = max(needs, key=lambda need: need.cells)
     return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
 
 
-def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
+def _all_needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
     if place.load is not None:
-        yield from _asked(view, place, place.load)
-        if place.planned is None:  # a plan is made from what is forecast
-            yield from _forecast(view, place.load)
-        if place.current > 0:  # without cells it is who asks now that counts, and no mean of before
-            yield _utilisation(view, place.load)
-            yield from _autopilot(view, place.load)
-            yield from _objective(view, place, place.load)
+        yield from _waiting_needs(view, place, place.load)
+        if place.planned is None:  # a plan includes the forecast
+            yield from _forecast_need(view, place.load)
+        if place.current > 0:  # without cells only current requests count
+            yield _utilisation_need(view, place.load)
+            yield from _autopilot_need(view, place.load)
+            yield from _objective_need(view, place, place.load)
     if place.planned is not None:
-        text = f"the plan of the day has {cells_text(place.planned.cells)} there: {place.planned.reason}"
+        text = f"the day plan has {cells_text(place.planned.cells)} there: {place.planned.reason}"
         enough = max(place.planned.cells, place.planned.enough)
         yield Need(ScalingRule.PLAN, place.planned.cells, enough, text)
     if place.roles is not None and place.current > 0:
@@ -334,86 +328,91 @@ def _needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Nee
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)
     least = place.range.min
-    nobody = "" if least else "nobody asks, and "
-    yield Need(ScalingRule.MIN, least, least, f"{nobody}its range begins at {least}")
+    no_requests = "" if least else "no requests, and "
+    yield Need(ScalingRule.MIN, least, least, f"{no_requests}its range begins at {least}")
 
 
-def _asked(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
-    """By what is not worked on here: one cell at least."""
+def _waiting_needs(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
+    """At least one cell for requests that are not being processed here."""
     asks = [*waiting_asks(place, load)]
     if ask := elsewhere_ask(view, place, load):
         asks.append(ask)
     target = target_of(view)
     for rule, requests, text in asks:
-        enough = max(1, _cells(requests, target * (1 - SLACK), view))
-        yield Need(rule, max(1, _cells(requests, target, view)), enough, f"{text}: {_taking(view, requests, target)}")
+        enough = max(1, _cells_for(requests, target * (1 - SLACK), view))
+        yield Need(
+            rule,
+            max(1, _cells_for(requests, target, view)),
+            enough,
+            f"{text}: {_cells_for_text(view, requests, target)}",
+        )
 
 
-def _utilisation(view: ScalingView, load: PlaceLoad) -> Need:
-    """Requests that wait would be worked on if there was room: they count like those that are."""
+def _utilisation_need(view: ScalingView, load: PlaceLoad) -> Need:
+    """Waiting requests count like those being processed."""
     target, total = target_of(view), load.total
     rule, waiting = ScalingRule.UTILISATION, ""
-    if load_cells(view, load) > _cells(load.in_flight, target, view):
-        rule, waiting = ScalingRule.QUEUE, f", of which {load.in_flight:.1f} are worked on and {load.queued:.1f} wait,"
-    text = f"{total:.1f} requests at once{waiting} take {_taking(view, total, target)}"
-    return Need(rule, _cells(total, target, view), _cells(total, target * (1 - SLACK), view), text)
+    if load_cells(view, load) > _cells_for(load.in_flight, target, view):
+        rule, waiting = ScalingRule.QUEUE, f", of which {load.in_flight:.1f} are in flight and {load.queued:.1f} wait,"
+    text = f"{total:.1f} concurrent requests{waiting} need {_cells_for_text(view, total, target)}"
+    return Need(rule, _cells_for(total, target, view), _cells_for(total, target * (1 - SLACK), view), text)
 
 
-def _autopilot(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
+def _autopilot_need(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
     if load.autopilot is None:
         return
     cap = view.utilisation_cap
-    text = f"the region autopilot sends {load.autopilot:.1f} requests at once, which take"
+    text = f"the region autopilot sends {load.autopilot:.1f} concurrent requests, which need"
     yield Need(
         ScalingRule.AUTOPILOT,
-        _cells(load.autopilot, cap, view),
-        _cells(load.autopilot, cap * (1 - SLACK), view),
-        f"{text} {_taking(view, load.autopilot, cap)}",
+        _cells_for(load.autopilot, cap, view),
+        _cells_for(load.autopilot, cap * (1 - SLACK), view),
+        f"{text} {_cells_for_text(view, load.autopilot, cap)}",
     )
 
 
-def _forecast(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
-    if load.forecast is None or load.forecast < FORECAST_LEAST:
+def _forecast_need(view: ScalingView, load: PlaceLoad) -> Iterator[Need]:
+    if load.forecast is None or load.forecast < MIN_FORECAST:
         return
     target = target_of(view)
     within = f"{view.start_up_s + DECISION_S:.0f} s"
-    text = f"up to {load.forecast:.1f} requests at once are expected within {within} (p90), which take"
+    text = f"up to {load.forecast:.1f} concurrent requests are expected within {within} (p90), which need"
     yield Need(
         ScalingRule.FORECAST,
-        _cells(load.forecast, target, view),
-        _cells(load.forecast, target * (1 - SLACK), view),
-        f"{text} {_taking(view, load.forecast, target)}",
+        _cells_for(load.forecast, target, view),
+        _cells_for(load.forecast, target * (1 - SLACK), view),
+        f"{text} {_cells_for_text(view, load.forecast, target)}",
     )
 
 
-def _objective(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
-    """A step more while users wait too long on cells that are not idle, once the step before had its time; while they
-    do, never fewer."""
-    if not (complaint := _complaint(view, load)):
+def _objective_need(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> Iterator[Need]:
+    """One step more while latency objectives are missed on busy cells and the previous step has had its time. Never
+    fewer in the meantime."""
+    if not (complaint := _missed_objective(view, load)):
         return
     current = place.range.clamped(place.current)
-    is_busy = load.total >= LEAST_UTILISATION * place.ready * view.per_cell
+    is_busy = load.total >= MIN_UTILISATION * place.ready * view.per_cell
     if not is_busy:
         return
     had_its_time = place.ready >= current and (place.ready_for_s or 0.0) >= OBJECTIVE_HELPED_S
     step = max(1, math.ceil(OBJECTIVE_STEP * current)) if had_its_time else 0
-    ask = f"{cells_text(step)} more than {current}" if step else f"the {cells_text(current)} there should be"
+    ask = f"{cells_text(step)} more than {current}" if step else f"the current {cells_text(current)}"
     yield Need(ScalingRule.OBJECTIVE, current + step, current + step, f"{complaint}: {ask}")
 
 
-def _complaint(view: ScalingView, load: PlaceLoad) -> str:
+def _missed_objective(view: ScalingView, load: PlaceLoad) -> str:
     policy = view.policy
     if policy.slo_burn is not None and load.late_burn is not None and load.late_burn >= policy.slo_burn:
         return (
-            f"late first tokens burn their budget {load.late_burn:.1f} times too fast, {policy.slo_burn:g} are allowed"
+            f"late first tokens burn their budget {load.late_burn:.1f} times too fast; {policy.slo_burn:g} is allowed"
         )
     if policy.itl_p95_ms is not None and load.itl_p95_ms is not None and load.itl_p95_ms > policy.itl_p95_ms:
         return f"inter-token latency is {load.itl_p95_ms:.0f} ms at its 95th percentile, beyond {policy.itl_p95_ms:g}"
     return ""
 
 
-def _cells(requests: float, share: float, view: ScalingView) -> int:
-    """The fewest cells, in the order in which they stay and come, that carry so much together."""
+def _cells_for(requests: float, share: float, view: ScalingView) -> int:
+    """The fewest cells, in their order, that carry this concurrency together."""
     if not view.capacities:
         return math.ceil(requests / (share * view.per_cell) - ROUNDING)
     left = requests / share
@@ -424,8 +423,8 @@ def _cells(requests: float, share: float, view: ScalingView) -> int:
     return len(view.capacities) + max(0, math.ceil(left / view.capacities[-1] - ROUNDING))
 
 
-def _taking(view: ScalingView, requests: float, share: float) -> str:
-    cells = _cells(requests, share, view)
+def _cells_for_text(view: ScalingView, requests: float, share: float) -> str:
+    cells = _cells_for(requests, share, view)
     each = f"{view.per_cell:g} each"
     if view.capacities:
         of = Counter(view.carried(cells, view.capacities))
@@ -434,5 +433,4 @@ def _taking(view: ScalingView, requests: float, share: float) -> str:
 
 
 def cells_text(count: int) -> str:
-    """`1 cell`, `5 cells`."""
     return f"{count} cell{'' if count == 1 else 's'}"

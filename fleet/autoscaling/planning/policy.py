@@ -1,10 +1,5 @@
-"""Times at which there should be at least so many cells: a cron expression says when a window begins, in a time zone,
-and it lasts for a while. Pure: the time is an argument.
-
-What an operator lays down for a deployment whose cells are a range: how full they should be, what else asks for
-more, how soon there may be fewer, at which times how many, and what an hour may cost. Pure data with its bounds; text
-and numbers from outside come in through `parse_scaling_policy` and `parse_range`, which name what is wrong.
-"""
+"""Scaling policies, ranges, cells by role, and windows of a schedule: plain data with bounds. Text and numbers from
+requests are parsed here, and errors name the field. Times are arguments; nothing is decided here."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -22,14 +17,14 @@ from kernel.constraints import InvalidField, struct_changed
 
 WINDOWS_MOST = 20
 YEAR = timedelta(days=366)
-A_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
-"""Any will do to see whether a window comes at least once a year."""
+SAMPLE_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
+"""Any year serves to check that a window occurs at least once a year."""
 
 
 class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At least `cells` cells (0: the range begins at 0 meanwhile) for `for_s` seconds from each moment that `cron`
-    names: minute, hour, day of the month, month, day of the week, as in `time_zone`. `region`: in this one alone;
-    empty: in each that has a range."""
+    """A minimum of `cells` cells (0: the range begins at 0) for `for_s` seconds from each moment of `cron`: minute,
+    hour, day of the month, month, day of the week in `time_zone`. `region`: only there; empty: every region with a
+    range."""
 
     cron: Annotated[str, Meta(min_length=9, max_length=100)]
     for_s: Annotated[float, Meta(ge=60, le=7 * 86_400)]
@@ -40,8 +35,7 @@ class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_window(window: ScheduleWindow, path: str) -> None:
     """Raises:
-    InvalidField: no such time zone, no cron expression of five fields, or one that names no moment in a year.
-    """
+    InvalidField: unknown time zone, no cron expression of five fields, or one that never occurs within a year."""
     try:
         _zone(window.time_zone)
     except (KeyError, OSError, ValueError):
@@ -53,16 +47,16 @@ def check_window(window: ScheduleWindow, path: str) -> None:
     try:
         if len(window.cron.split()) != 5:
             raise CronSimError("Wrong number of fields")
-        first = next(CronSim(window.cron, A_YEAR), None)
+        first = next(CronSim(window.cron, SAMPLE_YEAR), None)
     except CronSimError as error:
         why = str(error).lower()
         raise InvalidField(f"{path}.cron", f"{path}.cron is {window.cron!r}: {why}; it must have {five}") from None
-    if first is None or first - A_YEAR > YEAR:
-        raise InvalidField(f"{path}.cron", f"{path}.cron is {window.cron!r}; it must name a moment of every year")
+    if first is None or first - SAMPLE_YEAR > YEAR:
+        raise InvalidField(f"{path}.cron", f"{path}.cron is {window.cron!r}; it must occur every year")
 
 
 def window_in_force(windows: Iterable[ScheduleWindow], region: str, now: datetime) -> ScheduleWindow | None:
-    """Of the windows that are open in a region the one that wants most; None: none is."""
+    """The open window with the most cells in a region, or None."""
     theirs = (window for window in windows if window.region in ("", region))
     return max((window for window in theirs if _is_open(window, now)), key=lambda one: one.cells, default=None)
 
@@ -73,8 +67,8 @@ def _is_open(window: ScheduleWindow, now: datetime) -> bool:
 
 
 def last_began(window: ScheduleWindow, now: datetime) -> datetime | None:
-    """When the window last began, `now` included. Times that the clock's change leaves out or has twice are treated as
-    by Debian's cron (cronsim)."""
+    """When the window last began, `now` included. Times skipped or repeated by clock changes are treated as by Debian's
+    cron (cronsim)."""
     after = now.astimezone(_zone(window.time_zone)).replace(microsecond=0) + timedelta(seconds=1)
     return next(CronSim(window.cron, after, reverse=True), None)
 
@@ -85,45 +79,44 @@ def _zone(name: str) -> ZoneInfo:
 
 
 CELLS_MOST = 1000
-"""Of a region: guards against a slip of the finger that would buy machines; the largest fleets that we plan for have
-fewer."""
+"""Limit per region against typing errors; the largest planned fleets have fewer."""
 TEXT_MOST = 40
-"""Characters of a number of cells, however it is said."""
+"""Maximum length of a number of cells as text."""
 HOLD_MOST_S = 600
-"""Clients of OpenAI and Anthropic give up after that, and each that waits holds two connections of an ingress."""
+"""Clients of OpenAI and Anthropic time out after this, and each waiting request uses two connections of an ingress."""
 TARGET_MOST = 0.8
-"""No region is filled further by the region autopilot (`traffic.region_shares.planning.policy.MOST_UTILISED`)."""
+"""The region autopilot fills no region further (`traffic.region_shares.planning.policy.MOST_UTILISED`)."""
 
 
 class ScalingMode(StrEnum):
-    """Shadow: it decides and records, and changes nothing. Act: it sets the number of cells."""
+    """`shadow` decides and records but changes nothing. `act` sets the number of cells."""
 
     SHADOW = "shadow"
     ACT = "act"
 
 
 class WakeOn(StrEnum):
-    """What starts the first cell of a region without any. Waiting: a request that no other region may serve or has room
-    for. Arrivals: any request of its applications; other regions serve them meanwhile."""
+    """What starts the first cell of a region. `waiting`: a request that no other region may serve or has room for;
+    `arrivals`: any request of its applications, which other regions serve meanwhile."""
 
     WAITING = "waiting"
     ARRIVALS = "arrivals"
 
 
 class RolesBy(StrEnum):
-    """Who says which cells are mixed, prefill and decode cells. Stated: a person. Planned: `fleet.planning.roles`,
-    where the mode is `act`; in shadow it only says what it would do."""
+    """Who chooses the roles of cells. `stated`: users; `planned`: `fleet.autoscaling.planning.roles`, in the mode
+    `act`."""
 
     STATED = "stated"
     PLANNED = "planned"
 
 
 class InvalidScaling(InvalidField):
-    """A number of cells, a range or a policy that breaks a rule."""
+    """An invalid number of cells, range or policy."""
 
 
 class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many cells a region may have, both ends included."""
+    """Limits of a region's cells, both included."""
 
     min: int
     max: int
@@ -136,7 +129,7 @@ class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CellPools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many cells of a region have which role."""
+    """Cells of a region per role."""
 
     prefill: int
     decode: int
@@ -152,25 +145,19 @@ class CellPools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Cells = int | CellRange | CellPools
-"""How many cells a region should have: so many, as many of a range as the autoscaler finds right, or so many of each
-role."""
+"""Target of a region: a number, a range for the autoscaler, or cells per role."""
 
 
 class ScalingPolicy(msgspec.Struct, frozen=True):
-    """`target_utilisation` is a share of tested capacity: requests at once, over those that cells were tested for.
+    """`target_utilisation`: share of the tested concurrency. `slo_burn`: burn rate of late first tokens over 5 minutes
+    above which a step is added; `itl_p95_ms`: the same for the 95th percentile of inter-token latency; None: off.
+    `down_after_s`: fewer cells must have been enough for this long, and for at least two start-ups. `start_up_s`: from
+    the decision until a cell is ready; None: measured. `budget_per_hour`: US dollars for the machines of all its cells;
+    it limits growth only. `schedule`: windows with a minimum of cells.
 
-    `slo_burn`: from this rate on, at which late first tokens burn their budget over 5 minutes, there is a step more;
-    `itl_p95_ms`: and where the 95th percentile of inter-token latency is beyond it. None: they ask for nothing.
-    `down_after_s`: so long fewer cells must have been enough before there are fewer; twice the start-up time at least.
-    `start_up_s`: from the decision until a cell is ready; None: as measured. `budget_per_hour`: US dollars that the
-    machines of all its cells may cost; what is there already is not taken away for it. `schedule`: windows in which
-    there are at least so many; 0: in which the range begins at 0.
-
-    `idle_s`: so long nobody must have asked before the last cell goes, where the range begins at 0. `wake`: what brings
-    the first one back. `hold_s`: so long requests wait for it; None: twice the start-up time (`planning.hold`).
-
-    `roles`: who says which cells only read prompts and which answer. `itl_p99_ms`: between two tokens at most, which
-    that is planned by.
+    `idle_s`: time without requests before the last cell stops, where the range begins at 0. `wake`: what starts the
+    first cell again. `hold_s`: how long requests wait for it; None: two start-ups. `roles`: who chooses prefill and
+    decode cells. `itl_p99_ms`: limit of inter-token latency for that plan.
     """
 
     mode: ScalingMode = ScalingMode.SHADOW
@@ -196,10 +183,10 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
 
 
 def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None = None) -> ScalingPolicy:
-    """The policy with what is stated, and the rest from `base` (the defaults where there is none).
+    """The policy with the stated values, and `base` (or the defaults) for the rest.
 
     Raises:
-        InvalidScaling: an unknown key, a value of the wrong type or outside its range, or a window that never comes.
+        InvalidScaling: an unknown key, a value of the wrong type or outside its range, or a window that never occurs.
     """
     try:
         policy = struct_changed(base or ScalingPolicy(), stated, path="scaling")
@@ -211,16 +198,16 @@ def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None =
 
 
 def scaling_policy_as_json(policy: ScalingPolicy) -> dict[str, Any]:
-    """What `parse_scaling_policy` reads back into an equal policy."""
+    """The form that `parse_scaling_policy` reads."""
     plain: dict[str, Any] = msgspec.to_builtins(policy)
     return {**plain, "schedule": [msgspec.to_builtins(window) for window in policy.schedule]}
 
 
 def parse_range(stated: Any, path: str) -> CellRange:
-    """A range as it is stated: an object with `min` and `max`.
+    """A range from an object with `min` and `max`.
 
     Raises:
-        InvalidScaling: something else, or numbers that are no range.
+        InvalidScaling: it is no valid range.
     """
     rule = f"an object with min and max, whole numbers of which 0 <= min <= max <= {CELLS_MOST} and 1 <= max"
     try:
@@ -233,10 +220,10 @@ def parse_range(stated: Any, path: str) -> CellRange:
 
 
 def parse_pools(stated: Any, path: str) -> CellPools:
-    """Cells by role as they are stated: an object with `prefill`, `decode` and, where there are some, `mixed`.
+    """Cells per role from an object with `prefill`, `decode` and optional `mixed`.
 
     Raises:
-        InvalidScaling: something else, numbers out of range, or one role without the other.
+        InvalidScaling: it is something else, out of range, or has one role without the other.
     """
     rule = (
         "an object with prefill and decode, and mixed where there are such cells, whole numbers from 0 of which the "
@@ -252,14 +239,14 @@ def parse_pools(stated: Any, path: str) -> CellPools:
         there, missing = ("prefill", "decode") if pools.prefill else ("decode", "prefill")
         raise InvalidScaling(
             path,
-            f"{path} has {there} cells without {missing} cells, which work in pairs; state some of both, or mixed "
-            "cells alone as a number",
+            f"{path} has {there} cells without {missing} cells, which work in pairs; set both, or a plain number for "
+            "mixed cells",
         )
     return pools
 
 
 def parse_cells(stated: Any, path: str) -> Cells:
-    """A number of cells, a range of them, or cells by role, as documents and requests state it.
+    """A number of cells, a range, or cells per role, as in documents and requests.
 
     Raises:
         InvalidScaling: it is none of these.
@@ -276,7 +263,7 @@ def parse_cells(stated: Any, path: str) -> Cells:
 
 
 def cells_as_json(cells: Cells) -> int | dict[str, int]:
-    """What `parse_cells` reads back."""
+    """The form that `parse_cells` reads."""
     if isinstance(cells, CellPools):
         plain = {"prefill": cells.prefill, "decode": cells.decode}
         return {**plain, "mixed": cells.mixed} if cells.mixed else plain
@@ -288,8 +275,8 @@ _ROLE_OF = {"p": "prefill", "d": "decode", "m": "mixed"}
 
 
 def cells_from_text(text: str) -> int | dict[str, int] | None:
-    """What `parse_cells` takes, of what people type: `3`, `2..8` or `2-8`, `1p+3d` or `1p+3d+2m`; None: none of
-    these."""
+    """The input of `parse_cells` from typed text: `3`, `2..8` or `2-8`, `1p+3d` or `1p+3d+2m`; None if it is
+    invalid."""
     found = _TEXT.fullmatch(text.replace(" ", "")) if text.isascii() and len(text) <= TEXT_MOST else None
     if found is None:
         return None
@@ -303,7 +290,7 @@ def cells_from_text(text: str) -> int | dict[str, int] | None:
 
 
 def cells_to_text(cells: Cells) -> str:
-    """What `cells_from_text` reads back: `3`, `2-8`, `1p+3d`."""
+    """The text that `cells_from_text` reads: `3`, `2-8`, `1p+3d`."""
     if isinstance(cells, CellPools):
         return f"{cells.prefill}p+{cells.decode}d" + (f"+{cells.mixed}m" if cells.mixed else "")
     return f"{cells.min}-{cells.max}" if isinstance(cells, CellRange) else str(cells)

@@ -1,8 +1,6 @@
-"""How many cells of a region have which role, and which of them a rollout moves next. Pure arithmetic.
-
-Prefill cells read prompts for decode cells and answer nobody. Decode cells answer, and read prompts themselves while no
-prefill cell is there for them. Mixed cells do both. So a place that has cells never has prefill cells alone.
-"""
+"""How many cells of a region have which role, and which role a rollout moves next. Prefill cells compute prompts for
+decode cells and answer no requests. Decode cells answer, and compute prompts themselves while no prefill cell is
+available. Mixed cells do both. A place with cells never has only prefill cells."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,9 +8,9 @@ from dataclasses import dataclass
 from engine_agent.protocol.states import CellRole
 
 ORDER = (CellRole.PREFILL, CellRole.DECODE, CellRole.MIXED)
-"""Of a rollout: a new prefill cell waits for nobody, and the first new decode cell finds it."""
+"""Order of a rollout: a new prefill cell waits for no other, and the first new decode cell finds it."""
 NEEDED_FIRST = (CellRole.DECODE, CellRole.MIXED, CellRole.PREFILL)
-"""Of cells that are missing: those first that answer."""
+"""Order of missing cells: those that answer first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class RoleSplit:
 
     @property
     def answering(self) -> int:
-        """Those that requests are sent to."""
+        """Cells that requests are sent to."""
         return self.mixed + self.decode
 
     @property
@@ -55,9 +53,8 @@ def counted(roles: Iterable[CellRole]) -> RoleSplit:
 
 
 def split_within(total: int, prefill: int, decode: int) -> RoleSplit:
-    """`total` cells of which so many are stated to be prefill and decode cells, and the rest mixed. Where they do not
-    fit, as while machines are short, their proportion is kept, with one of each; a single cell is mixed, and so are all
-    where either has none."""
+    """`total` cells with the stated prefill and decode cells; the rest is mixed. If they do not fit, their proportion
+    is kept with at least one of each. A single cell is mixed, and so are all without one of the roles."""
     if prefill == 0 or decode == 0 or total < 2:
         return RoleSplit(mixed=total)
     if prefill + decode <= total:
@@ -67,8 +64,8 @@ def split_within(total: int, prefill: int, decode: int) -> RoleSplit:
 
 
 def most_lacking(there: RoleSplit, wanted: RoleSplit) -> CellRole | None:
-    """The role of which cells are missing that counts most; None: none is. A first one that answers comes before all:
-    the last mixed cell of a place may become another one only once a decode cell is there."""
+    """The most important missing role, or None. A first cell that answers comes first: the last mixed cell may change
+    only once there is a decode cell."""
     missing = [role for role in NEEDED_FIRST if there.of(role) < wanted.of(role)]
     if not missing:
         return None
@@ -78,9 +75,8 @@ def most_lacking(there: RoleSplit, wanted: RoleSplit) -> CellRole | None:
 
 
 def next_to_move(moved: RoleSplit, wanted: RoleSplit) -> tuple[CellRole, ...]:
-    """Roles in the order in which a rollout should move one cell more, after it has moved `moved` of `wanted`: that of
-    which it has moved the least part. So new and old cells keep their proportion, and both have their pairs for as long
-    as there are two cells of each role."""
+    """Roles in the order in which a rollout moves the next cell after `moved` of `wanted`: the role with the smallest
+    moved share first. So old and new cells keep their proportion and their pairs as long as each role has two cells."""
     return tuple(
         sorted(
             (role for role in ORDER if moved.of(role) < wanted.of(role)),
@@ -90,5 +86,5 @@ def next_to_move(moved: RoleSplit, wanted: RoleSplit) -> tuple[CellRole, ...]:
 
 
 def beyond(there: RoleSplit, wanted: RoleSplit) -> frozenset[CellRole]:
-    """Roles of which there are more cells than wanted."""
+    """Roles with more cells than wanted."""
     return frozenset(role for role in ORDER if there.of(role) > wanted.of(role))

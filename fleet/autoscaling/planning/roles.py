@@ -1,37 +1,25 @@
-"""How many requests a second cells carry within the limits of first tokens and of gaps between tokens, told apart by
-role or all mixed. Pure; `fleet.autoscaling.planning.roles` decides by it.
+"""Decides how many cells of a region prefill, how many decode, and whether to separate them at all. Of all splits it
+chooses the one with the highest request rate within the limits of first tokens and inter-token latency. It keeps the
+current roles unless the gain is large, because a change restarts cells.
 
 A step of n sequences that also reads p prompt tokens takes a + b n + c p
-(`models_registry.benchmarks.planning.measurements`). A
-prefill cell with chunks of C tokens so reads C / (a + c C) tokens a second; a decode cell whose steps may take `itl_s`
-runs n = (itl_s - a) / b sequences at once and makes n / (a + b n) tokens. Requests of U uncached prompt tokens and O
-tokens of answer, r a second, take
+(`models_registry.benchmarks.planning.measurements`). A prefill cell with chunks of C tokens reads C / (a + c C) tokens
+per second. A decode cell whose steps may take `itl_s` runs n = (itl_s - a) / b sequences and makes n / (a + b n) tokens
+per second. At r requests per second with U uncached prompt tokens and O tokens of answer:
 
-    prefill cells = r U / (prefill tokens a second x rho), decode cells = r O / (decode tokens a second x rho)
+    prefill cells = r U / (prefill tokens per second x rho), decode cells = r O / (decode tokens per second x rho)
 
-rounded up. Waiting for one of p prefill cells, for longer than w in one case of a hundred, bounds rho:
-1 - rho = ln(100) S / (2 p w), S being the seconds of one prompt (M/D/1 in heavy traffic: Kingman 1962).
+rounded up. At most one of a hundred requests waits longer than w for one of p prefill cells if 1 - rho = ln(100) S / (2
+p w), with S the seconds of one prompt (M/D/1 in heavy traffic: Kingman 1962).
 
-A mixed cell stalls every answer that it gives while it reads a prompt. That is within the objective if such a step
-takes no longer than `itl_s`, or if less than `LATE_SHARE` of all gaps between tokens are such: of the O - 1 gaps of a
-request that came, n others lose k each, k being the steps of its prompt, so n <= LATE_SHARE (O - 1) / k. The handover
-and a step of the decode cell come before the first token, which that cell gives.
+A mixed cell stalls its answers while it reads a prompt. That is within the objective if such a step takes at most
+`itl_s`, or if less than `LATE_SHARE` of all gaps are stalls: of a request's O - 1 gaps, n other requests stall k each,
+k being the steps of a prompt, so n <= LATE_SHARE (O - 1) / k. The handover and one step of the decode cell precede the
+first token, so a handover never speeds up the request itself. It pays from the length at which reading the prompt next
+to the n planned answers would stall them for more than `itl_s`: (itl_s - a - b n) / c.
 
-So a handover never hastens the request itself: it pays from the length on at which reading it in a step beside the n
-answers that a decode cell is planned to give would keep these waiting for longer than `itl_s`, (itl_s - a - b n) / c.
-
-Decides how many cells of a region read prompts, how many answer, and whether to tell them apart at all. Pure.
-
-Of all ways to tell the cells of a place apart it takes the one that carries most within both limits
-(`fleet.autoscaling.planning.roles`); mixed, unless that carries a gain more. What a change of roles gains must be as
-much:
-it restarts cells.
-
-What cells of a place count of their requests, and what a while between two looks says of one of them. Pure.
-
-Totals belong to one start of a cell: what started anew meanwhile is left out of the difference. Cells of a place get
-requests in turn, so lengths are the median of the cells', and none counts for many times what the median cell has: one
-that lies of itself moves little where there are three.
+Demand comes from counter differences between two checks. Cells that restarted in between are left out. Cells of a place
+receive requests in turn, so lengths are medians over cells, and a cell with wrong counts has little effect among three.
 """
 
 import math
@@ -44,18 +32,18 @@ from engine_agent.protocol.states import CellRole
 from fleet.autoscaling.planning.role_split import RoleSplit, split_within
 
 LATE_SHARE = 0.01
-"""Of gaps between tokens that may be longer than the objective: it is one of the 99th percentile."""
+"""Share of gaps that may exceed the objective, which is a 99th percentile."""
 _LN_OF_LATE = -math.log(LATE_SHARE)
-PREFILL_CELLS_MOST = 1000
+MAX_PREFILL_CELLS = 1000
 BLOCK_TOKENS = 16
-"""Of a KV cache, which is handed over in whole ones."""
+"""Of a KV cache, which is handed over in whole blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolePace:
-    """What was measured of cells. Seconds of any step, for each sequence in it and for each prompt token that it reads;
-    `chunk_tokens`: of prompts in a step at most; `most_at_once`: requests that a decode cell runs. `handover_s` and
-    `handover_token_s`: of handing over a prompt, and for each token of it."""
+    """Measured speed of cells: seconds per step, per sequence and per prompt token in it. `chunk_tokens`: prompt tokens
+    per step at most; `most_at_once`: concurrent requests of a decode cell; `handover_s` and `handover_token_s`: per
+    handover and per token of it."""
 
     step_s: float
     sequence_s: float
@@ -70,7 +58,7 @@ class RolePace:
         return self.chunk_tokens / (self.step_s + self.prompt_token_s * self.chunk_tokens)
 
     def at_once(self, itl_s: float) -> int:
-        """Sequences of a step that takes no longer; 0: even one does."""
+        """Sequences in a step that takes at most `itl_s`; 0 if even one takes longer."""
         if self.step_s + self.sequence_s > itl_s:
             return 0
         by_pace = (itl_s - self.step_s) / self.sequence_s if self.sequence_s > 0 else math.inf
@@ -81,14 +69,14 @@ class RolePace:
         return n / (self.step_s + self.sequence_s * n)
 
     def prompt_s(self, tokens: float) -> float:
-        """Of reading one prompt, with nothing else to do."""
+        """Seconds to read one prompt without other work."""
         return math.ceil(tokens / self.chunk_tokens) * self.step_s + self.prompt_token_s * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class RoleDemand:
-    """Requests a second of a place, and means of one: prompt tokens that no cache has, and tokens of the answer.
-    `expected_per_s`: of the forecast, at p90; None: there is none. `requests`: that these means are of."""
+    """Requests per second of a place, with the mean uncached prompt tokens and answer tokens over `requests` requests.
+    `expected_per_s`: forecast at p90, if there is one."""
 
     per_s: float
     uncached_tokens: float
@@ -103,9 +91,8 @@ class RoleDemand:
 
 @dataclass(frozen=True, slots=True)
 class RoleLimits:
-    """`ttft_s` and `itl_s`: until the first token, and between two, at the 99th percentile. `utilisation`: how busy
-    cells are planned to be at most. `gain`: by which part more the cells of a place must carry apart before they are
-    told apart, and by which before their roles change again: each change is a restart."""
+    """`ttft_s` and `itl_s`: limits at the 99th percentile. `utilisation`: maximum planned utilisation. `gain`: required
+    relative gain of separate roles, and of any change of roles, because it restarts cells."""
 
     ttft_s: float
     itl_s: float
@@ -114,8 +101,7 @@ class RoleLimits:
 
 
 def handover_from_tokens(pace: RolePace, limits: RoleLimits) -> int | None:
-    """Uncached tokens of a prompt from which a decode cell has it read elsewhere; None: no step is too long for it, so
-    it never has."""
+    """Uncached tokens from which a decode cell hands a prompt over, or None if no step is too long."""
     beside = limits.utilisation * pace.at_once(limits.itl_s)
     left_s = limits.itl_s - pace.step_s - pace.sequence_s * beside
     if left_s >= pace.prompt_token_s * pace.chunk_tokens:
@@ -125,24 +111,24 @@ def handover_from_tokens(pace: RolePace, limits: RoleLimits) -> int | None:
 
 
 def needed_cells(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> RoleSplit:
-    """The fewest cells of each role that carry the demand."""
+    """The fewest cells of each role for the demand."""
     rate = demand.planned_per_s
     decode = max(1, math.ceil(rate * demand.output_tokens / _decode_rate(pace, demand, limits)))
     prefill = 1
-    while prefill < PREFILL_CELLS_MOST and _prefill_rate(prefill, pace, demand, limits) < rate * demand.uncached_tokens:
+    while prefill < MAX_PREFILL_CELLS and _prefill_rate(prefill, pace, demand, limits) < rate * demand.uncached_tokens:
         prefill += 1
     return RoleSplit(0, prefill, decode)
 
 
 def carries(split: RoleSplit, pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> float:
-    """Requests a second within both limits of cells that are told apart."""
+    """Requests per second of separate prefill and decode cells within both limits."""
     by_prefill = _prefill_rate(split.prefill, pace, demand, limits) / max(1.0, demand.uncached_tokens)
     by_decode = split.decode * _decode_rate(pace, demand, limits) / max(1.0, demand.output_tokens)
     return min(by_prefill, by_decode)
 
 
 def _prefill_rate(cells: int, pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> float:
-    """Prompt tokens a second that so many read, while 99 of 100 first tokens are in time."""
+    """Prompt tokens per second of these cells with 99 % of first tokens in time."""
     prompt_s = pace.prompt_s(demand.uncached_tokens)
     wait_s = limits.ttft_s - prompt_s - handover_s(pace, demand)
     if wait_s <= 0:
@@ -152,12 +138,12 @@ def _prefill_rate(cells: int, pace: RolePace, demand: RoleDemand, limits: RoleLi
 
 
 def _decode_rate(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> float:
-    """Tokens a second of one decode cell, at the limit between tokens; next to nothing where no step is as short."""
+    """Tokens per second of one decode cell at the limit between tokens; almost 0 if no step is short enough."""
     return max(1e-9, pace.decode_tokens_per_s(limits.itl_s) * limits.utilisation)
 
 
 def mixed_carries(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> float:
-    """Requests a second of one mixed cell within both limits."""
+    """Requests per second of one mixed cell within both limits."""
     gaps = max(1.0, demand.output_tokens - 1)
     prompt_s = pace.prompt_s(demand.uncached_tokens)
     if prompt_s > limits.ttft_s or pace.at_once(limits.itl_s) == 0:
@@ -173,25 +159,25 @@ def mixed_carries(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> flo
 
 
 def is_stall_short(pace: RolePace, demand: RoleDemand, limits: RoleLimits) -> bool:
-    """Whether a step that reads a prompt beside an answer takes no longer than the limit between tokens."""
+    """Whether a step that reads a prompt during an answer stays within the limit between tokens."""
     return stall_s(pace, demand) <= limits.itl_s
 
 
 def stall_s(pace: RolePace, demand: RoleDemand) -> float:
-    """Of a step that reads a prompt, or a chunk of it, beside one answer."""
+    """Seconds of a step that reads a prompt, or a chunk of it, during one answer."""
     read = min(demand.uncached_tokens, pace.chunk_tokens)
     return pace.step_s + 2 * pace.sequence_s + pace.prompt_token_s * read
 
 
 def handover_s(pace: RolePace, demand: RoleDemand) -> float:
-    """From a prompt that was read until the first token: the handover, and a step of the decode cell."""
+    """Seconds from a computed prompt to the first token: the handover and one step of the decode cell."""
     return pace.step_s + pace.handover_s + pace.handover_token_s * demand.uncached_tokens
 
 
-FROM_TOKENS_HELD = 0.25
-"""By which part the length from which prompts are handed over must move before decode cells are told another."""
-LEAST_REQUESTS = 20
-"""Since the last look; fewer say nothing about lengths."""
+FROM_TOKENS_HYSTERESIS = 0.25
+"""Relative change of the handover threshold before decode cells get a new one."""
+MIN_REQUESTS = 20
+"""Since the previous check. Fewer requests give no reliable lengths."""
 
 
 class RatioRule(StrEnum):
@@ -207,10 +193,9 @@ class RatioRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RatioView:
-    """A place whose roles are planned: `cells` that it should have, and the roles that it should have now. None: nobody
-    has measured it, or asked lately. `is_rolling`: its cells move to another version, and are compared by role.
-    `from_tokens`: from so many uncached tokens on its decode cells have prompts read elsewhere; None: nobody said so.
-    """
+    """A place with planned roles: `cells` is its target, `current` its roles. `pace` and `demand`: None if unmeasured
+    or without recent requests. `is_rolling`: a rollout moves its cells and compares them by role. `from_tokens`:
+    current handover threshold of its decode cells, if any."""
 
     cells: int
     current: RoleSplit
@@ -223,9 +208,8 @@ class RatioView:
 
 @dataclass(frozen=True, slots=True)
 class RatioDecision:
-    """`needed`: what the demand takes at least; None: unknown, or apart is not better. `carries` and `mixed_carries`:
-    requests a second within both limits that the cells would do so, and all mixed. `from_tokens` is as in `RatioView`.
-    """
+    """`needed`: minimum for the demand, or None if unknown or mixed is better. `carries` and `mixed_carries`: requests
+    per second within both limits, as planned and with mixed cells. `from_tokens`: as in `RatioView`."""
 
     split: RoleSplit
     rule: RatioRule
@@ -240,12 +224,14 @@ class RatioDecision:
 
 
 def plan_ratio(view: RatioView) -> RatioDecision:
-    """The roles that the cells of a place should have, and from which length on prompts are handed over."""
+    """The roles of a place's cells, and the handover threshold."""
     found = replace(_plan_split(view), from_tokens=view.from_tokens)
     if not found.split.is_apart or view.pace is None or view.is_rolling:
         return found
     tokens = handover_from_tokens(view.pace, view.limits)
-    if tokens is None or (view.from_tokens and abs(tokens - view.from_tokens) <= FROM_TOKENS_HELD * view.from_tokens):
+    if tokens is None or (
+        view.from_tokens and abs(tokens - view.from_tokens) <= FROM_TOKENS_HYSTERESIS * view.from_tokens
+    ):
         return found
     return replace(found, from_tokens=tokens)
 
@@ -255,15 +241,13 @@ def _plan_split(view: RatioView) -> RatioDecision:
     demand, pace = view.demand, view.pace
     if view.is_rolling:
         return RatioDecision(kept, RatioRule.ROLLOUT, f"a rollout moves its cells: it keeps {kept}")
-    if demand is None or pace is None or demand.requests < LEAST_REQUESTS:
-        what = (
-            "nobody has measured how long steps take" if pace is None else "too few requests came to tell their lengths"
-        )
+    if demand is None or pace is None or demand.requests < MIN_REQUESTS:
+        what = "step times are not measured" if pace is None else "too few requests to estimate their lengths"
         return RatioDecision(kept, RatioRule.UNKNOWN, f"{what}: it keeps {kept}")
     mixed = RoleSplit(mixed=view.cells)
     mixed_rate = view.cells * mixed_carries(pace, demand, view.limits)
     if view.cells < 2:
-        return RatioDecision(mixed, RatioRule.TOO_FEW, f"{view.cells} of 2 cells that it takes", None, None, mixed_rate)
+        return RatioDecision(mixed, RatioRule.TOO_FEW, f"{view.cells} of at least 2 cells", None, None, mixed_rate)
     best, rate = max(
         ((one, carries(one, pace, demand, view.limits)) for one in _splits(view.cells)), key=lambda pair: pair[1]
     )
@@ -272,13 +256,13 @@ def _plan_split(view: RatioView) -> RatioDecision:
         rule, why = _why_mixed(pace, demand, view.limits, rate, mixed_rate)
         return _kept_mixed(view, replace(found, rule=rule, reason=f"mixed is better: {why}"))
     needed = needed_cells(pace, demand, view.limits)
-    figures = f"{best} carry {rate:.2f} a second within both limits, {mixed} {mixed_rate:.2f}"
+    figures = f"{best} carry {rate:.2f} per second within both limits, {mixed} {mixed_rate:.2f}"
     text = f"{_demand_text(demand)} take {needed}; {figures}"
     return _with_hysteresis(view, replace(found, split=best, rule=RatioRule.DEMAND, reason=text, needed=needed), kept)
 
 
 def _splits(cells: int) -> Iterator[RoleSplit]:
-    """All of them apart, the fewest prefill cells first: of equals it is the one that answers with most."""
+    """All separate splits, the fewest prefill cells first, because of equal ones that answers most."""
     return (RoleSplit(0, prefill, cells - prefill) for prefill in range(1, cells))
 
 
@@ -286,7 +270,7 @@ def _why_mixed(
     pace: RolePace, demand: RoleDemand, limits: RoleLimits, rate: float, mixed_rate: float
 ) -> tuple[RatioRule, str]:
     limit = f"{limits.itl_s * 1000:.0f} ms"
-    figures = f"mixed carries {mixed_rate:.2f} requests a second within both limits, apart {rate:.2f}"
+    figures = f"mixed carries {mixed_rate:.2f} requests per second within both limits, separate {rate:.2f}"
     if is_stall_short(pace, demand, limits):
         stall = f"{stall_s(pace, demand) * 1000:.0f} ms"
         text = f"reading {demand.uncached_tokens:.0f} tokens makes a step {stall}, within {limit}"
@@ -299,14 +283,14 @@ def _why_mixed(
 
 
 def _kept_mixed(view: RatioView, found: RatioDecision) -> RatioDecision:
-    """To be mixed again takes a gain, too: each cell restarts for it. Unless apart does not work at all."""
+    """Returning to mixed also needs the gain, because each cell restarts, unless separate roles do not work at all."""
     if not view.current.is_apart or not found.carries or found.mixed_carries is None:
         return found
     if found.mixed_carries >= found.carries * (1 + view.limits.gain):
         return found
     kept = split_within(view.cells, view.current.prefill, view.current.decode)
     return replace(found, split=kept, rule=RatioRule.HYSTERESIS).explained(
-        f"{kept} stay, as it is less than a restart is worth"
+        f"{kept} stay, because the gain is too small for a restart"
     )
 
 
@@ -321,24 +305,24 @@ def _with_hysteresis(view: RatioView, found: RatioDecision, kept: RoleSplit) -> 
 
 
 def _demand_text(demand: RoleDemand) -> str:
-    rate = f"{demand.planned_per_s:.2f} requests a second"
+    rate = f"{demand.planned_per_s:.2f} requests per second"
     if demand.expected_per_s is not None and demand.expected_per_s > demand.per_s:
         rate += f" expected ({demand.per_s:.2f} now)"
     return f"{rate} of {demand.uncached_tokens:.0f} uncached prompt tokens and {demand.output_tokens:.0f} of answer"
 
 
-LONGEST_S = 3600.0
-"""Between two looks; a longer one says nothing of now."""
-MOST_OF_MEDIAN = 4.0
-"""Requests of a cell, as a multiple of the median cell's, that count at most."""
-MOST_GROWTH = 10.0
-"""By which a forecast may multiply what comes now."""
+MAX_INTERVAL_S = 3600.0
+"""Maximum time between two checks. Older counters say nothing about the current demand."""
+MAX_OF_MEDIAN = 4.0
+"""Maximum requests of a cell that count, relative to the median cell."""
+MAX_GROWTH = 10.0
+"""Maximum factor of a forecast over the current demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedCell:
-    """Totals of one start of a cell. `read_tokens`: of prompts that a prefill cell read for others. `handover_s`: how
-    long it takes a decode cell now to take one over; None: it took none."""
+    """Totals of one start of a cell. `read_tokens`: prompt tokens that a prefill cell computed for others;
+    `handover_s`: current duration of a handover to a decode cell, if any."""
 
     generation: int
     role: CellRole
@@ -351,7 +335,7 @@ class CountedCell:
     handover_s: float | None = None
 
     def since(self, before: "CountedCell") -> "CountedCell | None":
-        """What was added; None: it is another count."""
+        """The increase, or None after a restart."""
         added = CountedCell(
             self.generation,
             self.role,
@@ -368,21 +352,19 @@ class CountedCell:
 
 
 Counted = Mapping[str, CountedCell]
-"""Cell -> what it counted."""
+"""Cell -> its counters."""
 
 
 def demand_between(before: Counted, now: Counted, seconds: float, expected_at_once: float | None) -> RoleDemand | None:
-    """What came in so many seconds; None: nothing is known. `expected_at_once`: requests at once that are forecast.
-
-    Where engines count what they took over as cached, those tokens count that prefill cells have read, if these are
-    more; never more than the prompts have.
+    """The demand over `seconds`, or None if unknown. `expected_at_once`: forecast concurrency. Some engines count
+    handed-over tokens as cached; then the tokens that prefill cells computed count instead, up to the prompts' length.
     """
     pairs = ((cell, before[name]) for name, cell in now.items() if name in before)
     added = [one for cell, earlier in pairs if (one := cell.since(earlier)) is not None]
     answered = [one for one in added if one.role is not CellRole.PREFILL and one.requests > 0]
-    if not 0 < seconds <= LONGEST_S or not answered:
+    if not 0 < seconds <= MAX_INTERVAL_S or not answered:
         return None
-    most = MOST_OF_MEDIAN * median(one.requests for one in answered)
+    most = MAX_OF_MEDIAN * median(one.requests for one in answered)
     requests = int(sum(min(one.requests, most) for one in answered))
     prompt = median(one.prompt_tokens / one.requests for one in answered)
     own = median(max(0, one.prompt_tokens - one.cached_tokens) / one.requests for one in answered)
@@ -391,7 +373,7 @@ def demand_between(before: Counted, now: Counted, seconds: float, expected_at_on
     at_once = sum(cell.in_flight for cell in now.values() if cell.role is not CellRole.PREFILL)
     expected = None
     if expected_at_once is not None and at_once > 0:
-        expected = per_s * min(MOST_GROWTH, expected_at_once / at_once)
+        expected = per_s * min(MAX_GROWTH, expected_at_once / at_once)
     return RoleDemand(
         per_s=per_s,
         uncached_tokens=max(1.0, own, read),
@@ -402,6 +384,6 @@ def demand_between(before: Counted, now: Counted, seconds: float, expected_at_on
 
 
 def measured_handover_s(now: Counted) -> float | None:
-    """How long taking over a prompt takes, the median of the decode cells that did; None: none did."""
+    """Median duration of a handover over the decode cells, or None without any."""
     seen = [cell.handover_s for cell in now.values() if cell.handover_s is not None]
     return median(seen) if seen else None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.autoscaling.planning.needs import FORECAST_LEAST
+from fleet.autoscaling.planning.needs import MIN_FORECAST
 from fleet.capacity.planning.view import (
     USUAL_PRIORITY,
     CapacitySettings,
@@ -166,7 +166,7 @@ def _demands(
             expected.append(np.full(view.slots, settings.batch_fill * there))
         else:
             wanted, late = covered(demand, one, view, settings), _late(one, place, view)
-            cover.append(np.maximum(least, np.where(wanted < FORECAST_LEAST, 0.0, wanted) + late))
+            cover.append(np.maximum(least, np.where(wanted < MIN_FORECAST, 0.0, wanted) + late))
             expected.append(np.array(demand.p50[: view.slots]) + late)
     return cover, expected
 

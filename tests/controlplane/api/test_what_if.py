@@ -136,7 +136,8 @@ class TestLoad:
         found = plan({"load": {"deployment": "sim-70b", "factor": 2.0}}, "viewer").json()
         assert {place["region"]: place["wanted"] for place in found["places"]} == {EAST: 6, WEST: 3}
         assert (
-            f"sim-70b in {EAST} would have 6: 40.0 requests at once take 6 cells at 70% of 10 each" in found["warnings"]
+            f"sim-70b in {EAST} would have 6: 40.0 concurrent requests need 6 cells at 70% of 10 each"
+            in found["warnings"]
         )
         fewer = plan({"load": {"deployment": "sim-70b", "factor": 0}}).json()
         assert {place["region"]: place["wanted"] for place in fewer["places"]} == {EAST: 1, WEST: 3}
@@ -146,7 +147,7 @@ class TestLoad:
         self.planned(loaded, cells=8)
         found = plan({"load": {"deployment": "sim-70b", "factor": 1.0}}).json()
         assert {place["region"]: place["wanted"] for place in found["places"]}[EAST] == 8
-        assert any("the plan of the day has 8 cells there" in note for note in found["warnings"])
+        assert any("the day plan has 8 cells there" in note for note in found["warnings"])
         half = plan({"load": {"deployment": "sim-70b", "factor": 0.5}}).json()
         assert {place["region"]: place["wanted"] for place in half["places"]}[EAST] == 4
 

@@ -1,4 +1,4 @@
-"""Deployments whose cells are a range, and what becomes of them as time passes."""
+"""Deployments with a range, simulated over time."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -17,7 +17,7 @@ ACTING = ScalingPolicy(mode=ScalingMode.ACT)
 
 
 def place(region: str = EAST, **changes: Any) -> ScaledPlace:
-    """Two cells of one to twenty, well and idle for long."""
+    """Two healthy cells of one to twenty, idle for long."""
     load = changes.pop("load", PlaceLoad(0.0))
     known: dict[str, Any] = {"range": CellRange(1, 20), "current": 2, "ready_for_s": 3600.0, "load": load}
     known |= changes
@@ -30,18 +30,18 @@ def view(*places: ScaledPlace, policy: ScalingPolicy = ACTING, **changes: Any) -
 
 
 def decide(scaled: ScalingView, now: datetime = NOW) -> PlaceDecision:
-    """What is decided for its one place."""
+    """The decision for its only place."""
     (decision,) = plan_scaling(scaled, now)
     return decision
 
 
 def agreed(cells: int, seconds: float = 600.0) -> tuple[NeedSample, ...]:
-    """So many cells were enough all the time until now."""
+    """This number of cells was always enough until now."""
     return tuple(NeedSample(NOW - timedelta(seconds=ago), cells) for ago in range(int(seconds), 0, -10))
 
 
 def course(scaled: ScalingView, loads: Iterable[PlaceLoad | None], *, every_s: float = 5.0) -> list[PlaceDecision]:
-    """What is decided look by look, each decision carried out at once."""
+    """Decisions of consecutive checks, each carried out immediately."""
     decisions = []
     (there,) = scaled.places
     for number, load in enumerate(loads):
@@ -53,12 +53,12 @@ def course(scaled: ScalingView, loads: Iterable[PlaceLoad | None], *, every_s: f
 
 
 def wanted_over(scaled: ScalingView, load: Callable[[float], float], seconds: float) -> list[int]:
-    """How many cells are wanted, look by look, for a load by the second."""
+    """Target cells per check for a load by the second."""
     looks = [PlaceLoad(load(number * 5.0)) for number in range(int(seconds / 5))]
     return [decision.wanted for decision in course(scaled, looks)]
 
 
 def turns(numbers: list[int]) -> int:
-    """How often a course changes its direction."""
+    """Number of changes of direction."""
     steps = [after - before for before, after in pairwise(numbers) if after != before]
     return sum((one > 0) != (other > 0) for one, other in pairwise(steps))

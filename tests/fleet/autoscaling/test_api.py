@@ -1,4 +1,4 @@
-"""Ranges, policies, the last looks, decisions and the switch over HTTP."""
+"""Ranges, policies, latest checks, decisions and the switch over HTTP."""
 
 from typing import Any
 

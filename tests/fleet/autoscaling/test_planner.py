@@ -1,7 +1,4 @@
-"""How many cells are wanted, by which rule, with which reason.
-
-Cells that are not alike: a load is divided by what each of them carries.
-"""
+"""Target cells with rule and reason, also for cells of different capacity."""
 
 import math
 from dataclasses import replace
@@ -12,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.autoscaling.planning.needs import PlaceLoad, PlannedNeed, ScaledPlace, ScalingRule
-from fleet.autoscaling.planning.planner import LOOK_MOST_S, SAMPLES_MOST, Regret, plan_scaling, regret_after
+from fleet.autoscaling.planning.planner import MAX_CHECK_GAP_S, MAX_SAMPLES, Regret, plan_scaling, regret_after
 from fleet.autoscaling.planning.policy import CellRange, ScalingMode, ScalingPolicy, parse_scaling_policy
 from tests.fleet.autoscaling.scaled import ACTING, NOW, agreed, course, decide, place, view
 
@@ -42,19 +39,20 @@ def test_what_asks_for_most_is_wanted_at_once(load: PlaceLoad | None, wanted: in
 
 def test_reasons_name_the_numbers() -> None:
     assert decide(view(place(load=PlaceLoad(14.0, 7.0)))).reason == (
-        "21.0 requests at once, of which 14.0 are worked on and 7.0 wait, take 3 cells at 70% of 10 each"
+        "21.0 concurrent requests, of which 14.0 are in flight and 7.0 wait, need 3 cells at 70% of 10 each"
     )
     assert decide(view(place(load=PlaceLoad(999.0)))).reason == (
-        "999.0 requests at once take 143 cells at 70% of 10 each; its range ends at 20"
+        "999.0 concurrent requests need 143 cells at 70% of 10 each; its range ends at 20"
     )
     down = decide(view(place(current=6, load=PlaceLoad(14.0), history=agreed(3))))
     assert (
-        down.reason == "3 cells would have been enough for 10 min: 14.0 requests at once take 2 cells at 70% of 10 each"
+        down.reason
+        == "3 cells would have been enough for 10 min: 14.0 concurrent requests need 2 cells at 70% of 10 each"
     )
 
 
 def test_a_target_above_what_the_autopilot_gives_is_taken_as_just_below() -> None:
-    """Filled to its cap of 50 % a region is given no more, and must look full for all that."""
+    """At its cap of 50 % a region gets no more requests, and must still count as full."""
     assert decide(view(place(load=PlaceLoad(10.0)), utilisation_cap=0.5)).wanted == 3
 
 
@@ -70,7 +68,8 @@ def test_there_are_fewer_once_fewer_were_enough_all_the_time() -> None:
 
 
 def test_a_load_at_the_edge_takes_no_cell_away() -> None:
-    """14 requests at once take two cells exactly; a cell less goes only once a tenth of the target would be free."""
+    """14 concurrent requests need exactly two cells. A cell is removed only once a tenth of the target would be
+    free."""
     numbers = [one.wanted for one in course(view(place(current=3)), [PlaceLoad(13.9)] * 300)]
     assert set(numbers) == {3}
     assert course(view(place(current=3)), [PlaceLoad(12.5)] * 300)[-1].wanted == 2
@@ -89,7 +88,7 @@ def test_a_rollout_holds_fewer_cells_and_no_more_of_them() -> None:
 
 def test_what_is_remembered_stays_small() -> None:
     decisions = course(view(place(current=9)), [PlaceLoad(30.0 + number % 7) for number in range(2000)])
-    assert max(len(decision.history) for decision in decisions) <= SAMPLES_MOST + 2
+    assert max(len(decision.history) for decision in decisions) <= MAX_SAMPLES + 2
     assert decisions[-1].wanted == 6, "the most of it, 36 at 63 %"
 
 
@@ -109,7 +108,7 @@ class TestObjective:
         more = decide(view(place(current=10, load=self.LATE)))
         assert (more.wanted, more.rule) == (11, ScalingRule.OBJECTIVE)
         assert more.reason == (
-            "late first tokens burn their budget 8.0 times too fast, 6 are allowed: 1 cell more than 10"
+            "late first tokens burn their budget 8.0 times too fast; 6 is allowed: 1 cell more than 10"
         )
         assert decide(view(place(current=25, range=CellRange(1, 40), load=PlaceLoad(90.0, late_burn=8.0)))).wanted == 28
         for young in ({"ready_for_s": 359.0}, {"ready": 9}, {"ready_for_s": None}):
@@ -133,7 +132,7 @@ class TestObjective:
 
 
 class TestSchedule:
-    """At times there should be at least so many."""
+    """Windows of a schedule set a minimum."""
 
     POLICY = parse_scaling_policy(
         {
@@ -162,7 +161,7 @@ class TestSchedule:
 
 
 class TestBudget:
-    """US dollars an hour that the machines of all cells may cost."""
+    """US dollars per hour for the machines of all cells."""
 
     POLICY = parse_scaling_policy({"budget_per_hour": 100}, ACTING)
 
@@ -186,7 +185,7 @@ class TestBudget:
     def test_it_takes_nothing_away(self) -> None:
         dear = decide(view(place(current=9, load=PlaceLoad(100.0), cell_price=20.0), policy=self.POLICY))
         assert (dear.wanted, dear.rule) == (9, ScalingRule.BUDGET)
-        assert dear.reason.endswith("$100 an hour allow no more than 9 cells there, at $20 each")
+        assert dear.reason.endswith("$100 per hour allow only 9 cells there, at $20 each")
         fewer = place(current=9, load=PlaceLoad(7.0), history=agreed(2))
         assert self.wanted(fewer, price=20.0) == {"us-east-1": 2}
 
@@ -195,7 +194,7 @@ def test_the_plan_of_the_day_is_a_need_like_any_other() -> None:
     soon = place(planned=PlannedNeed(5, "from 13:00 UTC on 30 requests at once are expected", 5))
     found = decide(view(soon))
     assert (found.wanted, found.rule) == (5, ScalingRule.PLAN)
-    assert found.reason == "the plan of the day has 5 cells there: from 13:00 UTC on 30 requests at once are expected"
+    assert found.reason == "the day plan has 5 cells there: from 13:00 UTC on 30 requests at once are expected"
     kept = decide(view(place(current=5, planned=PlannedNeed(2, "less", 2), history=agreed(2)), policy=ACTING))
     assert kept.wanted == 2, "fewer by agreement, as of any need"
     busy = decide(view(place(load=PlaceLoad(60.0), planned=PlannedNeed(1, "nothing is expected", 1))))
@@ -219,7 +218,7 @@ def test_what_it_may_not_have_now_it_still_wants_and_says_why() -> None:
     short = place(load=PlaceLoad(28.0), granted=3, grant_reason="team search has 3 of 3 local.cpu")
     decision = decide(view(short))
     assert decision.wanted == 4
-    assert decision.reason.endswith("; it may have 3 of them: team search has 3 of 3 local.cpu")
+    assert decision.reason.endswith("; 3 are granted: team search has 3 of 3 local.cpu")
 
 
 def test_where_only_a_part_of_the_cells_answers_each_carries_less() -> None:
@@ -243,7 +242,7 @@ def test_a_load_is_divided_by_the_capacities_of_the_cells_as_they_stay_and_come(
     there = place(load=PlaceLoad(0.7 * 49), current=2, capacities=(32.0, 8.0, 8.0))
     decision = decide(view(there, policy=POLICY))
     assert decision.wanted == 4, "32 and 8 are there, and 9 more take two of 8"
-    assert "take 4 cells at 70% of what each was tested for: 3 for 8 and 1 for 32" in decision.reason
+    assert "need 4 cells at 70% of what each was tested for: 3 for 8 and 1 for 32" in decision.reason
 
 
 def test_growth_is_counted_by_the_type_that_a_further_cell_would_be_of() -> None:
@@ -283,5 +282,5 @@ def test_too_few_and_too_many_are_counted_apart() -> None:
 
 
 def test_a_time_without_a_look_counts_only_so_far() -> None:
-    assert regret_after(Regret(), wanted=1, needed=1, in_force=1, passed_s=3600.0).observed_s == LOOK_MOST_S
+    assert regret_after(Regret(), wanted=1, needed=1, in_force=1, passed_s=3600.0).observed_s == MAX_CHECK_GAP_S
     assert regret_after(Regret(), wanted=1, needed=1, in_force=1, passed_s=-4.0) == Regret()

@@ -1,5 +1,5 @@
-"""Whatever the load does: the range holds, more load never means fewer cells, growth waits for nothing, and a load that
-swings makes no cells come and go with it."""
+"""For any load: the range holds, more load never means fewer cells, growth is immediate, and a swinging load does not
+add and remove cells repeatedly."""
 
 import math
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_more_load_never_means_fewer_cells(scaled: ScalingView, more: float, wha
     if there.load is None:
         return
     known = getattr(there.load, what)
-    if known is None:  # an offered load of less than what waits would be less load, not more
+    if known is None:  # an offered load below the waiting requests would be less load
         known = there.load.in_flight + there.load.queued if what == "offered" else 0.0
     loaded = replace(there, load=replace(there.load, **{what: known + more}))
     before = plan_scaling(replace(scaled, places=(there,)), NOW)[0]
@@ -114,7 +114,7 @@ def test_more_load_never_means_fewer_cells(scaled: ScalingView, more: float, wha
 
 @given(views(), st.integers(0, 1))
 def test_growth_waits_for_nothing_but_the_range_and_the_budget(scaled: ScalingView, which: int) -> None:
-    """Neither for an agreement, nor for a rollout, nor for cells that are on their way."""
+    """No agreement time, rollout or starting cell delays growth."""
     free = replace(scaled, policy=replace_budget(scaled.policy))
     there, decision = free.places[which], plan_scaling(free, NOW)[which]
     needed = greatest_need(free, there, NOW).cells

@@ -1,7 +1,5 @@
-"""What is laid down: read back as it was stated, refused with what would be right.
-
-When windows of a schedule are open, on the days on which clocks change, too.
-"""
+"""Policies are read back as stated, and errors name the rule. Windows of a schedule, including days of clock
+changes."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -56,7 +54,7 @@ def test_what_is_stated_is_read_back() -> None:
         ({"schedule": [{**WINDOW, "cron": "0 8 * *  "}]}, "schedule.0.cron", "it must have five fields"),
         ({"schedule": [{**WINDOW, "cron": "0 0 8 * * *"}]}, "schedule.0.cron", "it must have five fields"),
         ({"schedule": [{**WINDOW, "cron": "0 25 * * *"}]}, "schedule.0.cron", "bad hour; it must have five fields"),
-        ({"schedule": [WINDOW, {**WINDOW, "cron": "0 0 29 2 *"}]}, "schedule.1.cron", "a moment of every year"),
+        ({"schedule": [WINDOW, {**WINDOW, "cron": "0 0 29 2 *"}]}, "schedule.1.cron", "must occur every year"),
         ({"schedule": [{**WINDOW, "cron": "0 0 30 2 *"}]}, "schedule.0.cron", "day-of-month"),
         ({"schedule": [{**WINDOW, "time_zone": "Mars/Olympus"}]}, "schedule.0.time_zone", "Europe/Berlin"),
         ({"schedule": [{**WINDOW, "time_zone": "../../etc/passwd"}]}, "schedule.0.time_zone", "IANA database"),
@@ -164,7 +162,7 @@ def test_a_window_opens_in_its_time_zone(moment: str, is_open: bool) -> None:
 
 
 def test_an_hour_that_the_clock_leaves_out_still_has_its_window() -> None:
-    """On 29 March 2026 it is never 02:30 in Berlin: Debian's cron begins such a job right after."""
+    """02:30 does not exist in Berlin on 29 March 2026. Debian's cron starts such a job right after."""
     night = ScheduleWindow("30 2 * * *", 3600.0, 4, "Europe/Berlin")
     assert last_began(night, at("2026-03-29T01:00:00")) == at("2026-03-29T01:00:00")
     assert window_in_force([night], "us-east-1", at("2026-03-29T01:10:00")) is night

@@ -1,4 +1,4 @@
-"""Cells by role on real PostgreSQL: what people state, what nodes are told, and who is never taken down."""
+"""Cells by role on real PostgreSQL: targets, nodes' orders, and cells that are never drained."""
 
 from datetime import timedelta
 from typing import Any

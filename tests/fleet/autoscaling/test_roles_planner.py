@@ -1,9 +1,5 @@
-"""From totals that cells report to the demand that roles are planned for.
-
-The ratio of prefill to decode cells, against what whole simulations of four cells found (docs/bench/roles.md).
-
-How cells are told apart by role: proportions, what is missing first, and in which order a rollout moves them.
-"""
+"""Demand from cells' counters; the ratio of prefill to decode cells against whole simulations of four cells
+(docs/bench/roles.md); proportions, missing roles, and the order of a rollout."""
 
 from dataclasses import replace
 
@@ -109,7 +105,7 @@ def test_a_cell_that_lies_of_itself_moves_little() -> None:
 
 
 PACE = RolePace(0.020, 0.000_25, 1 / 8000, 2048, 64, handover_s=0.005, handover_token_s=0.33 / 12_500)
-"""Of the simulator's default: a 70B model on eight accelerators; 0.33 MB a token at 12.5 GB/s."""
+"""The simulator's default: a 70B model on eight accelerators, 0.33 MB per token at 12.5 GB/s."""
 LIMITS = RoleLimits(ttft_s=1.5, itl_s=0.05)
 LONG = RoleDemand(2.6, 3000, 200, requests=500)
 
@@ -166,8 +162,8 @@ def test_says_what_the_demand_takes() -> None:
 
     assert decision.needed == RoleSplit(prefill=3, decode=1)
     assert decision.reason == (
-        "2.60 requests a second of 3000 uncached prompt tokens and 200 of answer take 3 prefill, 1 decode; "
-        "3 prefill, 1 decode carry 5.01 a second within both limits, 4 mixed 0.90"
+        "2.60 requests per second of 3000 uncached prompt tokens and 200 of answer take 3 prefill, 1 decode; "
+        "3 prefill, 1 decode carry 5.01 per second within both limits, 4 mixed 0.90"
     )
 
 
@@ -179,7 +175,7 @@ def test_a_forecast_counts_where_it_is_more_than_comes_now() -> None:
 @pytest.mark.parametrize(
     ("pace", "limits", "tokens"),
     [
-        (PACE, LIMITS, 128),  # 50 ms less 20 and 51 answers of 0.25 ms leave 17.2 ms, and a token takes 0.125
+        (PACE, LIMITS, 128),  # 50 ms minus 20 ms and 51 answers of 0.25 ms leave 17.2 ms; a token takes 0.125 ms
         (replace(PACE, prompt_token_s=1 / 16000), LIMITS, 272),
         (PACE, replace(LIMITS, itl_s=0.1), 528),
         (PACE, replace(LIMITS, itl_s=1.0), None),  # a whole chunk fits in

@@ -1,4 +1,4 @@
-"""What the autoscaler decides is carried out, written down, and judged by what came."""
+"""Decisions are carried out, stored, and compared with the actual load."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
-"""Places that may have no cells: when the last one goes, and what brings the first one back.
-
-Whether a first cell is kept from machines, by what its places may have: a table.
-"""
+"""Places without cells: when the last cell stops, what starts the first one, and what keeps it from getting
+machines."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +10,7 @@ import pytest
 
 from engine_agent.protocol.ingress_messages import Withheld
 from fleet.autoscaling.planning.needs import (
-    HOLD_LEAST_S,
+    MIN_HOLD_S,
     PlaceDecision,
     PlaceLoad,
     ScaledPlace,
@@ -38,7 +36,7 @@ def empty(**changes: Any) -> ScaledPlace:
 
 
 def last(**changes: Any) -> ScaledPlace:
-    """One cell of up to nine, and none would have been enough for long."""
+    """One cell of up to nine; none would have been enough for long."""
     return empty(**{"current": 1, "ready": 1, "ready_for_s": 3600.0, "history": agreed(0), **changes})
 
 
@@ -142,7 +140,7 @@ def test_work_that_is_queued_starts_one_and_more_as_its_time_runs_out() -> None:
 
 
 def two_regions(policy: ScalingPolicy, other: PlaceLoad, **changes: Any) -> PlaceDecision:
-    """What is decided for one without cells while another region serves its requests."""
+    """Decision for a region without cells while another serves its requests."""
     away = place("us-west-2", range=CellRange(1, 4), current=4, ready=4, load=other)
     scaled = view(empty(load=PlaceLoad(0.0, elsewhere=3.0)), away, policy=policy, **changes)
     return plan_scaling(scaled, NOW)[0]
@@ -185,7 +183,7 @@ def test_a_forecast_of_next_to_nobody_keeps_none() -> None:
 
 
 def test_requests_are_held_for_two_starts_within_bounds() -> None:
-    assert hold_s(POLICY, 3.0) == HOLD_LEAST_S
+    assert hold_s(POLICY, 3.0) == MIN_HOLD_S
     assert 180 <= hold_s(POLICY, 90.0) <= 180 * 1.25 + 1
     assert hold_s(POLICY, 3600.0) == 600
     assert hold_s(ScalingPolicy(hold_s=12.5), 3600.0) == 13
