@@ -59,11 +59,11 @@ def autoscale() -> bool:
 @shared_task(name="traffic.entry", base=ControlLoop)
 def entry() -> bool:
     """Cloud ingresses, targets of their load balancers, and DNS. A failed step does not stop the others."""
-    failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _made(step)]
+    failed = [step for step in (cloud_ingresses_ensure, entry_targets_follow, entry_run) if not _step_succeeded(step)]
     return not failed
 
 
-def _made(step: Callable[..., object]) -> bool:
+def _step_succeeded(step: Callable[..., object]) -> bool:
     try:
         step(now=clock.now())
     except Exception:

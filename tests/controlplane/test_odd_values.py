@@ -40,7 +40,7 @@ from tests.controlplane.odd_values import (
 )
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.rows import accepted, begun, jsonl, kept, line, serving_fleet, stored
-from traffic.responses.api import _begin
+from traffic.responses.api import _begin_response
 from traffic.responses.services import ResponseSubmission, store_settings
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
@@ -185,7 +185,7 @@ def test_a_response_that_is_created_takes_odd_json_in_every_place() -> None:
     odd_bodies += [with_odd(RESPONSE, place, odd).encode() for place in places(RESPONSE) for odd in ODD_JSON.values()]
     for body in odd_bodies:
         with suppress(ApplicationRefused), atomic():
-            _begin(ResponseSubmission(body, {}, ""), store_settings())
+            _begin_response(ResponseSubmission(body, {}, ""), store_settings())
 
 
 def test_an_upload_takes_odd_texts_in_every_field() -> None:

@@ -27,7 +27,7 @@ from traffic.async_requests.selectors import async_request_of
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
 from traffic.async_requests.services.requests import AsyncSubmission, async_request_accept, async_request_cancel
 from traffic.tenants.api import only, openai_error
-from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.planner import ApplicationRefused, unix_seconds
 from traffic.tenants.selectors import Application, UnknownApplication, application_of
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -42,7 +42,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions or /v1/async/completions: 202 and the URL of the outcome."""
     now, settings = clock.now(), AsyncSettings()
     try:
-        application = _application(request, now)
+        application = _authenticated(request, now)
         submission = AsyncSubmission(
             path=ENDPOINTS[kind],
             body=_body(request, settings),
@@ -55,7 +55,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
             application=application, submission=submission, now=now, settings=settings
         )
     except ApplicationRefused as refusal:
-        return _refused(refusal)
+        return _refusal_response(refusal)
     shown = async_request_json(accepted, settings)
     if is_new and accepted.callback_secret:
         shown["callback_secret"] = accepted.callback_secret
@@ -69,15 +69,15 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
     """GET: state of a request. DELETE: cancel it, unless it has ended."""
     now = clock.now()
     try:
-        application = _application(request, now)
+        application = _authenticated(request, now)
     except ApplicationRefused as refusal:
-        return _refused(refusal)
+        return _refusal_response(refusal)
     if request.method == "DELETE":
         stored = async_request_cancel(application=application, request_id=request_id, now=now)
     else:
         stored = async_request_of(application, request_id)
     if stored is None:
-        return _refused(ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
+        return _refusal_response(ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
     return JsonResponse(async_request_json(stored, AsyncSettings()))
 
 
@@ -86,7 +86,9 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
 def unknown_path(request: HttpRequest) -> HttpResponseBase:
     """Responds with 404 to any other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
-    return _refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; known: {known} and /v1/async/ID"))
+    return _refusal_response(
+        ApplicationRefused(404, "unknown_url", f"Unknown request URL; known: {known} and /v1/async/ID")
+    )
 
 
 def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
@@ -99,17 +101,17 @@ def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[s
         "status": request.state,
         "endpoint": request.path,
         "model": request.model,
-        "created_at": _seconds(request.created_at),
-        "deadline_at": _seconds(request.deadline_at),
-        "ended_at": _seconds(ended_at),
-        "expires_at": _seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
+        "created_at": unix_seconds(request.created_at),
+        "deadline_at": unix_seconds(request.deadline_at),
+        "ended_at": unix_seconds(ended_at),
+        "expires_at": unix_seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
         "attempts": request.attempts,
-        "response": _response(request),
-        "error": _error(request),
+        "response": _answer_json(request),
+        "error": _error_json(request),
     }
 
 
-def _response(request: AsyncRequest) -> dict[str, Any] | None:
+def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
     if request.answer is None or request.status is None:
         return None
     try:
@@ -119,13 +121,13 @@ def _response(request: AsyncRequest) -> dict[str, Any] | None:
     return {"status_code": request.status, "body": body}
 
 
-def _error(request: AsyncRequest) -> dict[str, Any] | None:
+def _error_json(request: AsyncRequest) -> dict[str, Any] | None:
     codes = {AsyncState.FAILED: "failed", AsyncState.EXPIRED: "deadline_exceeded", AsyncState.CANCELLED: "cancelled"}
     code = codes.get(AsyncState(request.state))
     return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None
 
 
-def _application(request: HttpRequest, now: datetime) -> Application:
+def _authenticated(request: HttpRequest, now: datetime) -> Application:
     try:
         return application_of(request.headers.get("Authorization", ""), now)
     except UnknownApplication as unknown:
@@ -144,13 +146,9 @@ def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
         raise too_long from None
 
 
-def _refused(refusal: ApplicationRefused) -> JsonResponse:
+def _refusal_response(refusal: ApplicationRefused) -> JsonResponse:
     headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.is_passing else {}
     return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers, kind=refusal.kind)
-
-
-def _seconds(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp())
 
 
 REFUSED_SHOWN = 20

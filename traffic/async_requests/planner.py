@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kernel.decoding import decode_json
-from kernel.tones import Tone
 
 
 class AsyncState(StrEnum):
@@ -27,14 +26,6 @@ class AsyncState(StrEnum):
 
 OPEN = frozenset({AsyncState.QUEUED, AsyncState.SENDING})
 ENDED = frozenset(AsyncState) - OPEN
-ASYNC_TONE: dict[AsyncState, Tone] = {
-    AsyncState.QUEUED: Tone.IDLE,
-    AsyncState.SENDING: Tone.MOVING,
-    AsyncState.DONE: Tone.OK,
-    AsyncState.FAILED: Tone.BAD,
-    AsyncState.EXPIRED: Tone.WARN,
-    AsyncState.CANCELLED: Tone.IDLE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +85,12 @@ UNSENT = frozenset({401, 408, 409, 425, 429, 503})
 MOVED = 300
 
 
-def judge(received: AttemptResponse, *, attempts: int, failures: int, deadline_at: datetime, now: datetime,
+def evaluate_attempt(received: AttemptResponse, *, attempts: int, failures: int, deadline_at: datetime, now: datetime,
           settings: AsyncSettings) -> Verdict:  # fmt: skip
     """Returns the meaning of the `attempts`th attempt after `failures` that counted."""
     if is_complete_answer(received):
         return Verdict(AsyncState.DONE)
-    reason = received.reason or _said(received)
+    reason = received.reason or _error_text(received)
     if now >= deadline_at:
         return Verdict(AsyncState.EXPIRED, f"the deadline passed; the last attempt: {reason}")
     if received.status is not None and MOVED <= received.status < 500 and received.status not in UNSENT:
@@ -164,8 +155,7 @@ class Window:
             self._size = min(self.MOST, self._size + 1 / self._size)
 
 
-def _said(received: AttemptResponse) -> str:
-    """Short text of an error answer."""
+def _error_text(received: AttemptResponse) -> str:
     try:
         message = str(json.loads(received.body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -210,15 +200,6 @@ class QueueState(StrEnum):
     FULL = "full"
     STOPPED = "stopped"
     UNREAD = "unread"
-
-
-QUEUE_TONE: dict[QueueState, Tone] = {
-    QueueState.NEW: Tone.IDLE,
-    QueueState.READING: Tone.OK,
-    QueueState.FULL: Tone.WARN,
-    QueueState.STOPPED: Tone.BAD,
-    QueueState.UNREAD: Tone.BAD,
-}
 
 
 class NoRequest(ValueError):
@@ -269,23 +250,23 @@ def asked_by(message_id: str, attributes: Mapping[str, str]) -> Asked:
     Raises:
         NoRequest: an attribute is repeated, names a key, or is an unknown endpoint.
     """
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in attributes.items():
-        if name.casefold() in said:
+        if name.casefold() in fields:
             raise NoRequest(f"the attribute {name[:100]} is given twice, in two spellings")
-        said[name.casefold()] = value
-    if "authorization" in said:
+        fields[name.casefold()] = value
+    if "authorization" in fields:
         raise NoRequest("a message cannot name a key: the queue is bound to one")
-    path = said.get("endpoint", ENDPOINTS[0])
+    path = fields.get("endpoint", ENDPOINTS[0])
     if path not in ENDPOINTS:
         raise NoRequest(f"the attribute Endpoint is {path[:100]!r}; known: {' and '.join(ENDPOINTS)}")
-    if "idempotency-key" in said and not said["idempotency-key"]:
+    if "idempotency-key" in fields and not fields["idempotency-key"]:
         raise NoRequest("the attribute Idempotency-Key is empty; omit it to use the message ID")
     return Asked(
         path=path,
-        idempotency_key=said.get("idempotency-key", message_id),
-        limit_ms=said.get("x-switchyard-deadline-ms"),
-        callback_url=said.get("x-switchyard-callback-url"),
+        idempotency_key=fields.get("idempotency-key", message_id),
+        limit_ms=fields.get("x-switchyard-deadline-ms"),
+        callback_url=fields.get("x-switchyard-callback-url"),
     )
 
 

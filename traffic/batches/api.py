@@ -54,18 +54,18 @@ def batches(request: HttpRequest) -> HttpResponseBase:
         if request.method == "POST":
             created = batch_create(
                 application=application,
-                asked=checked_batch(_payload(request)),
+                asked=checked_batch(_json_payload(request)),
                 region=request.headers.get("X-Switchyard-Region", ""),
                 now=now,
                 settings=batch_settings(),
             )
-            return _shown(created)
+            return _batch_response(created)
         rows, has_more = list_rows(batches_of(application.tenant), list_query(request, usual=20, most=100))
         done = tallies(rows)
         shown = list_json(rows, lambda row: batch_json(row, done[row.id], now=now), has_more=has_more)
         return JsonResponse(shown)
 
-    return _answered(request, answer)
+    return _respond(request, answer)
 
 
 @csrf_exempt
@@ -78,9 +78,9 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponseBase:
         batch = batch_of(application.tenant, batch_id)
         if batch is None:
             raise batch_not_found(batch_id)
-        return _shown(batch)
+        return _batch_response(batch)
 
-    return _answered(request, answer)
+    return _respond(request, answer)
 
 
 @csrf_exempt
@@ -88,9 +88,9 @@ def detail(request: HttpRequest, batch_id: str) -> HttpResponseBase:
 @only("POST")
 def cancel(request: HttpRequest, batch_id: str) -> HttpResponseBase:
     """POST /v1/batches/ID/cancel."""
-    return _answered(
+    return _respond(
         request,
-        lambda application: _shown(batch_cancel(application=application, batch_id=batch_id, now=clock.now())),
+        lambda application: _batch_response(batch_cancel(application=application, batch_id=batch_id, now=clock.now())),
     )
 
 
@@ -102,11 +102,11 @@ def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
     return refused(ApplicationRefused(404, "unknown_url", message))
 
 
-def _shown(batch: Batch) -> HttpResponseBase:
+def _batch_response(batch: Batch) -> HttpResponseBase:
     return JsonResponse(batch_json(batch, tallies([batch])[batch.id], now=clock.now()))
 
 
-def _payload(request: HttpRequest) -> object:
+def _json_payload(request: HttpRequest) -> object:
     try:
         return decode_json(request.body)
     except RequestDataTooBig:
@@ -115,7 +115,7 @@ def _payload(request: HttpRequest) -> object:
         raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
 
 
-def _answered(request: HttpRequest, answer: Callable[[Application], HttpResponseBase]) -> HttpResponseBase:
+def _respond(request: HttpRequest, answer: Callable[[Application], HttpResponseBase]) -> HttpResponseBase:
     try:
         return answer(application_with_key(request.headers.get("Authorization", ""), clock.now()))
     except ApplicationRefused as refusal:

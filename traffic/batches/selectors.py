@@ -28,6 +28,7 @@ from traffic.keys.models import ApplicationKey
 from traffic.region_shares.selectors import traffic_policies
 from traffic.routing.models import RoutingTable
 from traffic.routing.selectors import UnreadableTable, table_message
+from traffic.tenants.planner import unix_seconds
 
 
 def stored_file_of(tenant: str, file_id: str, now: datetime) -> StoredFile | None:
@@ -64,7 +65,7 @@ class BatchBudgets:
     def rate(self, region: str, model: str, until: datetime) -> float | None:
         """Returns the mean lines per second until then, or None if unknown."""
         within_s = (until - self.now).total_seconds()
-        found = self._of(region, model)
+        found = self._place_budget(region, model)
         if found is None or within_s <= 0:
             return None
         plan, line_s = found
@@ -72,10 +73,10 @@ class BatchBudgets:
 
     def time_s(self, region: str, model: str, lines: int) -> float | None:
         """Returns the seconds in which these lines have room, with a reserve, or None if unknown."""
-        found = self._of(region, model)
+        found = self._place_budget(region, model)
         return batch_time_s(found[0], self.now, lines * found[1] / RESERVE) if found else None
 
-    def _of(self, region: str, model: str) -> tuple[PlacePlan, float] | None:
+    def _place_budget(self, region: str, model: str) -> tuple[PlacePlan, float] | None:
         place = (self.served.get(model, ""), region)
         plan, line_s = self.plans.get(place), self.line_s.get(place)
         return (plan, line_s) if plan is not None and plan.budget and line_s else None
@@ -145,12 +146,12 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
         "status": batch.state,
         "output_file_id": batch.output_file_id or None,
         "error_file_id": batch.error_file_id or None,
-        "created_at": _seconds(batch.created_at),
-        "expires_at": _seconds(batch.expires_at),
+        "created_at": unix_seconds(batch.created_at),
+        "expires_at": unix_seconds(batch.expires_at),
     }
-    shown |= {column: _seconds(getattr(batch, column)) for column in STAMPS.values()}
+    shown |= {column: unix_seconds(getattr(batch, column)) for column in STAMPS.values()}
     remaining = batch.lines - tally.completed - tally.failed
-    rate = _rate(batch, tally, now)
+    rate = _lines_per_s(batch, tally, now)
     return shown | {
         "request_counts": {
             "total": batch.lines if batch.in_progress_at else 0,
@@ -165,11 +166,11 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
             "input_uri": batch.input_uri or None,
             "input_etag": batch.input_etag or None,
             "output_uri": batch.output_uri or None,
-            "deadline_at_risk_at": _seconds(batch.at_risk_at),
-            "warnings": _warnings(batch),
+            "deadline_at_risk_at": unix_seconds(batch.at_risk_at),
+            "warnings": _batch_warnings(batch),
             "serving_class": served_as(batch).value,
             "lines_per_s": round(rate, 3) if rate else None,
-            "estimated_end_at": _seconds(estimated_end(remaining, rate, now)) if _runs(batch) else None,
+            "estimated_end_at": unix_seconds(estimated_end(remaining, rate, now)) if _is_in_progress(batch) else None,
         },
     }
 
@@ -181,10 +182,10 @@ def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, s
     rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
     batches = list(rows)
     done, budgets = tallies(batches), batch_budgets(now)
-    return [(_job(batch, done[batch.id], rates, budgets), batch.region_id, batch.model) for batch in batches]
+    return [(_batch_job(batch, done[batch.id], rates, budgets), batch.region_id, batch.model) for batch in batches]
 
 
-def _job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
+def _batch_job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
     """Uses the rate that the daily plan leaves until the deadline, or else the present one."""
     planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
     rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
@@ -238,8 +239,8 @@ def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
     """Progress of a row from `batches_described`."""
     tally = Tally(batch.completed + batch.ranges_completed, batch.failed + batch.ranges_failed)  # type: ignore[attr-defined]
     done = tally.completed + tally.failed
-    rate = _rate(batch, tally, now)
-    end_at = estimated_end(batch.lines - done, rate, now) if _runs(batch) else None
+    rate = _lines_per_s(batch, tally, now)
+    end_at = estimated_end(batch.lines - done, rate, now) if _is_in_progress(batch) else None
     share = done / batch.lines if batch.lines else 0.0
     return BatchStanding(tally.completed, tally.failed, round(rate, 3) if rate else None, end_at, share)
 
@@ -267,7 +268,7 @@ def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]
     )
     return [
         replace(
-            _paced(batch, done[batch.id], rates, now),
+            _paced_batch(batch, done[batch.id], rates, now),
             policy=policies.get(batch.model, usual),
             may_raise=batch.key not in modest,
         )
@@ -275,7 +276,7 @@ def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]
     ]
 
 
-def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
+def _paced_batch(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
     """The rate counts from the last step, to show whether that helped."""
     answered = done.completed + done.failed
     began_at = batch.in_progress_at or batch.created_at
@@ -296,7 +297,6 @@ def _paced(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime)
 
 
 def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
-    """Policies of deployments by model name, where they are stated."""
     stated = {
         name: policy.batch_at_risk for name, policy in traffic_policies().items() if policy.batch_at_risk is not None
     }
@@ -306,7 +306,7 @@ def _at_risk_policies(models: set[str]) -> dict[str, AtRiskPolicy]:
     return {model: stated[served[model]] for model in models if served.get(model) in stated}
 
 
-def _warnings(batch: Batch) -> list[dict[str, Any]]:
+def _batch_warnings(batch: Batch) -> list[dict[str, Any]]:
     if batch.at_risk_at is None:
         return []
     message = "At its present rate the batch misses its deadline. Unfinished lines are reported as expired."
@@ -317,18 +317,14 @@ def served_as(batch: Batch) -> ServingClass:
     return ServingClass.NEAR_REALTIME if batch.raised_at else ServingClass.BATCH
 
 
-def _runs(batch: Batch) -> bool:
+def _is_in_progress(batch: Batch) -> bool:
     return batch.state == BatchState.IN_PROGRESS.value
 
 
-def _rate(batch: Batch, tally: Tally, now: datetime) -> float:
+def _lines_per_s(batch: Batch, tally: Tally, now: datetime) -> float:
     began, ended = batch.in_progress_at, batch.finalizing_at or batch.cancelling_at or now
     seconds = (ended - began).total_seconds() if began else 0.0
     return (tally.completed + tally.failed) / seconds if seconds > 0 else 0.0
-
-
-def _seconds(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp())
 
 
 def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:

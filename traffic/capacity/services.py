@@ -63,8 +63,8 @@ def autoscaling_run(*, now: datetime) -> list[str]:
     try:
         scaled, problems = scaled_deployments(now)
         for name, problem in problems.items():
-            log.warning("%s is not scaled: %s", name, problem)
-        looks = [look for one in scaled for look in _looks(one, now)]
+            log.warning("cannot scale %s: %s", name, problem)
+        looks = [look for one in scaled for look in _scaling_looks(one, now)]
         changed = scaling_apply(looks=looks, now=now) if looks else []
         pool_holds_follow(scaled=scaled, now=now)
         return changed
@@ -72,7 +72,7 @@ def autoscaling_run(*, now: datetime) -> list[str]:
         lease_release(name=LEASE, holder=holder, now=now)
 
 
-def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
+def _scaling_looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
     places = {place.region: place for place in one.view.places}
     return [
         ScalingLook(
@@ -82,7 +82,7 @@ def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
             load={
                 "per_cell": _per_cell(one.view, places[decision.region]),
                 "start_up_s": round(one.view.start_up_s, 1),
-                **(_rounded(asdict(load)) if (load := places[decision.region].load) else {}),
+                **(_rounded_load(asdict(load)) if (load := places[decision.region].load) else {}),
             },
         )
         for decision in plan_scaling(one.view, now)
@@ -90,11 +90,10 @@ def _looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
 
 
 def _per_cell(view: ScalingView, place: ScaledPlace) -> float:
-    """Concurrency of a cell; the mean if cells differ."""
     return round(view.at(place).per_cell, 2) if place.capacities else view.per_cell
 
 
-def _rounded(load: dict[str, float | None]) -> dict[str, float | None]:
+def _rounded_load(load: dict[str, float | None]) -> dict[str, float | None]:
     return {name: None if value is None else round(value, 2) for name, value in load.items()}
 
 
@@ -107,10 +106,12 @@ _STARTS = (CellState.PENDING.value, CellState.STARTING.value)
 
 def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> bool:
     """Writes changed holds. Returns whether ingresses need new tables."""
-    held = {one.view.deployment: one for one in scaled if one.acting and may_be_empty(one.view.policy, _ranges(one))}
+    held = {
+        one.view.deployment: one for one in scaled if one.acting and may_be_empty(one.view.policy, _cell_ranges(one))
+    }
     there = {row.deployment_id: row for row in PoolHold.objects.all()}
-    started = _started(held) if held else {}
-    wanted = {name: _row(one, started.get(name, [])) for name, one in held.items()}
+    started = _start_times(held) if held else {}
+    wanted = {name: _hold_row(one, started.get(name, [])) for name, one in held.items()}
     gone = there.keys() - wanted.keys()
     changed = [row for name, row in wanted.items() if name not in there or not _is_same(row, there[name])]
     if gone:
@@ -126,11 +127,11 @@ def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> b
     return bool(gone or changed)
 
 
-def _ranges(one: ScaledDeployment) -> list[CellRange]:
+def _cell_ranges(one: ScaledDeployment) -> list[CellRange]:
     return [place.range for place in one.view.places]
 
 
-def _row(one: ScaledDeployment, started: list[datetime]) -> PoolHold:
+def _hold_row(one: ScaledDeployment, started: list[datetime]) -> PoolHold:
     is_served = any(place.ready for place in one.view.places)
     return PoolHold(
         deployment_id=one.view.deployment,
@@ -146,8 +147,7 @@ def _is_same(row: PoolHold, other: PoolHold) -> bool:
     return all(getattr(row, name) == getattr(other, name) for name in _TOLD)
 
 
-def _started(names: Iterable[str]) -> dict[str, list[datetime]]:
-    """Creation times of the cells that are starting."""
+def _start_times(names: Iterable[str]) -> dict[str, list[datetime]]:
     started: dict[str, list[datetime]] = defaultdict(list)
     cells = Cell.objects.filter(deployment__in=list(names), state__in=_STARTS).order_by()
     for name, created_at in cells.values_list("deployment_id", "created_at"):
@@ -187,8 +187,6 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A running plan: its start, process and output file."""
-
     began: datetime
     child: subprocess.Popen[bytes]
     answer: IO[bytes]
@@ -237,11 +235,11 @@ class DayPlanner:
         self._under_way = None
         status = found.child.wait()
         with found.answer, found.errors:
-            plan = _read(found.answer)
+            plan = _read_plan(found.answer)
             if plan is None:
                 found.errors.seek(0)
-                said = found.errors.read().decode(errors="replace").strip()[-ERROR_MOST:]
-                log.warning("no plan of the day, after %.0f s with status %d: %s", took_s, status, said)
+                output = found.errors.read().decode(errors="replace").strip()[-ERROR_MOST:]
+                log.warning("no daily plan after %.0f s, status %d: %s", took_s, status, output)
                 return False
         day_plan_store(plan=plan, took_s=took_s, now=now)
         return True
@@ -260,7 +258,7 @@ class DayPlanner:
             self._under_way = None
 
 
-def _read(answer: IO[bytes]) -> CapacityPlan | None:
+def _read_plan(answer: IO[bytes]) -> CapacityPlan | None:
     """Returns None if the output is incomplete."""
     answer.seek(0)
     try:
@@ -293,14 +291,14 @@ def day_plan_store(*, plan: CapacityPlan, took_s: float, now: datetime) -> DayPl
         orders=[asdict(one) for one in plan.orders],
         lacks=[asdict(one) for one in plan.lacks],
     )
-    DayPlanPlace.objects.bulk_create(_places(row, plan))
+    DayPlanPlace.objects.bulk_create(_plan_rows(row, plan))
     kept = DayPlan.objects.order_by("-at").values_list("pk", flat=True)[:PLANS_KEPT]
     DayPlan.objects.exclude(pk__in=list(kept)).delete()
     live.push("capacity-plan")
     return row
 
 
-def _places(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
+def _plan_rows(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
     for deployment, region in DeploymentRegion.objects.values_list("deployment_id", "region_id"):
         found = place_plan(plan, deployment, region)
         if found is not None:

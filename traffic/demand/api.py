@@ -16,14 +16,14 @@ from traffic.demand.models import DemandForecast
 class HorizonErrorsSerializer(serializers.Serializer[Any]):
     """Errors of a method at a horizon, over the forecasts of the last 7 days."""
 
-    horizon_s = serializers.IntegerField(help_text="Until the end of the slot that was forecast.")
+    horizon_s = serializers.IntegerField(help_text="Time until the end of the forecast slot.")
     method = serializers.CharField()
-    judged = serializers.IntegerField(help_text="How many forecasts; there is one each half hour.")
+    judged = serializers.IntegerField(help_text="Number of forecasts, one per half hour.")
     wape = serializers.FloatField(
-        allow_null=True, help_text="Sum of absolute errors over that of loads; null: no load."
+        allow_null=True, help_text="Sum of absolute errors divided by that of loads; null without load."
     )
     p90_held = serializers.FloatField(allow_null=True, help_text="Share of slots that stayed within p90.")
-    chosen = serializers.BooleanField(help_text="It forecasts there now.")
+    chosen = serializers.BooleanField(help_text="Whether forecasts use it now.")
 
     class Meta:
         examples = {"method": "last"}
@@ -32,17 +32,17 @@ class HorizonErrorsSerializer(serializers.Serializer[Any]):
 class DemandForecastSerializer(serializers.ModelSerializer[DemandForecast]):
     deployment = serializers.CharField(source="deployment_id")
     origin = serializers.CharField(source="origin_id", help_text="The region whose applications send it.")
-    made_at = serializers.DateTimeField(help_text="The first slot begins here.")
+    made_at = serializers.DateTimeField(help_text="Start of the first slot.")
     slot_s = serializers.IntegerField()
     p50 = serializers.ListField(
         child=serializers.FloatField(),
-        help_text="Requests at once, those that wait included; the mean of each slot.",
+        help_text="Mean concurrent requests of each slot, including waiting ones.",
     )
     p90 = serializers.ListField(child=serializers.FloatField())
     p99 = serializers.ListField(child=serializers.FloatField())
-    methods = serializers.ListField(child=serializers.CharField(), help_text="By which each slot is forecast.")
-    is_judged = serializers.BooleanField(help_text="Its quantiles rest on errors that were seen.")
-    horizons = serializers.SerializerMethodField(help_text="The errors so far, by horizon and method.")
+    methods = serializers.ListField(child=serializers.CharField(), help_text="Method of each slot.")
+    is_judged = serializers.BooleanField(help_text="Whether its quantiles are based on past errors.")
+    horizons = serializers.SerializerMethodField(help_text="Errors so far, by horizon and method.")
 
     class Meta:
         model = DemandForecast

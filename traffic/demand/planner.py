@@ -43,7 +43,7 @@ def origin_loads(pools: Mapping[str, PoolLook], before: Mapping[str, PoolLook]) 
     what was sent to each since the previous sample, or in all if nothing was."""
     loads = {region: pool.here + pool.sent for region, pool in pools.items()}
     for region, pool in pools.items():
-        went = _went(pool, before.get(region))
+        went = _sent_by_region(pool, before.get(region))
         total = sum(went.values())
         for other, count in went.items():
             if other in loads and total > 0:
@@ -51,7 +51,7 @@ def origin_loads(pools: Mapping[str, PoolLook], before: Mapping[str, PoolLook]) 
     return {region: max(0.0, load) for region, load in loads.items()}
 
 
-def _went(pool: PoolLook, before: PoolLook | None) -> Mapping[str, float]:
+def _sent_by_region(pool: PoolLook, before: PoolLook | None) -> Mapping[str, float]:
     known = before.sent_to if before else {}
     grown = {region: max(0.0, total - known.get(region, 0.0)) for region, total in pool.sent_to.items()}
     return grown if sum(grown.values()) > 0 else pool.sent_to
@@ -77,7 +77,7 @@ def series_loads(
     return loads
 
 
-def guest_share(cells: Iterable[Mapping[str, float]]) -> float:
+def batch_work_share(cells: Iterable[Mapping[str, float]]) -> float:
     """Returns the share of batch work in cells, 0 to 1. Each cell has the same weight regardless of its numbers, so a
     wrong one changes only its own part."""
     shares = [classes.get(GUEST, 0.0) / total for classes in cells if (total := sum(classes.values())) > 0]

@@ -13,7 +13,7 @@ from engine_agent.protocol.states import ServingClass
 from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, Forecast, SeriesKey, forecast_at
 from fleet.nodes.models import NodeReport
 from traffic.demand.models import DemandDay, DemandForecast
-from traffic.demand.planner import Place, guest_share
+from traffic.demand.planner import Place, batch_work_share
 from traffic.region_shares.models import TrafficMatrix
 
 HISTORY = timedelta(days=9)
@@ -35,11 +35,11 @@ def series_pasts(until: datetime) -> Iterable[tuple[SeriesKey, "array[float]"]]:
     )
     ordered = rows.order_by("deployment_id", "origin_id", "serving_class", "day")
     for key, days in groupby(ordered.iterator(), key=lambda row: SeriesKey(*row[:3])):
-        if slots := _slots([(day, loads) for *_, day, loads in days], until):
+        if slots := _slot_loads([(day, loads) for *_, day, loads in days], until):
             yield key, slots
 
 
-def _slots(days: Sequence[tuple[date, Sequence[float | None]]], until: datetime) -> "array[float]":
+def _slot_loads(days: Sequence[tuple[date, Sequence[float | None]]], until: datetime) -> "array[float]":
     begins = datetime.combine(days[0][0], datetime.min.time(), UTC)
     slots = array("d", [nan]) * max(0, int((until - begins).total_seconds() // HISTORY_SLOT_S))
     for day, loads in days:
@@ -88,12 +88,12 @@ def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
     return found
 
 
-def guest_shares(now: datetime) -> dict[Place, float]:
+def batch_work_shares(now: datetime) -> dict[Place, float]:
     """Returns the share of batch work in a deployment's cells, by region."""
     cells: dict[Place, list[Mapping[str, float]]] = defaultdict(list)
     for place, classes in _cells_by_class(now):
         cells[place].append(classes)
-    return {place: guest_share(there) for place, there in cells.items()}
+    return {place: batch_work_share(there) for place, there in cells.items()}
 
 
 def _cells_by_class(now: datetime) -> Iterable[tuple[Place, Mapping[str, float]]]:

@@ -75,7 +75,7 @@ class DemandMeter:
             ended, self._open = self._open, None
             if ended.index == index - 1:
                 written = slot_write(ended)
-        seen = _look(self._before, now)
+        seen = _sample_pools(self._before, now)
         self._open, self._before = self._open or SlotMeans(index), seen.pools
         self._open.add(now.timestamp(), seen.places, seen.loads)
         return written
@@ -110,18 +110,20 @@ def demand_trim(*, now: datetime) -> None:
     DemandDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
 
 
-def _look(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -> _Look:
+def _sample_pools(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -> _Look:
     views, in_cells = ingress_views(), in_cells_by_class(now)
     pools: dict[str, dict[str, PoolLook]] = {}
     loads: dict[SeriesKey, float] = {}
     for name, own_class in Deployment.objects.values_list("name", "serving_class"):
-        pools[name] = {region: pool for region, there in views.items() if (pool := _pool(there, name, now)) is not None}
+        pools[name] = {
+            region: pool for region, there in views.items() if (pool := _pool_sample(there, name, now)) is not None
+        }
         origins = origin_loads(pools[name], before.get(name, {}))
         loads |= series_loads(name, own_class, origins, in_cells)
     return _Look(pools, loads)
 
 
-def _pool(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolLook | None:
+def _pool_sample(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolLook | None:
     """Returns None if an ingress of the region has no recent report of this deployment."""
     whole = PoolLook(0.0)
     for ingress in ingresses:
@@ -176,13 +178,13 @@ def forecasts_make(*, made_at: datetime, now: datetime) -> int | None:
     if not pasts:
         return None
     due = _ledgers_due(pasts, rows, now)
-    records = _records([rows[key].pk for key in due if key in rows])
+    records = _error_records([rows[key].pk for key in due if key in rows])
     made: list[tuple[Made, Calibration | None]] = []
     for key, slots in pasts.items():
         row = rows.get(key)
         seen = records.get(row.pk, []) if row else []
         try:
-            one, ledger = _forecast(key, made_at, slots, _ledger(row), seen if key in due else None)
+            one, ledger = _series_forecast(key, made_at, slots, _stored_ledger(row), seen if key in due else None)
         except Exception:
             log.exception("%s: not forecast", key)
             continue
@@ -197,7 +199,7 @@ def forecasts_store(made: Iterable[tuple["Made", Calibration | None]], *, made_a
     deployments = set(Deployment.objects.values_list("name", flat=True))
     regions = set(Region.objects.values_list("name", flat=True))
     stored = [
-        (_row(one, ledger, now), one)
+        (_forecast_row(one, ledger, now), one)
         for one, ledger in made
         if one.forecast.key.deployment in deployments and one.forecast.key.origin in regions
     ]
@@ -226,7 +228,7 @@ def forecasts_trim(*, now: datetime) -> None:
     DemandForecast.objects.filter(made_at__lt=now - RECORDS_KEPT).delete()
 
 
-def _forecast(
+def _series_forecast(
     key: SeriesKey, made_at: datetime, slots: Sequence[float], before: Calibration, records: Sequence[Record] | None
 ) -> tuple["Made | None", Calibration | None]:
     """Returns the forecast, and the ledger if `records` are given to renew it. Imports numpy here, because other Django
@@ -240,7 +242,7 @@ def _forecast(
     return forecast_series(past, ledger or before), ledger
 
 
-def _row(one: "Made", ledger: Calibration | None, now: datetime) -> DemandForecast:
+def _forecast_row(one: "Made", ledger: Calibration | None, now: datetime) -> DemandForecast:
     return DemandForecast(
         deployment_id=one.forecast.key.deployment,
         origin_id=one.forecast.key.origin,
@@ -260,7 +262,6 @@ def _row(one: "Made", ledger: Calibration | None, now: datetime) -> DemandForeca
 def _ledgers_due(
     pasts: Iterable[SeriesKey], rows: Mapping[SeriesKey, DemandForecast], now: datetime
 ) -> frozenset[SeriesKey]:
-    """The due ledgers that have waited longest."""
     waiting = sorted((at, key) for key in pasts if (at := _ledger_at(rows.get(key))) <= now - LEDGER_DUE_AFTER)
     return frozenset(key for _, key in waiting[: max(LEDGERS_LEAST, len(waiting) // LEDGERS_SHARE)])
 
@@ -269,7 +270,7 @@ def _ledger_at(row: DemandForecast | None) -> datetime:
     return row.ledger_at if row and row.ledger_at else NEVER
 
 
-def _records(series: Sequence[int]) -> dict[int, list[Record]]:
+def _error_records(series: Sequence[int]) -> dict[int, list[Record]]:
     found: dict[int, list[Record]] = defaultdict(list)
     rows = ForecastRecord.objects.filter(series__in=series).order_by("series", "made_at")
     for pk, made_at, p50, p90 in rows.values_list("series_id", "made_at", "p50", "p90"):
@@ -277,7 +278,7 @@ def _records(series: Sequence[int]) -> dict[int, list[Record]]:
     return found
 
 
-def _ledger(row: DemandForecast | None) -> Calibration:
+def _stored_ledger(row: DemandForecast | None) -> Calibration:
     """Empty if another release stored the ledger in an unknown form."""
     try:
         return msgspec.convert(row.ledger, Calibration) if row else Calibration()

@@ -26,16 +26,16 @@ class EntrySerializer(serializers.ModelSerializer[Entry]):
     """`revision` counts changes of `shares`; `published` is the number of the weights."""
 
     shares = serializers.DictField(
-        child=serializers.FloatField(), help_text="Region -> planned share, in any measure; 1 if not named."
+        child=serializers.FloatField(), help_text="Region -> planned share, in any unit; default 1."
     )
-    weights = serializers.SerializerMethodField(help_text="Region -> weight of 255, as published last.")
-    published = serializers.SerializerMethodField(help_text="Number of these weights; 0: none yet.")
+    weights = serializers.SerializerMethodField(help_text="Region -> weight of 255, as last published.")
+    published = serializers.SerializerMethodField(help_text="Number of these weights; 0 if none.")
     state = serializers.SerializerMethodField(
-        help_text="Of these weights: sending, pending, in_force; empty before the first."
+        help_text="State of these weights: sending, pending, in_force; empty before the first."
     )
-    held = serializers.CharField(help_text="Why what stands there is not what is wanted; empty: it is.")
-    seen = serializers.CharField(help_text="Fingerprint of the records as they were read last.")
-    seen_weights = serializers.DictField(child=serializers.IntegerField(), help_text="Region -> weight, as read last.")
+    held = serializers.CharField(help_text="Why the records are not as wanted, or empty.")
+    seen = serializers.CharField(help_text="Fingerprint of the records as last read.")
+    seen_weights = serializers.DictField(child=serializers.IntegerField(), help_text="Region -> weight, as last read.")
 
     class Meta:
         model = Entry
@@ -47,32 +47,31 @@ class EntrySerializer(serializers.ModelSerializer[Entry]):
 
     @extend_schema_field(Weights)
     def get_weights(self, entry: Entry) -> dict[str, int]:
-        newest = _newest(entry)
+        newest = _newest_attempt(entry)
         return newest.weights if newest else {}
 
     def get_published(self, entry: Entry) -> int:
-        newest = _newest(entry)
+        newest = _newest_attempt(entry)
         return newest.revision if newest else 0
 
     def get_state(self, entry: Entry) -> str:
-        newest = _newest(entry)
+        newest = _newest_attempt(entry)
         return newest.state if newest else ""
 
 
-def _newest(entry: Entry) -> EntryRevision | None:
-    """The attempt that is or may be published."""
+def _newest_attempt(entry: Entry) -> EntryRevision | None:
     there = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
     return next((each for each in entry.revisions.all() if each.state in there), None)
 
 
 class EntryChangeSerializer(StrictSerializer):
     shares = serializers.DictField(
-        child=serializers.FloatField(), help_text="Region -> share, in any measure. They take the place of all before."
+        child=serializers.FloatField(), help_text="Region -> share, in any unit. Replaces all previous shares."
     )
 
 
 class EntryAdoptSerializer(StrictSerializer):
-    seen = serializers.CharField(max_length=16, help_text="The fingerprint that you looked at.")
+    seen = serializers.CharField(max_length=16, help_text="Fingerprint of the records that you have read.")
 
 
 class EntryFilter(filters.FilterSet):
@@ -123,7 +122,7 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
 class EntryRevisionSerializer(serializers.ModelSerializer[EntryRevision]):
     entry = serializers.CharField(source="entry_id")
     weights = Weights
-    trouble = serializers.CharField(help_text="Why it was lost; empty: it was not.")
+    trouble = serializers.CharField(help_text="Why it was lost, or empty.")
 
     class Meta:
         model = EntryRevision

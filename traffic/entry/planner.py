@@ -110,18 +110,18 @@ def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> Publi
         return None
     if view.foreign:
         return HoldEntry(view.foreign, needs_person=True)
-    dead = _dead(view, settings, now)
+    dead = _dead_regions(view, settings, now)
     if isinstance(dead, HoldEntry):
         return dead
-    wanted = weights_of(_shares(view, dead))
+    wanted = weights_of(_wanted_shares(view, dead))
     if wanted == view.weights and not any(region.moved for region in view.regions):
         return None
-    reason = _reason(view, dead, wanted)
+    reason = _change_reason(view, dead, wanted)
     urgent = any(
         view.weights.get(region.name, 0) and not wanted[region.name] and (region.evacuated or region.name in dead)
         for region in view.regions
     )
-    held = "" if not view.revision else _held(view, wanted, urgent, settings, now)
+    held = "" if not view.revision else _reason_to_wait(view, wanted, urgent, settings, now)
     if held:
         return HoldEntry(f"{reason}; {held}")
     return PublishEntry(wanted, view.revision, max(view.revision, view.numbered) + 1, reason)
@@ -135,7 +135,7 @@ def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
     """
     total = sum(shares.values())
     if total <= 0:
-        raise ValueError("no region is left to send clients to")
+        raise ValueError("no region is left for clients")
     exact = {name: WHOLE * share / total for name, share in shares.items()}
     weights = {name: int(value) for name, value in exact.items()}
     # Of remainders that are equal after rounding, the larger share's comes first.
@@ -145,13 +145,13 @@ def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
     return weights
 
 
-def _dead(view: EntryView, settings: EntrySettings, now: datetime) -> frozenset[str] | HoldEntry:
+def _dead_regions(view: EntryView, settings: EntrySettings, now: datetime) -> frozenset[str] | HoldEntry:
     """Returns regions whose entries count as dead, or why that is implausible."""
     dead = {region.name for region in view.regions if _is_dead(region, view, settings, now)}
     if len(dead) == len(view.regions):  # better one that has just returned than none
         dead = {region.name for region in view.regions if region.alive_since is None}
     if len(dead) == len(view.regions):
-        return HoldEntry("no region's entry answers: rather nothing is seen than nothing is there")
+        return HoldEntry("no region's entry answers, which is probably a fault of observation")
     died = [
         region.dead_since
         for region in view.regions
@@ -159,7 +159,7 @@ def _dead(view: EntryView, settings: EntrySettings, now: datetime) -> frozenset[
     ]
     if len(died) > 1 and (now - max(died)).total_seconds() < settings.dead_after_s + settings.together_s:
         names = ", ".join(sorted(name for name in dead if _is_in_use(view, name)))
-        return HoldEntry(f"the entries of {names} fell silent together: waiting for a minute whether that is so")
+        return HoldEntry(f"the entries of {names} fell silent together; waiting a minute for confirmation")
     return frozenset(dead)
 
 
@@ -178,7 +178,7 @@ def _is_dead(region: EntryRegion, view: EntryView, settings: EntrySettings, now:
     return comes_back and (now - region.alive_since).total_seconds() < settings.alive_after_s
 
 
-def _shares(view: EntryView, dead: frozenset[str]) -> dict[str, float]:
+def _wanted_shares(view: EntryView, dead: frozenset[str]) -> dict[str, float]:
     """Returns each region's share: of living regions that are not evacuated, or else of all living ones; equal if none
     has a planned share."""
     live = [region for region in view.regions if region.name not in dead]
@@ -189,29 +189,28 @@ def _shares(view: EntryView, dead: frozenset[str]) -> dict[str, float]:
     return {region.name: planned.get(region.name, 0.0) for region in view.regions}
 
 
-def _held(view: EntryView, wanted: Weights, urgent: bool, settings: EntrySettings, now: datetime) -> str:
-    """Returns why to wait, or ""."""
+def _reason_to_wait(view: EntryView, wanted: Weights, urgent: bool, settings: EntrySettings, now: datetime) -> str:
     pending_s = (now - view.pending_since).total_seconds() if view.pending_since else None
     if pending_s is not None and (not urgent or pending_s < settings.pending_limit_s):
-        return f"revision {view.revision} is not yet known to all servers"
+        return f"revision {view.revision} is not on all servers yet"
     if urgent:
         return ""
     since_s = (now - view.changed_at).total_seconds() if view.changed_at else settings.pause_s
     if since_s < settings.pause_s:
-        return f"the last change was {age_text(since_s)} ago, and {settings.pause_s:.0f} s lie between two"
+        return f"the last change was {age_text(since_s)} ago, and {settings.pause_s:.0f} s must lie between two"
     points = max(100 * abs(weight - view.weights.get(name, 0)) / WHOLE for name, weight in wanted.items())
     is_same = wanted.keys() == view.weights.keys() and not any(region.moved for region in view.regions)
     if points < settings.least_points and is_same:
-        return f"{points:.1f} points are too few for a change: from {settings.least_points:g} on"
+        return f"{points:.1f} points are too few for a change; the minimum is {settings.least_points:g}"
     return ""
 
 
-def _reason(view: EntryView, dead: frozenset[str], wanted: Weights) -> str:
+def _change_reason(view: EntryView, dead: frozenset[str], wanted: Weights) -> str:
     if not view.revision:
         return "the first weights"
     why = [f"the entry of {region.name} is dead" for region in view.regions if region.name in dead]
     why += [f"{region.name} is evacuated" for region in view.regions if region.evacuated and region.name not in dead]
-    why += [f"{name} has no entry any more" for name in sorted(view.weights) if name not in wanted]
+    why += [f"{name} no longer has an entry" for name in sorted(view.weights) if name not in wanted]
     back = [name for name, weight in sorted(wanted.items()) if weight and not view.weights.get(name, 0)]
     why += [f"{name} gets clients" for name in back]
     why += [f"the entry of {region.name} moved" for region in view.regions if region.moved]
@@ -254,7 +253,7 @@ class Standing:
     @property
     def fingerprint(self) -> str:
         """Independent of the order of records."""
-        whole = [sorted(json.dumps(_plain(each), sort_keys=True) for each in self.records), self.value]
+        whole = [sorted(json.dumps(_plain_record(each), sort_keys=True) for each in self.records), self.value]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
@@ -294,7 +293,7 @@ def records_of(name: str, weights: Mapping[str, int], targets: Mapping[str, Entr
 
 def is_same(one: Iterable[RecordSet], other: Iterable[RecordSet]) -> bool:
     """Compares records regardless of Route 53's spelling of names."""
-    return _sorted(one) == _sorted(other)
+    return _sorted_records(one) == _sorted_records(other)
 
 
 def swap(
@@ -316,24 +315,24 @@ def swap(
     ]
 
 
-def _sorted(records: Iterable[RecordSet]) -> list[str]:
-    return sorted(json.dumps(_plain(each), sort_keys=True) for each in records)
+def _sorted_records(records: Iterable[RecordSet]) -> list[str]:
+    return sorted(json.dumps(_plain_record(each), sort_keys=True) for each in records)
 
 
-def _plain(record: RecordSet) -> dict[str, Any]:
+def _plain_record(record: RecordSet) -> dict[str, Any]:
     plain = {key: value for key, value in record.items() if value not in (None, [], "")}
-    plain["Name"] = _spelt(str(record["Name"]))
+    plain["Name"] = _normal_name(str(record["Name"]))
     if "Weight" in plain:
         plain["Weight"] = int(plain["Weight"])
     if "AliasTarget" in plain:
         alias = dict(plain["AliasTarget"])
-        alias["DNSName"] = _spelt(alias["DNSName"])
+        alias["DNSName"] = _normal_name(alias["DNSName"])
         alias["EvaluateTargetHealth"] = str(alias.get("EvaluateTargetHealth", "")).lower() == "true"
         plain["AliasTarget"] = alias
     return plain
 
 
-def _spelt(name: str) -> str:
+def _normal_name(name: str) -> str:
     return name.lower().rstrip(".")
 
 

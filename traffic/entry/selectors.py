@@ -70,7 +70,7 @@ def entry_regions(entry: Entry, stated: EntryStated, newest: EntryRevision | Non
     listening_since = lease_held_since(name=LISTENING_LEASE, now=now)
     published = {each["SetIdentifier"]: each["AliasTarget"] for each in (newest.records if newest else ())}
     return [
-        _region(
+        _entry_region(
             region,
             ingresses[region],
             float(entry.shares.get(region, 1.0)),
@@ -85,7 +85,7 @@ def entry_regions(entry: Entry, stated: EntryStated, newest: EntryRevision | Non
     ]  # fmt: skip
 
 
-def _region(
+def _entry_region(
     name: str,
     ingresses: list[Ingress],
     share: float,
@@ -96,7 +96,7 @@ def _region(
     now: datetime,
 ) -> EntryRegion:
     reports = [report for each in ingresses if (report := getattr(each, "report", None)) is not None]
-    alive = [report for report in reports if _answers(report, now)]
+    alive = [report for report in reports if _is_answering(report, now)]
     if alive:
         since = min(report.connection_changed_at or now for report in alive)
         return EntryRegion(name, share, alive_since=since, evacuated=evacuated, moved=moved)
@@ -107,7 +107,7 @@ def _region(
     return EntryRegion(name, share, dead_since=since, evacuated=evacuated, moved=moved)
 
 
-def _answers(report: IngressReport, now: datetime) -> bool:
+def _is_answering(report: IngressReport, now: datetime) -> bool:
     """Whether it is connected and has a table; without one HAProxy answers no request."""
     if not report.connected or report.last_seen_at is None or not report.revision:
         return False

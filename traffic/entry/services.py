@@ -1,17 +1,13 @@
-"""What operators may do to the entry of all clients: plan other shares, and replace what is not ours.
+"""Plans shares of clients for operators, publishes weights as Route 53 records, and keeps ingresses in their load
+balancer's target groups.
 
-Publishes the weights of regions as records of Route 53, by compare and set inside Route 53 itself.
+One Route 53 change deletes every record exactly as it was read, including the text record with the revision, and
+creates all anew. Of concurrent writers one wins and the others change nothing, so changes by a person, a second control
+plane or a restored database are detected and never overwritten. A pass may end anywhere: each attempt has a row with a
+unique token before its call, and the text record then shows which attempt was carried out.
 
-One batch deletes every record exactly as it was read, the text with the revision among them, and creates all anew. Of
-several writers one wins and the others change nothing; a person's change, a second control plane and a restored
-database are seen, and never overwritten. A pass may end anywhere: each attempt has its row, with a token of its own,
-before its call, and what the text says afterwards tells which of them was carried out.
-
-Keeps the ingresses of a region in the target groups of its load balancer.
-
-Both calls may be repeated, so a row is written after its call: one that was cut short is made again. What leaves stays
-in its row until its group's delay has passed, and its machine waits for that.
-"""
+Target calls are idempotent, so their rows are written afterwards. A deregistered target keeps its row until the group's
+delay has passed; its machine waits for that."""
 
 import logging
 import math
@@ -65,15 +61,15 @@ MOST_SHARE = 1e6
 
 
 def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now: datetime) -> Entry:
-    """Plan the shares of regions, in any measure; those that are not named have 1. The loop moves clients within
-    minutes, by 5 points or more. Repeating it changes nothing.
+    """Plans the shares of regions, in any unit; other regions have 1. The loop moves clients within minutes, by 5
+    points or more. Repeating it changes nothing.
 
     Raises:
-        InvalidInput: an unknown region, a share that is no number from 0 on, or no region with more than 0.
+        InvalidInput: an unknown region, a negative share, or no region above 0.
     """
     with transaction.atomic():
         entry = Entry.objects.select_for_update().get(name=name)
-        planned = _checked(shares)
+        planned = _checked_shares(shares)
         if planned == entry.shares:
             return entry
         entry.shares, entry.revision = planned, entry.revision + 1
@@ -94,21 +90,21 @@ def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now
 
 
 def entry_adopt(*, name: str, seen: str, actor: str, now: datetime) -> Entry:
-    """Let the loop replace what stands there though it is not ours. `seen`: the fingerprint of what was looked at.
+    """Allows the loop to replace records that this control plane did not write. `seen` is their fingerprint.
 
     Raises:
-        Conflict: something else stands there by now, or nothing waits for it.
+        Conflict: the records have changed, or nothing is to be replaced.
     """
     with transaction.atomic():
         entry = Entry.objects.select_for_update().get(name=name)
         if seen != entry.seen:
-            raise Conflict(f"what stands at {entry.name} is {entry.seen or 'not read yet'} by now, not {seen}")
+            raise Conflict(f"the records of {entry.name} are now {entry.seen or 'not read yet'}, not {seen}")
         if not entry.held:
             raise Conflict(f"{entry.name} is as wanted; there is nothing to adopt")
         Entry.objects.filter(pk=entry.pk).update(adopted=seen)
         event_record(
             kind="entry.adopted",
-            message=f"what stands at {entry.name} may be replaced by ours, by {actor}: {entry.held}",
+            message=f"records of {entry.name} may be replaced, by {actor}: {entry.held}",
             tone=Tone.WARN,
             now=now,
             actor=actor[:64],
@@ -120,7 +116,7 @@ def entry_adopt(*, name: str, seen: str, actor: str, now: datetime) -> Entry:
     return entry
 
 
-def _checked(shares: Mapping[str, float]) -> dict[str, float]:
+def _checked_shares(shares: Mapping[str, float]) -> dict[str, float]:
     there = set(Region.objects.values_list("name", flat=True))
     for region, share in shares.items():
         if region not in there:
@@ -137,40 +133,38 @@ def _checked(shares: Mapping[str, float]) -> dict[str, float]:
 SETTINGS = EntrySettings()
 LEASE = "entry"
 PASS_LIMIT_S = 120.0
-"""A pass makes up to five calls, each with a limit of its own; after this another controller may try."""
+"""A pass makes up to five calls, each with its own limit; after this time another controller may try."""
 LOOK_EVERY_S = 30.0
-"""How often what stands there is read although nothing is to be changed: an account may make 5 requests a second."""
+"""How often unchanged records are read: an account may make 5 requests per second."""
 REVISIONS_KEPT = 200
 FOREIGN = "entry-held"
-"""Kind of the incident of an entry that waits for a person."""
+"""Kind of the incident about an entry that waits for an operator."""
 HOME = "us-east-1"
-"""Route 53 is one service for all regions; its calls are signed for this one."""
+"""Route 53 is global; its calls are signed for this region."""
 STALE = "InvalidChangeBatch"
-"""Something in a batch is not as it stands there, or is not possible."""
+"""A record of the change is not as it was read, or the change is invalid."""
 BUSY = frozenset({"PriorRequestNotComplete", "Throttling", "ThrottlingException"})
 
 log = logging.getLogger(__name__)
 
 
 class AwsCall(Protocol):
-    """As `fleet.clouds.aws.calls.call`."""
+    """Same signature as `fleet.clouds.aws.calls.call`."""
 
     def __call__(self, service: str, operation: str, region: str, **params: Any) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Route53:
-    """The calls that are needed, for one entry."""
-
     call: AwsCall
     stated: EntryStated
 
     def read(self) -> Standing:
-        records = self._list(self.stated.name, RECORD_TYPE)
-        text = self._list(text_name(self.stated.name), "TXT")
+        records = self._list_records(self.stated.name, RECORD_TYPE)
+        text = self._list_records(text_name(self.stated.name), "TXT")
         return Standing(records, text[0] if text else None)
 
-    def _list(self, name: str, kind: str) -> tuple[dict[str, Any], ...]:
+    def _list_records(self, name: str, kind: str) -> tuple[dict[str, Any], ...]:
         start: dict[str, Any] = {"StartRecordName": name, "StartRecordType": kind}
         found: list[dict[str, Any]] = []
         while start:
@@ -187,7 +181,7 @@ class _Route53:
         return tuple(found)
 
     def is_in_sync(self, change_id: str) -> bool:
-        """Whether all of Route 53's servers know a change. One that it has forgotten is old."""
+        """Whether all of Route 53's servers have a change. A change that it no longer knows is old."""
         try:
             answer = self.call("route53", "GetChange", HOME, Id=change_id)
         except Refused as refusal:
@@ -197,7 +191,7 @@ class _Route53:
         return bool(answer["ChangeInfo"]["Status"] == "INSYNC")
 
     def change(self, changes: list[dict[str, Any]], comment: str) -> str:
-        """Carry out a batch; the change's id."""
+        """Applies changes; returns the change ID."""
         batch = {"Comment": comment[:256], "Changes": changes}
         answer = self.call(
             "route53", "ChangeResourceRecordSets", HOME, HostedZoneId=self.stated.zone, ChangeBatch=batch
@@ -206,7 +200,7 @@ class _Route53:
 
 
 def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
-    """One pass. False: no region has an entry, or another controller is at it."""
+    """Runs one pass. Returns False if no region has an entry or another controller runs it."""
     stated = entry_stated()
     if stated is None or (not stated.targets and not stated.problem):
         return False
@@ -215,44 +209,43 @@ def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
         return False
     try:
         entry, _ = Entry.objects.get_or_create(name=stated.name)
-        _note(entry, _pass(entry, stated, _Route53(call, stated), now), now)
+        _record_hold(entry, _run_pass(entry, stated, _Route53(call, stated), now), now)
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
     return True
 
 
-def _pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetime) -> HoldEntry | None:
-    """Look, plan, publish. Why what is there stays though it is not what is wanted; None: it is."""
+def _run_pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetime) -> HoldEntry | None:
+    """Reads, plans, publishes. Returns why the records are not as wanted, or None."""
     if stated.problem:
         return HoldEntry(stated.problem, needs_person=True)
     if _is_quiet(entry, stated, now):
         return None
     try:
         standing = route53.read()
-        view = _settled(entry, stated, route53, standing, now)
+        view = _settle_attempts(entry, stated, route53, standing, now)
         decision = plan_entry(view, SETTINGS, now)
         if not isinstance(decision, PublishEntry):
             return decision
-        return _publish(entry, stated, route53, standing, decision, now)
+        return _publish_weights(entry, stated, route53, standing, decision, now)
     except Unanswered as error:
         return HoldEntry(f"Route 53 did not answer: {error}", passing=True)
     except Refused as refusal:
         if refusal.code in BUSY:
-            return HoldEntry(f"Route 53 is busy, and is asked again: {refusal.code}", passing=True)
+            return HoldEntry(f"Route 53 is busy, retrying: {refusal.code}", passing=True)
         return HoldEntry(f"Route 53 refused: {refusal}", needs_person=True)
 
 
 def _is_quiet(entry: Entry, stated: EntryStated, now: datetime) -> bool:
-    """Nothing is to be changed or waited for, and what stands there was read just now."""
     if entry.looked_at is None or entry.held or now - entry.looked_at >= timedelta(seconds=LOOK_EVERY_S):
         return False
     newest = entry.revisions.order_by("-revision").first()
     if newest is None or newest.state != RevisionState.IN_FORCE:
         return False
-    return plan_entry(_view(entry, stated, newest, now), SETTINGS, now) is None
+    return plan_entry(_entry_view(entry, stated, newest, now), SETTINGS, now) is None
 
 
-def _view(
+def _entry_view(
     entry: Entry, stated: EntryStated, stands: EntryRevision | None, now: datetime, foreign: str = ""
 ) -> EntryView:
     numbered = entry.revisions.aggregate(most=Max("revision"))["most"] or 0
@@ -267,37 +260,38 @@ def _view(
     )
 
 
-def _settled(entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, now: datetime) -> EntryView:
-    """Note what became of our attempts, by what stands there; what is then to be decided upon."""
+def _settle_attempts(
+    entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, now: datetime
+) -> EntryView:
+    """Resolves the outcomes of attempts from the records as read, and returns the planner's view."""
     entry.seen, entry.seen_weights, entry.looked_at = standing.fingerprint, standing.weights, now
     entry.save(update_fields=["seen", "seen_weights", "looked_at"])
     token = token_of(standing.value)
     ours = entry.revisions.filter(token=token).first() if token else None
     if ours is not None and is_same(ours.records, standing.records):
         _note_standing(entry, ours, route53, now)
-        return _view(entry, stated, ours, now)
+        return _entry_view(entry, stated, ours, now)
     if entry.adopted and entry.adopted == standing.fingerprint:
-        return _view(entry, stated, None, now)
-    return _view(entry, stated, standing_revision(entry), now, _foreign(entry, standing, ours))
+        return _entry_view(entry, stated, None, now)
+    return _entry_view(entry, stated, standing_revision(entry), now, _foreign_problem(entry, standing, ours))
 
 
-def _foreign(entry: Entry, standing: Standing, ours: EntryRevision | None) -> str:
-    """What stands there that is not ours; "" if nothing does and we never wrote anything."""
+def _foreign_problem(entry: Entry, standing: Standing, ours: EntryRevision | None) -> str:
+    """Describes records that this control plane did not write; "" if there are none."""
     if ours is not None:
         what = f"the records of {entry.name} are not those that revision {ours.revision} wrote"
     elif standing.text is not None:
-        what = f"{text_name(entry.name)} says {standing.value[:200]}, which this control plane did not write"
+        what = f"{text_name(entry.name)} contains {standing.value[:200]}, which this control plane did not write"
     elif standing.records:
         what = f"{entry.name} has {len(standing.records)} address records that this control plane did not write"
     elif entry.revisions.exclude(state=RevisionState.LOST.value).exclude(state=RevisionState.SENDING.value).exists():
-        what = f"the records of {entry.name} are gone"
+        what = f"the records of {entry.name} were deleted"
     else:
         return ""
-    return f"{what}: `switchyard entry adopt` replaces them by ours"
+    return f"{what}: `switchyard entry adopt` replaces them"
 
 
 def _note_standing(entry: Entry, ours: EntryRevision, route53: _Route53, now: datetime) -> None:
-    """`ours` was carried out, and no other stands there."""
     if ours.state == RevisionState.IN_FORCE:
         return
     waits_s = (now - ours.at).total_seconds()
@@ -316,7 +310,6 @@ def _note_standing(entry: Entry, ours: EntryRevision, route53: _Route53, now: da
 
 
 def _note_others(entry: Entry, stands: EntryRevision, now: datetime) -> None:
-    """No other attempt stands there."""
     others = entry.revisions.exclude(pk=stands.pk)
     lost = {"state": RevisionState.LOST.value, "settled_at": now, "trouble": "it was not carried out"}
     others.filter(state=RevisionState.SENDING.value).update(**lost)
@@ -324,10 +317,9 @@ def _note_others(entry: Entry, stands: EntryRevision, now: datetime) -> None:
     others.filter(state__in=[each.value for each in STANDS]).update(**replaced)
 
 
-def _publish(
+def _publish_weights(
     entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, decision: PublishEntry, now: datetime
 ) -> HoldEntry | None:
-    """Write the attempt down, make it, and note its answer."""
     refused = entry.revisions.filter(trouble__startswith=STALE, at__gt=now - timedelta(seconds=LOOK_EVERY_S)).first()
     if refused is not None:
         return HoldEntry(f"Route 53 refused revision {refused.revision}: {refused.trouble}", needs_person=True)
@@ -347,8 +339,8 @@ def _publish(
     except Refused as refusal:
         row.state, row.trouble, row.settled_at = RevisionState.LOST.value, str(refusal)[:400], now
         row.save(update_fields=["state", "trouble", "settled_at"])
-        if refusal.code == STALE:  # it is not as it was a moment ago: the next pass reads it again
-            return HoldEntry(f"nothing was changed, for Route 53 refused the batch: {refusal.text[:300]}", passing=True)
+        if refusal.code == STALE:  # it has changed since it was read: the next pass reads it again
+            return HoldEntry(f"nothing changed, because Route 53 refused it: {refusal.text[:300]}", passing=True)
         raise
     with transaction.atomic():
         row.change_id, row.state = change_id, RevisionState.PENDING.value
@@ -372,14 +364,14 @@ def _forget_old(entry: Entry, revision: int) -> None:
     entry.revisions.filter(revision__lte=revision - REVISIONS_KEPT).delete()
 
 
-def _note(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
-    """Keep why it is held; the begin and end of a hold are events, and one that waits for a person is an incident."""
+def _record_hold(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
+    """Records why the entry is held. Start and end are events; a hold that needs an operator opens an incident."""
     held = hold.reason if hold else ""
     changes: dict[str, Any] = {"held": held, "held_since": (entry.held_since or now) if held else None}
     with transaction.atomic():
         Entry.objects.filter(pk=entry.pk).update(**changes)
         if bool(held) != bool(entry.held):
-            message = f"{entry.name}: {f'left as it is, {held}' if held else 'as wanted again'}"
+            message = f"{entry.name}: {f'unchanged, {held}' if held else 'as wanted again'}"
             kind, tone = ("entry.held", Tone.WARN) if held else ("entry.released", Tone.OK)
             event_record(kind=kind, message=message, tone=tone, now=now)
             live.push("traffic")
@@ -387,17 +379,17 @@ def _note(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
             log.warning("entry %s: %s", entry.name, held)
             incident_open(kind=FOREIGN, subject=entry.name, summary=f"{entry.name}: {held}", evidence={}, now=now)
         elif hold is None or not hold.passing:
-            incidents_close(kind=FOREIGN, subject=entry.name, resolution="nothing is in its way any more", now=now)
+            incidents_close(kind=FOREIGN, subject=entry.name, resolution="nothing blocks it any longer", now=now)
 
 
 TLS = "tls"
-"""Name of the group for applications that speak TLS, among those of a region's stack."""
+"""Name of the region's target group for TLS."""
 DRAINED = frozenset({"unused", ""})
-"""States of a target that has no streams any more; "": the group does not know it."""
+"""States of a target without streams; "" means that the group does not know it."""
 
 
 def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
-    """One pass over all regions that have target groups."""
+    """Runs one pass over all regions with target groups."""
     for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value):
         try:
             groups = cloud.stated_base().target_groups
@@ -408,44 +400,48 @@ def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
             continue
         try:
             EntryTarget.objects.filter(region=cloud.region_id).exclude(group__in=list(groups.values())).delete()
-            ingresses = _ingresses(cloud.region_id)
+            ingresses = _target_ingresses(cloud.region_id)
             for name, group in sorted(groups.items()):
-                _follow(cloud, group, _at_port_of(name, ingresses), call, now)
+                _follow_group(cloud, group, _at_port_of(name, ingresses), call, now)
         except CallFailed as error:
-            log.warning("targets of %s are left as they are: %s", cloud.pk, error)
+            log.warning("targets of %s stay unchanged: %s", cloud.pk, error)
         finally:
             lease_release(name=lease, holder=holder, now=now)
 
 
 def _at_port_of(name: str, ingresses: Sequence[TargetIngress]) -> list[TargetIngress]:
-    """As the group of this name reaches them: that of TLS has a port of its own."""
+    """Returns the ingresses with the port of this group; the TLS group has a separate port."""
     return [replace(each, port=tls_port(each.port)) if name == TLS else each for each in ingresses]
 
 
-def _follow(cloud: CloudRegion, group: str, ingresses: Sequence[TargetIngress], call: AwsCall, now: datetime) -> None:
+def _follow_group(
+    cloud: CloudRegion, group: str, ingresses: Sequence[TargetIngress], call: AwsCall, now: datetime
+) -> None:
     rows = list(EntryTarget.objects.filter(region=cloud.region_id, group=group))
     plan = plan_targets([group], ingresses, [row.view() for row in rows])
     for target in plan.forget:
-        _rows(target).delete()
+        _target_rows(target).delete()
     for target in plan.register:
-        call("elbv2", "RegisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_said(target)])
+        call("elbv2", "RegisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_target_json(target)])
         stated = {"address": target.address, "port": target.port, "registered_at": now, "deregistered_at": None}
         EntryTarget.objects.update_or_create(
             ingress=target.ingress, group=target.group, defaults={"region_id": cloud.region_id, **stated}
         )
-        _tell(cloud, f"{target.ingress} gets clients of the load balancer at port {target.port}", Tone.OK, now)
+        _target_event(cloud, f"{target.ingress} gets clients of the load balancer at port {target.port}", Tone.OK, now)
     for target in plan.deregister:
-        call("elbv2", "DeregisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_said(target)])
-        _rows(target).update(deregistered_at=now)
-        _tell(
-            cloud, f"{target.ingress} gets no more clients of the load balancer at port {target.port}", Tone.MOVING, now
+        call(
+            "elbv2", "DeregisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_target_json(target)]
+        )
+        _target_rows(target).update(deregistered_at=now)
+        _target_event(
+            cloud, f"{target.ingress} gets no new clients of the load balancer at port {target.port}", Tone.MOVING, now
         )
     for row in rows:
         if row.deregistered_at is not None and _is_drained(row, cloud, call):
             row.delete()
 
 
-def _ingresses(region: str) -> list[TargetIngress]:
+def _target_ingresses(region: str) -> list[TargetIngress]:
     leaving = set(
         Machine.objects.filter(region_id=region, leaving=True)
         .exclude(state=MachineState.GONE)
@@ -461,22 +457,22 @@ def _ingresses(region: str) -> list[TargetIngress]:
 
 
 def _is_drained(row: EntryTarget, cloud: CloudRegion, call: AwsCall) -> bool:
-    """A group that forgot the target, or says that it is not used, has no streams to it."""
+    """A target that the group has forgotten or calls unused has no streams."""
     answer = call(
-        "elbv2", "DescribeTargetHealth", cloud.aws_region, TargetGroupArn=row.group, Targets=[_said(row.view())]
+        "elbv2", "DescribeTargetHealth", cloud.aws_region, TargetGroupArn=row.group, Targets=[_target_json(row.view())]
     )
     states = [each["TargetHealth"]["State"] for each in answer["TargetHealthDescriptions"]]
     return all(state in DRAINED for state in states)
 
 
-def _said(target: Target) -> dict[str, object]:
+def _target_json(target: Target) -> dict[str, object]:
     return {"Id": target.address, "Port": target.port}
 
 
-def _rows(target: Target) -> QuerySet[EntryTarget]:
+def _target_rows(target: Target) -> QuerySet[EntryTarget]:
     return EntryTarget.objects.filter(ingress=target.ingress, group=target.group)
 
 
-def _tell(cloud: CloudRegion, message: str, tone: Tone, now: datetime) -> None:
+def _target_event(cloud: CloudRegion, message: str, tone: Tone, now: datetime) -> None:
     event_record(kind="ingress.target", message=message, tone=tone, now=now, region=cloud.region_id)
     live.push("traffic", cloud.region_id)

@@ -34,7 +34,7 @@ from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
 FILES_PATH = "/v1/files"
-APPLICATIONS = "files of applications are theirs to keep and delete; they change nothing that operators run"
+APPLICATIONS = "applications keep and delete their own files; they change nothing that operators run"
 
 
 @csrf_exempt
@@ -44,18 +44,18 @@ def files(request: HttpRequest) -> HttpResponseBase:
     """GET: the tenant's files. POST: upload one."""
 
     def answer() -> HttpResponseBase:
-        application = _application(request)
+        application = _authenticated(request)
         if request.method == "POST":
-            return JsonResponse(file_json(file_facts(_upload(request, application))))
+            return JsonResponse(file_json(file_facts(_store_upload(request, application))))
         query = list_query(request, usual=10_000, most=10_000)
         purpose = request.GET.get("purpose")
         if purpose not in {None, *FilePurpose}:
             message = f"`purpose` must be one of {', '.join(FilePurpose)}"
             raise ApplicationRefused(400, "invalid_value", message, "purpose")
         rows, has_more = list_rows(stored_files(application.tenant, clock.now(), purpose), query)
-        return JsonResponse(list_json(rows, _shown, has_more=has_more))
+        return JsonResponse(list_json(rows, _file_json, has_more=has_more))
 
-    return _answered(answer)
+    return _respond(answer)
 
 
 @csrf_exempt
@@ -65,13 +65,13 @@ def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
     """GET: metadata of a file. DELETE: delete it."""
 
     def answer() -> HttpResponseBase:
-        application = _application(request)
+        application = _authenticated(request)
         if request.method == "DELETE":
             gone = stored_file_delete(application=application, file_id=file_id, now=clock.now())
             return JsonResponse({"id": gone.id, "object": "file", "deleted": True})
-        return JsonResponse(_shown(_file(application, file_id)))
+        return JsonResponse(_file_json(_tenant_file(application, file_id)))
 
-    return _answered(answer)
+    return _respond(answer)
 
 
 @csrf_exempt
@@ -81,22 +81,22 @@ def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
     """GET: the bytes of a file."""
 
     def answer() -> HttpResponseBase:
-        file = _file(_application(request), file_id)
+        file = _tenant_file(_authenticated(request), file_id)
         try:
             opened = file_store().open(stored_name(file.id))
         except NoSuchFile:  # deleted meanwhile
             raise file_not_found(file_id) from None
         headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
-        return StreamingHttpResponse(_pieces(opened), content_type="application/octet-stream", headers=headers)
+        return StreamingHttpResponse(_file_pieces(opened), content_type="application/octet-stream", headers=headers)
 
-    return _answered(answer)
+    return _respond(answer)
 
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
     """Responds with 404 to any other path below /v1/files."""
-    message = "Unknown request URL; there are /v1/files, /v1/files/ID and /v1/files/ID/content"
+    message = "Unknown request URL; known: /v1/files, /v1/files/ID and /v1/files/ID/content"
     return refused(ApplicationRefused(404, "unknown_url", message))
 
 
@@ -119,14 +119,14 @@ class StoreHandler(FileUploadHandler):
             self.name = checked_name(file_name)
             self.upload = Upload(self._settings)
         except (ApplicationRefused, StoreAway) as refusal:
-            self._stop(refusal)
+            self._stop_upload(refusal)
 
     def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
         try:
             if self.upload is not None:
                 self.upload.write(raw_data)
         except (ApplicationRefused, StoreAway) as refusal:
-            self._stop(refusal)
+            self._stop_upload(refusal)
 
     def file_complete(self, file_size: int) -> None:
         return None
@@ -138,12 +138,12 @@ class StoreHandler(FileUploadHandler):
         if self.upload is not None:
             self.upload.abort()
 
-    def _stop(self, refusal: ApplicationRefused | StoreAway) -> None:
+    def _stop_upload(self, refusal: ApplicationRefused | StoreAway) -> None:
         self.refusal = refusal
         raise StopUpload(connection_reset=True)
 
 
-def _upload(request: HttpRequest, application: Application) -> StoredFile:
+def _store_upload(request: HttpRequest, application: Application) -> StoredFile:
     if request.content_type != "multipart/form-data":
         message = "send the file as a form, `multipart/form-data`, with `purpose` and `file`"
         raise ApplicationRefused(415, "unsupported_media_type", message)
@@ -170,22 +170,22 @@ def _upload(request: HttpRequest, application: Application) -> StoredFile:
         handler.abort()
 
 
-def _application(request: HttpRequest) -> Application:
+def _authenticated(request: HttpRequest) -> Application:
     return application_with_key(request.headers.get("Authorization", ""), clock.now())
 
 
-def _file(application: Application, file_id: str) -> StoredFile:
+def _tenant_file(application: Application, file_id: str) -> StoredFile:
     file = stored_file_of(application.tenant, file_id, clock.now())
     if file is None:
         raise file_not_found(file_id)
     return file
 
 
-def _shown(file: StoredFile) -> dict[str, Any]:
+def _file_json(file: StoredFile) -> dict[str, Any]:
     return file_json(file_facts(file))
 
 
-def _answered(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def _respond(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     try:
         return answer()
     except ApplicationRefused as refusal:
@@ -194,7 +194,7 @@ def _answered(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
         return refused(ApplicationRefused(503, "store_away", str(away)))
 
 
-async def _pieces(opened: Any) -> AsyncIterator[bytes]:
+async def _file_pieces(opened: Any) -> AsyncIterator[bytes]:
     try:
         while piece := await sync_to_async(opened.read, thread_sensitive=False)(READ_BYTES):
             yield piece

@@ -68,8 +68,8 @@ def checked_purpose(purpose: str | None) -> FilePurpose:
         ApplicationRefused: applications may not upload for this purpose.
     """
     if purpose != FilePurpose.BATCH.value:
-        said = f"not {purpose[:40]!r}" if purpose else "and is missing"
-        raise ApplicationRefused(400, "invalid_value", f"`purpose` must be batch, {said}", "purpose")
+        actual = f"not {purpose[:40]!r}" if purpose else "and is missing"
+        raise ApplicationRefused(400, "invalid_value", f"`purpose` must be batch, {actual}", "purpose")
     return FilePurpose.BATCH
 
 
@@ -81,7 +81,7 @@ def checked_name(name: str | None) -> str:
     """
     plain = re.split(r"[/\\]", name or "")[-1]
     if not plain.endswith(".jsonl") or not plain.isprintable() or len(plain) > MAX_NAME_LETTERS:
-        message = f"the name of a file for batches must end in .jsonl and have at most {MAX_NAME_LETTERS} letters"
+        message = f"the name of a file for batches must end in .jsonl and have at most {MAX_NAME_LETTERS} characters"
         raise ApplicationRefused(400, "invalid_file_format", message, "file")
     return plain
 

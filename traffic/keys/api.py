@@ -207,13 +207,13 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(operation_id="keys_create", request=CreateKeySerializer, responses={200: NewKeySerializer})
     def create(self, request: Request) -> Response:
         """Create a key. Only this response shows its text."""
-        fields = _validated(CreateKeySerializer(data=request.data))
+        fields = _validated_fields(CreateKeySerializer(data=request.data))
         return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **fields))
 
     @extend_schema(operation_id="keys_change", request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
         """Change the given fields. Returns 409 if the key is revoked."""
-        fields = _validated(ChangeKeySerializer(data=request.data))
+        fields = _validated_fields(ChangeKeySerializer(data=request.data))
         key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **fields)
         return Response(KeyDetailSerializer(self.get_object()).data)
 
@@ -221,7 +221,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke a key. Returns 409 if it is revoked already."""
-        fields = _validated(WhySerializer(data=request.data))
+        fields = _validated_fields(WhySerializer(data=request.data))
         key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=fields["why"])
         return Response(KeyDetailSerializer(self.get_object()).data)
 
@@ -230,7 +230,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     def rotate(self, request: Request, id: str) -> Response:
         """Create a key with the same settings; this one expires after `grace_s`. Returns 409 if it is revoked or has
         expired."""
-        grace = timedelta(seconds=_validated(RotateKeySerializer(data=request.data))["grace_s"])
+        grace = timedelta(seconds=_validated_fields(RotateKeySerializer(data=request.data))["grace_s"])
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
 
@@ -238,18 +238,18 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @action(detail=False, methods=["get"], pagination_class=None)
     def policy(self, request: Request) -> Response:
         """Whether a key is required, and since when. Takes no parameter."""
-        _validated(StrictSerializer(data=request.query_params.dict()))
+        _validated_fields(StrictSerializer(data=request.query_params.dict()))
         return Response(KeyPolicySerializer(key_policy()).data)
 
     @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])
     def require(self, request: Request) -> Response:
         """Require a key for every request in the whole fleet, or no longer."""
-        fields = _validated(RequireKeysSerializer(data=request.data))
+        fields = _validated_fields(RequireKeysSerializer(data=request.data))
         return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **fields)).data)
 
 
-def _validated(body: serializers.Serializer[Any]) -> dict[str, Any]:
+def _validated_fields(body: serializers.Serializer[Any]) -> dict[str, Any]:
     body.is_valid(raise_exception=True)
     return dict(body.validated_data)
 

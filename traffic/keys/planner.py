@@ -92,10 +92,10 @@ def shared_keys(keys: Iterable[ApiKey], ingresses: int) -> tuple[ApiKey, ...]:
     A part is at least 1, because 0 would mean no limit."""
     if ingresses <= 1:
         return tuple(keys)
-    return tuple(_shared(key, ingresses) for key in keys)
+    return tuple(_key_share(key, ingresses) for key in keys)
 
 
-def _shared(key: ApiKey, ingresses: int) -> ApiKey:
+def _key_share(key: ApiKey, ingresses: int) -> ApiKey:
     shares = {limit: -(-getattr(key, limit) // ingresses) for limit in LIMITS}
     return msgspec.structs.replace(key, **shares)
 
@@ -145,13 +145,13 @@ def sender_key_text(prefix: str, secret: str) -> str:
 
 def with_sender(key: ApiKey, secret: str) -> ApiKey:
     """Returns the key with the digest of its sender text."""
-    return msgspec.structs.replace(key, sender_digest=_digest(sender_key_text(key.prefix, secret)))
+    return msgspec.structs.replace(key, sender_digest=_key_digest(sender_key_text(key.prefix, secret)))
 
 
 def is_counted(prefix: str, proof: str, secret: str) -> bool:
     """Returns whether the ingress's acknowledgement proves that it counted a request against this key. It needs the
     digest of the sender text, which the application does not know."""
-    return hmac.compare_digest(_digest(sender_key_text(prefix, secret)).encode(), proof.encode())
+    return hmac.compare_digest(_key_digest(sender_key_text(prefix, secret)).encode(), proof.encode())
 
 
 def playground_key_text(secret: str) -> str:
@@ -163,7 +163,7 @@ def playground_key(secret: str) -> ApiKey:
     """Returns the playground's key for routing tables."""
     text = playground_key_text(secret)
     prefix, tenant = text.split("_")[1], PLAYGROUND_TENANT
-    return ApiKey(prefix, _digest(text), tenant, serving_class=ServingClass.NEAR_REALTIME.value)
+    return ApiKey(prefix, _key_digest(text), tenant, serving_class=ServingClass.NEAR_REALTIME.value)
 
 
 def _internal_text(purpose: str, name: str, secret: str) -> str:
@@ -173,5 +173,5 @@ def _internal_text(purpose: str, name: str, secret: str) -> str:
     return f"sw_{prefix}_{proof[:_SECRET_LETTERS]}"
 
 
-def _digest(text: str) -> str:
+def _key_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

@@ -61,11 +61,11 @@ def key_create(
     policy = _lock_policy()
     scope = _checked_scope(deployments)
     _check_expiry(expires_at, now)
-    new = _issue(
+    new = _issue_key(
         name=name, tenant=tenant, deployments=scope, serving_class=serving_class.value, expires_at=expires_at,
         allowed_origins=list(allowed_origins), created_by=actor, created_at=now, **limits,
     )  # fmt: skip
-    _changed(policy, new.key, "created", Tone.IDLE, actor, now)
+    _publish_key_change(policy, new.key, "created", Tone.IDLE, actor, now)
     return new
 
 
@@ -78,14 +78,14 @@ def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> App
         InvalidInput: an expiry in the past.
     """
     policy = _lock_policy()
-    key = _unrevoked(prefix)
+    key = _lock_unrevoked_key(prefix)
     _check_expiry(columns.get("expires_at"), now)
     changed = {column: value for column, value in columns.items() if getattr(key, column) != value}
     for column, value in changed.items():
         setattr(key, column, value)
     if changed:
         key.save(update_fields=list(changed))
-        _changed(policy, key, f"changed ({', '.join(sorted(changed))})", Tone.IDLE, actor, now)
+        _publish_key_change(policy, key, f"changed ({', '.join(sorted(changed))})", Tone.IDLE, actor, now)
     return key
 
 
@@ -98,17 +98,17 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
         Conflict: the key is revoked or has expired.
     """
     policy = _lock_policy()
-    old = _unrevoked(prefix)
+    old = _lock_unrevoked_key(prefix)
     if old.state_at(now) is KeyState.EXPIRED:
         raise Conflict(f"key sw_{prefix} has expired; create another one")
     copied = ("name", "tenant", "deployments", "serving_class", "expires_at", "allowed_origins", *LIMITS)
-    new = _issue(created_by=actor, created_at=now, **{column: getattr(old, column) for column in copied})
+    new = _issue_key(created_by=actor, created_at=now, **{column: getattr(old, column) for column in copied})
     ends_at = now + grace
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
     old.save(update_fields=["expires_at"])
     RequestQueue.objects.filter(key=old).update(key=new.key)
     change = f"rotated: sw_{new.key.prefix} replaces it, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
-    _changed(policy, old, change, Tone.MOVING, actor, now)
+    _publish_key_change(policy, old, change, Tone.MOVING, actor, now)
     return new
 
 
@@ -120,10 +120,10 @@ def key_revoke(*, prefix: str, actor: str, now: datetime, why: str = "") -> Appl
         Conflict: it is revoked already.
     """
     policy = _lock_policy()
-    key = _unrevoked(prefix)
+    key = _lock_unrevoked_key(prefix)
     key.revoked_at, key.revoked_version = now, policy.version + 1
     key.save(update_fields=["revoked_at", "revoked_version"])
-    _changed(policy, key, f"revoked{f': {why}' if why else ''}", Tone.WARN, actor, now)
+    _publish_key_change(policy, key, f"revoked{f': {why}' if why else ''}", Tone.WARN, actor, now)
     return key
 
 
@@ -162,7 +162,7 @@ def revocations_confirm(*, now: datetime) -> list[str]:
     if not revoked:
         return []
     confirmed = plan_refused(revoked, keys_in_force())
-    return [prefix for prefix in confirmed if _confirm(prefix, now)]
+    return [prefix for prefix in confirmed if _confirm_refused(prefix, now)]
 
 
 @transaction.atomic
@@ -171,7 +171,7 @@ def key_ring_change() -> None:
     _next_version(_lock_policy())
 
 
-def _confirm(prefix: str, now: datetime) -> bool:
+def _confirm_refused(prefix: str, now: datetime) -> bool:
     with transaction.atomic():
         unconfirmed = ApplicationKey.objects.filter(prefix=prefix, refused_everywhere_at=None)
         if unconfirmed.update(refused_everywhere_at=now) == 0:
@@ -193,13 +193,13 @@ def _lock_policy() -> KeyPolicy:
     return KeyPolicy.objects.select_for_update().get(pk=1)
 
 
-def _issue(**columns: Any) -> NewKey:
+def _issue_key(**columns: Any) -> NewKey:
     issued = secret_issue()
     key = ApplicationKey.objects.create(prefix=issued.prefix, digest=issued.digest, **columns)
     return NewKey(key, issued.text)
 
 
-def _unrevoked(prefix: str) -> ApplicationKey:
+def _lock_unrevoked_key(prefix: str) -> ApplicationKey:
     key = ApplicationKey.objects.select_for_update().get(prefix=prefix)
     if key.revoked_at is not None:
         raise Conflict(f"key sw_{prefix} was revoked at {key.revoked_at:%Y-%m-%d %H:%M} UTC; create another one")
@@ -221,7 +221,9 @@ def _check_expiry(expires_at: datetime | None, now: datetime) -> None:
         raise InvalidInput(field="expires_at", rule="future", message="must be in the future")
 
 
-def _changed(policy: KeyPolicy, key: ApplicationKey, what: str, tone: Tone, actor: str, now: datetime) -> None:
+def _publish_key_change(
+    policy: KeyPolicy, key: ApplicationKey, what: str, tone: Tone, actor: str, now: datetime
+) -> None:
     _next_version(policy)
     event_record(
         kind=f"key.{what.split(' ', maxsplit=1)[0].rstrip(':')}",

@@ -75,7 +75,6 @@ class ReadyCell:
 
 
 def ingress_views() -> dict[str, list[IngressView]]:
-    """Returns ingresses by region."""
     views: dict[str, list[IngressView]] = defaultdict(list)
     for ingress in Ingress.objects.select_related("report"):
         report: IngressReport | None = getattr(ingress, "report", None)
@@ -124,7 +123,6 @@ def traffic_policies() -> dict[str, TrafficPolicy]:
 
 
 def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
-    """Also returns errors of unreadable policies, by deployment."""
     policies, problems = {}, {}
     for rule in TrafficRule.objects.all():
         try:
@@ -135,7 +133,6 @@ def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
 
 
 def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
-    """Returns shares, and errors of unreadable shares, by deployment."""
     matrices, problems = {}, {}
     for name, shares in TrafficMatrix.objects.values_list("deployment_id", "shares"):
         try:
@@ -226,7 +223,6 @@ def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
 
 
 def _oldest_report(ingresses: list[IngressView]) -> datetime | None:
-    """Last report of the ingress that has been silent longest."""
     seen = [ingress.seen_at for ingress in ingresses]
     return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None
 
@@ -266,21 +262,21 @@ def places(views: Iterable[TrafficView], now: datetime) -> list[Place]:
     }
     wanted = {(row.deployment_id, row.region_id): row.cells_in_force for row in DeploymentRegion.objects.all()}
     found = [
-        _place(view, region, overrides_for(view.deployment, view.overrides, now), wanted, noted)
+        _unserved_place(view, region, overrides_for(view.deployment, view.overrides, now), wanted, noted)
         for view in views
         for region in view.regions
     ]
     doubtful = [place for place in found if place.served and not place.is_intended and _looks_unserved(place)]
     if not doubtful:
         return found
-    return [place for place in found if place not in doubtful] + _detailed(doubtful)
+    return [place for place in found if place not in doubtful] + _with_details(doubtful)
 
 
 def _looks_unserved(place: Place) -> bool:
     return place.capacity <= 0 or place.emptied
 
 
-def _place(
+def _unserved_place(
     view: TrafficView,
     region: RegionView,
     orders: ActiveOverrides,
@@ -308,14 +304,14 @@ def _place(
     )
 
 
-def _detailed(doubtful: list[Place]) -> list[Place]:
+def _with_details(doubtful: list[Place]) -> list[Place]:
     deployments, regions = {each.deployment for each in doubtful}, {each.region for each in doubtful}
     ingresses = ingress_views()
     is_down_on_purpose = Exists(Disruption.objects.filter(cell=OuterRef("pk"), closed_at__isnull=True))
     rows = Cell.objects.filter(deployment__in=deployments, region__in=regions).exclude(state=CellState.STOPPED.value)
     cells: dict[tuple[str, str], list[CellStanding]] = defaultdict(list)
     for cell in rows.exclude(role=CellRole.PREFILL.value).annotate(on_purpose=is_down_on_purpose).order_by("id"):
-        cells[cell.deployment_id, cell.region_id].append(_standing(cell, ingresses.get(cell.region_id, [])))
+        cells[cell.deployment_id, cell.region_id].append(_cell_standing(cell, ingresses.get(cell.region_id, [])))
     refused: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in RefusedRequests.objects.filter(deployment__in=deployments, region__in=regions):
         refused[row.deployment, row.region].update(row.codes)
@@ -329,7 +325,7 @@ def _detailed(doubtful: list[Place]) -> list[Place]:
     ]
 
 
-def _standing(cell: Cell, ingresses: list[IngressView]) -> CellStanding:
+def _cell_standing(cell: Cell, ingresses: list[IngressView]) -> CellStanding:
     return CellStanding(
         id=cell.id,
         state=CellState(cell.state),

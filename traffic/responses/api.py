@@ -61,7 +61,7 @@ from traffic.tenants.selectors import Application, UnknownApplication, applicati
 
 RETRY_AFTER_S = 5
 PAGE, LONGEST_PAGE = 20, 100
-APPLICATIONS = "responses of applications are theirs to keep and delete; they change nothing that operators run"
+APPLICATIONS = "applications keep and delete their own responses; they change nothing that operators run"
 
 
 @csrf_exempt
@@ -82,7 +82,7 @@ def detail(request: HttpRequest, response_id: str) -> HttpResponseBase:
             raise response_not_found(response_id)
         return shown_response(stored)
 
-    return _answered(request, answer)
+    return _respond_json(request, answer)
 
 
 @csrf_exempt
@@ -94,7 +94,7 @@ def cancel(request: HttpRequest, response_id: str) -> HttpResponseBase:
     def answer(application: Application, now: datetime) -> JsonObject:
         return response_cancel(application=application, response_id=response_id, now=now, settings=store_settings())
 
-    return _answered(request, answer)
+    return _respond_json(request, answer)
 
 
 @csrf_exempt
@@ -107,16 +107,16 @@ def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
         stored = stored_response_of(application.tenant, response_id, now, store_settings())
         if stored is None:
             raise response_not_found(response_id)
-        return _page(request, shown_items(stored.id, items_of(stored)))
+        return _items_page(request, shown_items(stored.id, items_of(stored)))
 
-    return _answered(request, answer)
+    return _respond_json(request, answer)
 
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
     """Responds with 404 to any other path below /v1/responses/."""
-    message = "Unknown request URL; there are /v1/responses/ID, …/cancel and …/input_items"
+    message = "Unknown request URL; known: /v1/responses/ID, …/cancel and …/input_items"
     return refused(ApplicationRefused(404, "unknown_url", message))
 
 
@@ -140,7 +140,7 @@ def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], by
     return headers, json.dumps(error).encode()
 
 
-def _answered(request: HttpRequest, answer: Callable[[Application, datetime], JsonObject]) -> HttpResponseBase:
+def _respond_json(request: HttpRequest, answer: Callable[[Application, datetime], JsonObject]) -> HttpResponseBase:
     now = clock.now()
     try:
         return JsonResponse(answer(application_with_key(request.headers.get("Authorization", ""), now), now))
@@ -153,7 +153,7 @@ def refused(refusal: ApplicationRefused) -> HttpResponse:
     return HttpResponse(body, content_type="application/json", status=refusal.status, headers=dict(headers))
 
 
-def _page(request: HttpRequest, items: list[dict[str, Any]]) -> JsonObject:
+def _items_page(request: HttpRequest, items: list[dict[str, Any]]) -> JsonObject:
     limit, order = request.GET.get("limit", str(PAGE)), request.GET.get("order", "desc")
     if not (limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= LONGEST_PAGE):
         message = f"`limit` must be a whole number from 1 to {LONGEST_PAGE}"
@@ -165,7 +165,7 @@ def _page(request: HttpRequest, items: list[dict[str, Any]]) -> JsonObject:
         places = [place for place, item in enumerate(ordered) if item["id"] == after]
         if not places:
             raise ApplicationRefused(
-                400, "invalid_value", "`after` must be the id of an item of this response", "after"
+                400, "invalid_value", "`after` must be the ID of an item of this response", "after"
             )
         ordered = ordered[places[0] + 1 :]
     shown = ordered[: int(limit)]
@@ -229,19 +229,19 @@ class CreateResponse:
             return
         began, response = perf_counter(), _Response(send)
         try:
-            await self._respond(scope, receive, response)
+            await self._answer_application(scope, receive, response)
         except ClientGone:
             response.status = response.status or 499
         finally:
             HTTP_REQUESTS.labels("applications", "POST", str(response.status or 500)).inc()
             HTTP_SECONDS.labels("applications").observe(perf_counter() - began)
 
-    async def _respond(self, scope: Scope, receive: Receive, response: "_Response") -> None:
+    async def _answer_application(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         settings = store_settings()
         try:
-            submission = await _submission(scope, receive)
+            submission = await _read_submission(scope, receive)
             with self._place_of(scope.get(TENANT, ""), settings):
-                begun = await self._in_thread(partial(_begin, submission, settings))
+                begun = await self._in_thread(partial(_begin_response, submission, settings))
                 if not isinstance(begun, PassedOn):
                     await response.whole(200, [JSON, LATER], json.dumps(begun).encode())
                     return
@@ -251,7 +251,7 @@ class CreateResponse:
             await response.whole(refusal.status, [JSON, *headers], body)
         except DatabaseError as error:
             log.warning("the database does not answer: %s", error)
-            headers, body = refusal_json(ApplicationRefused(503, "store_away", "what keeps responses is away for now"))
+            headers, body = refusal_json(ApplicationRefused(503, "store_away", "the store of responses is unavailable"))
             await response.whole(503, [JSON, *headers], body)
 
     @contextlib.contextmanager
@@ -262,11 +262,11 @@ class CreateResponse:
             ApplicationRefused: none is free.
         """
         if self._running.total() >= settings.max_streams:
-            message = f"{settings.max_streams} responses are being made for applications that wait; try again shortly"
+            message = f"{settings.max_streams} responses are in progress; retry shortly"
             raise ApplicationRefused(503, "too_many_streams", message)
         most = settings.max_streams_per_tenant
         if self._running[tenant] >= most:
-            message = f"{most} responses are being made for you already; try again when one has ended"
+            message = f"{most} responses are in progress for you already; retry after one has ended"
             raise ApplicationRefused(429, "rate_limit_exceeded", message)
         self._running[tenant] += 1
         try:
@@ -277,7 +277,7 @@ class CreateResponse:
 
     @staticmethod
     async def _while_connected(work: Any, receive: Receive) -> None:
-        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -299,9 +299,9 @@ class CreateResponse:
                     raise TypeError("a stream begins with its head")
                 is_events = head.headers.get("content-type", "").startswith("text/event-stream")
                 if head.status == 200 and is_events:
-                    await self._stream(passed, head, parts, response)
+                    await self._answer_stream(passed, head, parts, response)
                 else:
-                    await self._whole(passed, head, parts, response)
+                    await self._answer_whole(passed, head, parts, response)
         except StreamBroken as broken:
             if response.status is None:
                 headers, body = refusal_json(ApplicationRefused(502, "ingress_failed", str(broken)))
@@ -310,7 +310,7 @@ class CreateResponse:
                 await response.more(response.events.failure(str(broken)))
                 await response.end()
 
-    async def _whole(
+    async def _answer_whole(
         self, passed: PassedOn, head: ResponseHead, parts: AsyncGenerator[ResponseHead | bytes, None], to: "_Response"
     ) -> None:
         body = b"".join([part async for part in parts if isinstance(part, bytes)])
@@ -321,29 +321,31 @@ class CreateResponse:
                 answer = None
             if not isinstance(answer, dict):
                 raise StreamBroken("the engine's response is no JSON object")
-            body = json.dumps(await self._kept(passed, answer), separators=(",", ":")).encode()
-        await to.whole(head.status, [*_shown(head), COUNTED], body)
+            body = json.dumps(await self._stored_object(passed, answer), separators=(",", ":")).encode()
+        await to.whole(head.status, [*_forwarded_headers(head), COUNTED], body)
 
-    async def _stream(
+    async def _answer_stream(
         self, passed: PassedOn, head: ResponseHead, parts: AsyncGenerator[ResponseHead | bytes, None], to: "_Response"
     ) -> None:
         events = to.events = ResponseEvents(passed.marks(is_kept=passed.request.is_kept))
-        await to.begin(head.status, [*_shown(head), COUNTED, ("x-accel-buffering", "no")])
+        await to.begin(head.status, [*_forwarded_headers(head), COUNTED, ("x-accel-buffering", "no")])
         async for part in parts:
             for event in events.feed(part) if isinstance(part, bytes) else ():
                 await to.more(
-                    event.shown(await self._kept(passed, event.response)) if isinstance(event, LastEvent) else event
+                    event.shown(await self._stored_object(passed, event.response))
+                    if isinstance(event, LastEvent)
+                    else event
                 )
         await to.more(events.rest())
         await to.end()
 
-    async def _kept(self, passed: PassedOn, answer: JsonObject) -> JsonObject:
+    async def _stored_object(self, passed: PassedOn, answer: JsonObject) -> JsonObject:
         """Returns the stored response as shown, which says if it could not be stored."""
         is_kept = passed.request.is_kept
         shown = {**answer, **passed.marks(is_kept=is_kept)}
         if not is_kept:
             return shown
-        keeping = partial(_keep, passed, shown)
+        keeping = partial(_store_response, passed, shown)
         try:
             async with asyncio.timeout(KEEP_LIMIT_S):
                 await self._in_thread(keeping)
@@ -365,8 +367,6 @@ class CreateResponse:
 
 
 class _Response:
-    """The answer to the application. `status` None: not started."""
-
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int | None = None
@@ -390,13 +390,13 @@ class _Response:
         await self._send({"type": "http.response.body", "body": b""})
 
 
-def _begin(submission: ResponseSubmission, settings: StoreSettings) -> PassedOn | JsonObject:
+def _begin_response(submission: ResponseSubmission, settings: StoreSettings) -> PassedOn | JsonObject:
     now = clock.now()
     application = application_with_key(submission.headers.get("authorization", ""), now)
     return response_begin(application=application, submission=submission, now=now, settings=settings)
 
 
-def _keep(passed: PassedOn, shown: JsonObject) -> None:
+def _store_response(passed: PassedOn, shown: JsonObject) -> None:
     response_keep(passed=passed, answer=shown, now=clock.now())
 
 
@@ -419,7 +419,7 @@ async def _from_an_ingress(passed: PassedOn, limits: StreamLimits) -> AsyncGener
     raise StreamBroken(reason)
 
 
-async def _submission(scope: Scope, receive: Receive) -> ResponseSubmission:
+async def _read_submission(scope: Scope, receive: Receive) -> ResponseSubmission:
     headers = {name.decode("latin-1").lower(): text.decode("latin-1") for name, text in scope["headers"]}
     body, more_body = bytearray(), True
     while more_body:
@@ -431,12 +431,12 @@ async def _submission(scope: Scope, receive: Receive) -> ResponseSubmission:
     return ResponseSubmission(bytes(body), headers, headers.get("x-switchyard-region", ""))
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     with contextlib.suppress(OSError):
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
-def _shown(head: ResponseHead) -> list[tuple[str, str]]:
+def _forwarded_headers(head: ResponseHead) -> list[tuple[str, str]]:
     found: Mapping[str, str] = head.headers
     return [(name, found[name]) for name in SHOWN_HEADERS if name in found]

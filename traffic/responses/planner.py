@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any
 
 from kernel.decoding import decode_json
-from kernel.tones import Tone
 from traffic.tenants.planner import ApplicationRefused
 
 JsonObject = dict[str, Any]
@@ -37,14 +36,6 @@ class ResponseState(StrEnum):
 OPEN_RESPONSES = frozenset({ResponseState.QUEUED, ResponseState.IN_PROGRESS})
 USABLE = frozenset({ResponseState.COMPLETED, ResponseState.INCOMPLETE})
 """States that another response may follow."""
-RESPONSE_TONE: dict[ResponseState, Tone] = {
-    ResponseState.QUEUED: Tone.IDLE,
-    ResponseState.IN_PROGRESS: Tone.MOVING,
-    ResponseState.COMPLETED: Tone.OK,
-    ResponseState.INCOMPLETE: Tone.WARN,
-    ResponseState.FAILED: Tone.BAD,
-    ResponseState.CANCELLED: Tone.IDLE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +93,13 @@ def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
     if not isinstance(model, str) or not model:
         raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
     if payload.get("conversation") is not None:
-        message = "`conversation` is not supported: name the response before in `previous_response_id`"
+        message = "`conversation` is not supported: use `previous_response_id`"
         raise ApplicationRefused(400, "unsupported_parameter", message, "conversation")
     previous = payload.get("previous_response_id")
     if previous is not None and (not isinstance(previous, str) or not previous):
         message = "`previous_response_id` must be the id of a response"
         raise ApplicationRefused(400, "invalid_type", message, "previous_response_id")
-    is_background, is_stream, store = (_flag(payload, name) for name in ("background", "stream", "store"))
+    is_background, is_stream, store = (_boolean_field(payload, name) for name in ("background", "stream", "store"))
     if is_background and store is False:
         raise ApplicationRefused(400, "invalid_value", "`background` requires `store` to be true", "store")
     if is_background and is_stream:
@@ -144,7 +135,7 @@ def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: Store
     whole = {"model": request.model, **members, "store": False}
     body = json.dumps(whole, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > settings.max_body_bytes:
-        message = f"with all that came before the request is longer than {settings.max_body_bytes} bytes"
+        message = f"with its previous turns, the request is longer than {settings.max_body_bytes} bytes"
         raise ApplicationRefused(400, "context_length_exceeded", message, "previous_response_id")
     return body
 
@@ -161,12 +152,11 @@ def check_previous(previous_id: str, state: ResponseState, turns: int, settings:
         )
         raise ApplicationRefused(400, "previous_response_not_completed", message, "previous_response_id")
     if turns >= settings.max_turns:
-        message = f"Previous response with id '{previous_id[:80]}' has {turns} turns, which is the most."
+        message = f"Previous response with id '{previous_id[:80]}' has {turns} turns, which is the maximum."
         raise ApplicationRefused(400, "context_length_exceeded", message, "previous_response_id")
 
 
 def previous_not_found(previous_id: str) -> ApplicationRefused:
-    """OpenAI's text and status."""
     message = f"Previous response with id '{previous_id[:80]}' not found."
     return ApplicationRefused(400, "previous_response_not_found", message, "previous_response_id")
 
@@ -176,7 +166,7 @@ def response_not_found(response_id: str) -> ApplicationRefused:
 
 
 def store_off() -> ApplicationRefused:
-    message = "this installation keeps no responses: leave out `store`, `background` and `previous_response_id`"
+    message = "this installation stores no responses: omit `store`, `background` and `previous_response_id`"
     return ApplicationRefused(400, "unsupported_parameter", message, "store")
 
 
@@ -266,7 +256,7 @@ def _object_of(body: bytes, settings: StoreSettings) -> JsonObject:
     return payload
 
 
-def _flag(payload: JsonObject, name: str) -> bool | None:
+def _boolean_field(payload: JsonObject, name: str) -> bool | None:
     value = payload.get(name)
     if value is not None and not isinstance(value, bool):
         raise ApplicationRefused(400, "invalid_type", f"`{name}` must be true or false", name)
@@ -278,7 +268,7 @@ def _items_of(given: Any) -> tuple[JsonObject, ...]:
         return ({"type": "message", "role": "user", "content": given},)
     if isinstance(given, list) and all(isinstance(item, dict) for item in given):
         return tuple(given)
-    raise ApplicationRefused(400, "invalid_type", "`input` must be a text or a list of items", "input")
+    raise ApplicationRefused(400, "invalid_type", "`input` must be a string or a list of items", "input")
 
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -315,11 +305,11 @@ class ResponseEvents:
     def feed(self, piece: bytes) -> Iterator[bytes | LastEvent]:
         """Yields the events that these bytes complete."""
         self._partial += piece
-        while (end := self._end()) is not None:
+        while (end := self._event_end()) is not None:
             event = bytes(self._partial[:end])
             del self._partial[:end]
             self.events += 1
-            yield self._passed(event)
+            yield self._pass_event(event)
 
     def rest(self) -> bytes:
         """Returns the bytes after the last whole event."""
@@ -336,7 +326,7 @@ class ResponseEvents:
         response = {**self._begun, "status": "failed", "error": error}
         return event_bytes({"type": "response.failed", "sequence_number": self.events, "response": response})
 
-    def _end(self) -> int | None:
+    def _event_end(self) -> int | None:
         """End of the first event; each byte is scanned once."""
         ends = [
             found + len(end)
@@ -346,7 +336,7 @@ class ResponseEvents:
         self._searched = 0 if ends else max(0, len(self._partial) - 3)
         return min(ends, default=None)
 
-    def _passed(self, event: bytes) -> bytes | LastEvent:
+    def _pass_event(self, event: bytes) -> bytes | LastEvent:
         if _OBJECT not in event:
             return event
         data = _data_of(event)

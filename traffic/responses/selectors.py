@@ -66,12 +66,12 @@ def chain_of(last: StoredResponse, now: datetime, settings: StoreSettings) -> tu
         rows = cursor.fetchall()
     if not rows or rows[0][0] or len(rows) != last.turns:
         return None
-    return tuple(Turn(tuple(_json(items)), output_of(_json(response))) for _, items, response in rows)
+    return tuple(Turn(tuple(_parsed_json(items)), output_of(_parsed_json(response))) for _, items, response in rows)
 
 
 def shown_response(stored: StoredResponse) -> JsonObject:
     """Returns the object as its application sees it."""
-    shown: JsonObject = _json(stored.response)
+    shown: JsonObject = _parsed_json(stored.response)
     request = stored.request
     if ResponseState(stored.state) in OPEN_RESPONSES and request is not None:
         has_begun = request.attempts > 0 or request.state == AsyncState.SENDING.value
@@ -81,7 +81,7 @@ def shown_response(stored: StoredResponse) -> JsonObject:
 
 
 def items_of(stored: StoredResponse) -> tuple[JsonObject, ...]:
-    return tuple(_json(stored.input))
+    return tuple(_parsed_json(stored.input))
 
 
 def kept_of_tenant(tenant: str) -> tuple[int, int]:
@@ -114,5 +114,5 @@ def kept_by_tenant(*, most: int, tenant: str = "") -> list[KeptOfTenant]:
     return [KeptOfTenant(row["tenant"], row["n"], row["size"], row["oldest_at"]) for row in found]
 
 
-def _json(column: Any) -> Any:
+def _parsed_json(column: Any) -> Any:
     return json.loads(bytes(column))

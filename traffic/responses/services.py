@@ -99,15 +99,15 @@ def response_begin(
         application=application,
         request=request,
         turns=len(turns) + 1,
-        ingresses=_ingresses(submission.region),
+        ingresses=_region_ingresses(submission.region),
         body=body,
-        headers=_headers(application, submission),
+        headers=_cell_headers(application, submission),
     )
 
 
 def response_keep(*, passed: PassedOn, answer: JsonObject, now: datetime) -> None:
     """Stores a complete response, as shown."""
-    _create(
+    _store_response(
         passed.application,
         passed.request,
         turns=passed.turns,
@@ -127,12 +127,12 @@ def response_cancel(
     Raises:
         ApplicationRefused: there is none, or it cannot be cancelled.
     """
-    stored = _of(application, response_id, now, settings)
+    stored = _tenant_response(application, response_id, now, settings)
     if not stored.is_background:
         raise ApplicationRefused(400, None, "Cannot cancel a synchronous response.")
     if stored.request_id is not None and stored.state in OPEN_RESPONSE_STATES:
         async_request_cancel(application=application, request_id=stored.request_id, now=now)
-        stored = _of(application, response_id, now, settings)
+        stored = _tenant_response(application, response_id, now, settings)
     return shown_response(stored)
 
 
@@ -145,7 +145,7 @@ def response_delete(
         ApplicationRefused: there is none.
     """
     with transaction.atomic():
-        stored = _of(application, response_id, now, settings)
+        stored = _tenant_response(application, response_id, now, settings)
         if stored.request_id is not None and stored.state in OPEN_RESPONSE_STATES:
             async_request_cancel(application=application, request_id=stored.request_id, now=now)
         StoredResponse.objects.filter(id=stored.id).delete()
@@ -199,7 +199,7 @@ def _begin_later(
             return shown_response(earlier)
         response_id = new_response_id()
         begun = begun_response(response_id, request, int(now.timestamp()))
-        _create(
+        _store_response(
             application,
             request,
             turns=turns,
@@ -213,7 +213,7 @@ def _begin_later(
     return begun
 
 
-def _create(
+def _store_response(
     application: Application, asked: ResponseRequest, *, turns: int, now: datetime, response: JsonObject, **columns: Any
 ) -> None:
     items = json.dumps(asked.items, separators=(",", ":")).encode()
@@ -259,13 +259,13 @@ def _check_room(application: Application, request: ResponseRequest, settings: St
         raise ApplicationRefused(429, "too_many_responses_kept", message)
 
 
-def _ingresses(region: str) -> tuple[IngressAddress, ...]:
+def _region_ingresses(region: str) -> tuple[IngressAddress, ...]:
     """Ingresses of the region that the request came through, in any order."""
     found = ingress_addresses_by_region().get(serving_region(region) or "", [])
     return tuple(sample(found, len(found)))
 
 
-def _headers(application: Application, submission: ResponseSubmission) -> dict[str, str]:
+def _cell_headers(application: Application, submission: ResponseSubmission) -> dict[str, str]:
     """Headers for the cell: the application's key and, if an ingress has counted the request, a proof of that."""
     headers = {name: submission.headers[name.lower()] for name in PASSED_ON if name.lower() in submission.headers}
     if application.key:
@@ -276,7 +276,9 @@ def _headers(application: Application, submission: ResponseSubmission) -> dict[s
     return headers
 
 
-def _of(application: Application, response_id: str, now: datetime, settings: StoreSettings) -> StoredResponse:
+def _tenant_response(
+    application: Application, response_id: str, now: datetime, settings: StoreSettings
+) -> StoredResponse:
     stored = stored_response_of(application.tenant, response_id, now, settings)
     if stored is None:
         raise response_not_found(response_id)

@@ -43,13 +43,13 @@ class IngressHandler:
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         if not isinstance(message, IngressReport):
             return False
-        row = _row(session, message)
+        row = _report_row(session, message)
         previous = self._reports.put(session.identity.id, row)
         return previous is None or _urgent_part(previous) != _urgent_part(row)
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._unable.discard(session.key)
-        self._reports.end(session.identity.id, session.key, _disconnected)
+        self._reports.end(session.identity.id, session.key, _disconnected_row)
 
     def flush(self) -> None:
         self._reports.flush(ingress_reports_store)
@@ -59,7 +59,7 @@ class IngressHandler:
         if len(able) < len(sessions):
             self._name_unable([session for session in sessions if session not in able])
         first = _tls_messages(able)
-        return {**first, **self._tables([session for session in sessions if session.identity.id not in first])}
+        return {**first, **self._table_messages([session for session in sessions if session.identity.id not in first])}
 
     def _name_unable(self, sessions: Sequence[AgentSession]) -> None:
         """Log, once per connection, each ingress that serves plain HTTP although its region refuses it."""
@@ -69,7 +69,7 @@ class IngressHandler:
                 self._unable.add(session.key)
                 log.error("%s", unable_to_refuse(session.identity.id))
 
-    def _tables(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+    def _table_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()
         regions = {
             session.identity.id: session.identity.region
@@ -96,15 +96,15 @@ def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, Down
         identity, version = session.identity, versions.get(session.identity.region, "")
         if session.tls_version == version or not version:
             continue
-        told = application_tls(identity.region, version)
-        if sealed := [each.name for each in told.certificates if not each.pem]:
+        tls = application_tls(identity.region, version)
+        if sealed := [each.name for each in tls.certificates if not each.pem]:
             what = (
                 "%s keeps its copies of %s, because the stored keys were encrypted with another SWITCHYARD_SECRET_KEY"
             )
             log.error(
                 f"{what}: restore that secret key, or upload the certificates again", identity.id, ", ".join(sealed)
             )
-        messages[identity.id] = (session.sent_version, told)
+        messages[identity.id] = (session.sent_version, tls)
         session.tls_version = version
     return messages
 
@@ -114,11 +114,11 @@ def _urgent_part(row: IngressRow) -> tuple[object, ...]:
     return row.connection, row.revision, row.cells, pools_waiting(row.telemetry)
 
 
-def _disconnected(row: IngressRow) -> IngressRow:
+def _disconnected_row(row: IngressRow) -> IngressRow:
     return msgspec.structs.replace(row, connected=False, changed_at=clock.now())
 
 
-def _row(session: AgentSession, report: IngressReport) -> IngressRow:
+def _report_row(session: AgentSession, report: IngressReport) -> IngressRow:
     observed = report.observed
     return IngressRow(
         ingress=session.identity.id,

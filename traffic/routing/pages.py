@@ -124,19 +124,19 @@ def _entry_row(entry: Entry) -> EntryRow:
 
 def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:
     """Returns every ingress, in two queries."""
-    published = _published()
+    published = _latest_revisions()
     ingresses = Ingress.objects.select_related("region", "report").order_by("region__position", "region_id", "id")
     return tuple(_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses)
 
 
 def table_rows(*, limit: int = TABLES_SHOWN) -> tuple[TableRow, ...]:
     """Returns the last published tables of all regions, in two queries."""
-    published = _published()
+    published = _latest_revisions()
     tables = RoutingTable.objects.order_by("-created_at", "-id")[:limit]
     return tuple(_table_row(table, published) for table in tables)
 
 
-def _published() -> dict[str, int]:
+def _latest_revisions() -> dict[str, int]:
     rows = RoutingTable.objects.order_by().values("region_id").annotate(newest=Max("revision"))
     return {row["region_id"]: row["newest"] for row in rows}
 
@@ -147,13 +147,13 @@ def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
         ingress=ingress,
         report=report,
         published=published,
-        following=_following(report, published, now),
+        following=_following_state(report, published, now),
         cells=tuple(sorted(report.cells.items())) if report else (),
         serves_plain=serves_plain_problem(ingress),
     )
 
 
-def _following(report: IngressReport | None, published: int, now: datetime) -> Following:
+def _following_state(report: IngressReport | None, published: int, now: datetime) -> Following:
     if report is None or report.last_seen_at is None:
         return Following.NEVER_HEARD
     if not report.connected or (now - report.last_seen_at).total_seconds() > FRESH_FOR_S:
@@ -205,8 +205,8 @@ class CertificateRow:
 def certificate_rows(*, now: datetime) -> tuple[CertificateRow, ...]:
     """Returns every certificate. Fleets have a few dozen at most."""
     rows = ApplicationCertificate.objects.defer("chain", "sealed_secret").order_by("not_after", "name")
-    return tuple(CertificateRow(row, _state(row.not_after, now)) for row in rows)
+    return tuple(CertificateRow(row, _certificate_state(row.not_after, now)) for row in rows)
 
 
-def _state(not_after: datetime, now: datetime) -> CertificateState:
+def _certificate_state(not_after: datetime, now: datetime) -> CertificateState:
     return CertificateState.ENDED if not_after <= now else STATE_OF[ending(not_after, now)]

@@ -186,9 +186,9 @@ class RoutingCache:
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
-        self._forget()
+        self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._cells = RowCache(
             "fleet_cell",
             ("id", "deployment_id", "region_id", "state", "generation", "model_version_id", "role", "instance_type_id"),
@@ -198,7 +198,7 @@ class RoutingCache:
         self._nodes = RowCache("fleet_node", ("id", "address", "port_base"), kept="port_base IS NOT NULL")
         self._routed = RowCaches(self._cells, self._leaders, self._nodes)
         self._written = WrittenTables(_SELDOM_WRITTEN)
-        self._versions: dict[int, ServedVersion] = {}
+        self._served_versions_by_id: dict[int, ServedVersion] = {}
         self._routable: list[RoutableCell] = []
         self._tables: dict[str, KnownTable] = {}
         self.published: object = None
@@ -206,7 +206,7 @@ class RoutingCache:
     def begin(self) -> None:
         """Starts a pass, and reloads everything if a full read is due. Call `end` only if the pass succeeded."""
         if self._looks.begin():
-            self._forget()
+            self._clear()
 
     def end(self) -> None:
         self._looks.end()
@@ -220,7 +220,7 @@ class RoutingCache:
             if region not in self._tables or self._tables[region].revision != revision
         ]
         for table in RoutingTable.objects.filter(reduce(or_, missing)) if missing else ():
-            self._tables[table.region_id] = _known(table)
+            self._tables[table.region_id] = _known_table(table)
         self._tables = {region: self._tables[region] for region in newest if region in self._tables}
         return self._tables
 
@@ -240,10 +240,12 @@ class RoutingCache:
     def routable_cells(self) -> list[RoutableCell]:
         """Returns the same list object if nothing has changed. A cell whose leader has no ports yet is not routable."""
         changed = self._routed.refresh()
-        versions = self._written.get("versions", (_VERSIONS,), _versions)
-        if any(changed) or versions is not self._versions:
-            self._versions = versions
-            self._routable = [self._cell(*leader) for leader in self._leaders.rows.values() if self._is_there(*leader)]
+        versions = self._written.get("versions", (_VERSIONS,), _served_versions_by_id)
+        if any(changed) or versions is not self._served_versions_by_id:
+            self._served_versions_by_id = versions
+            self._routable = [
+                self._routable_cell(*leader) for leader in self._leaders.rows.values() if self._is_there(*leader)
+            ]
         return self._routable
 
     def look(self) -> None:
@@ -275,9 +277,13 @@ class RoutingCache:
         return steerings((deployment.name for deployment in self.deployments()), now, self._written)
 
     def _is_there(self, cell: str, node: str) -> bool:
-        return cell in self._cells.rows and node in self._nodes.rows and self._cells.rows[cell][4] in self._versions
+        return (
+            cell in self._cells.rows
+            and node in self._nodes.rows
+            and self._cells.rows[cell][4] in self._served_versions_by_id
+        )
 
-    def _cell(self, cell: str, node: str) -> RoutableCell:
+    def _routable_cell(self, cell: str, node: str) -> RoutableCell:
         deployment, region, state, generation, version, role, kind = self._cells.rows[cell]
         address, port_base = self._nodes.rows[node]
         return RoutableCell(
@@ -289,12 +295,12 @@ class RoutingCache:
             node=node,
             address=address,
             port=port_base + PROXY,
-            max_connections=self._versions[version].concurrency(kind, role),
-            adapters=self._versions[version].adapters,
+            max_connections=self._served_versions_by_id[version].concurrency(kind, role),
+            adapters=self._served_versions_by_id[version].adapters,
         )
 
 
-def _versions() -> dict[int, ServedVersion]:
+def _served_versions_by_id() -> dict[int, ServedVersion]:
     rows = list(ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles", "by_type"))
     differing = [pk for pk, *_, by_type in rows if by_type]
     versions = ModelVersion.objects.in_bulk(differing) if differing else {}
@@ -305,7 +311,7 @@ def _versions() -> dict[int, ServedVersion]:
     }
 
 
-def _known(table: RoutingTable) -> KnownTable:
+def _known_table(table: RoutingTable) -> KnownTable:
     try:
         return KnownTable(table.revision, table_message(table), table.body.get(KEY_RING, {}))
     except UnreadableTable as problem:

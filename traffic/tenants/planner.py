@@ -13,6 +13,11 @@ QUOTA_USED_UP = "insufficient_quota"
 """OpenAI's code and type for a used-up budget."""
 
 
+def unix_seconds(at: datetime | None) -> int | None:
+    """Returns a time as OpenAI's objects have it, in whole seconds since 1970."""
+    return None if at is None else int(at.timestamp())
+
+
 class ApplicationRefused(Refusal):
     """HTTP status, code and field of an error in OpenAI's format; `kind` is its type, if it differs from the
     status's."""

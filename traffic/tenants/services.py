@@ -142,7 +142,7 @@ def tenant_webhook_create(*, tenant: str, url: str, actor: str, now: datetime, e
         InvalidInput: the URL may not be called for this tenant.
         Conflict: it exists already, or the tenant has the maximum number.
     """
-    _check(tenant, url)
+    _check_callback_url(tenant, url)
     if TenantWebhook.objects.filter(tenant=tenant).count() >= MOST_OF_A_TENANT:
         raise Conflict(f"{MOST_OF_A_TENANT} webhooks exist for this tenant already; remove one first")
     columns = {"events": sorted(set(events)), "actor": actor[:64], "created_at": now}
@@ -180,8 +180,8 @@ def tenant_webhooks_notify(*, tenant: str, event: BatchEvent, batch_id: str, now
     """Puts a message into the outbox for each webhook of the tenant that wants the event. Returns their number. Call it
     in the transaction of the change."""
     subscribed = [hook for hook in TenantWebhook.objects.filter(tenant=tenant) if is_subscribed(hook.events, event)]
-    told = [hook for hook in subscribed if not callback_refusal(tenant, hook.url)]
-    for hook in told:
+    recipients = [hook for hook in subscribed if not callback_refusal(tenant, hook.url)]
+    for hook in recipients:
         delivery_create_to(
             url=hook.url,
             secret=" ".join(secrets_in_force(hook.secret, hook.former_secret, hook.former_until, now)),
@@ -191,10 +191,10 @@ def tenant_webhooks_notify(*, tenant: str, event: BatchEvent, batch_id: str, now
             is_standard=True,
             origin=hook.origin,
         )
-    return len(told)
+    return len(recipients)
 
 
-def _check(tenant: str, url: str) -> None:
+def _check_callback_url(tenant: str, url: str) -> None:
     settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
     try:
         check_url(url, settings)

@@ -145,15 +145,15 @@ KIND = ("deployment", "version", "region", "instance_type")
 ACCOUNT_OF_SHARE = ("tenant", "key", "serving_class", "adapter")
 
 
-def _whole() -> "models.DecimalField[int, Decimal]":
+def _whole_field() -> "models.DecimalField[int, Decimal]":
     return models.DecimalField(max_digits=30, decimal_places=0, default=Decimal(0))
 
 
-def _money() -> "models.DecimalField[Decimal, Decimal]":
+def _money_field() -> "models.DecimalField[Decimal, Decimal]":
     return models.DecimalField(max_digits=20, decimal_places=6, default=Decimal(0))
 
 
-def _source() -> "models.PositiveSmallIntegerField[int, int]":
+def _source_field() -> "models.PositiveSmallIntegerField[int, int]":
     return models.PositiveSmallIntegerField(choices=SOURCES, default=Source.MEASURED.value)
 
 
@@ -184,24 +184,24 @@ class CellHour(KindOfMachines):
 
     machine_ms = models.PositiveBigIntegerField(default=0)
     busy_ms = models.PositiveBigIntegerField(default=0)
-    spent = _whole()
-    busy_spent = _whole()
+    spent = _whole_field()
+    busy_spent = _whole_field()
     measured_uj = models.PositiveBigIntegerField(default=0)
     rated_uj = models.PositiveBigIntegerField(default=0)
     estimated_uj = models.PositiveBigIntegerField(default=0)
     busy_uj = models.PositiveBigIntegerField(default=0)
     unrated_ms = models.PositiveBigIntegerField(default=0)
     refused = models.PositiveBigIntegerField(default=0)
-    cost = _money()
-    idle = _money()
+    cost = _money_field()
+    idle = _money_field()
     energy_uj = models.PositiveBigIntegerField(default=0)
     idle_uj = models.PositiveBigIntegerField(default=0)
     carbon_ug = models.PositiveBigIntegerField(default=0)
     idle_carbon_ug = models.PositiveBigIntegerField(default=0)
-    cost_source = _source()
-    energy_source = _source()
-    carbon_source = _source()
-    weights_source = _source()
+    cost_source = _source_field()
+    energy_source = _source_field()
+    carbon_source = _source_field()
+    weights_source = _source_field()
     settled = models.BooleanField(default=False)
 
     class Meta:
@@ -225,12 +225,12 @@ class CostShare(KindOfMachines):
     prompt_tokens = models.PositiveBigIntegerField(default=0)
     cached_tokens = models.PositiveBigIntegerField(default=0)
     completion_tokens = models.PositiveBigIntegerField(default=0)
-    cost = _money()
+    cost = _money_field()
     energy_uj = models.PositiveBigIntegerField(default=0)
     carbon_ug = models.PositiveBigIntegerField(default=0)
-    cost_source = _source()
-    energy_source = _source()
-    carbon_source = _source()
+    cost_source = _source_field()
+    energy_source = _source_field()
+    carbon_source = _source_field()
 
     class Meta:
         ordering = ["-hour", *KIND, *ACCOUNT_OF_SHARE]
@@ -351,7 +351,6 @@ class Budget(models.Model):
 
     @property
     def subject(self) -> str:
-        """Subject of its incidents."""
         if self.tenant:
             return f"tenant {self.tenant} ({self.unit})"
         return f"machines of {self.deployment or 'the fleet'}"

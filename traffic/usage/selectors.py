@@ -60,7 +60,7 @@ def usage_answer(query: UsageQuery, *, most: int) -> UsageAnswer:
     """Returns usage by group, in four queries."""
     rows = list(itertools.islice(usage_stream(query), most + 1))
     whole = replace(query, by=By.TOTAL, group=())
-    totals = _merged(usage_parts(whole), whole)
+    totals = _merged_rows(usage_parts(whole), whole)
     return UsageAnswer(rows[:most], totals[0].sums if totals else dict(NOTHING), len(rows) > most)
 
 
@@ -68,34 +68,34 @@ def usage_stream(query: UsageQuery) -> Iterator[UsageRow]:
     """Yields groups, latest first and then by name, in constant memory. A month or the whole time may be partly in
     hours and partly in days; those are read first."""
     if query.by in (By.HOUR, By.DAY):
-        yield from (_row(found, query) for found in usage_parts(query))
+        yield from (_usage_row(found, query) for found in usage_parts(query))
     else:
-        yield from _merged(usage_parts(query), query)
+        yield from _merged_rows(usage_parts(query), query)
 
 
 def usage_parts(query: UsageQuery) -> Iterator[dict[str, Any]]:
     """Yields sums of hours, then of days without hours. A group of a day or hour is in one of them only."""
     hours = UsageHour.objects.filter(hour__gte=query.start, hour__lt=query.end)
-    yield from _sums(hours, query, "hour")
+    yield from _summed_rows(hours, query, "hour")
     if query.by is not By.HOUR:
         days = UsageDay.objects.filter(day__gte=query.start.date(), day__lte=(query.end - TICK).date())
-        yield from _sums(days, query, "day")
+        yield from _summed_rows(days, query, "day")
 
 
-def _merged(parts: Iterable[dict[str, Any]], query: UsageQuery) -> list[UsageRow]:
+def _merged_rows(parts: Iterable[dict[str, Any]], query: UsageQuery) -> list[UsageRow]:
     groups: dict[tuple[Any, ...], UsageRow] = {}
     for part in parts:
-        row = _row(part, query)
+        row = _usage_row(part, query)
         place = (row.start, *row.group.values())
         if place in groups:
             sums = groups[place].sums
             sums.update({name: sums[name] + row.sums[name] for name in SUMMED})
         else:
             groups[place] = row
-    return sorted(groups.values(), key=lambda row: (-_seconds(row.start), *row.group.values()))
+    return sorted(groups.values(), key=lambda row: (-_start_seconds(row.start), *row.group.values()))
 
 
-def _row(found: dict[str, Any], query: UsageQuery) -> UsageRow:
+def _usage_row(found: dict[str, Any], query: UsageQuery) -> UsageRow:
     start = found["start"]
     if start is not None and not isinstance(start, datetime):
         start = datetime(start.year, start.month, start.day, tzinfo=UTC)
@@ -103,11 +103,11 @@ def _row(found: dict[str, Any], query: UsageQuery) -> UsageRow:
     return UsageRow(start, group, {name: found[name] for name in SUMMED})
 
 
-def _seconds(start: datetime | None) -> float:
+def _start_seconds(start: datetime | None) -> float:
     return start.timestamp() if start else 0.0
 
 
-def _sums(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[str, Any]]:
+def _summed_rows(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[str, Any]]:
     rows = rows.filter(**{COLUMN[name]: value for name, value in query.where}).order_by()
     names = [COLUMN[name] for name in query.group]
     sums = {name: Sum(name) for name in SUMMED}
@@ -261,7 +261,7 @@ def cost_rows(query: UsageQuery) -> list[CostRow]:
 
 def spare_sums(query: UsageQuery) -> CostSums:
     """Returns sums of machines in no cell, which are all idle."""
-    spares = _filtered(CellHour.objects.filter(deployment="", settled=True), query)
+    spares = _filtered_rows(CellHour.objects.filter(deployment="", settled=True), query)
     return next((sums for _, sums in _grouped_machines(spares, replace(query, by=By.TOTAL, group=()))), CostSums())
 
 
@@ -276,20 +276,20 @@ def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
     return {**spent, "": sum(spent.values(), Decimal(0))}
 
 
-def _filtered(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":
+def _filtered_rows(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":
     where = {COST_COLUMN[name]: value for name, value in query.where}
     return rows.filter(hour__gte=query.start, hour__lt=query.end, **where).order_by()
 
 
 def _machines(query: UsageQuery) -> "QuerySet[CellHour]":
     kept = tuple((name, value) for name, value in query.where if name not in OF_ACCOUNTS)
-    return _filtered(CellHour.objects.exclude(deployment=""), replace(query, where=kept))
+    return _filtered_rows(CellHour.objects.exclude(deployment=""), replace(query, where=kept))
 
 
 def _sums_of_shares(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
     sums = {name: Sum(name) for name in _OF_SHARES} | {f"worst_{name}": Max(name) for name in _SOURCES}
-    for place, row in _grouped(_filtered(CostShare.objects.all(), query), query, sums):
-        yield place, CostSums(**{name: row[name] for name in _OF_SHARES}, **_worst(row))
+    for place, row in _grouped_sums(_filtered_rows(CostShare.objects.all(), query), query, sums):
+        yield place, CostSums(**{name: row[name] for name in _OF_SHARES}, **_worst_sources(row))
 
 
 def _sums_of_machines(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
@@ -299,18 +299,17 @@ def _sums_of_machines(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], Cost
 def _grouped_machines(rows: "QuerySet[CellHour]", query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
     sums: dict[str, Any] = {f"sum_{name}": Sum(column) for name, column in _OF_MACHINES.items()}
     sums |= {f"worst_{name}": Max(name) for name in _SOURCES}
-    for place, row in _grouped(rows, query, sums):
-        yield place, CostSums(**{name: row[f"sum_{name}"] for name in _OF_MACHINES}, **_worst(row))
+    for place, row in _grouped_sums(rows, query, sums):
+        yield place, CostSums(**{name: row[f"sum_{name}"] for name in _OF_MACHINES}, **_worst_sources(row))
 
 
-def _worst(row: Mapping[str, Any]) -> dict[str, Any]:
+def _worst_sources(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: Source(row[f"worst_{name}"]) for name in _SOURCES}
 
 
-def _grouped(
+def _grouped_sums(
     rows: "QuerySet[Any]", query: UsageQuery, sums: Mapping[str, Any]
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Sums by start of the time and group."""
     names = [COST_COLUMN[name] for name in query.group]
     if query.by is not By.TOTAL:
         rows = rows.annotate(start=TRUNCATE[query.by]("hour", tzinfo=UTC))
@@ -350,8 +349,8 @@ def batch_price(query: UsageQuery) -> BatchPrice | None:
         return None
     sums = sum((row.sums for row in batches), CostSums())
     cells = {row.start: row.sums for row in cost_rows(replace(query, by=By.HOUR, group=()))}
-    own = _tokens(batches)
-    others = _tokens([row for row in by_class if row.group["class"] != BATCH])
+    own = _account_tokens(batches)
+    others = _account_tokens([row for row in by_class if row.group["class"] != BATCH])
     usd = [BatchHour(float(hour.cells_cost), others.get(at, 0), own.get(at, 0)) for at, hour in cells.items()]
     joules = [BatchHour(hour.cells_uj / 1e6, others.get(at, 0), own.get(at, 0)) for at, hour in cells.items()]
     return BatchPrice(
@@ -359,7 +358,7 @@ def batch_price(query: UsageQuery) -> BatchPrice | None:
     )
 
 
-def _tokens(rows: list[CostRow]) -> dict[datetime | None, int]:
+def _account_tokens(rows: list[CostRow]) -> dict[datetime | None, int]:
     found: dict[datetime | None, int] = {}
     for row in rows:
         found[row.start] = found.get(row.start, 0) + row.sums.tokens

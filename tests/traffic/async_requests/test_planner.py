@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traffic.async_requests.planner import (
-    ASYNC_TONE,
     ENDED,
     ENDPOINTS,
     OPEN,
@@ -20,9 +19,9 @@ from traffic.async_requests.planner import (
     QueueAddress,
     Window,
     asked_by,
+    evaluate_attempt,
     is_for_later,
     is_unread,
-    judge,
     limit_of,
     pause_s,
     pointed_at,
@@ -42,7 +41,9 @@ def verdict_of(
 ) -> tuple[str, float]:
     """State, and seconds until the next attempt."""
     deadline_at = NOW + timedelta(seconds=left_s)
-    verdict = judge(received, attempts=attempts, failures=failures, deadline_at=deadline_at, now=NOW, settings=SETTINGS)
+    verdict = evaluate_attempt(
+        received, attempts=attempts, failures=failures, deadline_at=deadline_at, now=NOW, settings=SETTINGS
+    )
     return verdict.state.value, (verdict.due_at - NOW).total_seconds() if verdict.due_at else 0.0
 
 
@@ -95,7 +96,9 @@ def test_what_went_wrong_is_said_in_the_words_of_who_answered() -> None:
         AttemptResponse(400),
     ]
     messages = [
-        judge(each, attempts=1, failures=0, deadline_at=NOW + timedelta(1), now=NOW, settings=SETTINGS).reason
+        evaluate_attempt(
+            each, attempts=1, failures=0, deadline_at=NOW + timedelta(1), now=NOW, settings=SETTINGS
+        ).reason
         for each in answers
     ]
     assert messages == ["answered 400: no such thing", "answered 400: plain words", "answered 400"]
@@ -130,7 +133,7 @@ def test_a_window_opens_with_answers_and_closes_when_there_is_too_much() -> None
 
 
 def test_every_state_is_open_or_an_outcome_and_has_a_tone() -> None:
-    assert OPEN | ENDED == set(AsyncState) == set(ASYNC_TONE)
+    assert set(AsyncState) == OPEN | ENDED
     assert not OPEN & ENDED
 
 

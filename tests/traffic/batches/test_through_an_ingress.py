@@ -60,7 +60,6 @@ class Rig:
 
     @asynccontextmanager
     async def worked(self, settings: BatchSettings = SOON) -> AsyncIterator[None]:
-        """While a batch process runs."""
         stopping = asyncio.Event()
         running = asyncio.create_task(work_on_batches(stopping, settings))
         try:

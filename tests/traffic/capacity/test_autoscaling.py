@@ -52,7 +52,6 @@ class Scaled(Steered):
         return changed
 
     def _report_classes(self) -> None:
-        """Each leader reports the classes of its work."""
         load = {"classes": {name: {"in_flight": count} for name, count in self.classes.items()}}
         for cell in Cell.objects.filter(state=CellState.READY.value).prefetch_related("members"):
             for member in cell.members.all():
@@ -222,7 +221,7 @@ def test_a_broken_policy_stops_no_other(caplog: pytest.LogCaptureFixture) -> Non
     deployment_scale(name="other", cells={EAST: CellRange(1, 2)}, actor="ada", now=fleet.now)
     Deployment.objects.filter(name="other").update(scaling={"mode": 3})
     assert autoscaling_run(now=fleet.now) == ["sim-70b"]
-    assert "other is not scaled: mode is 3" in caplog.text
+    assert "cannot scale other: mode is 3" in caplog.text
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from traffic.demand.planner import (
     PoolLook,
     QueuedWork,
     SlotMeans,
-    guest_share,
+    batch_work_share,
     origin_loads,
     requests_at_once,
     series_loads,
@@ -126,7 +126,7 @@ def test_slots_are_numbered_since_1970() -> None:
     ],
 )
 def test_a_cell_moves_the_share_of_guests_by_its_own_part(cells: list[dict[str, float]], share: float) -> None:
-    assert guest_share(cells) == pytest.approx(share)
+    assert batch_work_share(cells) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_region_that_only_just_came_back_is_better_than_none() -> None:
 
 
 def test_if_nobody_answers_nothing_is_changed() -> None:
-    assert "rather nothing is seen" in held(view(dead("a"), dead("b")))
+    assert "a fault of observation" in held(view(dead("a"), dead("b")))
 
 
 def test_entries_that_die_together_are_not_believed_for_a_minute() -> None:
@@ -133,7 +133,7 @@ def test_a_pending_change_holds_the_next_and_an_urgent_one_for_two_minutes_only(
     planned = alive("a", 3), alive("b")
     evacuated = replace(alive("a"), evacuated=True), alive("b")
     for regions, seconds in ((planned, 600), (evacuated, 119)):
-        assert "not yet known to all servers" in held(view(*regions, pending_since=ago(seconds)))
+        assert "not on all servers yet" in held(view(*regions, pending_since=ago(seconds)))
     assert published(view(*evacuated, pending_since=ago(120))) == {"a": 0, "b": 255}
 
 
@@ -145,7 +145,7 @@ def test_a_strangers_revision_holds_all_else() -> None:
 def test_a_region_that_is_no_more_loses_its_record() -> None:
     decision = decide(view(alive("a"), weights={"a": 255, "b": 0}))
     assert isinstance(decision, PublishEntry)
-    assert (decision.weights, decision.reason) == ({"a": 255}, "b has no entry any more")
+    assert (decision.weights, decision.reason) == ({"a": 255}, "b no longer has an entry")
 
 
 def test_without_any_entry_there_is_nothing_to_do() -> None:

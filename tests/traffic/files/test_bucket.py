@@ -126,7 +126,7 @@ def test_what_is_replaced_while_it_is_read_is_not_mixed(world: World, store: Fil
     ("code", "said"),
     [
         ("AccessDenied", "access is denied"),
-        ("SlowDown", "asks to be called less often"),
+        ("SlowDown", "throttles requests"),
         ("InternalError", "InternalError"),
     ],
 )

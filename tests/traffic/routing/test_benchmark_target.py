@@ -33,7 +33,6 @@ def serve(version: str = "sim-70b@1", **fields: Any) -> tuple[ServingState, str]
 
 
 def become(prefill: int, decode: int, mixed: int = 0) -> None:
-    """Stands in for the reconciler."""
     roles = [CellRole.PREFILL] * prefill + [CellRole.DECODE] * decode + [CellRole.MIXED] * mixed
     cells = list(Cell.objects.order_by("id"))
     for cell, role in zip(cells, roles, strict=False):

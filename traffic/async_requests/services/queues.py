@@ -100,7 +100,7 @@ def request_queue_declare(*, url: str, key: str, actor: str, now: datetime) -> R
     if not created:
         raise Conflict(f"{row} is declared already, with the key sw_{row.key.prefix}; withdraw it first")
     message = f"bound {row} to {bound.tenant or 'no tenant'} (sw_{bound.prefix}), by {actor}"
-    _event("declared", message, Tone.WARN, row, actor, now)
+    _queue_event("declared", message, Tone.WARN, row, actor, now)
     return row
 
 
@@ -109,7 +109,7 @@ def request_queue_withdraw(*, queue_id: int, actor: str, now: datetime) -> None:
     """Stops reading a queue. Its messages stay there; accepted requests are completed."""
     row = RequestQueue.objects.select_for_update().get(pk=queue_id)
     incidents_close(kind=UNREAD, subject=row.name, resolution=f"{actor} withdrew the queue", now=now)
-    _event("withdrawn", f"withdrew {row}, by {actor}", Tone.IDLE, row, actor, now)
+    _queue_event("withdrawn", f"withdrew {row}, by {actor}", Tone.IDLE, row, actor, now)
     row.delete()
 
 
@@ -145,7 +145,7 @@ def request_message_take(
     Call it outside of transactions, because the deletion follows."""
     try:
         application = application_with(queue.key, now)
-        _accept(queue, application, message, body, now, settings)
+        _accept_message(queue, application, message, body, now, settings)
     except UnknownApplication:
         return False
     except NoRequest as refusal:
@@ -155,7 +155,7 @@ def request_message_take(
     return True
 
 
-def _accept(queue: RequestQueue, application: Application, message: Message, body: bytes, now: datetime,
+def _accept_message(queue: RequestQueue, application: Application, message: Message, body: bytes, now: datetime,
             settings: AsyncSettings) -> None:  # fmt: skip
     asked = asked_by(message.id, message.attributes)
     submission = AsyncSubmission(
@@ -211,11 +211,10 @@ def refused_messages_trim(*, now: datetime) -> int:
 
 
 def _region_of(queue: RequestQueue) -> str:
-    """Returns the fleet's region at the queue's location, or ""."""
     return CloudRegion.objects.filter(aws_region=queue.aws_region).values_list("region_id", flat=True).first() or ""
 
 
-def _event(what: str, message: str, tone: Tone, row: RequestQueue, actor: str, now: datetime) -> None:
+def _queue_event(what: str, message: str, tone: Tone, row: RequestQueue, actor: str, now: datetime) -> None:
     detail = {"url": row.url, "key": row.key.prefix, "tenant": row.key.tenant}
     event_record(kind=f"request_queue.{what}", message=message, tone=tone, now=now, actor=actor[:64], detail=detail)
     live.push("keys")
@@ -244,32 +243,31 @@ class QueueEdge:
         """Reads until `stopping` is set, and processes what was received."""
         while not stopping.is_set():
             try:
-                for queue_id in await in_thread(_declared):
-                    self._begin(queue_id, stopping)
+                for queue_id in await in_thread(_queue_ids):
+                    self._start_reader(queue_id, stopping)
             except DatabaseError as error:
                 log.warning("cannot read the request queues: %s", error)
-            await _pause(LOOK_EVERY_S, stopping)
+            await _pause_until(LOOK_EVERY_S, stopping)
         await asyncio.gather(*self._readers.values(), return_exceptions=True)
         self._threads.shutdown(wait=False)
 
-    def _begin(self, queue_id: int, stopping: asyncio.Event) -> None:
+    def _start_reader(self, queue_id: int, stopping: asyncio.Event) -> None:
         if queue_id not in self._readers:
-            reader = asyncio.get_running_loop().create_task(self._read(queue_id, stopping))
+            reader = asyncio.get_running_loop().create_task(self._read_queue(queue_id, stopping))
             self._readers[queue_id] = reader
-            reader.add_done_callback(partial(self._ended, queue_id))
+            reader.add_done_callback(partial(self._reader_ended, queue_id))
 
-    def _ended(self, queue_id: int, reader: "asyncio.Task[None]") -> None:
+    def _reader_ended(self, queue_id: int, reader: "asyncio.Task[None]") -> None:
         del self._readers[queue_id]
         if not reader.cancelled() and (error := reader.exception()) is not None:
             log.error("the reader of queue %s stopped; restarting it", queue_id, exc_info=error)
 
-    async def _read(self, queue_id: int, stopping: asyncio.Event) -> None:
-        """Reads one queue until its row is deleted."""
+    async def _read_queue(self, queue_id: int, stopping: asyncio.Event) -> None:
         failures, facts_at = 0, float("-inf")
         while not stopping.is_set():
             wait_s = 0.0
             try:
-                queue = await in_thread(partial(_queue, queue_id))
+                queue = await in_thread(partial(_queue_row, queue_id))
                 if queue is None:
                     return
                 if monotonic() - facts_at >= FACTS_EVERY_S:
@@ -283,7 +281,7 @@ class QueueEdge:
                 wait_s = pause_s(failures)
                 log.warning("cannot read queue %s, retrying in %g s: %s", queue_id, wait_s, error)
                 await self._note_failure(queue_id, error)
-            await _pause(wait_s, stopping)
+            await _pause_until(wait_s, stopping)
 
     async def look(self, queue: RequestQueue) -> None:
         """Records the queue's length.
@@ -292,7 +290,7 @@ class QueueEdge:
             CallFailed: AWS does not return it, or the queue has no dead-letter queue, so an invalid message would never
                 leave it.
         """
-        facts = await self._call(partial(queue_facts, queue.aws_region, queue.url))
+        facts = await self._in_thread(partial(queue_facts, queue.aws_region, queue.url))
         if not facts.has_dead_letters:
             advice = "deploy it from deploy/aws/requests.yaml"
             raise Refused("NoRedrivePolicy", f"an invalid message would never leave it: {advice}")
@@ -310,14 +308,14 @@ class QueueEdge:
         )  # fmt: skip
         if may.count:
             receive = partial(messages_receive, queue.aws_region, queue.url)
-            received = await self._call(
+            received = await self._in_thread(
                 partial(receive, most=may.count, wait_s=WAIT_S, visibility_s=VISIBILITY_S)
             )  # fmt: skip
-            await self._take(queue, received)
+            await self._process_messages(queue, received)
         await in_thread(partial(request_queue_note, queue, may.state, may.reason, now=self._now()))
         return may
 
-    async def _take(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
+    async def _process_messages(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
         """Deletes processed messages even if a later one fails."""
         ends_at, done = monotonic() + HANDLE_S, list[Message]()
         try:
@@ -328,11 +326,11 @@ class QueueEdge:
                 if await self._is_done_with(queue, message):
                     done.append(message)
         finally:
-            await self._call(partial(messages_delete, queue.aws_region, queue.url, done))
+            await self._in_thread(partial(messages_delete, queue.aws_region, queue.url, done))
 
     async def _is_done_with(self, queue: RequestQueue, message: Message) -> bool:
         try:
-            body = await self._call(partial(self._body, queue.address(), message))
+            body = await self._in_thread(partial(self._message_body, queue.address(), message))
         except NoRequest as refusal:
             refuse = partial(request_message_refuse, queue, message, str(refusal))
             return await in_thread(partial(refuse, now=self._now()))
@@ -342,7 +340,7 @@ class QueueEdge:
         take = partial(request_message_take, queue, message, body, settings=self._settings)
         return await in_thread(partial(take, now=self._now()))
 
-    def _body(self, queue: QueueAddress, message: Message) -> bytes:
+    def _message_body(self, queue: QueueAddress, message: Message) -> bytes:
         key = pointed_at(message.body, queue)
         if key is None:
             return message.body.encode("utf-8", "replace")
@@ -364,15 +362,15 @@ class QueueEdge:
         except DatabaseError as also:
             log.warning("cannot record that queue %s is unread: %s", queue_id, also)
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _declared() -> list[int]:
+def _queue_ids() -> list[int]:
     return list(RequestQueue.objects.order_by("pk").values_list("pk", flat=True)[:MOST_QUEUES])
 
 
-def _queue(queue_id: int) -> RequestQueue | None:
+def _queue_row(queue_id: int) -> RequestQueue | None:
     return RequestQueue.objects.select_related("key").filter(pk=queue_id).first()
 
 
@@ -381,12 +379,12 @@ def _note_waiting(queue_id: int, waiting: int) -> None:
 
 
 def _note_unread(queue_id: int, reason: str, now: datetime) -> None:
-    queue = _queue(queue_id)
+    queue = _queue_row(queue_id)
     if queue is not None:
         request_queue_note(queue, QueueState.UNREAD, reason, now=now)
 
 
-async def _pause(seconds: float, stopping: asyncio.Event) -> None:
+async def _pause_until(seconds: float, stopping: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(seconds):
             await stopping.wait()

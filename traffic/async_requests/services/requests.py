@@ -21,7 +21,14 @@ from fleet.webhooks.planner import RefusedUrl, WebhookSettings, check_url, parse
 from fleet.webhooks.services import delivery_create_to
 from kernel.decoding import decode_json
 from traffic.async_requests.models import OPEN_STATES, AsyncRequest, new_callback_secret
-from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, Verdict, judge, limit_of
+from traffic.async_requests.planner import (
+    AsyncSettings,
+    AsyncState,
+    AttemptResponse,
+    Verdict,
+    evaluate_attempt,
+    limit_of,
+)
 from traffic.async_requests.selectors import (
     accepted_since,
     async_request_of,
@@ -44,7 +51,7 @@ def response_end(request: AsyncRequest, now: datetime) -> None:
     request.answer = None
     if stored is None:
         return
-    state = _state(AsyncState(request.state), answer)
+    state = _response_state(AsyncState(request.state), answer)
     shown = ended_response(json.loads(bytes(stored.response)), state, request.reason, answer)
     stored.response = json.dumps(shown, separators=(",", ":")).encode()
     stored.bytes = len(stored.input) + len(stored.response)
@@ -52,7 +59,7 @@ def response_end(request: AsyncRequest, now: datetime) -> None:
     stored.save(update_fields=["response", "bytes", "state", "ended_at"])
 
 
-def _state(ended: AsyncState, answer: object) -> ResponseState:
+def _response_state(ended: AsyncState, answer: object) -> ResponseState:
     match ended:
         case AsyncState.DONE:
             return state_of(answer)
@@ -101,10 +108,13 @@ def async_request_accept(
     chosen = settings or AsyncSettings()
     payload = _checked_body(submission.body, chosen)
     model = payload["model"]
-    columns = {**_checked_headers(application, submission, now, chosen), **_place(application, submission, model)}
+    columns = {
+        **_checked_headers(application, submission, now, chosen),
+        **_placement_columns(application, submission, model),
+    }
     _check_members(submission, payload)
     digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
-    if submission.idempotency_key and (earlier := _earlier(application, submission.idempotency_key, digest)):
+    if submission.idempotency_key and (earlier := _repeated_request(application, submission.idempotency_key, digest)):
         return earlier, False
     _check_quotas(application, now, chosen)
     columns |= {
@@ -242,7 +252,7 @@ def _checked_callback(tenant: str, url: str) -> dict[str, str]:
     return {"callback_url": url, "callback_secret": new_callback_secret()}
 
 
-def _place(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
+def _placement_columns(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
     region = place_check(application, submission.region, model)
     classes = list(ServingClass)
     urgency = max(classes.index(ServingClass.NEAR_REALTIME), classes.index(application.serving_class))
@@ -282,7 +292,7 @@ def _check_quotas(application: Application, now: datetime, settings: AsyncSettin
         )
 
 
-def _earlier(application: Application, idempotency_key: str, digest: str) -> AsyncRequest | None:
+def _repeated_request(application: Application, idempotency_key: str, digest: str) -> AsyncRequest | None:
     rows = AsyncRequest.objects.filter(tenant=application.tenant, idempotency_key=idempotency_key)
     earlier = rows.first()
     if earlier is not None and earlier.digest != digest:
@@ -365,10 +375,10 @@ def async_requests_claim(
     }
     with connection.cursor() as cursor:
         cursor.execute(_CLAIM, arguments)
-        return [_leased(*columns) for columns in cursor.fetchall()]
+        return [_leased_request(*columns) for columns in cursor.fetchall()]
 
 
-def _leased(*columns: Any) -> LeasedRequest:
+def _leased_request(*columns: Any) -> LeasedRequest:
     id, tenant, key, region, path, model, serving_class, body, *rest = columns
     return LeasedRequest(id, tenant, key, region, path, model, serving_class, bytes(body), *rest)
 
@@ -378,19 +388,19 @@ def async_leases_renew(
 ) -> set[LeasedRequest]:
     """Renews these leases. Returns those that still hold; the other requests ended, or another sender has them."""
     until = now + timedelta(seconds=settings.lease_s)
-    return {each for each in leased if _ours(each).update(leased_until=until)}
+    return {each for each in leased if _leased_rows(each).update(leased_until=until)}
 
 
 def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
     """Releases unfinished work for other senders."""
-    return _ours(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
+    return _leased_rows(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
 
 
 def async_attempt_settle(
     *, leased: LeasedRequest, received: AttemptResponse, now: datetime, settings: AsyncSettings
 ) -> Verdict | None:
     """Records an attempt. Returns its meaning, or None if the lease was lost."""
-    verdict = judge(
+    verdict = evaluate_attempt(
         received,
         attempts=leased.attempts,
         failures=leased.failures,
@@ -405,10 +415,10 @@ def async_attempt_settle(
     }
     if verdict.state is AsyncState.QUEUED:
         noted |= {"state": verdict.state.value, "leased_until": None, "due_at": verdict.due_at}
-        return verdict if _ours(leased).update(**noted) else None
+        return verdict if _leased_rows(leased).update(**noted) else None
     if verdict.state in {AsyncState.DONE, AsyncState.FAILED}:
         noted["answer"] = received.body
-    ended = async_request_end(_ours(leased), state=verdict.state, now=now, **noted)
+    ended = async_request_end(_leased_rows(leased), state=verdict.state, now=now, **noted)
     return verdict if ended is not None else None
 
 
@@ -427,5 +437,5 @@ def async_requests_expire(*, now: datetime) -> int:
     return sum(request is not None for request in ended)
 
 
-def _ours(leased: LeasedRequest) -> "QuerySet[AsyncRequest]":
+def _leased_rows(leased: LeasedRequest) -> "QuerySet[AsyncRequest]":
     return AsyncRequest.objects.filter(id=leased.id, state=AsyncState.SENDING.value, attempts=leased.attempts)

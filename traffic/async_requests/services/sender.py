@@ -61,16 +61,16 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         window.sending += 1
         received = AttemptResponse(None, sent=False, reason="the sender was stopped")
         try:
-            received = await self._attempt(leased)
+            received = await self._send_attempt(leased)
         finally:
             window.ended(received)
-            ASYNC_ATTEMPTS.labels(_outcome(received)).inc()
+            ASYNC_ATTEMPTS.labels(_outcome_label(received)).inc()
         settle = partial(async_attempt_settle, leased=leased, received=received, settings=self._settings)
         verdict = await in_thread(partial(settle, now=self._now()))
         if verdict is not None and verdict.state is not AsyncState.DONE:
             log.info("async request %s is %s: %s", leased.id, verdict.state, verdict.reason)
 
-    async def _attempt(self, leased: LeasedRequest) -> AttemptResponse:
+    async def _send_attempt(self, leased: LeasedRequest) -> AttemptResponse:
         work = AcceptedWork(
             id=f"{leased.id}-{leased.attempts}",
             region=leased.region,
@@ -84,7 +84,7 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         return await accepted_work_send(work, self._addresses, leased.attempts)
 
 
-def _outcome(received: AttemptResponse) -> str:
+def _outcome_label(received: AttemptResponse) -> str:
     if received.status is None:
         return "unanswered"
     return "answered" if received.status < 500 and received.status != 429 else "refused"

@@ -151,23 +151,23 @@ def checked_batch(payload: object) -> BatchAsked:
     if payload.get("completion_window") != USUAL_WINDOW:
         message = f"`completion_window` must be {USUAL_WINDOW}; use `switchyard.completion_window` for others"
         raise ApplicationRefused(400, "invalid_value", message, "completion_window")
-    ours = _ours(payload.get("switchyard"))
+    ours = _extension_fields(payload.get("switchyard"))
     window = ours.get("completion_window", USUAL_WINDOW)
-    input_uri = _uri(ours, "input_uri", is_object=True)
+    input_uri = _object_uri(ours, "input_uri", is_object=True)
     return BatchAsked(
         input_file_id=_input_file(payload.get("input_file_id"), input_uri),
         input_uri=input_uri,
-        output_uri=_uri(ours, "output_uri"),
+        output_uri=_object_uri(ours, "output_uri"),
         endpoint=str(endpoint),
         window=str(window),
         window_s=_window_s(window),
-        priority=_priority(ours.get("priority", USUAL_PRIORITY)),
-        metadata=_metadata(payload.get("metadata")),
+        priority=_parsed_priority(ours.get("priority", USUAL_PRIORITY)),
+        metadata=_parsed_metadata(payload.get("metadata")),
         output_kept_s=_output_kept_s(payload.get("output_expires_after")),
     )
 
 
-def _ours(stated: object) -> dict[str, Any]:
+def _extension_fields(stated: object) -> dict[str, Any]:
     if stated is None:
         return {}
     if not isinstance(stated, dict):
@@ -192,7 +192,7 @@ def _input_file(stated: object, uri: ObjectUri | None) -> str:
     return stated
 
 
-def _uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) -> ObjectUri | None:
+def _object_uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) -> ObjectUri | None:
     stated = ours.get(name)
     if stated is None:
         return None
@@ -213,14 +213,14 @@ def _window_s(stated: object) -> int:
     return seconds
 
 
-def _priority(stated: object) -> int:
+def _parsed_priority(stated: object) -> int:
     if not isinstance(stated, int) or isinstance(stated, bool) or not 0 <= stated <= HIGHEST_PRIORITY:
         message = f"`switchyard.priority` must be a whole number from 0 to {HIGHEST_PRIORITY}, the most urgent"
         raise ApplicationRefused(400, "invalid_value", message, "switchyard.priority")
     return stated
 
 
-def _metadata(stated: object) -> dict[str, str]:
+def _parsed_metadata(stated: object) -> dict[str, str]:
     pairs = {} if stated is None else stated
     is_right = isinstance(pairs, dict) and len(pairs) <= MAX_METADATA
     if not is_right or not all(_is_pair(key, value) for key, value in pairs.items()):  # type: ignore[attr-defined]

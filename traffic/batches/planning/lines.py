@@ -69,15 +69,15 @@ def line_of(text: bytes, endpoint: str) -> BatchLine:
     if line.get("method") != "POST":
         raise BadLine("invalid_method", "`method` must be POST.", "method")
     if line.get("url") != endpoint:
-        said = str(line.get("url"))[:80]
-        raise BadLine("url_mismatch", f"`url` is {said!r} and must be the batch's endpoint, {endpoint!r}.", "url")
+        url = str(line.get("url"))[:80]
+        raise BadLine("url_mismatch", f"`url` is {url!r} and must be the batch's endpoint, {endpoint!r}.", "url")
     body = line.get("body")
     if not isinstance(body, dict):
         raise BadLine("missing_required_parameter", "`body` must be a JSON object.", "body")
     if not isinstance(body.get("model"), str) or not body["model"] or len(body["model"]) > 200:
         raise BadLine("missing_required_parameter", "`body.model` must name a model.", "body.model")
     _check_body(body)
-    return BatchLine(custom_id, body, _texts(body), _output(body))
+    return BatchLine(custom_id, body, _input_count(body), _max_output_tokens(body))
 
 
 def _check_body(body: dict[str, Any]) -> None:
@@ -88,12 +88,12 @@ def _check_body(body: dict[str, Any]) -> None:
             raise BadLine("invalid_value", f"`body.{name}` is not possible in a batch; omit it.", f"body.{name}")
 
 
-def _texts(body: dict[str, Any]) -> int:
+def _input_count(body: dict[str, Any]) -> int:
     texts = body.get("input")
     return len(texts) if isinstance(texts, list) and texts and not isinstance(texts[0], int) else 1
 
 
-def _output(body: dict[str, Any]) -> int:
+def _max_output_tokens(body: dict[str, Any]) -> int:
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
     stated = next((body[name] for name in names if isinstance(body.get(name), int)), 0)
     return max(0, min(int(stated), MAX_OUTPUT))
@@ -102,7 +102,7 @@ def _output(body: dict[str, Any]) -> int:
 def prefix_path(body: dict[str, Any]) -> bytes:
     """Returns the prompt's path in the trie: paths share a level if the prompts are equal up to it."""
     prompt = body.get("messages", body.get("prompt", body.get("input", "")))
-    text = prompt if isinstance(prompt, str) else _rendered(prompt, PREFIX_LETTERS[-1])
+    text = prompt if isinstance(prompt, str) else _rendered_prompt(prompt, PREFIX_LETTERS[-1])
     path = b""
     for letters in PREFIX_LETTERS:
         # In the prompt of a response, the instructions come first.
@@ -111,8 +111,7 @@ def prefix_path(body: dict[str, Any]) -> bytes:
     return path
 
 
-def _rendered(prompt: object, letters: int) -> str:
-    """Roles and texts of messages in the order of the engine's prompt."""
+def _rendered_prompt(prompt: object, letters: int) -> str:
     found, length = [], 0
     for text in _texts_in(prompt, 0):
         found.append(text[:letters])
@@ -143,7 +142,7 @@ class LineIndex:
         self._ids: set[int] = set()
         self._starts, self._lengths, self._outputs = array("Q"), array("L"), array("L")
         self._paths = bytearray()
-        self._texts = 0
+        self._input_count = 0
         self.model = ""
         self.errors: list[LineError] = []
         self.errors_in_all = 0
@@ -160,17 +159,17 @@ class LineIndex:
         if len(self) >= self._settings.max_lines:
             if len(self) == self._settings.max_lines:
                 most = self._settings.max_lines
-                self._note(LineError("too_many_tasks", f"A batch may have at most {most} lines."))
+                self._add_error(LineError("too_many_tasks", f"A batch may have at most {most} lines."))
             self._starts.append(start)  # exactly once past the limit, so the error is reported once
             return
         try:
-            line = self._checked(text)
+            line = self._checked_line(text)
         except BadLine as bad:
-            self._note(LineError(bad.code, str(bad), self._number, bad.param))
+            self._add_error(LineError(bad.code, str(bad), self._number, bad.param))
             return
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
             # An unforeseen kind of line must not keep its batch open, so any error rejects it.
-            self._note(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
+            self._add_error(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
             return
         self._starts.append(start)
         self._lengths.append(len(text))
@@ -179,9 +178,11 @@ class LineIndex:
 
     def finish(self) -> None:
         if not self._starts and not self.errors:
-            self._note(LineError("empty_file", "The input file has no lines."))
-        if self._texts > MAX_INPUTS and self._endpoint == "/v1/embeddings":
-            self._note(LineError("too_many_tasks", f"A batch for embeddings may have at most {MAX_INPUTS} inputs."))
+            self._add_error(LineError("empty_file", "The input file has no lines."))
+        if self._input_count > MAX_INPUTS and self._endpoint == "/v1/embeddings":
+            self._add_error(
+                LineError("too_many_tasks", f"A batch for embeddings may have at most {MAX_INPUTS} inputs.")
+            )
         self._ids = set()
 
     def order(self) -> list[int]:
@@ -189,23 +190,23 @@ class LineIndex:
         computes it once. Prefixes with the longest outputs come first, because the last lines determine the end."""
         longest: dict[bytes, int] = {}
         for place, output in enumerate(self._outputs):
-            first = self._path(place)[:DIGEST_BYTES]
+            first = self._trie_path(place)[:DIGEST_BYTES]
             longest[first] = max(longest.get(first, 0), output)
 
         def rank(place: int) -> bytes:  # one object per line instead of three for a tuple
-            path = self._path(place)
+            path = self._trie_path(place)
             return (MAX_OUTPUT - longest[path[:DIGEST_BYTES]]).to_bytes(4) + path
 
         return sorted(range(len(self._outputs)), key=rank)
 
-    def _path(self, place: int) -> bytes:
+    def _trie_path(self, place: int) -> bytes:
         return bytes(self._paths[place * PATH_BYTES : (place + 1) * PATH_BYTES])
 
     def place(self, line: int) -> tuple[int, int]:
         """Returns first byte and length of a line in the file."""
         return self._starts[line], self._lengths[line]
 
-    def _checked(self, text: bytes) -> BatchLine:
+    def _checked_line(self, text: bytes) -> BatchLine:
         if len(text) > self._settings.max_line_bytes:
             raise BadLine("invalid_json_line", f"A line may have at most {self._settings.max_line_bytes} bytes.")
         line = line_of(text, self._endpoint)
@@ -221,10 +222,10 @@ class LineIndex:
                 f"`body.model` is {line.model[:80]!r}, in an earlier line {self.model[:80]!r}; a batch has one model."
             )
             raise BadLine("model_mismatch", message, "body.model")
-        self._texts += line.texts
+        self._input_count += line.texts
         return line
 
-    def _note(self, error: LineError) -> None:
+    def _add_error(self, error: LineError) -> None:
         self.errors_in_all += 1
         if len(self.errors) < self._settings.max_line_errors:
             self.errors.append(error)
@@ -262,7 +263,7 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
     """Returns the outcome of an answer or of the last error."""
     if received.status is None:
         error = {"code": TIMEOUT, "message": received.reason[:500]}
-        return _outcome(position, request_id, custom_id, None, error, Tally(failed=1))
+        return _new_outcome(position, request_id, custom_id, None, error, Tally(failed=1))
     try:
         body = json.loads(received.body)
     except ValueError:
@@ -270,16 +271,16 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
         body = error_object(ErrorForm.OPENAI, received.status, message)
     response = {"status_code": received.status, "request_id": request_id, "body": body}
     if not is_complete_answer(received):
-        return _outcome(position, request_id, custom_id, response, None, Tally(failed=1))
+        return _new_outcome(position, request_id, custom_id, response, None, Tally(failed=1))
     usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-    return _outcome(position, request_id, custom_id, response, None, _tally(usage), is_output=True)
+    return _new_outcome(position, request_id, custom_id, response, None, _usage_tally(usage), is_output=True)
 
 
 def unsent_outcome(position: int, request_id: str, custom_id: str, code: str) -> Outcome:
-    return _outcome(position, request_id, custom_id, None, {"code": code, "message": _SAID[code]}, Tally(failed=1))
+    return _new_outcome(position, request_id, custom_id, None, {"code": code, "message": _SAID[code]}, Tally(failed=1))
 
 
-def _outcome(
+def _new_outcome(
     position: int,
     request_id: str,
     custom_id: str,
@@ -293,20 +294,20 @@ def _outcome(
     return Outcome(position, is_output, tally, json.dumps(line, separators=(",", ":")).encode())
 
 
-def _tally(usage: Mapping[str, Any]) -> Tally:
+def _usage_tally(usage: Mapping[str, Any]) -> Tally:
     """Responses name tokens differently from chat, completions and embeddings."""
     read = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     written = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     return Tally(
         completed=1,
-        input_tokens=_count(usage, "prompt_tokens", "input_tokens"),
-        cached_tokens=_count(read, "cached_tokens"),
-        output_tokens=_count(usage, "completion_tokens", "output_tokens"),
-        reasoning_tokens=_count(written, "reasoning_tokens"),
+        input_tokens=_token_count(usage, "prompt_tokens", "input_tokens"),
+        cached_tokens=_token_count(read, "cached_tokens"),
+        output_tokens=_token_count(usage, "completion_tokens", "output_tokens"),
+        reasoning_tokens=_token_count(written, "reasoning_tokens"),
     )
 
 
-def _count(numbers: object, *names: str) -> int:
+def _token_count(numbers: object, *names: str) -> int:
     found = [numbers.get(name) for name in names] if isinstance(numbers, dict) else []
     return next((number for number in found if isinstance(number, int) and 0 <= number < 2**40), 0)
 
@@ -341,6 +342,6 @@ def error_key(text: bytes) -> tuple[str, str]:
         return str(line["error"]["code"]), str(line["error"]["message"])[:300]
     body = line["response"]["body"]
     error = body.get("error") if isinstance(body, dict) else None
-    said = error if isinstance(error, dict) else {}
-    code = str(said.get("code") or f"http_{line['response']['status_code']}")
-    return code[:80], str(said.get("message") or f"answered {line['response']['status_code']}")[:300]
+    details = error if isinstance(error, dict) else {}
+    code = str(details.get("code") or f"http_{line['response']['status_code']}")
+    return code[:80], str(details.get("message") or f"answered {line['response']['status_code']}")[:300]

@@ -37,8 +37,6 @@ class AtRiskPolicy(StrEnum):
 
 
 class PaceStep(StrEnum):
-    """Steps in order."""
-
     RAISE = "raise"
     ASK = "ask"
     TELL = "tell"
@@ -97,10 +95,10 @@ class Pace:
 def plan_paces(batches: Iterable[PacedBatch], now: datetime) -> tuple[Pace, ...]:
     """Returns batches that need a step, least time first."""
     ordered = sorted(batches, key=lambda batch: (batch.expires_at, batch.id))
-    return tuple(pace for batch in ordered if (pace := _pace(batch, now)) is not None)
+    return tuple(pace for batch in ordered if (pace := _batch_pace(batch, now)) is not None)
 
 
-def _pace(batch: PacedBatch, now: datetime) -> Pace | None:
+def _batch_pace(batch: PacedBatch, now: datetime) -> Pace | None:
     """One step at a time. Once the reserve is used up, no step has time to help, so all remaining ones are taken."""
     steps, planned = batch.next_steps, batch.planned_rate(now)
     has_time = planned < float("inf")
@@ -165,7 +163,7 @@ def actual_rates(timeline: Timeline) -> tuple[float | None, ...]:
     rates: list[float | None] = []
     last: tuple[int, int] | None = None
     for place, done in enumerate(timeline.done):
-        rates.append(None if done is None or last is None else _rate(last, (place, done), timeline.step_s))
+        rates.append(None if done is None or last is None else _lines_per_s(last, (place, done), timeline.step_s))
         last = last if done is None else (place, done)
     return tuple(rates)
 
@@ -181,7 +179,7 @@ def needed_rates(timeline: Timeline, lines: int, window_s: float) -> tuple[float
     )
 
 
-def _rate(before: Sequence[int], now: Sequence[int], step_s: int) -> float:
+def _lines_per_s(before: Sequence[int], now: Sequence[int], step_s: int) -> float:
     return max(0, now[1] - before[1]) / ((now[0] - before[0]) * step_s)
 
 
@@ -231,19 +229,19 @@ class BatchWindow:
         self.sending -= 1
         self._deaf = max(0, self._deaf - 1)
         if received.status in BUSY:
-            self._shrink()
+            self._shrink_window()
         elif received.status is not None and received.status < MOVED:
             grown = 1.0 if not self.has_met_resistance else 1.0 / self.size
             self.size = max(1.0, min(float(self.most), self.size + grown))
-            self._count(now_s)
+            self._count_answer(now_s)
 
-    def _shrink(self) -> None:
+    def _shrink_window(self) -> None:
         self.has_met_resistance = True
         if self._deaf == 0:
             self.size = max(1.0, self.size * SHRINK)
             self._deaf = self.sending + 1
 
-    def _count(self, now_s: float) -> None:
+    def _count_answer(self, now_s: float) -> None:
         """An average over about the last fifty lines."""
         if self._ended_at_s is not None:
             since_s = max(now_s - self._ended_at_s, 1e-3)

@@ -183,13 +183,12 @@ def batch_move(rows: "QuerySet[Batch]", *, start: BatchState, to: BatchState, no
         ids = list(rows.filter(state=start.value).select_for_update().values_list("id", flat=True))
         moved = Batch.objects.filter(id__in=ids).update(**columns)
         for batch in Batch.objects.filter(id__in=ids):
-            webhooks_notify(event=f"batch.{to}", body=_told(batch), now=now)
+            webhooks_notify(event=f"batch.{to}", body=_webhook_data(batch), now=now)
             tenant_webhooks_notify(tenant=batch.tenant, event=BatchEvent(f"batch.{to}"), batch_id=batch.id, now=now)
     return moved
 
 
-def _told(batch: Batch) -> dict[str, Any]:
-    """Data for webhooks, without the batch's content."""
+def _webhook_data(batch: Batch) -> dict[str, Any]:
     return {
         "id": batch.id,
         "tenant": batch.tenant,
@@ -241,11 +240,11 @@ DONE = {
 def batches_pace(*, now: datetime, rates: Mapping[str, float]) -> int:
     """Takes the next step for each batch that will miss its deadline. `rates` has recent lines per second by `region
     model`. Returns the number of batches."""
-    return sum(_apply(pace, now) for pace in plan_paces(batches_paced(now, rates), now))
+    return sum(_apply_pace(pace, now) for pace in plan_paces(batches_paced(now, rates), now))
 
 
 @transaction.atomic
-def _apply(pace: Pace, now: datetime) -> bool:
+def _apply_pace(pace: Pace, now: datetime) -> bool:
     """Skips steps that another process has taken meanwhile."""
     batch = Batch.objects.filter(id=pace.batch, state=BatchState.IN_PROGRESS.value).select_for_update().first()
     steps = [step for step in pace.steps if batch is not None and getattr(batch, STEP_FIELDS[step]) is None]

@@ -73,8 +73,8 @@ def input_fetch(batch: Batch, most: int) -> PinnedInput:
         UnusableObject: it is missing, too long, not granted, or was replaced meanwhile.
         StoreAway: S3 does not respond, or the disk is full.
     """
-    place, grant = _granted(batch, batch.input_uri, GrantUse.READ)
-    with _explained(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
+    place, grant = _granted_place(batch, batch.input_uri, GrantUse.READ)
+    with _explain_errors(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
         if reader.size > most:
             raise UnusableObject("file_too_large", f"{place} has {reader.size} bytes; an input may have {most}")
         copy = spooled(cast("BinaryIO", io.BufferedReader(reader, READ_BYTES)))
@@ -89,9 +89,9 @@ def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> No
         UnusableObject: it cannot be written, or another object has that name.
         StoreAway: S3 does not respond.
     """
-    place, grant = _granted(batch, batch.output_uri, GrantUse.WRITE)
+    place, grant = _granted_place(batch, batch.output_uri, GrantUse.WRITE)
     target = place.below(filename)
-    with store.open(name) as file, _explained(target):
+    with store.open(name) as file, _explain_errors(target):
         writer = ObjectWriter(grant.region, target.bucket, target.key, kind=JSONL)
         try:
             for piece in pieces(file):
@@ -101,7 +101,7 @@ def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> No
             writer.abort()
 
 
-def _granted(batch: Batch, uri: str, use: GrantUse) -> tuple[ObjectUri, TenantGrant]:
+def _granted_place(batch: Batch, uri: str, use: GrantUse) -> tuple[ObjectUri, TenantGrant]:
     place = parse_object_uri(uri)
     grant = place_grant_for(batch.tenant, place, use)
     if grant is None:
@@ -110,15 +110,15 @@ def _granted(batch: Batch, uri: str, use: GrantUse) -> tuple[ObjectUri, TenantGr
 
 
 @contextmanager
-def _explained(place: ObjectUri) -> Iterator[None]:
+def _explain_errors(place: ObjectUri) -> Iterator[None]:
     try:
         yield
     except Refused as refused:
         if refused.is_for_now:
             raise StoreAway(f"{place}: {said_of(refused)}") from refused
         code = "object_not_found" if refused.code in GONE else "object_not_accessible"
-        said = "there is no such object" if refused.code in GONE else said_of(refused)
-        raise UnusableObject(code, f"{place}: {said}") from refused
+        problem = "there is no such object" if refused.code in GONE else said_of(refused)
+        raise UnusableObject(code, f"{place}: {problem}") from refused
     except ObjectChanged as changed:
         raise UnusableObject(
             "object_changed", f"{changed}; do not change it until the batch is in progress"
@@ -151,19 +151,19 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
     ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
     if batch.validations > settings.max_validations:
         message = f"The input could not be validated in {settings.max_validations} attempts."
-        return _failed(ours, [LineError("validation_failed", message)], "", now)
+        return _fail_batch(ours, [LineError("validation_failed", message)], "", now)
     etag = ""
     try:
-        pinned = _input(store, batch)
+        pinned = _pinned_input(store, batch)
         with pinned.file as file:
-            errors, model, ranges = _validated(store, file, batch, now, settings)
+            errors, model, ranges = _start_batch(store, file, batch, now, settings)
         etag = pinned.etag
     except NoSuchFile:
         errors, model, ranges = [LineError("file_not_found", "The input file was deleted.")], "", []
     except UnusableObject as unusable:
         errors, model, ranges = [unusable.error("input_uri")], "", []
     if errors:
-        return _failed(ours, errors, model, now)
+        return _fail_batch(ours, errors, model, now)
     with transaction.atomic():
         lines = sum(part.lines for part in ranges)
         begins = {"start": BatchState.VALIDATING, "to": BatchState.IN_PROGRESS, "now": now}
@@ -176,7 +176,7 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
     return True
 
 
-def _failed(ours: "QuerySet[Batch]", errors: list[LineError], model: str, now: datetime) -> bool:
+def _fail_batch(ours: "QuerySet[Batch]", errors: list[LineError], model: str, now: datetime) -> bool:
     shown = [error.shown() for error in errors]
     moved = batch_move(
         ours, start=BatchState.VALIDATING, to=BatchState.FAILED, now=now, errors=shown, model=model[:200]
@@ -184,20 +184,20 @@ def _failed(ours: "QuerySet[Batch]", errors: list[LineError], model: str, now: d
     return moved > 0
 
 
-def _input(store: FileStore, batch: Batch) -> PinnedInput:
+def _pinned_input(store: FileStore, batch: Batch) -> PinnedInput:
     if batch.input_uri:
         return input_fetch(batch, file_settings().max_bytes)
     return PinnedInput(store.local(stored_name(batch.input_file_id)), "")
 
 
-def _validated(
+def _start_batch(
     store: FileStore, file: BinaryIO, batch: Batch, now: datetime, settings: BatchSettings
 ) -> tuple[list[LineError], str, list[LineRange]]:
     index = file_index(file, batch.endpoint, settings)
     if index.errors:
         return index.errors, index.model, []
     try:
-        place_check(_application(batch, now), batch.region_id, index.model)
+        place_check(_batch_application(batch, now), batch.region_id, index.model)
     except ApplicationRefused as refusal:
         return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
     return [], index.model, work_write(store, file, index, work_name(batch.id, batch.fence), settings)
@@ -245,7 +245,7 @@ def work_write(
     return ranges
 
 
-def _application(batch: Batch, now: datetime) -> Application:
+def _batch_application(batch: Batch, now: datetime) -> Application:
     """
     Raises:
         ApplicationRefused: the key that created the batch is no longer valid.
@@ -291,7 +291,7 @@ def batch_finish(*, batch: Batch, now: datetime) -> bool:
         files = results.commit()
         trouble = _copy_out(store, batch, files, now)
         with transaction.atomic():
-            is_ours = _note(batch, state, results, files, trouble, now)
+            is_ours = _record_outcome(batch, state, results, files, trouble, now)
             if not is_ours:
                 transaction.set_rollback(True)
     except BaseException:
@@ -333,7 +333,7 @@ def _copy_out(store: FileStore, batch: Batch, files: list[StoredFile], now: date
     return []
 
 
-def _note(
+def _record_outcome(
     batch: Batch,
     state: BatchState,
     results: "_Results",
@@ -369,8 +369,6 @@ def _note(
 
 @dataclass
 class _Results:
-    """The two files, each created with its first line."""
-
     store: FileStore
     batch: Batch
     tally: Tally = field(default_factory=Tally)
@@ -382,7 +380,7 @@ class _Results:
         seen: set[int] = set()
         for outcome in range_outcomes(self.store, self.batch.id, part.number, part.fence):
             seen.add(outcome.position)
-            self._add(outcome.text, outcome.tally, is_output=outcome.is_output)
+            self._add_line(outcome.text, outcome.tally, is_output=outcome.is_output)
         if len(seen) == part.lines:
             return
         lines = self.store.read(work_name(self.batch.id, self.batch.work_fence), part.start, part.end).split(b"\n")[:-1]
@@ -391,7 +389,7 @@ class _Results:
                 custom_id, _ = sent_body(line)
                 id = request_id(self.batch.id, part.number, position)
                 outcome = unsent_outcome(position, id, custom_id, unsent_code)
-                self._add(outcome.text, outcome.tally, is_output=False)
+                self._add_line(outcome.text, outcome.tally, is_output=False)
 
     def commit(self) -> list[StoredFile]:
         files = []
@@ -424,15 +422,15 @@ class _Results:
             LineError(code, f"{count} of {self.tally.failed} lines: {message}") for (code, message), count in frequent
         ]
 
-    def _add(self, text: bytes, tally: Tally, *, is_output: bool) -> None:
-        self._writer("output" if is_output else "error").write(text + b"\n")
+    def _add_line(self, text: bytes, tally: Tally, *, is_output: bool) -> None:
+        self._result_writer("output" if is_output else "error").write(text + b"\n")
         self.tally = self.tally.plus(tally)
         if not is_output:
             key = error_key(text)
             if key in self.errors or len(self.errors) < MOST_KINDS:
                 self.errors[key] += 1
 
-    def _writer(self, kind: str) -> FileWriter:
+    def _result_writer(self, kind: str) -> FileWriter:
         if kind not in self.writers:
             file_id = new_file_id()
             self.writers[kind] = (file_id, self.store.write(stored_name(file_id)))

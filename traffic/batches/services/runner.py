@@ -17,7 +17,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from kernel import clock
 from kernel.lease_loop import DATABASE_PAUSE_S, LeaseLoop, in_thread
 from kernel.metrics import BATCH_LINES
-from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, judge
+from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, evaluate_attempt
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.batches.models import Batch
 from traffic.batches.planning.batch import BatchSettings, BatchState, plan_order
@@ -136,9 +136,9 @@ class BatchSender(LeaseLoop[LeasedRange]):
         ours = list(self.running)
         held = Counter(leased.target for leased in ours)
         free = self._settings.ranges_at_once - len(ours)
-        claimed = self._claimed(now, held, free) if free > 0 else []
+        claimed = self._claim_ranges(now, held, free) if free > 0 else []
         is_steering = monotonic() - self._steered_at_s >= LOOK_EVERY_S
-        self._steer({leased.target for leased in ([*ours, *claimed] if is_steering else claimed)}, now)
+        self._limit_windows({leased.target for leased in ([*ours, *claimed] if is_steering else claimed)}, now)
         if is_steering:
             self._steered_at_s = monotonic()
         return claimed
@@ -155,7 +155,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
 
     async def work(self, leased: LeasedRange) -> None:
         try:
-            self._ranges[leased] = work = await asyncio.to_thread(self._loaded, leased)
+            self._ranges[leased] = work = await asyncio.to_thread(self._load_range, leased)
             self._has_room.set()
             try:
                 await work.write_until_done(self._write_every_s)
@@ -165,23 +165,23 @@ class BatchSender(LeaseLoop[LeasedRange]):
             await in_thread(partial(range_finish, leased=leased, completed=completed, failed=failed))
         except NoSuchFile:
             log.error("the work file of batch %s is lost", leased.batch)
-            await in_thread(partial(self._lose, leased.batch))
+            await in_thread(partial(self._fail_lost_batch, leased.batch))
         except StoreAway as away:
             log.warning("a range of batch %s waits for the store: %s", leased.batch, away)
             await asyncio.sleep(DATABASE_PAUSE_S)
             await in_thread(partial(self.release, leased, self._now()))
 
-    def _loaded(self, leased: LeasedRange) -> "RangeWork":
+    def _load_range(self, leased: LeasedRange) -> "RangeWork":
         text = self._store.read(leased.work, leased.start, leased.end)
         earlier = range_outcomes(self._store, leased.batch, leased.number, leased.fence - 1)
         known = {outcome.position: outcome.is_output for outcome in earlier}
         return RangeWork(leased, text.split(b"\n")[:-1], known, self._store)
 
-    def _lose(self, batch_id: str) -> None:
+    def _fail_lost_batch(self, batch_id: str) -> None:
         batch_lose(batch=Batch.objects.get(id=batch_id), now=self._now())
 
-    def _claimed(self, now: datetime, held: Counter[str], free: int) -> list[LeasedRange]:
-        found = batch_jobs(now, self._rates())
+    def _claim_ranges(self, now: datetime, held: Counter[str], free: int) -> list[LeasedRange]:
+        found = batch_jobs(now, self._answer_rates())
         targets = {job.id: f"{region} {model}" for job, region, model in found}
         claimed: list[LeasedRange] = []
         for batch_id in plan_order((job for job, _, _ in found), now):
@@ -195,22 +195,20 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return claimed
 
     def _note_progress(self, now: datetime) -> None:
-        """Records progress, and takes steps for batches that are behind."""
         if monotonic() - self._paced_at_s >= PACE_EVERY_S:
             self._paced_at_s = monotonic()
             batches_sample(now=now)
-            batches_pace(now=now, rates=self._rates())
+            batches_pace(now=now, rates=self._answer_rates())
 
-    def _rates(self) -> dict[str, float]:
+    def _answer_rates(self) -> dict[str, float]:
         return {target: window.rate for target, window in list(self._windows.items())}
 
-    def _steer(self, targets: set[str], now: datetime) -> None:
-        """Limits windows to what the model's cells can take together."""
+    def _limit_windows(self, targets: set[str], now: datetime) -> None:
         for target in targets:
             region, _, model = target.partition(" ")
-            self._window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
+            self._target_window(target).most = lines_at_once(batch_loads(ready_cells(region, model), now))
 
-    def _window(self, target: str) -> BatchWindow:
+    def _target_window(self, target: str) -> BatchWindow:
         return self._windows.setdefault(target, BatchWindow())
 
     async def _keep_sending(self) -> None:
@@ -220,29 +218,29 @@ class BatchSender(LeaseLoop[LeasedRange]):
                 async with asyncio.timeout(self._settings.sync_every_s if self._ranges else None):
                     await self._has_room.wait()
             self._has_room.clear()
-            self._send()
+            self._send_ready_lines()
 
-    def _send(self) -> None:
+    def _send_ready_lines(self) -> None:
         now_s = monotonic()
         for work in list(self._ranges.values()):  # in the order in which they were loaded
-            window = self._window(work.leased.target)
+            window = self._target_window(work.leased.target)
             while window.room and (position := work.take(now_s)) is not None:
                 window.began()
-                task = asyncio.get_running_loop().create_task(self._line(work, position, window))
+                task = asyncio.get_running_loop().create_task(self._send_line(work, position, window))
                 work.tasks.add(task)
                 task.add_done_callback(partial(self._line_ended, work))
 
-    async def _line(self, work: "RangeWork", position: int, window: BatchWindow) -> None:
+    async def _send_line(self, work: "RangeWork", position: int, window: BatchWindow) -> None:
         attempts, failures = work.attempts.get(position, (0, 0))
         id = request_id(work.leased.batch, work.leased.number, position)
         custom_id, body = sent_body(work.line(position))
         received = AttemptResponse(None, sent=False, reason="the process was stopped")
         try:
-            received = await self._attempt(work.leased, f"{id}-{work.leased.fence}.{attempts}", body, attempts)
+            received = await self._send_attempt(work.leased, f"{id}-{work.leased.fence}.{attempts}", body, attempts)
         finally:
             window.ended(received, monotonic())
         now = self._now()
-        verdict = judge(
+        verdict = evaluate_attempt(
             received,
             attempts=attempts + 1,
             failures=failures,
@@ -262,7 +260,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
             case _:
                 pass  # the batch has expired, and finalizing records this line
 
-    async def _attempt(self, leased: LeasedRange, id: str, body: bytes, attempts: int) -> AttemptResponse:
+    async def _send_attempt(self, leased: LeasedRange, id: str, body: bytes, attempts: int) -> AttemptResponse:
         work = AcceptedWork(
             id=id,
             region=leased.region,
@@ -332,7 +330,7 @@ class RangeWork:
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
                     await self._has_all.wait()
-            await self._write()
+            await self._write_outcomes()
 
     async def close(self) -> None:
         """Stops sending, cancels lines in flight, and appends known outcomes."""
@@ -343,18 +341,18 @@ class RangeWork:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(StoreAway):  # the next process sends the rest again
-            await self._write()
+            await self._write_outcomes()
         self._journal.close()
 
-    async def _write(self) -> None:
+    async def _write_outcomes(self) -> None:
         """One append at a time, even if the task that waited for the last one was cancelled."""
         if self._appending is not None:
             await asyncio.shield(self._appending)
         outcomes, self._unwritten = self._unwritten, []
         if outcomes:
-            self._appending = asyncio.create_task(self._append(outcomes))
+            self._appending = asyncio.create_task(self._append_outcomes(outcomes))
             await asyncio.shield(self._appending)
 
-    async def _append(self, outcomes: list[Outcome]) -> None:
+    async def _append_outcomes(self, outcomes: list[Outcome]) -> None:
         await asyncio.to_thread(self._journal.append, b"".join(map(journal_line, outcomes)))
         self._written |= {outcome.position: outcome.is_output for outcome in outcomes}

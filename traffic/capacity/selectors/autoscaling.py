@@ -34,7 +34,7 @@ from traffic.batches.models import Batch
 from traffic.batches.planning.batch import BatchState
 from traffic.batches.selectors import tallies
 from traffic.demand.planner import GUEST, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
-from traffic.demand.selectors import expected_loads, guest_shares
+from traffic.demand.selectors import batch_work_shares, expected_loads
 from traffic.region_shares.models import TrafficMatrix, TrafficWindow
 from traffic.region_shares.planning.autopilot import AutopilotSettings
 from traffic.region_shares.planning.load import held, mean_load, served_elsewhere
@@ -76,12 +76,10 @@ def waiting_load(
             if here and (place := nearest.place(name, region)):
                 waits[place] += here
             away[name, region] += sum(served_elsewhere(one.telemetry, name) for one in there)
-    return WaitingLoad(waits, away, _queued(nearest, now))
+    return WaitingLoad(waits, away, _queued_work(nearest, now))
 
 
 class _Nearest:
-    """Finds the region with a range that serves a deployment's requests of a region."""
-
     def __init__(self, places: Mapping[str, list[str]], policies: Mapping[str, TrafficPolicy]) -> None:
         self.names = frozenset(places)
         self._places, self._policies = places, policies
@@ -96,7 +94,7 @@ class _Nearest:
         return (deployment, min(may, key=lambda region: (far[origin, region], region))) if may else None
 
 
-def _queued(nearest: _Nearest, now: datetime) -> dict[Place, QueuedWork]:
+def _queued_work(nearest: _Nearest, now: datetime) -> dict[Place, QueuedWork]:
     deployments = resolve_model_names(served_deployments())
     queued: dict[Place, QueuedWork] = defaultdict(QueuedWork)
     for region, model, work in (*_async_work(now), *_batch_work(now)):
@@ -155,9 +153,10 @@ def scaled_deployments(now: datetime, deployment: str = "") -> tuple[tuple[Scale
     if not fleet.deployments:
         return (), fleet.problems
     policies = traffic_policies()
-    loads, roomy = _loads(fleet, policies, now)
+    loads, roomy = _place_loads(fleet, policies, now)
     scaled = tuple(
-        _scaled(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now) for one in fleet.deployments
+        _scaled_deployment(one, fleet, loads, policies.get(one.deployment.name, TrafficPolicy()), now)
+        for one in fleet.deployments
     )
     plans = place_plans(now, [one.deployment.name for one in fleet.deployments])
     views = (
@@ -174,7 +173,7 @@ def _with_plans(view: ScalingView, plans: Mapping[Place, PlacePlan], now: dateti
     return replace(view, places=tuple(planned(place) for place in view.places))
 
 
-def _scaled(
+def _scaled_deployment(
     one: RangedDeployment, fleet: RangedFleet, loads: Mapping[Place, PlaceLoad], policy: TrafficPolicy, now: datetime
 ) -> ScaledDeployment:
     acting = is_acting(one.policy, fleet.is_paused)
@@ -188,7 +187,9 @@ def _scaled(
         start_up_s=one.start_up_s,
         places=tuple(
             replace(
-                _place(row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now),
+                _scaled_place(
+                    row, fleet.ready.get((name, row.region_id), []), loads.get((name, row.region_id)), acting, now
+                ),
                 cell_price=one.cell_prices[row.region_id],
                 capacities=capacities.in_turn((name, row.region_id), fleet),
             )
@@ -202,8 +203,6 @@ def _scaled(
 
 @dataclass(frozen=True, slots=True)
 class _Capacities:
-    """Tested concurrency of a deployment's cells, by instance type."""
-
     one: RangedDeployment
     policy: TrafficPolicy
 
@@ -225,7 +224,7 @@ class _Capacities:
         return tuple(self.of(kind) for kind in (*(k for k in order for _ in range(there.get(k, 0))), next_one))
 
 
-def _place(
+def _scaled_place(
     row: DeploymentRegion, ready: list[datetime], load: PlaceLoad | None, acting: bool, now: datetime
 ) -> ScaledPlace:
     """In shadow mode, the last decision itself is kept, to show what it would have led to."""
@@ -243,26 +242,24 @@ def _place(
         idle_since=state.idle_since if state else None,
         granted=row.cells_granted,
         grant_reason=row.grant_reason,
-        answering=_answering(row),
+        answering=_answering_share(row),
         roles=_roles_need(row, now),
     )
 
 
-def _answering(row: DeploymentRegion) -> float:
-    """Share of its cells that answer requests."""
+def _answering_share(row: DeploymentRegion) -> float:
     split = split_within(row.cells, row.prefill, row.decode)
     return split.answering / split.total if split.total else 1.0
 
 
 def _roles_need(row: DeploymentRegion, now: datetime) -> PlannedNeed | None:
-    """Need of both roles from the role planner, if it acts and its pass is recent."""
     state: RoleState | None = getattr(row, "role_state", None)
     if state is None or not state.acting or not state.needed or now - state.looked_at > ROLES_FRESH_FOR:
         return None
     return PlannedNeed(state.needed, state.reason)
 
 
-def _loads(
+def _place_loads(
     fleet: RangedFleet, policies: Mapping[str, TrafficPolicy], now: datetime
 ) -> tuple[dict[Place, PlaceLoad], set[str]]:
     """Loads of places whose ingresses have all reported recently, and deployments with room in regions without a range.
@@ -276,12 +273,12 @@ def _loads(
     places = {(row.deployment_id, row.region_id): row for one in fleet.deployments for row in one.places}
     names = [one.deployment.name for one in fleet.deployments]
     sent, loads, roomy = _sent_by_autopilot(names, now), dict[Place, PlaceLoad](), set[str]()
-    guests = _guests(fleet, now)
+    batch_shares = _opportunistic_shares(fleet, now)
     expected = expected_loads(now, {one.deployment.name: one.start_up_s + DECISION_S for one in fleet.deployments})
     for window in TrafficWindow.objects.filter(deployment__in=names, region__in=fresh):
         place = (window.deployment_id, window.region_id)
         samples = samples_of(window)
-        own = 1.0 - guests.get(place, 0.0)
+        own = 1.0 - batch_shares.get(place, 0.0)
         mean = mean_load(samples, now.timestamp(), part=own)
         if mean is not None and place not in places and mean.in_service + mean.queued < TARGET * samples[-1].capacity:
             roomy.add(window.deployment_id)
@@ -307,11 +304,11 @@ def _loads(
     return loads, roomy
 
 
-def _guests(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
+def _opportunistic_shares(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
     """Share of a place's load that is opportunistic batch work. It fills any free capacity, so it asks for cells only
     through its backlog and the daily plan. Does not apply to deployments for batch work."""
     own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
-    return {place: share for place, share in guest_shares(now).items() if place[0] not in own}
+    return {place: share for place, share in batch_work_shares(now).items() if place[0] not in own}
 
 
 def _service_s_before(row: DeploymentRegion) -> float | None:
@@ -322,7 +319,6 @@ def _service_s_before(row: DeploymentRegion) -> float | None:
 
 
 def _sent_by_autopilot(names: list[str], now: datetime) -> dict[str, dict[str, float]]:
-    """Concurrent requests by deployment and region under the shares in force, from recent passes of the autopilot."""
     sent: dict[str, dict[str, float]] = defaultdict(dict)
     matrices = TrafficMatrix.objects.filter(deployment__in=names, looked_at__gte=now - FRESH_FOR)
     for name, figures in matrices.values_list("deployment_id", "figures"):

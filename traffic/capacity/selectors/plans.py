@@ -84,18 +84,18 @@ def planned_places(now: datetime) -> list[PlaceOfRoles]:
     if not due:
         return []
     names = {row.deployment_id for row in due}
-    counted, is_paused = _counted(names, now), scaling_switch().paused
+    counted, is_paused = _counted_cells(names, now), scaling_switch().paused
     expected = expected_loads(now, dict.fromkeys(names, REPLAN_S))
     rolling = set(
         Rollout.objects.filter(deployment__in=names, state__in=ACTIVE).values_list("deployment_id", flat=True)
     )
-    fits = _fits({row.deployment.model_version.reference for row in due}, now)
+    fits = _token_fits({row.deployment.model_version.reference for row in due}, now)
     return [
         _place_of_roles(
             row, policy, counted, expected, fits, is_rolling=row.deployment_id in rolling, is_paused=is_paused, now=now
         )
         for row in due
-        if (policy := _policy(row.deployment)) is not None
+        if (policy := _scaling_policy(row.deployment)) is not None
     ]
 
 
@@ -109,7 +109,7 @@ def _is_due(row: DeploymentRegion, now: datetime) -> bool:
     return state is None or state.wanted.total != row.cells or now - state.looked_at >= timedelta(seconds=REPLAN_S)
 
 
-def _policy(deployment: Deployment) -> ScalingPolicy | None:
+def _scaling_policy(deployment: Deployment) -> ScalingPolicy | None:
     """Returns None if it is unreadable; nothing is decided then."""
     try:
         return deployment.scaling_policy()
@@ -133,11 +133,11 @@ def _place_of_roles(
     before = _counted_before(state)
     passed_s = (now - state.looked_at).total_seconds() if state else 0.0
     demand = demand_between(before, there, passed_s, expected.get(place))
-    pace = _pace(fits.get((deployment.model_version.reference, deployment.instance_types[0])), deployment, there)
+    pace = _role_pace(fits.get((deployment.model_version.reference, deployment.instance_types[0])), deployment, there)
     acting = is_acting(policy, is_paused)
     view = RatioView(
         cells=row.cells,
-        current=_current(row, state, acting=acting),
+        current=_current_split(row, state, acting=acting),
         limits=RoleLimits(deployment.objective().ttft_ms / 1000, policy.itl_p99_ms / 1000),
         pace=pace,
         demand=demand,
@@ -148,7 +148,7 @@ def _place_of_roles(
     return PlaceOfRoles(row, view, acting, figures, {name: asdict(cell) for name, cell in there.items()})
 
 
-def _current(row: DeploymentRegion, state: RoleState | None, *, acting: bool) -> RoleSplit:
+def _current_split(row: DeploymentRegion, state: RoleState | None, *, acting: bool) -> RoleSplit:
     """In shadow mode, the last decision itself is kept."""
     if state is not None and not acting:
         return state.wanted
@@ -160,8 +160,7 @@ def _counted_before(state: RoleState | None) -> Counted:
     return {name: CountedCell(**{**cell, "role": CellRole(cell["role"])}) for name, cell in stored.items()}
 
 
-def _counted(deployments: Iterable[str], now: datetime) -> dict[Place, dict[str, CountedCell]]:
-    """Current reports of leaders about their own cell."""
+def _counted_cells(deployments: Iterable[str], now: datetime) -> dict[Place, dict[str, CountedCell]]:
     cell = "node__member__cell__"
     reports = NodeReport.objects.filter(
         last_seen_at__gte=now - FRESH_FOR,
@@ -194,13 +193,12 @@ def _counted_cell(generation: int, role: CellRole, load: Mapping[str, Any]) -> C
     )
 
 
-def _fits(versions: Iterable[str], now: datetime) -> dict[tuple[str, str], TokenFit]:
+def _token_fits(versions: Iterable[str], now: datetime) -> dict[tuple[str, str], TokenFit]:
     rows = TokenFit.objects.filter(version__in=list(versions), fitted_at__gte=now - timedelta(days=FIT_KEPT))
     return {(row.version, row.instance_type): row for row in rows}
 
 
-def _pace(fit: TokenFit | None, deployment: Deployment, there: Counted) -> RolePace | None:
-    """Measured times, or None without a measurement."""
+def _role_pace(fit: TokenFit | None, deployment: Deployment, there: Counted) -> RolePace | None:
     if fit is None:
         return None
     spec, kind = deployment.model_version.spec(), deployment.instance_types[0]
@@ -261,8 +259,8 @@ def capacity_view(now: datetime) -> CapacityView | None:
     known = _Known(
         at,
         now,
-        _demands(rows, at),
-        _works(deployments, now),
+        _expected_demand(rows, at),
+        _batch_work(deployments, now),
         cells,
         traffic_policies(),
         start_times_s([one.name for one in deployments], since=CREATED),
@@ -292,7 +290,7 @@ def _planned_deployment(one: Deployment, known: _Known, price: Callable[[str, st
         row.region_id: {kind: count * price(row.region_id, kind) for kind, count in nodes.items()} for row in rows
     }
     dearest = {region: max(there.values()) for region, there in prices.items()}
-    places = within_budget(tuple(_place(row, known) for row in rows), dearest, scaling.budget_per_hour)
+    places = within_budget(tuple(_planned_place(row, known) for row in rows), dearest, scaling.budget_per_hour)
     return PlannedDeployment(
         one.name,
         start_up_s=scaling.start_up_s or typical_s(known.start_s.get(one.name), ready_timeout_s),
@@ -311,7 +309,7 @@ def _planned_deployment(one: Deployment, known: _Known, price: Callable[[str, st
     )
 
 
-def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
+def _planned_place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
     """If an operator sets the number of cells, the plan uses it."""
     place = (row.deployment_id, row.region_id)
     cells = row.range
@@ -325,7 +323,7 @@ def _place(row: DeploymentRegion, known: _Known) -> PlannedPlace:
     )
 
 
-def _demands(rows: Iterable[DemandForecast], at: datetime) -> dict[DeploymentInRegion, Demand]:
+def _expected_demand(rows: Iterable[DemandForecast], at: datetime) -> dict[DeploymentInRegion, Demand]:
     """Load of a deployment's series in each region at the present shares. The last slot of an older forecast extends to
     the end."""
     names = {row.deployment_id for row in rows}
@@ -342,7 +340,7 @@ def _demands(rows: Iterable[DemandForecast], at: datetime) -> dict[DeploymentInR
     return {place: Demand(tuple(sums), tuple(p90[place])) for place, sums in p50.items()}
 
 
-def _works(deployments: Iterable[Deployment], now: datetime) -> dict[DeploymentInRegion, tuple[BatchWork, ...]]:
+def _batch_work(deployments: Iterable[Deployment], now: datetime) -> dict[DeploymentInRegion, tuple[BatchWork, ...]]:
     """Lines of waiting batches, as concurrent requests times seconds, at the service time without queueing. Without a
     known time, they cannot be planned."""
     batches = list(Batch.objects.filter(state__in=OPEN_STATES, expires_at__gt=now))

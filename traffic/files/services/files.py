@@ -126,21 +126,21 @@ def file_garbage_collect(*, now: datetime) -> None:
     """Deletes old unfinished uploads, files without a row, and folders of batches that are not open."""
     store = file_store()
     store.delete_unfinished((now - timedelta(seconds=POLICY.grace_period_s)).timestamp())
-    files = _old(store, FILES, now)
+    files = _old_names(store, FILES, now)
     rows = StoredFile.objects.filter(id__in=list(files)).values_list("id", flat=True)
-    _collect(FILES, files, set(rows), store.delete, now)
-    folders = _old(store, BATCHES, now)
+    _delete_unreferenced(FILES, files, set(rows), store.delete, now)
+    folders = _old_names(store, BATCHES, now)
     working = Batch.objects.filter(id__in=list(folders), state__in=OPEN_STATES).values_list("id", flat=True)
-    _collect(BATCHES, folders, set(working), store.delete_folder, now)
+    _delete_unreferenced(BATCHES, folders, set(working), store.delete_folder, now)
 
 
-def _old(store: FileStore, folder: str, now: datetime) -> dict[str, datetime]:
+def _old_names(store: FileStore, folder: str, now: datetime) -> dict[str, datetime]:
     """IDs with the time of the last write. Recent names are skipped, since their rows may be written last."""
     written = {name.rpartition("/")[2]: datetime.fromtimestamp(at, UTC) for name, at in store.names(folder)}
     return {name: at for name, at in written.items() if POLICY.is_over(at, now)}
 
 
-def _collect(
+def _delete_unreferenced(
     folder: str, names: dict[str, datetime], referenced: set[str], delete: Callable[[str], None], now: datetime
 ) -> None:
     def delete_all(garbage: Sequence[Resource]) -> Iterable[Resource]:

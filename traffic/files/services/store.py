@@ -49,10 +49,10 @@ class FolderStore:
         unfinished = self._folder / _UNFINISHED / uuid4().hex
         with _as_away():
             unfinished.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return FolderWriter(unfinished, self._path(name))
+            return FolderWriter(unfinished, self._file_path(name))
 
     def append(self, name: str) -> JournalWriter:
-        path = self._path(name)
+        path = self._file_path(name)
         with _as_away():
             _make_folder(path.parent)
             return FolderJournal(path)
@@ -67,7 +67,7 @@ class FolderStore:
 
     def open(self, name: str) -> BinaryIO:
         with _as_away():
-            return self._path(name).open("rb")
+            return self._file_path(name).open("rb")
 
     def local(self, name: str) -> BinaryIO:
         return self.open(name)
@@ -79,14 +79,14 @@ class FolderStore:
 
     def delete(self, name: str) -> None:
         with _as_away(), suppress(FileNotFoundError):
-            self._path(name).unlink()
+            self._file_path(name).unlink()
 
     def delete_folder(self, name: str) -> None:
         with _as_away(), suppress(FileNotFoundError):
-            shutil.rmtree(self._path(name))
+            shutil.rmtree(self._file_path(name))
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        with _as_away(), suppress(FileNotFoundError), os.scandir(self._path(folder)) as entries:
+        with _as_away(), suppress(FileNotFoundError), os.scandir(self._file_path(folder)) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     yield f"{folder}/{entry.name}", entry.stat().st_mtime
@@ -97,7 +97,7 @@ class FolderStore:
             self.delete(name)
         return len(left)
 
-    def _path(self, name: str) -> Path:
+    def _file_path(self, name: str) -> Path:
         path = self._folder / name
         if not path.resolve().is_relative_to(self._folder.resolve()):
             raise ValueError(f"{name!r} is outside the store")
@@ -108,7 +108,7 @@ class FolderWriter:
     """Writes a file under a temporary name until commit."""
 
     def __init__(self, unfinished: Path, path: Path) -> None:
-        self._unfinished, self._path = unfinished, path
+        self._unfinished, self._file_path = unfinished, path
         self._file = unfinished.open("xb")
         self._digest = hashlib.sha256()
         self.bytes = 0
@@ -128,9 +128,9 @@ class FolderWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            _make_folder(self._path.parent)
-            self._unfinished.replace(self._path)
-            _sync_folder(self._path.parent)
+            _make_folder(self._file_path.parent)
+            self._unfinished.replace(self._file_path)
+            _sync_folder(self._file_path.parent)
 
     def abort(self) -> None:
         self._file.close()
@@ -139,8 +139,6 @@ class FolderWriter:
 
 
 class FolderJournal:
-    """An append-only file."""
-
     def __init__(self, path: Path) -> None:
         is_new = not path.exists()
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,8 +171,6 @@ def _sync_folder(folder: Path) -> None:
 
 
 class _as_away:  # noqa: N801 - reads as a statement
-    """Turns errors of a disk or network file system into `StoreAway`."""
-
     def __enter__(self) -> None:
         return None
 
@@ -182,7 +178,7 @@ class _as_away:  # noqa: N801 - reads as a statement
         if isinstance(error, FileNotFoundError):
             raise NoSuchFile(str(error.filename)) from error
         if isinstance(error, OSError):
-            raise StoreAway(f"the file store cannot be used: {error.strerror or error}") from error
+            raise StoreAway(f"the file store is unavailable: {error.strerror or error}") from error
 
 
 DELETED_AT_ONCE = 1000
@@ -201,33 +197,33 @@ class BucketStore:
         self._place, self._region = place, bucket_region()
 
     def write(self, name: str) -> FileWriter:
-        return BucketWriter(ObjectWriter(self._region, self._place.bucket, self._key(name)))
+        return BucketWriter(ObjectWriter(self._region, self._place.bucket, self._object_key(name)))
 
     def append(self, name: str) -> JournalWriter:
         return BucketJournal(self, name)
 
     def journal(self, name: str) -> Iterator[bytes]:
-        for part in sorted(key for key, _ in self._below(f"{name}/")):
-            with self._opened(part) as file, as_away():
+        for part in sorted(key for key, _ in self._names_below(f"{name}/")):
+            with self._open_object(part) as file, as_away():
                 yield from file
 
     def open(self, name: str) -> BinaryIO:
-        return self._opened(self._key(name))
+        return self._open_object(self._object_key(name))
 
     def local(self, name: str) -> BinaryIO:
         with self.open(name) as file:
             return spooled(file)
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        with as_away(), self._reader(self._key(name), start=start, end=end) as reader:
+        with as_away(), self._object_reader(self._object_key(name), start=start, end=end) as reader:
             return io.BufferedReader(reader, READ_BYTES).read()
 
     def delete(self, name: str) -> None:
         with as_away():
-            calls.call("s3", "DeleteObject", self._region, Bucket=self._place.bucket, Key=self._key(name))
+            calls.call("s3", "DeleteObject", self._region, Bucket=self._place.bucket, Key=self._object_key(name))
 
     def delete_folder(self, name: str) -> None:
-        found = (key for key, _ in list(self._below(f"{name}/")))
+        found = (key for key, _ in list(self._names_below(f"{name}/")))
         while keys := list(islice(found, DELETED_AT_ONCE)):
             wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
             with as_away():
@@ -236,19 +232,19 @@ class BucketStore:
                 raise StoreAway(f"{error.get('Key')} is not deleted: {error.get('Code')} {error.get('Message')}")
 
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
-        start = self._key(f"{folder}/")
-        for page in self._pages(Prefix=start, Delimiter="/"):
+        start = self._object_key(f"{folder}/")
+        for page in self._list_pages(Prefix=start, Delimiter="/"):
             for entry in page.get("Contents", ()):
                 yield f"{folder}/{entry['Key'].removeprefix(start)}", entry["LastModified"].timestamp()
             for below in page.get("CommonPrefixes", ()):
                 name = below["Prefix"].removeprefix(start).rstrip("/")
-                yield f"{folder}/{name}", max((at for _, at in self._below(f"{folder}/{name}/")), default=0.0)
+                yield f"{folder}/{name}", max((at for _, at in self._names_below(f"{folder}/{name}/")), default=0.0)
 
     def delete_unfinished(self, before: float) -> int:
         """Deletes unfinished uploads below the prefix; those after the last page are left for the next call."""
-        said: dict[str, Any] = {"Bucket": self._place.bucket, "Prefix": self._key("")}
+        arguments: dict[str, Any] = {"Bucket": self._place.bucket, "Prefix": self._object_key("")}
         with as_away():
-            found = calls.call("s3", "ListMultipartUploads", self._region, **said).get("Uploads", ())
+            found = calls.call("s3", "ListMultipartUploads", self._region, **arguments).get("Uploads", ())
             left = [upload for upload in found if upload["Initiated"].timestamp() < before]
             for upload in left:
                 place: dict[str, Any] = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
@@ -264,14 +260,14 @@ class BucketStore:
         finally:
             writer.abort()
 
-    def _key(self, name: str) -> str:
+    def _object_key(self, name: str) -> str:
         return f"{self._place.key}/{name}" if self._place.key else name
 
-    def _opened(self, key: str) -> BinaryIO:
+    def _open_object(self, key: str) -> BinaryIO:
         with as_away():
-            return cast("BinaryIO", _Away(self._reader(key), READ_BYTES))
+            return cast("BinaryIO", _Away(self._object_reader(key), READ_BYTES))
 
-    def _reader(self, key: str, *, start: int = 0, end: int | None = None) -> ObjectReader:
+    def _object_reader(self, key: str, *, start: int = 0, end: int | None = None) -> ObjectReader:
         try:
             return ObjectReader(self._region, self._place.bucket, key, start=start, end=end)
         except Refused as refused:
@@ -279,20 +275,20 @@ class BucketStore:
                 raise NoSuchFile(f"s3://{self._place.bucket}/{key}") from refused
             raise
 
-    def _below(self, name: str) -> Iterator[tuple[str, float]]:
-        for page in self._pages(Prefix=self._key(name)):
+    def _names_below(self, name: str) -> Iterator[tuple[str, float]]:
+        for page in self._list_pages(Prefix=self._object_key(name)):
             for entry in page.get("Contents", ()):
                 yield entry["Key"], entry["LastModified"].timestamp()
 
-    def _pages(self, **said: Any) -> Iterator[dict[str, Any]]:
+    def _list_pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
         for _ in range(PAGES_MOST):
             with as_away():
-                page = calls.call("s3", "ListObjectsV2", self._region, Bucket=self._place.bucket, **said)
+                page = calls.call("s3", "ListObjectsV2", self._region, Bucket=self._place.bucket, **arguments)
             yield page
             if not page.get("IsTruncated"):
                 return
-            said["ContinuationToken"] = page["NextContinuationToken"]
-        raise StoreAway(f"s3://{self._place.bucket}/{said['Prefix']} has more than {PAGES_MOST} pages of objects")
+            arguments["ContinuationToken"] = page["NextContinuationToken"]
+        raise StoreAway(f"s3://{self._place.bucket}/{arguments['Prefix']} has more than {PAGES_MOST} pages of objects")
 
 
 class BucketWriter:
@@ -361,7 +357,7 @@ def spooled(file: BinaryIO) -> BinaryIO:
         copy.seek(0)
     except OSError as error:
         copy.close()
-        raise StoreAway(f"this host has no room for a copy: {error.strerror or error}") from error
+        raise StoreAway(f"this host has no disk space for a copy: {error.strerror or error}") from error
     except BaseException:
         copy.close()
         raise
@@ -374,7 +370,7 @@ def as_away() -> Iterator[None]:
     try:
         yield
     except (CallFailed, OtherObject, ObjectChanged) as error:
-        raise StoreAway(f"the file store cannot be used: {said_of(error)}") from error
+        raise StoreAway(f"the file store is unavailable: {said_of(error)}") from error
 
 
 def said_of(error: Exception) -> str:
@@ -386,7 +382,7 @@ def said_of(error: Exception) -> str:
         case Refused(code="PermanentRedirect" | "AuthorizationHeaderMalformed" | "301"):
             return "the bucket is in another region: set AWS_REGION to it"
         case Unanswered(code="SlowDown" | "RequestLimitExceeded"):
-            return "S3 asks to be called less often"
+            return "S3 throttles requests"
     return str(error)
 
 

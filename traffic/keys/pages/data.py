@@ -163,7 +163,7 @@ def tenant_chart(now: datetime) -> Chart:
     by_hour = hours.filter(tenant__in=tenants).values("tenant", "hour").annotate(total=Sum("completion_tokens"))
     for tenant, hour, tokens in by_hour.values_list("tenant", "hour", "total"):
         rows[tenant].append((hour, tokens))
-    series = tuple(Series(tenant or "no tenant", _hourly(rows[tenant], first)) for tenant in tenants)
+    series = tuple(Series(tenant or "no tenant", _hourly_values(rows[tenant], first)) for tenant in tenants)
     return _usage_chart("tenant-usage", "Completion tokens of the five largest tenants", "tokens/h", first, series)
 
 
@@ -179,7 +179,8 @@ def key_chart(key: str, now: datetime) -> Chart:
         ("errors", Colour.BAD, [(row["hour"], float(row["bad"])) for row in rows]),
     )
     series = tuple(
-        Series(name, _hourly(hours, first) if hours else [None] * HOURS_SHOWN, colour) for name, colour, hours in lines
+        Series(name, _hourly_values(hours, first) if hours else [None] * HOURS_SHOWN, colour)
+        for name, colour, hours in lines
     )
     return _usage_chart("key-requests", "Requests", "/h", first, series)
 
@@ -188,8 +189,7 @@ def _first_hour(now: datetime) -> int:
     return int(now.timestamp() // HOUR_S) - HOURS_SHOWN + 1
 
 
-def _hourly(rows: Iterable[tuple[datetime, float]], first: int) -> list[float | None]:
-    """Returns a value for each hour, 0 if it has no row."""
+def _hourly_values(rows: Iterable[tuple[datetime, float]], first: int) -> list[float | None]:
     line: list[float | None] = [0.0] * HOURS_SHOWN
     for hour, value in rows:
         index = int(hour.timestamp() // HOUR_S) - first

@@ -77,13 +77,13 @@ def _filter(request: PageRequest) -> Filter:
     return Filter(text_label="Name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant))
 
 
-def _policy(request: PageRequest) -> tuple[PolicyView, Confirmation]:
+def _key_policy_view(request: PageRequest) -> tuple[PolicyView, Confirmation]:
     policy = policy_view(request.now)
     action = SERVE_WITHOUT_KEYS if policy.required else REQUIRE_KEYS
     return policy, action.confirmation(None, reverse("keys-require"), policy.effect)
 
 
-def _key(request: PageRequest) -> KeyDetail:
+def _key_detail(request: PageRequest) -> KeyDetail:
     detail = key_find(request.key, request.now)
     if detail is None:
         raise Http404(f"There is no key {request.key!r}.")
@@ -91,7 +91,7 @@ def _key(request: PageRequest) -> KeyDetail:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    detail = request.once(_key)
+    detail = request.once(_key_detail)
     key, state = detail.row.key, detail.row.state
     if state is KeyState.REVOKED:
         return ActionMenu((), "This key is revoked.")
@@ -110,11 +110,11 @@ def _actions(request: PageRequest) -> ActionMenu:
 
 
 def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
-    return usage_rows(key=request.once(_key).row.key.prefix)
+    return usage_rows(key=request.once(_key_detail).row.key.prefix)
 
 
 def _key_chart(request: PageRequest) -> tuple[Chart, ...]:
-    return (key_chart(request.once(_key).row.key.prefix, request.now),)
+    return (key_chart(request.once(_key_detail).row.key.prefix, request.now),)
 
 
 def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
@@ -123,7 +123,7 @@ def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
 
 
 def _tenant_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
-    return usage_rows(tenant=request.once(_key).row.key.tenant)
+    return usage_rows(tenant=request.once(_key_detail).row.key.tenant)
 
 
 KEYS = Page(
@@ -147,7 +147,7 @@ KEYS = Page(
             "traffic/keys/webhooks.html",
             lambda _: tenant_webhook_rows(),
         ),
-        Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _policy),
+        Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _key_policy_view),
     ),
     narrow=_filter,
 )
@@ -157,7 +157,7 @@ KEY = Page(
     title="",
     charts=True,
     fragments=(
-        Fragment("key", "", ("keys:{key}", "usage"), "traffic/keys/key.html", _key),
+        Fragment("key", "", ("keys:{key}", "usage"), "traffic/keys/key.html", _key_detail),
         Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
@@ -166,14 +166,14 @@ KEY = Page(
 )
 
 
-def _find(key: str) -> ApplicationKey:
+def _find_key(key: str) -> ApplicationKey:
     row = ApplicationKey.objects.filter(prefix=key).first()
     if row is None:
         raise Http404(f"There is no key {key!r}.")
     return row
 
 
-def _limit(form: Submission, key: ApplicationKey) -> None:
+def _change_limits(form: Submission, key: ApplicationKey) -> None:
     limits = form.valid(ChangeKeySerializer, **{name: form.text(name) or "0" for name in LIMITS})
     key_change(prefix=key.prefix, actor=form.actor, now=form.now, **limits)
 
@@ -196,38 +196,40 @@ def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
     return (Field("allowed_origins", "Origins, separated by blanks", value=" ".join(key.allowed_origins)),)
 
 
-def _rotate(form: Submission, key: ApplicationKey) -> HttpResponse:
+def _rotate_key(form: Submission, key: ApplicationKey) -> HttpResponse:
     new = key_rotate(prefix=key.prefix, actor=form.actor, now=form.now)
-    return _shown(form.request, new.key, new.text)
+    return _new_key_page(form.request, new.key, new.text)
 
 
-def _revoke(form: Submission, key: ApplicationKey) -> None:
+def _revoke_key(form: Submission, key: ApplicationKey) -> None:
     key_revoke(prefix=key.prefix, actor=form.actor, now=form.now, why=form.text("why"))
 
 
-def _shown(request: HttpRequest, key: ApplicationKey, text: str) -> HttpResponse:
+def _new_key_page(request: HttpRequest, key: ApplicationKey, text: str) -> HttpResponse:
     url = reverse("key", args=(key.prefix,))
     return secret_shown(request, what="Key", name=key.name, text=text, use=HOW_TO_USE, url=url)
 
 
 TARGET = Target(
     noun="key",
-    find=_find,
+    find=_find_key,
     name=lambda key: key.name,
     url=lambda key: reverse("key", args=(key.prefix,)),
 )
-LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_limit)
+LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_change_limits)
 ORIGINS = Action(target=TARGET, name="origins", label="Change browser origins", run=_set_origins)
-ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate)
-REVOKE = Action(target=TARGET, name="revoke", label="Revoke", run=_revoke, typed=TARGET.name, fields=(REQUIRED_WHY,))
+ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate_key)
+REVOKE = Action(
+    target=TARGET, name="revoke", label="Revoke", run=_revoke_key, typed=TARGET.name, fields=(REQUIRED_WHY,)
+)
 key_action = action_view(LIMIT, ORIGINS, ROTATE, REVOKE)
 
 
-def _create(form: Submission, thing: None) -> HttpResponse:
+def _create_key(form: Submission, thing: None) -> HttpResponse:
     lists = {"deployments": form.texts("deployments"), "allowed_origins": form.text("allowed_origins").split()}
     fields = form.valid(CreateKeySerializer, *FORM_FIELDS, **lists)
     new = key_create(actor=form.actor, now=form.now, **fields)
-    return _shown(form.request, new.key, new.text)
+    return _new_key_page(form.request, new.key, new.text)
 
 
 def _new_form(form: Submission, thing: None) -> Context:
@@ -246,7 +248,7 @@ def _new_form(form: Submission, thing: None) -> Context:
 KEYS_PAGE: Target[None] = page_target("keys", "keys")
 key_new = action_page_view(
     ActionPage(
-        action=Action(target=KEYS_PAGE, name="create", run=_create),
+        action=Action(target=KEYS_PAGE, name="create", run=_create_key),
         template="traffic/keys/new.html",
         context=_new_form,
     )

@@ -185,7 +185,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         """Fix where an origin's requests for a deployment are served. This applies immediately, even above caps and
         while the autopilot holds, but within residency and closed regions. It replaces an earlier override of the same
         row. Returns 202 with an approval request if the shares empty a region and evacuations need two people."""
-        order = shares_request(**_checked(FixSerializer, request))
+        order = shares_request(**_validated_fields(FixSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)
         return Response(self.get_serializer(order).data)
@@ -194,7 +194,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict the effect of these shares. Changes nothing. Rejects the same requests as the real call."""
-        return _effects(shares_override(**_checked(FixSerializer, request)))
+        return _effects_response(shares_override(**_validated_fields(FixSerializer, request)))
 
     @extend_schema(operation_id="traffic_overrides_end", request=WhySerializer, responses={200: OverrideSerializer})
     @action(detail=True, methods=["post"])
@@ -236,7 +236,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         """Evacuate a region: immediately (`real`), or in steps and only as far as other regions have room (`drill`).
         Its ingress keeps running and forwards requests. Replaces an evacuation of the same region. Returns 202 if it
         needs two-person approval: it starts when another admin approves."""
-        order = evacuation_request(**_checked(EvacuateSerializer, request))
+        order = evacuation_request(**_validated_fields(EvacuateSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)
         return Response(self.get_serializer(order).data)
@@ -249,11 +249,10 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict where requests would go, the utilisation there, and what fits nowhere. Changes nothing."""
-        return _effects(evacuation_override(**_checked(EvacuationPreviewSerializer, request)))
+        return _effects_response(evacuation_override(**_validated_fields(EvacuationPreviewSerializer, request)))
 
 
-def _checked(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
-    """Returns the validated fields with actor and time, as services take them."""
+def _validated_fields(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
     request_body = body(data=request.data)
     request_body.is_valid(raise_exception=True)
     fields = dict(request_body.validated_data)
@@ -261,5 +260,5 @@ def _checked(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
     return {**fields, "terms": terms}
 
 
-def _effects(order: TrafficOverride) -> Response:
+def _effects_response(order: TrafficOverride) -> Response:
     return Response(EffectsSerializer({"effects": override_effects(order, clock.now())}).data)

@@ -56,32 +56,31 @@ class MatrixSerializer(serializers.ModelSerializer[Deployment]):
         examples = {"shares": {"us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37}, "us-west-2": {"us-west-2": 1.0}}}
 
     def get_revision(self, deployment: Deployment) -> int:
-        return _matrix(deployment).revision
+        return _matrix_row(deployment).revision
 
     @extend_schema_field(Shares)
     def get_shares(self, deployment: Deployment) -> dict[str, dict[str, float]]:
-        shares: dict[str, dict[str, float]] = _matrix(deployment).shares
+        shares: dict[str, dict[str, float]] = _matrix_row(deployment).shares
         return shares
 
     def get_held(self, deployment: Deployment) -> str:
-        return _matrix(deployment).held
+        return _matrix_row(deployment).held
 
     def get_utilisation_cap(self, deployment: Deployment) -> float:
-        return float(_matrix(deployment).figures.get("utilisation_cap", MOST_UTILISED))
+        return float(_matrix_row(deployment).figures.get("utilisation_cap", MOST_UTILISED))
 
     @extend_schema_field(LoadedRegionSerializer(many=True))
     def get_regions(self, deployment: Deployment) -> list[dict[str, Any]]:
-        seen = _matrix(deployment).figures.get("regions", {})
+        seen = _matrix_row(deployment).figures.get("regions", {})
         return [{"region": region, **figures} for region, figures in sorted(seen.items())]
 
     @extend_schema_field(serializers.DictField(child=serializers.FloatField()))
     def get_unplaced(self, deployment: Deployment) -> dict[str, float]:
-        unplaced: dict[str, float] = _matrix(deployment).figures.get("unplaced", {})
+        unplaced: dict[str, float] = _matrix_row(deployment).figures.get("unplaced", {})
         return unplaced
 
 
-def _matrix(deployment: Deployment) -> TrafficMatrix:
-    """Returns the row, or an empty one before the first plan."""
+def _matrix_row(deployment: Deployment) -> TrafficMatrix:
     return getattr(deployment, "traffic_matrix", None) or TrafficMatrix(deployment=deployment)
 
 

@@ -101,7 +101,7 @@ def matrix_tables() -> tuple[MatrixTable, ...]:
     """Returns every deployment that has shares, in one query."""
     deployments = Deployment.objects.select_related("traffic_matrix").order_by("name")
     matrices = ((one.name, getattr(one, "traffic_matrix", None)) for one in deployments)
-    return tuple(_table(name, row) for name, row in matrices if row is not None and row.shares)
+    return tuple(_matrix_table(name, row) for name, row in matrices if row is not None and row.shares)
 
 
 def shift_rows(*, limit: int = SHIFTS_SHOWN) -> tuple[ShiftRow, ...]:
@@ -123,7 +123,9 @@ def effect_tables(effects: Iterable[OverrideEffect], cap: float = MOST_UTILISED)
     return tuple(
         EffectTable(
             deployment=effect.deployment,
-            regions=tuple((one, _utilisation(one.region, one.load_after, one.capacity, cap)) for one in effect.regions),
+            regions=tuple(
+                (one, _region_utilisation(one.region, one.load_after, one.capacity, cap)) for one in effect.regions
+            ),
             unplaced=tuple(sorted(effect.unplaced.items())),
             over_cap=effect.over_cap,
         )
@@ -131,7 +133,7 @@ def effect_tables(effects: Iterable[OverrideEffect], cap: float = MOST_UTILISED)
     )
 
 
-def _table(name: str, row: TrafficMatrix) -> MatrixTable:
+def _matrix_table(name: str, row: TrafficMatrix) -> MatrixTable:
     figures: Mapping[str, Any] = row.figures.get("regions", {})
     unplaced: Mapping[str, float] = row.figures.get("unplaced", {})
     cap = float(row.figures.get("utilisation_cap", MOST_UTILISED))
@@ -144,25 +146,25 @@ def _table(name: str, row: TrafficMatrix) -> MatrixTable:
             OriginRow(
                 origin=origin,
                 demand=figures.get(origin, {}).get("demand"),
-                shares=tuple(_share(origin, region, shares.get(region, 0.0)) for region in regions),
+                shares=tuple(_matrix_field(origin, region, shares.get(region, 0.0)) for region in regions),
                 unplaced=unplaced.get(origin),
             )
             for origin, shares in sorted(row.shares.items())
         ),
         used=tuple(
-            _utilisation(region, one.get("load", 0.0), one.get("capacity_now", 0.0), cap)
+            _region_utilisation(region, one.get("load", 0.0), one.get("capacity_now", 0.0), cap)
             for region, one in ((region, figures.get(region, {})) for region in regions)
         ),
         cap_percent=100 * cap,
     )
 
 
-def _share(origin: str, region: str, share: float) -> MatrixField:
+def _matrix_field(origin: str, region: str, share: float) -> MatrixField:
     percent = 100 * share if share > 0 else None
     return MatrixField(region, percent, min(HEAT_STEPS, ceil(share * HEAT_STEPS)), origin == region)
 
 
-def _utilisation(region: str, load: float, capacity: float, cap: float) -> Utilisation:
+def _region_utilisation(region: str, load: float, capacity: float, cap: float) -> Utilisation:
     if capacity <= 0:
         state, tone = ("no capacity", Tone.BAD) if load > 0.01 else ("no capacity", Tone.IDLE)
         return Utilisation(region, load, 0.0, None, state, tone)
@@ -183,10 +185,10 @@ def share_charts(now: datetime) -> tuple[Chart, ...]:
     shifts: dict[str, list[TrafficShift]] = defaultdict(list)
     for shift in TrafficShift.objects.filter(deployment_id__in=names).order_by("-id")[:SHIFTS_READ]:
         shifts[shift.deployment_id].append(shift)
-    return tuple(_chart(name, shifts[name][::-1], now) for name in names if shifts[name])
+    return tuple(_shares_chart(name, shifts[name][::-1], now) for name in names if shifts[name])
 
 
-def _chart(deployment: str, shifts: list[TrafficShift], now: datetime) -> Chart:
+def _shares_chart(deployment: str, shifts: list[TrafficShift], now: datetime) -> Chart:
     first = int(now.timestamp() // STEP_S) - STEPS + 1
     origins = sorted({origin for shift in shifts for origin in shift.shares})[:MOST_SERIES]
     lines: dict[str, list[float | None]] = {origin: [] for origin in origins}

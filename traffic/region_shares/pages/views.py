@@ -89,7 +89,6 @@ def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
 
 
 def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
-    """Returns None if the caller may not see certificates."""
     return certificate_rows(now=request.now) if request.caller.access.operate else None
 
 
@@ -120,7 +119,7 @@ TRAFFIC = Page(
 )
 
 
-def _terms(form: Submission) -> Terms:
+def _override_terms(form: Submission) -> Terms:
     minutes = form.text("minutes")
     is_number = minutes.isdecimal() and len(minutes) <= MAX_MINUTES_DIGITS
     return Terms(60 * int(minutes) if is_number else 0, form.text("why"), form.actor, form.now)
@@ -138,13 +137,13 @@ def _terms_fields(form: Submission) -> tuple[Field, ...]:
     )
 
 
-def _evacuate(form: Submission, region: Region) -> TrafficOverride | Approval:
+def _start_evacuation(form: Submission, region: Region) -> TrafficOverride | Approval:
     return evacuation_request(
         region=region.name,
         mode=form.text("mode", EvacuationMode.DRILL.value),
         deployment=form.text("deployment"),
         confirm=form.text("confirm"),
-        terms=_terms(form),
+        terms=_override_terms(form),
     )
 
 
@@ -178,7 +177,7 @@ EVACUATE = Action(
     ),
     name="evacuate",
     label="Evacuate",
-    run=_evacuate,
+    run=_start_evacuation,
     typed=lambda region: region.name,
 )
 evacuate_page = action_page_view(
@@ -197,7 +196,7 @@ def _shares_form(form: Submission) -> SharesForm:
     return shares_form(form.text("deployment"), form.text("origin"), percents)
 
 
-def _fractions(shares: SharesForm) -> dict[str, float]:
+def _share_fractions(shares: SharesForm) -> dict[str, float]:
     """Returns fractions that sum to 1.
 
     Raises:
@@ -219,7 +218,7 @@ def _fractions(shares: SharesForm) -> dict[str, float]:
 def _fix_shares(form: Submission, thing: None) -> object:
     shares = _shares_form(form)
     return shares_request(
-        deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=_terms(form)
+        deployment=shares.deployment, origin=shares.origin, shares=_share_fractions(shares), terms=_override_terms(form)
     )
 
 
@@ -228,7 +227,9 @@ def _shares_effect(form: Submission, thing: None) -> Context:
     if not shares.fields:
         return {}
     terms = _preview_terms(form)
-    order = shares_override(deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=terms)
+    order = shares_override(
+        deployment=shares.deployment, origin=shares.origin, shares=_share_fractions(shares), terms=terms
+    )
     hidden = (
         Field("deployment", kind="hidden", value=shares.deployment),
         Field("origin", kind="hidden", value=shares.origin),

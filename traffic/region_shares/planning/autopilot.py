@@ -117,10 +117,10 @@ Decision = ShiftTraffic | HoldTable
 def describe_rows(before: Matrix, after: Matrix) -> str:
     """Returns one part per origin whose row changes, or an empty text."""
     changed = [origin for origin in after if before.get(origin) != after[origin]]
-    return "; ".join(f"{origin} -> {_shares(after[origin])}" for origin in changed)
+    return "; ".join(f"{origin} -> {_shares_text(after[origin])}" for origin in changed)
 
 
-def _shares(row: Row) -> str:
+def _shares_text(row: Row) -> str:
     return ", ".join(f"{region} {share:.1%}" for region, share in sorted(row.items(), key=lambda one: -one[1]))
 
 
@@ -152,19 +152,19 @@ def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) ->
     active = overrides_for(view.deployment, view.overrides, now)
     task = placement_problem(view, active)
     target = place_demand(task)
-    overridden = _overridden(view, active, target)
-    returned = _returned(view, task, target, settings, now)
+    overridden = _overridden_origins(view, active, target)
+    returned = _returned_origins(view, task, target, settings, now)
     if held := reason_to_hold(view, settings, now):
         causes = Causes(overridden, returned=returned)
-        return _shift(view, task, _adopting(view, target, causes), causes) or HoldTable(view.deployment, held)
-    causes = Causes(overridden, _relieved(view, task, target, settings), returned)
-    matrix = _adopting(view, target, causes)
+        return _shift_of(view, task, _adopt_rows(view, target, causes), causes) or HoldTable(view.deployment, held)
+    causes = Causes(overridden, _relieved_origins(view, task, target, settings), returned)
+    matrix = _adopt_rows(view, target, causes)
     if view.moved_at is None or (now - view.moved_at).total_seconds() >= settings.step_every_s:
-        matrix = _stepping(matrix, target, settings)
+        matrix = _step_rows(matrix, target, settings)
     if target.fits and not _respects_caps(task, matrix):
         # Rows that move independently could meet in one region, so all move by the same part of their way.
-        matrix = dict(target.matrix) if causes else _alike(view.in_force, target, settings)
-    return _shift(view, task, matrix, causes)
+        matrix = dict(target.matrix) if causes else _step_alike(view.in_force, target, settings)
+    return _shift_of(view, task, matrix, causes)
 
 
 def placement_problem(view: TrafficView, active: ActiveOverrides) -> PlacementProblem:
@@ -176,7 +176,7 @@ def placement_problem(view: TrafficView, active: ActiveOverrides) -> PlacementPr
     carried = loads({**at_home, **view.in_force}, demand)
     serving_others = {name for origin, row in view.in_force.items() for name in row if name != origin}
     places = {
-        region.name: _place(
+        region.name: _serving_region(
             region, carried.get(region.name, 0.0), view.policy, serves_others=region.name in serving_others
         )
         for region in view.regions
@@ -184,7 +184,7 @@ def placement_problem(view: TrafficView, active: ActiveOverrides) -> PlacementPr
     return PlacementProblem(demand, places, view.policy, active, view.latency_ms)
 
 
-def _place(region: RegionView, carried: float, policy: TrafficPolicy, *, serves_others: bool) -> ServingRegion:
+def _serving_region(region: RegionView, carried: float, policy: TrafficPolicy, *, serves_others: bool) -> ServingRegion:
     """A starting region keeps its share, since it would otherwise lose all and regain it in steps. Returned capacity is
     planned for its own origin. `serves_others`: it serves other origins, so it was never empty."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
@@ -212,12 +212,10 @@ def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime
 
 
 def _age_s(region: RegionView, now: datetime) -> float:
-    """Age of the last report of the ingress that has been silent longest."""
     return (now - region.reported_at).total_seconds() if region.reported_at else math.inf
 
 
-def _overridden(view: TrafficView, active: ActiveOverrides, target: Placement) -> dict[str, str]:
-    """Origins with an override, and new origins."""
+def _overridden_origins(view: TrafficView, active: ActiveOverrides, target: Placement) -> dict[str, str]:
     causes = {}
     for origin, row in target.matrix.items():
         before = view.in_force.get(origin)
@@ -227,32 +225,31 @@ def _overridden(view: TrafficView, active: ActiveOverrides, target: Placement) -
             continue
         elif origin in active.rows:
             causes[origin] = f"the shares of {origin} are fixed by an override"
-        elif closed := _names(region for region in before if region in active.closed and region not in row):
+        elif closed := _region_names(region for region in before if region in active.closed and region not in row):
             causes[origin] = f"{closed} is evacuated"
-        elif barred := _names(region for region in before if not view.policy.may_serve(origin, region)):
+        elif barred := _region_names(region for region in before if not view.policy.may_serve(origin, region)):
             causes[origin] = f"residency keeps requests of {origin} out of {barred}"
     return causes
 
 
-def _names(regions: Iterable[str]) -> str:
+def _region_names(regions: Iterable[str]) -> str:
     return ", ".join(sorted(regions))
 
 
-def _relieved(
+def _relieved_origins(
     view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings
 ) -> dict[str, str]:
-    """Origins that overload a region which the target relieves."""
     after = loads(target.matrix, task.demand)
     causes: dict[str, str] = {}
     for name in sorted({region for row in view.in_force.values() for region in row}):
-        reason = _overload(task, name, after.get(name, 0.0), target.fits, settings)
+        reason = _overload_reason(task, name, after.get(name, 0.0), target.fits, settings)
         for origin, row in view.in_force.items():
             if reason and origin in target.matrix and row.get(name, 0.0) > target.matrix[origin].get(name, 0.0):
                 causes.setdefault(origin, reason)
     return causes
 
 
-def _returned(
+def _returned_origins(
     view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings, now: datetime
 ) -> dict[str, str]:
     """Origins whose own ingresses see cells again, where the target serves more of their requests at home."""
@@ -264,7 +261,7 @@ def _returned(
     }
 
 
-def _overload(task: PlacementProblem, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
+def _overload_reason(task: PlacementProblem, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
     """Returns why a region must be relieved in one step, or an empty text if it need not or would gain too little."""
     place = task.places.get(region)
     if place is None:
@@ -281,14 +278,14 @@ def _overload(task: PlacementProblem, region: str, after: float, fits: bool, set
     )
 
 
-def _adopting(view: TrafficView, target: Placement, causes: Causes) -> dict[str, Row]:
+def _adopt_rows(view: TrafficView, target: Placement, causes: Causes) -> dict[str, Row]:
     """Returns the table in force with the target's row for each origin that has a cause, without deleted origins."""
     return {
         origin: row if origin in causes else view.in_force.get(origin, row) for origin, row in target.matrix.items()
     }
 
 
-def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
+def _step_rows(matrix: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
     """Moves every row one step towards its target unless it is within the dead band."""
     return {
         origin: row
@@ -298,7 +295,7 @@ def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) ->
     }
 
 
-def _alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
+def _step_alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
     """Moves every row by the same part of its way, at most one step: every table between two that fit also fits."""
     ways = {origin: distance(row, target.matrix[origin]) for origin, row in in_force.items() if origin in target.matrix}
     part = min([1.0, *(settings.step / way for way in ways.values() if way > 0)])
@@ -315,7 +312,7 @@ def _respects_caps(task: PlacementProblem, matrix: Matrix) -> bool:
     return all(carried.get(name, 0.0) <= task.cap(name) * (1 + ROUNDING) + LEAST_DEMAND for name in task.places)
 
 
-def _shift(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
+def _shift_of(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
     if matrix == view.in_force:
         return None
     ranked = {

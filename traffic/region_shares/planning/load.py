@@ -268,8 +268,6 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """State for the next pass."""
-
     served: bool
     since: datetime | None
     refused_before: Mapping[str, int]
@@ -284,7 +282,7 @@ class Unserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Assessment:
     """`unserved` is None if there is nothing to report; `resolution` is then why an open incident closes."""
 
     noted: Noted
@@ -292,26 +290,28 @@ class Judgement:
     resolution: str = ""
 
 
-def judge_place(place: Place, now: datetime) -> Judgement:
+def assess_place(place: Place, now: datetime) -> Assessment:
     """Returns whether the place has no usable cell, since when, and the evidence."""
     if place.is_intended:
         why = "the region is evacuated" if place.closed else "no cell is configured there"
         # A region that served before its evacuation does not count as cold afterwards.
-        return Judgement(Noted(place.served and place.wanted > 0, None, {}), resolution=why)
+        return Assessment(Noted(place.served and place.wanted > 0, None, {}), resolution=why)
     if place.capacity > 0 and not place.emptied:
-        return Judgement(Noted(True, None, {}), resolution="its cells serve again")
+        return Assessment(Noted(True, None, {}), resolution="its cells serve again")
     missed = [cell for cell in place.cells if cell.is_missed(now)]
     if not place.served or (place.capacity <= 0 and not missed):
-        return Judgement(Noted(place.served, None, {}), resolution="its cells are down as planned")
+        return Assessment(Noted(place.served, None, {}), resolution="its cells are down as planned")
     since = place.since or now
     before = place.refused_before if place.since is not None else place.refused
     noted = Noted(True, since, before)
     if (now - since).total_seconds() < OPEN_AFTER_S:
-        return Judgement(noted)
-    return Judgement(noted, _unserved(place, missed, since, before))
+        return Assessment(noted)
+    return Assessment(noted, _unserved_incident(place, missed, since, before))
 
 
-def _unserved(place: Place, missed: list[CellStanding], since: datetime, before: Mapping[str, int]) -> Unserved:
+def _unserved_incident(
+    place: Place, missed: list[CellStanding], since: datetime, before: Mapping[str, int]
+) -> Unserved:
     refused = {
         code: count - before.get(code, 0) for code, count in place.refused.items() if count > before.get(code, 0)
     }
@@ -331,10 +331,10 @@ def _unserved(place: Place, missed: list[CellStanding], since: datetime, before:
         "refused": refused,
         "cells": [_as_evidence(cell) for cell in named[:CELLS_NAMED]],
     }
-    return Unserved(f"{what}: {_said(named)}; {helpers}; {lost}", evidence)
+    return Unserved(f"{what}: {_first_cell_text(named)}; {helpers}; {lost}", evidence)
 
 
-def _said(cells: Iterable[CellStanding]) -> str:
+def _first_cell_text(cells: Iterable[CellStanding]) -> str:
     first = next(iter(cells), None)
     if first is None:
         return "there is none"

@@ -180,8 +180,10 @@ def place_demand(task: PlacementProblem) -> Placement:
     """Returns where all demand goes, and what fits nowhere."""
     fixed = {origin: row for origin, row in task.overrides.rows.items() if origin in task.demand}
     taken = loads(fixed, task.demand)
-    free = {origin: units for origin, units in _units(task.demand).items() if origin not in fixed}
-    flow = cheapest_flow(free, _routes(task, free), {name: _rooms(task, name, taken) for name in task.places})
+    free = {origin: units for origin, units in _whole_units(task.demand).items() if origin not in fixed}
+    flow = cheapest_flow(
+        free, _route_costs(task, free), {name: _region_room(task, name, taken) for name in task.places}
+    )
     sent: dict[str, dict[str, float]] = {origin: {} for origin in free}
     for (origin, region), units in flow.items():
         sent[origin][region] = units / UNITS_PER_SLOT
@@ -199,11 +201,11 @@ def place_demand(task: PlacementProblem) -> Placement:
     return Placement({origin: matrix[origin] for origin in sorted(matrix)}, unplaced)
 
 
-def _units(demand: Mapping[str, float]) -> dict[str, int]:
+def _whole_units(demand: Mapping[str, float]) -> dict[str, int]:
     return {origin: max(1, round(slots * UNITS_PER_SLOT)) for origin, slots in sorted(demand.items())}
 
 
-def _routes(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, str], int]:
+def _route_costs(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, str], int]:
     """Returns the cost per unit of every allowed route. The last digits make costs distinct, which breaks ties."""
     return {
         (origin, region): 0
@@ -215,7 +217,7 @@ def _routes(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, s
     }
 
 
-def _rooms(task: PlacementProblem, region: str, taken: Mapping[str, float]) -> tuple[SinkCapacity, ...]:
+def _region_room(task: PlacementProblem, region: str, taken: Mapping[str, float]) -> tuple[SinkCapacity, ...]:
     """Returns each region's preferred room, and its last-resort room, less what fixed rows send there."""
     place, cap = task.places[region], task.cap(region)
     if place.carried > cap:
@@ -236,7 +238,7 @@ def _room_units(slots: float) -> int:
 
 def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict[str, float]) -> None:
     """Places what fits nowhere at home, or by capacity if home cannot serve. It stays at home if no region can."""
-    open_to = {} if task.may_use(origin, origin) else _capacities(task, origin)
+    open_to = {} if task.may_use(origin, origin) else _fallback_capacities(task, origin)
     total = sum(open_to.values())
     if total <= 0:
         row[origin] = row.get(origin, 0.0) + slots
@@ -244,32 +246,32 @@ def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict
         row[region] = row.get(region, 0.0) + slots * (capacity / total)  # in this order: a product may underflow
 
 
-def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
+def _fallback_capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
     return {name: place.capacity_now for name, place in task.places.items() if task.may_resort_to(origin, name)}
 
 
 def _keep_alive(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
     """Leaves a live home its floor where there is room, taken from its largest share."""
-    load = _load(sent, taken)
+    load = _region_loads(sent, taken)
     for origin, row in sent.items():
         if not task.may_use(origin, origin) or origin in task.overrides.emptying:
             continue
         lacks = FLOOR * sum(row.values()) - row.get(origin, 0.0)
         lacks = min(lacks, task.cap(origin) - load[origin])
         if lacks > 0:
-            _move(row, max(row, key=lambda region: (row[region], region)), origin, lacks, load)
+            _move_slots(row, max(row, key=lambda region: (row[region], region)), origin, lacks, load)
 
 
 def _prefer_cheaper(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
     """Moves requests to cheaper nearby regions with room; a home keeps its floor."""
-    load, policy = _load(sent, taken), task.policy
+    load, policy = _region_loads(sent, taken), task.policy
     for origin, row in sorted(sent.items()):
         for dear in sorted(row, key=policy.price, reverse=True):
             for cheap in sorted(task.places, key=lambda region: (policy.price(region), region)):
                 if not _is_worth_it(task, origin, dear, cheap):
                     continue
                 spare = row[dear] - (FLOOR * sum(row.values()) if dear == origin else 0.0)
-                _move(row, dear, cheap, max(0.0, min(spare, _cost_room(task, cheap) - load[cheap])), load)
+                _move_slots(row, dear, cheap, max(0.0, min(spare, _cost_room(task, cheap) - load[cheap])), load)
 
 
 def _is_worth_it(task: PlacementProblem, origin: str, dear: str, cheap: str) -> bool:
@@ -285,7 +287,7 @@ def _cost_room(task: PlacementProblem, region: str) -> float:
     return min(max(share * place.capacity, min(place.carried, most)), task.cap(region))
 
 
-def _load(sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> dict[str, float]:
+def _region_loads(sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> dict[str, float]:
     load = defaultdict(float, taken)
     for row in sent.values():
         for region, slots in row.items():
@@ -293,7 +295,7 @@ def _load(sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> d
     return load
 
 
-def _move(row: dict[str, float], source: str, to: str, slots: float, load: dict[str, float]) -> None:
+def _move_slots(row: dict[str, float], source: str, to: str, slots: float, load: dict[str, float]) -> None:
     for region, change in ((source, -slots), (to, slots)):
         row[region] = row.get(region, 0.0) + change
         load[region] += change
@@ -337,7 +339,6 @@ def _latency_ms(a: str, b: str, stated: Mapping[str, float]) -> float:
 
 
 def _distance_km(a: tuple[float, float], b: tuple[float, float]) -> float:
-    """Great-circle distance by the haversine formula."""
     north_a, east_a, north_b, east_b = (math.radians(degrees) for degrees in (*a, *b))
     half = math.sin((north_b - north_a) / 2) ** 2
     half += math.cos(north_a) * math.cos(north_b) * math.sin((east_b - east_a) / 2) ** 2

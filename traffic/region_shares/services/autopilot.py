@@ -37,15 +37,15 @@ from traffic.region_shares.planning.autopilot import (
 )
 from traffic.region_shares.planning.load import (
     CLOSE_AFTER_S,
+    Assessment,
     IngressCounters,
-    Judgement,
     Noted,
     Place,
     Sample,
     arrivals_per_s,
+    assess_place,
     in_service,
     ingress_counters,
-    judge_place,
     queued,
     recent_samples,
 )
@@ -173,15 +173,14 @@ def autopilot_run(*, now: datetime) -> list[str]:
         overrides_expire(now=now)
         windows_update(now=now)
         views = traffic_views(now)
-        moved = [name for name, (row, view) in views.items() if _steer(row, view, now)]
-        unserved_judge([view for _, view in views.values()], now=now)
+        moved = [name for name, (row, view) in views.items() if _steer_deployment(row, view, now)]
+        unserved_check([view for _, view in views.values()], now=now)
         return moved
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
 
 
-def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
-    """Applies the planner's decision for one deployment. Returns whether its shares changed."""
+def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
     if not view.regions:
         return False
     decision = plan_shift(view, SETTINGS, now)
@@ -191,17 +190,17 @@ def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
     if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:
         held = row.held  # the hold continues
     with transaction.atomic():
-        changes |= _hold(row, view.deployment, held, now)
+        changes |= _hold_changes(row, view.deployment, held, now)
         if isinstance(decision, ShiftTraffic):
             changes |= {"shares": matrix, "moved_at": now, "revision": row.revision + 1}
-        if not _save(row, changes):
+        if not _save_matrix(row, changes):
             return False
         if isinstance(decision, ShiftTraffic):
-            _record(row.revision + 1, decision, now)
+            _record_shift(row.revision + 1, decision, now)
     return isinstance(decision, ShiftTraffic)
 
 
-def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
+def _save_matrix(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
     """Compare-and-set on the revision that was read; the first row is created."""
     if row.looked_at is None:
         _, created = TrafficMatrix.objects.get_or_create(deployment_id=row.pk, defaults=changes)
@@ -209,7 +208,7 @@ def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
     return TrafficMatrix.objects.filter(pk=row.pk, revision=row.revision).update(**changes) > 0
 
 
-def _hold(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict[str, Any]:
+def _hold_changes(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict[str, Any]:
     """Returns changed fields when a hold starts, continues or ends. Start and end are events."""
     if bool(held) != bool(row.held):
         event_record(
@@ -224,7 +223,7 @@ def _hold(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict
     return {"held": held}
 
 
-def _record(revision: int, shift: ShiftTraffic, now: datetime) -> None:
+def _record_shift(revision: int, shift: ShiftTraffic, now: datetime) -> None:
     TrafficShift.objects.create(
         deployment_id=shift.deployment,
         revision=revision,
@@ -270,18 +269,18 @@ NOTE_EVERY_S = 4.0
 """Every second pass: each update makes browsers fetch the incident again."""
 
 
-def unserved_judge(views: Iterable[TrafficView], *, now: datetime) -> None:
-    judged = {place.subject: (place, judge_place(place, now)) for place in places(views, now)}
+def unserved_check(views: Iterable[TrafficView], *, now: datetime) -> None:
+    assessed = {place.subject: (place, assess_place(place, now)) for place in places(views, now)}
     with transaction.atomic():
         incidents = Incident.objects.filter(kind=NO_USABLE_CELL)
         known = {row.subject: row for row in incidents.filter(state=IncidentState.OPEN.value)}
         muted = set(incidents.filter(muted_until__gt=now).values_list("subject", flat=True))
-        for place, judgement in judged.values():
-            _note(place, judgement.noted)
+        for place, judgement in assessed.values():
+            _note_window(place, judgement.noted)
             if judgement.unserved is not None and place.subject not in muted:
-                _report(place, judgement, known.get(place.subject), now)
+                _report_incident(place, judgement, known.get(place.subject), now)
         for subject, incident in known.items():
-            why = judged[subject][1] if subject in judged else None
+            why = assessed[subject][1] if subject in assessed else None
             if why is not None and why.noted.since is not None:
                 continue
             seen_s = (now - (incident.seen_at or incident.opened_at)).total_seconds()
@@ -290,14 +289,14 @@ def unserved_judge(views: Iterable[TrafficView], *, now: datetime) -> None:
                 incidents_close(kind=NO_USABLE_CELL, subject=subject, resolution=resolution, now=now)
 
 
-def _note(place: Place, noted: Noted) -> None:
+def _note_window(place: Place, noted: Noted) -> None:
     if noted == Noted(place.served, place.since, place.refused_before):
         return
     rows = TrafficWindow.objects.filter(deployment=place.deployment, region=place.region)
     rows.update(served=noted.served, unserved_since=noted.since, refused_before=dict(noted.refused_before))
 
 
-def _report(place: Place, judgement: Judgement, known: Incident | None, now: datetime) -> None:
+def _report_incident(place: Place, judgement: Assessment, known: Incident | None, now: datetime) -> None:
     unserved = judgement.unserved
     if unserved is None:
         return

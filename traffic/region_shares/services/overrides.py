@@ -251,7 +251,7 @@ def evacuation_request(
     return approval_request(EVACUATE.name, request)
 
 
-def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+def _perform_evacuation(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     terms = Terms(duration_s=arguments["duration_s"], why=arguments["why"], actor=actor, now=now)
     region, deployment = arguments["region"], arguments["deployment"]
     mode = EvacuationMode.REAL.value
@@ -298,7 +298,7 @@ def _perform_shares(arguments: Mapping[str, Any], actor: str, now: datetime) -> 
 
 
 FIX_SHARES = FleetAction("fix-shares", "Fix shares that empty a region", _perform_shares, settable=False)
-EVACUATE = FleetAction(EVACUATE_RULE, "Evacuate a region for real", _perform)
+EVACUATE = FleetAction(EVACUATE_RULE, "Evacuate a region for real", _perform_evacuation)
 
 
 def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: str, now: datetime) -> TrafficPolicy:
@@ -311,7 +311,7 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
         Deployment.objects.select_for_update().get(name=deployment)
         rule = TrafficRule.objects.filter(deployment_id=deployment).first()
         before = rule.policy() if rule else TrafficPolicy()
-        policy = _parse(stated, before)
+        policy = _parsed_policy(stated, before)
         if policy == before:
             return policy
         tested = (policy.tested_concurrency, policy.tested_by_type)
@@ -339,7 +339,7 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
     return policy
 
 
-def _parse(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
+def _parsed_policy(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
     try:
         policy = parse_traffic_policy(stated, Region.objects.values_list("name", flat=True), before)
     except InvalidTrafficPolicy as error:

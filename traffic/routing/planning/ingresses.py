@@ -34,14 +34,14 @@ def plan_ingress(
     """Returns what to start for an ingress that is not connected. `started_at` is the controller's last start."""
     if not known:
         return StartIngress(start_whole=True, reason="first start")
-    if status is ProviderStatus.AGENT_DEAD and _passed(disconnected_at, now, RESTART_AFTER_S):
+    if status is ProviderStatus.AGENT_DEAD and _has_passed(disconnected_at, now, RESTART_AFTER_S):
         return StartIngress(start_whole=False, reason="HAProxy runs without its agent; restarted the agent")
-    if status is ProviderStatus.GONE and _passed(started_at, now, START_AGAIN_AFTER_S):
+    if status is ProviderStatus.GONE and _has_passed(started_at, now, START_AGAIN_AFTER_S):
         return StartIngress(start_whole=True, reason="it is not running; restarted it")
     return None
 
 
-def _passed(since: datetime | None, now: datetime, seconds: float) -> bool:
+def _has_passed(since: datetime | None, now: datetime, seconds: float) -> bool:
     return since is None or (now - since).total_seconds() >= seconds
 
 

@@ -107,16 +107,15 @@ def plan_pools(
         by_region[ingress.region].append(ingress)
     return tuple(
         msgspec.structs.replace(
-            _pool(deployment, region, by_pool, by_region, steering),
-            hold=_hold(region, (holds or {}).get(deployment.name), steering),
+            _plan_pool(deployment, region, by_pool, by_region, steering),
+            hold=_pool_hold(region, (holds or {}).get(deployment.name), steering),
         )
         for deployment in named
         for steering in [(steerings or {}).get(deployment.name, UNSTEERED)]
     )
 
 
-def _hold(region: str, held: HeldDeployment | None, steering: Steering) -> Hold | None:
-    """Returns the hold if a region that may serve these requests would start a cell."""
+def _pool_hold(region: str, held: HeldDeployment | None, steering: Steering) -> Hold | None:
     may = held is not None and any(steering.may_receive(region, other) for other in held.regions)
     return held.hold if held is not None and may else None
 
@@ -125,10 +124,10 @@ def keep_steering(planned: Iterable[Pool], before: Iterable[Pool], unreadable: C
     """Returns the pools, keeping the previous shares of `unreadable` deployments. One without a previous pool stays in
     its home region, because its residency is unknown."""
     known = {pool.name: pool for pool in before}
-    return tuple(_kept(pool, known.get(pool.name)) if pool.name in unreadable else pool for pool in planned)
+    return tuple(_keep_pool_shares(pool, known.get(pool.name)) if pool.name in unreadable else pool for pool in planned)
 
 
-def _kept(pool: Pool, before: Pool | None) -> Pool:
+def _keep_pool_shares(pool: Pool, before: Pool | None) -> Pool:
     if before is None:
         home = {region: 1.0 for region in pool.fractions if region not in {target.region for target in pool.spill}}
         return msgspec.structs.replace(pool, spill=(), fractions=home)
@@ -189,7 +188,7 @@ def _pool_adapters(deployment: ServedDeployment, region: str, by_pool: CellsByPo
         yield PoolAdapter(adapter, deployment.models[-1], tuple(holders))
 
 
-def _pool(
+def _plan_pool(
     deployment: ServedDeployment,
     region: str,
     by_pool: Mapping[tuple[str, str], list[RoutableCell]],
@@ -223,7 +222,7 @@ def _pool(
             for name in others
             for ingress in ingresses[name]
         ),
-        fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
+        fractions=_pool_fractions(region, ready, others, steering.matrix.get(region, {})),
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),
         max_model_len=deployment.max_model_len,
         created_at=deployment.created_at,
@@ -247,7 +246,9 @@ def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str,
     return tuple(splits)
 
 
-def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]) -> dict[str, float]:
+def _pool_fractions(
+    region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]
+) -> dict[str, float]:
     """Returns shares that sum to 1 (I12), or {} if no region can serve. Regions that cannot serve lose their share to
     the others."""
     there = {name: share for name, share in row.items() if name in others or (name == region and ready[region])}

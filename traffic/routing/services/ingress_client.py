@@ -136,15 +136,15 @@ async def ingress_post(
 ) -> AttemptResponse:
     """Posts a JSON body and waits for the whole response. Never raises if the other side fails."""
     try:
-        async with asyncio.timeout(limit_s), _client(min(CONNECT_LIMIT_S, limit_s)) as client:
-            response = await client.send(_post(ingress, path, body, headers), stream=True)
-            return await _whole(response, max_bytes)
+        async with asyncio.timeout(limit_s), _http_client(min(CONNECT_LIMIT_S, limit_s)) as client:
+            response = await client.send(_post_request(ingress, path, body, headers), stream=True)
+            return await _read_whole(response, max_bytes)
     except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
-        return AttemptResponse(None, sent=False, reason=_unreachable(ingress, error))
+        return AttemptResponse(None, sent=False, reason=_unreachable_text(ingress, error))
     except TimeoutError:
         return AttemptResponse(None, reason=f"no complete answer within {limit_s:.3g} s")
     except httpx.TransportError as error:
-        return AttemptResponse(None, reason=_broken(error))
+        return AttemptResponse(None, reason=_broken_text(error))
 
 
 async def ingress_stream(
@@ -157,18 +157,18 @@ async def ingress_stream(
         StreamBroken: the ingress is silent for too long or closes the connection early.
     """
     try:
-        async with _client(CONNECT_LIMIT_S) as client:
-            request = _post(ingress, path, body, headers)
-            async with aclosing(_parts(client, request, limits)) as parts:
+        async with _http_client(CONNECT_LIMIT_S) as client:
+            request = _post_request(ingress, path, body, headers)
+            async with aclosing(_response_parts(client, request, limits)) as parts:
                 async for part in parts:
                     yield part
     except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
-        raise IngressUnreachable(_unreachable(ingress, error)) from None
+        raise IngressUnreachable(_unreachable_text(ingress, error)) from None
     except httpx.TransportError as error:
-        raise StreamBroken(_broken(error)) from None
+        raise StreamBroken(_broken_text(error)) from None
 
 
-async def _whole(response: httpx.Response, max_bytes: int) -> AttemptResponse:
+async def _read_whole(response: httpx.Response, max_bytes: int) -> AttemptResponse:
     body = bytearray()
     async for piece in response.aiter_raw():
         body += piece
@@ -179,24 +179,24 @@ async def _whole(response: httpx.Response, max_bytes: int) -> AttemptResponse:
     return AttemptResponse(response.status_code, bytes(body), retry_after_s=retry_after_s)
 
 
-async def _parts(
+async def _response_parts(
     client: httpx.AsyncClient, request: httpx.Request, limits: StreamLimits
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
     clock = asyncio.get_running_loop().time
     ends_at = clock() + limits.whole_s
     # One timeout around the generator would also interrupt its caller between two pieces.
-    response = await _within(min(limits.first_s, limits.whole_s), client.send(request, stream=True))
+    response = await _limited(min(limits.first_s, limits.whole_s), client.send(request, stream=True))
     async with aclosing(response):
         yield ResponseHead(response.status_code, dict(response.headers))
         pieces, read_bytes = response.aiter_raw(), 0
-        while piece := await _within(min(limits.silent_s, ends_at - clock()), anext(pieces, b"")):
+        while piece := await _limited(min(limits.silent_s, ends_at - clock()), anext(pieces, b"")):
             read_bytes += len(piece)
             if read_bytes > limits.max_bytes:
                 raise StreamBroken(f"the answer is longer than {limits.max_bytes} bytes")
             yield piece
 
 
-async def _within(limit_s: float, step: Awaitable[T]) -> T:
+async def _limited(limit_s: float, step: Awaitable[T]) -> T:
     try:
         async with asyncio.timeout(limit_s):
             return await step
@@ -204,7 +204,7 @@ async def _within(limit_s: float, step: Awaitable[T]) -> T:
         raise StreamBroken(f"no data within {max(0.0, limit_s):.3g} s") from None
 
 
-def _client(connect_s: float) -> httpx.AsyncClient:
+def _http_client(connect_s: float) -> httpx.AsyncClient:
     """
     Raises:
         NoIdentity: the web process, which creates the certificate, has never run with this home.
@@ -213,7 +213,7 @@ def _client(connect_s: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=context)
 
 
-def _post(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
+def _post_request(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
     """Built by hand, so that none of the client's own headers (Accept-Encoding, User-Agent) reaches an engine."""
     scheme, port, extensions = "http", ingress.port, {}
     if not settings.PLAIN_LINKS:
@@ -253,12 +253,12 @@ def own_identity() -> OwnIdentity:
     return OwnIdentity(settings.SWITCHYARD_HOME / "control")
 
 
-def _unreachable(ingress: IngressAddress, error: Exception) -> str:
+def _unreachable_text(ingress: IngressAddress, error: Exception) -> str:
     where = f"the ingress {ingress.id} at {ingress.address}:{ingress.port}"
     return f"{where} cannot be reached: {str(error) or type(error).__name__}"
 
 
-def _broken(error: httpx.TransportError) -> str:
+def _broken_text(error: httpx.TransportError) -> str:
     return f"the answer broke off: {str(error) or type(error).__name__}"
 
 
@@ -311,11 +311,11 @@ def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
         in_flight=sum(_in_flight(member) for member in members if member.rank == 0),
         regions=tuple(sorted(place.region_id for place in row.regions.all() if place.cells)),
         split=split_text(there.prefill, there.decode, there.mixed) if there.is_apart else "",
-        stated=_stated(row, region),
+        stated=_stated_cells(row, region),
     )
 
 
-def _stated(row: Deployment, region: str) -> Cells | None:
+def _stated_cells(row: Deployment, region: str) -> Cells | None:
     """Returns the stated cells, or None if the autoscaler or the role planner decides their number."""
     place = row.regions.filter(region=region).first()
     stated = place.stated(plans_roles=row.plans_roles) if place is not None else None
@@ -357,15 +357,15 @@ def benchmark_serve(request: ServeRequest) -> Serving:
         return _under_way(rollout, request)
     if rollout is not None and _has_failed(rollout, request):
         return Serving(ServingState.REFUSED, f"its rollout is {rollout.state}: {rollout.reason}")
-    served = _served(row, request)
+    served = _serving_state(row, request)
     if request.cells is not None:
         cells = request.cells if served is not None else cells_count(request.cells)
-        if moving := _scaled(row, request, cells):
+        if moving := _scale_cells(row, request, cells):
             return moving
-    return served or _begun(row, request)
+    return served or _start_rollout(row, request)
 
 
-def _scaled(row: Deployment, request: ServeRequest, wanted: Cells) -> Serving | None:
+def _scale_cells(row: Deployment, request: ServeRequest, wanted: Cells) -> Serving | None:
     """Scales to these cells; None keeps the number. Returns the state, ready once all of them serve."""
     try:
         cells = parse_cells(wanted, "cells")
@@ -390,13 +390,13 @@ def _under_way(rollout: Rollout, request: ServeRequest) -> Serving:
     if rollout.to_version.reference != request.version:
         if rollout.actor != request.actor or rollout.state != RolloutState.PAUSED:
             return Serving(ServingState.MOVING, f"waiting for {rollout}: {rollout.reason}")
-        return _begun(rollout.deployment, request)
+        return _start_rollout(rollout.deployment, request)
     if rollout.state == RolloutState.PAUSED:
         return Serving(ServingState.REFUSED, f"its rollout is paused: {rollout.reason}")
     return Serving(ServingState.MOVING, f"{rollout} to {request.version}: {rollout.reason}")
 
 
-def _served(row: Deployment, request: ServeRequest) -> Serving | None:
+def _serving_state(row: Deployment, request: ServeRequest) -> Serving | None:
     """Returns whether all cells run the version and are ready, or None if a rollout is needed."""
     cells = list(
         Cell.objects.filter(deployment=row).exclude(state=CellState.STOPPED.value).select_related("model_version")
@@ -412,7 +412,7 @@ def _served(row: Deployment, request: ServeRequest) -> Serving | None:
     return Serving(ServingState.MOVING, f"{ready} of {wanted} cells are ready")
 
 
-def _begun(row: Deployment, request: ServeRequest) -> Serving:
+def _start_rollout(row: Deployment, request: ServeRequest) -> Serving:
     cells = max(1, sum(place.cells_in_force for place in row.regions.all()))
     policy = {**AT_ONCE, "max_unavailable": cells}
     try:

@@ -58,7 +58,7 @@ def ingress_machines_follow(*, now: datetime) -> None:
         if machine.state == MachineState.POOL and machine.connected and not machine.leaving:
             _become_ingress(machine, now)
         elif machine.state == MachineState.TAKEN and machine.leaving and not has_targets(machine.runs):
-            _leave(machine, now)
+            _remove_of_machine(machine, now)
     running = Machine.objects.filter(role=MachineRole.INGRESS.value, state=MachineState.TAKEN.value)
     for ingress in Ingress.objects.filter(region__provider=POOLED).exclude(id__in=running.values("runs")):
         ingress_remove(ingress, "its machine is gone", now)
@@ -77,13 +77,13 @@ def _become_ingress(machine: Machine, now: datetime) -> None:
             return
         columns = {"region": machine.region, "address": machine.address, "port": machine.port_base}
         Ingress.objects.update_or_create(id=name, defaults=columns, create_defaults={**columns, "created_at": now})
-        url = f"http://{_host(machine.address)}:{machine.port_base}"
+        url = f"http://{_host_of(machine.address)}:{machine.port_base}"
         Region.objects.filter(name=machine.region_id, ingress_url="").update(ingress_url=url)
         live.push_desired([machine.id])
         live.push("traffic", machine.region_id)
 
 
-def _leave(machine: Machine, now: datetime) -> None:
+def _remove_of_machine(machine: Machine, now: datetime) -> None:
     with transaction.atomic():
         for ingress in Ingress.objects.filter(id=machine.runs):
             ingress_remove(ingress, machine.reason, now)
@@ -105,10 +105,10 @@ def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
     with transaction.atomic():
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         refusals_forget(ingress=ingress.id)
-        url = f"http://{_host(ingress.address)}:{ingress.port}"
+        url = f"http://{_host_of(ingress.address)}:{ingress.port}"
         others = Ingress.objects.filter(region=ingress.region_id).exclude(id=ingress.id).order_by("id")
         other = others.first()
-        instead = f"http://{_host(other.address)}:{other.port}" if other is not None else ""
+        instead = f"http://{_host_of(other.address)}:{other.port}" if other is not None else ""
         Region.objects.filter(name=ingress.region_id, ingress_url=url).update(ingress_url=instead)
         event_record(
             kind="ingress.removed",
@@ -121,7 +121,7 @@ def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
         live.push("traffic", ingress.region_id)
 
 
-def _host(address: str) -> str:
+def _host_of(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
@@ -168,7 +168,7 @@ def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
     if lease_take(name=lease, holder=holder, ttl_s=START_LIMIT_S, now=now) is None:
         return False
     try:
-        return _ensure(ingress, now)
+        return _ensure_ingress(ingress, now)
     except ProviderError as error:
         log.error("ingress %s: %s", ingress.id, error)
         return False
@@ -176,7 +176,7 @@ def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
         lease_release(name=lease, holder=holder, now=now)
 
 
-def _ensure(ingress: Ingress, now: datetime) -> bool:
+def _ensure_ingress(ingress: Ingress, now: datetime) -> bool:
     report = IngressReport.objects.filter(ingress=ingress).first()
     provider = provider_named(ingress.region.provider)
     status = provider.describe([ingress.id])[ingress.id]
@@ -193,7 +193,7 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
     started = {"connected": False, "connection_changed_at": now, "started_at": now}
     IngressReport.objects.update_or_create(ingress=ingress, defaults=started)
     if action.start_whole:
-        _launch(ingress, now)
+        _launch_machine(ingress, now)
     else:
         provider.restart_agent(ingress.id)
     with transaction.atomic():
@@ -233,7 +233,7 @@ def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "")
         live.push("traffic", ingress.region_id)
 
 
-def _launch(ingress: Ingress, now: datetime) -> None:
+def _launch_machine(ingress: Ingress, now: datetime) -> None:
     token = join_token_issue(
         kind=AgentKind.INGRESS, subject=ingress.id, region=ingress.region_id, expires_at=now + JOIN_TOKEN_TTL
     )
@@ -288,7 +288,7 @@ def _ensure_in_zones(region: Region, base: CloudBase, now: datetime) -> None:
             case RemoveIngress(id=name, reason=reason):
                 ingress_remove(by_id.pop(name), reason, now)
             case NewIngress(zone=zone, reason=reason):
-                created = _create(region, zone, reason, now)
+                created = _create_ingress(region, zone, reason, now)
                 by_id[created.id] = created
     machines = {row.runs: row for row in Machine.objects.filter(runs__in=list(by_id)).exclude(state=MachineState.GONE)}
     for name, ingress in by_id.items():
@@ -302,7 +302,7 @@ def _ensure_in_zones(region: Region, base: CloudBase, now: datetime) -> None:
             live.push("traffic", region.name)
 
 
-def _create(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
+def _create_ingress(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
     with transaction.atomic():
         name = f"i-{region.name}-{secrets.token_hex(2)}"
         ingress = Ingress.objects.create(id=name, region=region, address="", port=PORT, zone=zone, created_at=now)
@@ -318,7 +318,6 @@ def _create(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
 
 
 def _launch_in_zone(provider: NodeProvider, ingress: Ingress, zone_id: str, now: datetime) -> None:
-    """Takes one step of the launch if one is due."""
     report: IngressReport | None = getattr(ingress, "report", None)
     if report is not None and report.started_at and now - report.started_at < timedelta(seconds=STEP_EVERY_S):
         return
@@ -333,15 +332,15 @@ def _launch_in_zone(provider: NodeProvider, ingress: Ingress, zone_id: str, now:
     try:
         provider.launch([spec])
     except Later as waits:
-        _say(ingress, str(waits))
+        _ingress_event(ingress, str(waits))
     except ProviderError as error:
         log.warning("ingress %s: %s", ingress.id, error)
-        _say(ingress, str(error))
+        _ingress_event(ingress, str(error))
     else:
-        _say(ingress, "")
+        _ingress_event(ingress, "")
 
 
-def _say(ingress: Ingress, reason: str) -> None:
+def _ingress_event(ingress: Ingress, reason: str) -> None:
     IngressReport.objects.filter(ingress=ingress).update(reason=reason)
 
 
@@ -368,20 +367,20 @@ def ingress_reports_store(rows: list[IngressRow]) -> None:
     for row in rows:
         try:
             with transaction.atomic():
-                _store(msgspec.json.decode(json_without_nul(msgspec.json.encode(row)), type=IngressRow))
+                _store_report(msgspec.json.decode(json_without_nul(msgspec.json.encode(row)), type=IngressRow))
         except UNSTORABLE_ERRORS as refusal:
             log.warning("dropped the report of %s: %s", row.ingress, refusal)
 
 
-def _store(row: IngressRow) -> None:
+def _store_report(row: IngressRow) -> None:
     reports = IngressReport.objects.filter(ingress_id=row.ingress)
     if not row.connected:
         ended = reports.filter(connection=row.connection, connected=True)
         changed = ended.update(connected=False, connection_changed_at=row.changed_at) > 0
     elif region := Ingress.objects.filter(id=row.ingress).values_list("region_id", flat=True).first():
         before = reports.values("connected", "revision", "cells").first()
-        IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
-        cell_sightings_store(witness=row.ingress, down=_down(row), now=row.seen_at)
+        IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_report_columns(row))
+        cell_sightings_store(witness=row.ingress, down=_unreachable_cells(row), now=row.seen_at)
         refusals_store(ingress=row.ingress, region=region, refusals=row.telemetry.get("refusals"), now=row.seen_at)
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
@@ -395,7 +394,7 @@ def _store(row: IngressRow) -> None:
         wake_ups.send("traffic.autopilot")
 
 
-def _down(row: IngressRow) -> dict[str, int]:
+def _unreachable_cells(row: IngressRow) -> dict[str, int]:
     """Returns cells that the ingress routes to but cannot reach, with the generation in its table."""
     down = {cell for cell, state in row.cells.items() if state == DOWN}
     if not down:
@@ -408,7 +407,7 @@ def _down(row: IngressRow) -> dict[str, int]:
     return {cell.cell: cell.generation for pool in pools for cell in pool.cells if cell.cell in down and not cell.drain}
 
 
-def _columns(row: IngressRow) -> dict[str, Any]:
+def _report_columns(row: IngressRow) -> dict[str, Any]:
     return {
         "connection": row.connection,
         "connected": True,

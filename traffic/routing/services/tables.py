@@ -68,7 +68,7 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
             pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
             kept = _kept_splits(splits, before or _NOTHING, unreadable)
             wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))
-            is_new = before != wanted and _publish(region, wanted, before or _NOTHING, table, now)
+            is_new = before != wanted and _publish_table(region, wanted, before or _NOTHING, table, now)
             if is_new:
                 published.append(region)
             if table is not None and table.problem is not None:
@@ -80,8 +80,6 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The content of a table, without its revision."""
-
     pools: tuple[Pool, ...]
     splits: tuple[Split, ...]
     keys: JsonObject
@@ -125,7 +123,7 @@ def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, n
         incidents_close(kind=UNREADABLE, subject=region, resolution="a new table replaced it", now=now)
 
 
-def _publish(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
+def _publish_table(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
     changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
     changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
     revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the previous table is unreadable"
@@ -135,14 +133,14 @@ def _publish(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable 
         **({KEY_RING: wanted.keys} if wanted.keys else {}),
     }
     try:
-        _store(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))
+        _store_table(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))
     except IntegrityError:
         return False  # another worker published this revision; the next pass compares again
     return True
 
 
 @transaction.atomic
-def _store(table: RoutingTable) -> None:
+def _store_table(table: RoutingTable) -> None:
     table.save(force_insert=True)
     event_record(
         kind="traffic.table",
@@ -184,7 +182,7 @@ REPORT_IN = timedelta(hours=1)
 def load_test_traffic_seed(*, now: datetime) -> None:
     """Creates an ingress and tables per region, shares per deployment, and 1,000 keys. No process runs behind them."""
     for region in Region.objects.all():
-        _region(region, now)
+        _seed_region(region, now)
     regions = list(Region.objects.values_list("name", flat=True))
     shares = {origin: {origin: 0.9, regions[number - 1]: 0.1} for number, origin in enumerate(regions)}
     figures = {"regions": {name: {"demand": 40.0, "load": 30.0, "capacity": 64.0} for name in regions}}
@@ -195,10 +193,10 @@ def load_test_traffic_seed(*, now: datetime) -> None:
         TrafficShift.objects.create(
             deployment=deployment, revision=1, kind="relief", shares=shares, moved=0.1, reason="seeded", at=now
         )
-    _keys(now)
+    _seed_keys(now)
 
 
-def _region(region: Region, now: datetime) -> None:
+def _seed_region(region: Region, now: datetime) -> None:
     ingress = Ingress.objects.create(
         id=f"i-{region.name}", region=region, address="127.0.0.1", port=8080 + region.position, created_at=now
     )
@@ -219,7 +217,7 @@ def _region(region: Region, now: datetime) -> None:
             "name": deployment,
             "models": [deployment],
             "serving_class": ServingClass.REALTIME.value,
-            "cells": [_endpoint(cell) for cell, of in cells if of == deployment],
+            "cells": [_seed_endpoint(cell) for cell, of in cells if of == deployment],
             "spill": [],
             "fractions": {region.name: 1.0},
         }
@@ -237,12 +235,12 @@ def _region(region: Region, now: datetime) -> None:
     )
 
 
-def _endpoint(cell: str) -> JsonObject:
+def _seed_endpoint(cell: str) -> JsonObject:
     endpoint: JsonObject = msgspec.to_builtins(CellEndpoint(cell, 1, "10.0.0.1", 20_003, max_connections=32))
     return endpoint
 
 
-def _keys(now: datetime) -> None:
+def _seed_keys(now: datetime) -> None:
     hour = now.replace(minute=0, second=0, microsecond=0)
     keys = [
         ApplicationKey(

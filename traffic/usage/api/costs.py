@@ -49,18 +49,18 @@ from traffic.usage.services.export import PARQUET_TYPE, TooManyRows, cost_parque
 SOURCES = [(source.label, source.label) for source in Source]
 DEFAULT_GROUP = "version,type"
 HOUR_MS = 3_600_000
-_WITHOUT = "null where rows are of tenants, classes or adapters, which idle time has none of."
+_WITHOUT = "null in rows of tenants, classes or adapters, which idle time does not have."
 
 
-def _amount(what: str, **more: Any) -> serializers.CharField:
+def _amount_field(what: str, **more: Any) -> serializers.CharField:
     return serializers.CharField(help_text=what, **more)
 
 
-def _figure(what: str) -> serializers.FloatField:
-    return serializers.FloatField(allow_null=True, help_text=f"{what}; null: not known, or no tokens.")
+def _figure_field(what: str) -> serializers.FloatField:
+    return serializers.FloatField(allow_null=True, help_text=f"{what}; null if unknown or without tokens.")
 
 
-def _source() -> serializers.ChoiceField:
+def _source_field() -> serializers.ChoiceField:
     return serializers.ChoiceField(choices=SOURCES)
 
 
@@ -70,33 +70,33 @@ class CostFiguresSerializer(serializers.Serializer[Any]):
     prompt_tokens = serializers.IntegerField()
     cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
     completion_tokens = serializers.IntegerField()
-    machine_hours = _amount(_WITHOUT, allow_null=True)
-    cost_usd = _amount("US dollars: what the tokens caused.")
-    idle_cost_usd = _amount(f"US dollars: of time in which a cell had nothing in flight; {_WITHOUT}", allow_null=True)
-    energy_j = _amount("Joules.")
-    idle_energy_j = _amount(_WITHOUT, allow_null=True)
-    carbon_g = _amount("Grams of CO2 equivalent.")
-    idle_carbon_g = _amount(_WITHOUT, allow_null=True)
-    usd_per_mtoken = _figure("US dollars")
-    joules_per_mtoken = _figure("Joules")
-    gco2e_per_mtoken = _figure("Grams of CO2 equivalent")
-    usd_per_mtoken_with_idle = _figure("The same with idle time")
-    joules_per_mtoken_with_idle = _figure("The same with idle time")
-    gco2e_per_mtoken_with_idle = _figure("The same with idle time")
-    cost_source = _source()
-    energy_source = _source()
-    carbon_source = _source()
+    machine_hours = _amount_field(_WITHOUT, allow_null=True)
+    cost_usd = _amount_field("US dollars caused by the tokens.")
+    idle_cost_usd = _amount_field(f"US dollars of idle time; {_WITHOUT}", allow_null=True)
+    energy_j = _amount_field("Joules.")
+    idle_energy_j = _amount_field(_WITHOUT, allow_null=True)
+    carbon_g = _amount_field("Grams of CO2 equivalent.")
+    idle_carbon_g = _amount_field(_WITHOUT, allow_null=True)
+    usd_per_mtoken = _figure_field("US dollars")
+    joules_per_mtoken = _figure_field("Joules")
+    gco2e_per_mtoken = _figure_field("Grams of CO2 equivalent")
+    usd_per_mtoken_with_idle = _figure_field("The same with idle time")
+    joules_per_mtoken_with_idle = _figure_field("The same with idle time")
+    gco2e_per_mtoken_with_idle = _figure_field("The same with idle time")
+    cost_source = _source_field()
+    energy_source = _source_field()
+    carbon_source = _source_field()
 
 
 class CostGroupSerializer(CostFiguresSerializer):
     """One group. Dimensions that are not grouped by are null."""
 
-    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    start = serializers.DateTimeField(allow_null=True, help_text="Start of its time; null with `by=total`.")
     deployment = serializers.CharField(allow_null=True)
     version = serializers.CharField(allow_null=True)
     region = serializers.CharField(allow_null=True)
-    tenant = serializers.CharField(allow_null=True, help_text="Empty: requests without a key.")
-    adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+    tenant = serializers.CharField(allow_null=True, help_text="Empty for requests without a key.")
+    adapter = serializers.CharField(allow_null=True, help_text="Empty for the base model.")
 
     class Meta:
         examples = {"version": "sim-70b@1", "adapter": None}
@@ -109,16 +109,18 @@ class CostGroupSerializer(CostFiguresSerializer):
 class CostTotalsSerializer(CostFiguresSerializer):
     """Totals of the filtered rows. `cells_usd` = `cost_usd` + `idle_cost_usd`; `bill_usd` includes spares."""
 
-    cells_usd = _amount(_WITHOUT, allow_null=True)
-    spares_usd = _amount("US dollars of machines in no cell; null where a filter leaves them out.", allow_null=True)
-    spares_energy_j = _amount("Joules of the same.", allow_null=True)
-    bill_usd = _amount("US dollars of all machines; null where a filter leaves some out.", allow_null=True)
-    open_machine_hours = serializers.FloatField(help_text="Of hours that are not split yet; in no sum.")
+    cells_usd = _amount_field(_WITHOUT, allow_null=True)
+    spares_usd = _amount_field(
+        "US dollars of machines in no cell; null where a filter leaves them out.", allow_null=True
+    )
+    spares_energy_j = _amount_field("Joules of the same.", allow_null=True)
+    bill_usd = _amount_field("US dollars of all machines; null where a filter leaves some out.", allow_null=True)
+    open_machine_hours = serializers.FloatField(help_text="Of unsettled hours, which are in no sum.")
     refused_readings = serializers.IntegerField(
-        allow_null=True, help_text="Of meters, that could not be so; that time is estimated."
+        allow_null=True, help_text="Implausible meter readings; their time is estimated."
     )
     measured_percent = serializers.FloatField(
-        allow_null=True, help_text="How much of the cells' energy meters counted; null: none is known."
+        allow_null=True, help_text="Metered share of the cells' energy; null if unknown."
     )
 
 
@@ -127,16 +129,19 @@ class TokenWeightSerializer(serializers.Serializer[Any]):
 
     version = serializers.CharField()
     type = serializers.CharField()
-    cached = serializers.FloatField(help_text="A prompt token out of the engine's cache.")
+    cached = serializers.FloatField(help_text="Weight of a prompt token from the engine's cache.")
     completion = serializers.FloatField()
     known = serializers.ChoiceField(
-        choices=SOURCES, help_text="`measured` by engines' steps, `rated` by prices of tokens, `estimated` by lists."
+        choices=SOURCES,
+        help_text="`measured` from engine steps, `rated` from token prices, `estimated` from price lists.",
     )
-    samples = serializers.IntegerField(allow_null=True, help_text="Looks of 15 s that were fitted; null: not measured.")
+    samples = serializers.IntegerField(allow_null=True, help_text="Fitted samples of 15 s; null if not measured.")
     nodes = serializers.IntegerField(allow_null=True)
-    error_percent = serializers.FloatField(allow_null=True, help_text="Of busy time, which the model leaves over.")
+    error_percent = serializers.FloatField(
+        allow_null=True, help_text="Share of busy time that the model does not explain."
+    )
     weight_error_percent = serializers.FloatField(allow_null=True, help_text="The standard error of `completion`.")
-    bounded = serializers.BooleanField(help_text="Held within 30 times what prices say.")
+    bounded = serializers.BooleanField(help_text="Whether it was limited to 30 times the price lists.")
     fitted_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -147,9 +152,9 @@ class BatchPriceSerializer(serializers.Serializer[Any]):
     """Cost of batches: their share, and the price of a million additional tokens, from comparing hours."""
 
     tokens = serializers.IntegerField()
-    cost_usd = _amount("US dollars: their share.")
-    usd_per_mtoken = _figure("US dollars, by their share")
-    marginal_usd_per_mtoken = serializers.FloatField(allow_null=True, help_text="Null: hours do not tell.")
+    cost_usd = _amount_field("US dollars: their share.")
+    usd_per_mtoken = _figure_field("US dollars, by their share")
+    marginal_usd_per_mtoken = serializers.FloatField(allow_null=True, help_text="Null if hours do not determine it.")
     marginal_usd_error = serializers.FloatField(allow_null=True, help_text="Its standard error.")
     marginal_joules_per_mtoken = serializers.FloatField(allow_null=True)
     hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
@@ -163,8 +168,10 @@ class CostSerializer(serializers.Serializer[Any]):
     group = serializers.ListField(child=serializers.CharField())
     rows = CostGroupSerializer(many=True)
     totals = CostTotalsSerializer()
-    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
-    batches = BatchPriceSerializer(allow_null=True, help_text="Null: none in these hours, or a filter of accounts.")
+    truncated = serializers.BooleanField(help_text="Whether there are more groups than `limit`.")
+    batches = BatchPriceSerializer(
+        allow_null=True, help_text="Null without batches in these hours, or with a filter of accounts."
+    )
     weights = TokenWeightSerializer(many=True)
 
     class Meta:
@@ -194,7 +201,7 @@ class CostViewSet(TablesViewSet):
             pieces = csv_pieces(cost_rows(query), COST_COLUMNS)
             return download("costs", pieces, "text/csv; charset=utf-8", query, form)
         if form == "parquet":
-            return download("costs", iter([_parquet(cost_rows(query))]), PARQUET_TYPE, query, form)
+            return download("costs", iter([_costs_parquet(cost_rows(query))]), PARQUET_TYPE, query, form)
         answer = cost_answer(query, most=limit)
         totals, spares = answer.totals, answer.spares
         cells = totals.sums.cells_cost if totals.has_idle else None
@@ -205,9 +212,9 @@ class CostViewSet(TablesViewSet):
                 "end": query.end,
                 "by": query.by.value,
                 "group": list(query.group),
-                "rows": [_shown(row) for row in answer.rows],
+                "rows": [_cost_row_json(row) for row in answer.rows],
                 "totals": {
-                    **_figures(totals),
+                    **_cost_figures(totals),
                     "cells_usd": None if cells is None else money_text(cells),
                     "spares_usd": None if spares is None else money_text(spares.idle_cost),
                     "spares_energy_j": None if spares is None else micro_text(spares.idle_uj),
@@ -219,20 +226,20 @@ class CostViewSet(TablesViewSet):
                     else None,
                 },
                 "truncated": answer.truncated,
-                "batches": _batches(query),
-                "weights": [_weight(each) for each in token_weights(clock.now())],
+                "batches": _batch_price_json(query),
+                "weights": [_token_weight_json(each) for each in token_weights(clock.now())],
             }
         )
 
 
-def _parquet(rows: Any) -> bytes:
+def _costs_parquet(rows: Any) -> bytes:
     try:
         return cost_parquet(rows)
     except TooManyRows as error:
         raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
 
 
-def _batches(query: UsageQuery) -> dict[str, Any] | None:
+def _batch_price_json(query: UsageQuery) -> dict[str, Any] | None:
     price = batch_price(query)
     if price is None:
         return None
@@ -248,7 +255,7 @@ def _batches(query: UsageQuery) -> dict[str, Any] | None:
     }
 
 
-def _weight(weight: TokenWeight) -> dict[str, Any]:
+def _token_weight_json(weight: TokenWeight) -> dict[str, Any]:
     fit = weight.fit
     return {
         "version": weight.version,
@@ -265,34 +272,36 @@ def _weight(weight: TokenWeight) -> dict[str, Any]:
     }
 
 
-def _shown(row: CostRow) -> dict[str, Any]:
-    return {"start": row.start, **{name: row.group.get(name) for name in COST_DIMENSIONS}, **_figures(row)}
+def _cost_row_json(row: CostRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in COST_DIMENSIONS}, **_cost_figures(row)}
 
 
-def _figures(row: CostRow) -> dict[str, Any]:
+def _cost_figures(row: CostRow) -> dict[str, Any]:
     figures = {name: None if value is None else round(float(value), 6) for name, value in row.all_figures().items()}
     tokens = {name: getattr(row.sums, name) for name in TOKEN_COLUMNS}
     return {**tokens, **row.amounts(), **figures, **row.sources()}
 
 
 UNITS = [unit.value for unit in BudgetUnit]
-OF_MACHINES = "Of machines; with neither tenant nor deployment: of all machines, spares included."
+OF_MACHINES = "Deployment of a machine budget; with neither tenant nor deployment, all machines including spares."
 
 
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
     tenant = serializers.CharField(help_text="Empty for a budget of machines.")
     deployment = serializers.CharField(help_text=OF_MACHINES)
     unit = serializers.ChoiceField(
-        choices=UNITS, help_text="`usd`: of a tenant by prices of tokens, of machines what they cost."
+        choices=UNITS, help_text="`usd`: charges for a tenant's tokens, or cost of machines."
     )
     limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC).")
-    alert_at = serializers.ListField(child=serializers.IntegerField(), help_text="Per cent; each opens an incident.")
-    hard_stop = serializers.BooleanField(help_text="At 100 % the tenant's keys are refused until the next month.")
-    month = serializers.SerializerMethodField(help_text="The month (UTC) that counts now.")
-    used = serializers.SerializerMethodField(help_text="Of machines: the hour that runs included.")
+    alert_at = serializers.ListField(
+        child=serializers.IntegerField(), help_text="Alerts in per cent; each opens an incident."
+    )
+    hard_stop = serializers.BooleanField(help_text="At 100 %, refuse the tenant's keys until the next month.")
+    month = serializers.SerializerMethodField(help_text="Current month (UTC).")
+    used = serializers.SerializerMethodField(help_text="For machines, including the current hour.")
     used_percent = serializers.SerializerMethodField()
-    level = serializers.IntegerField(help_text="Of `alert_at`, the one that was reached; 0: none.")
-    stopped = serializers.BooleanField(help_text="The tenant's keys are refused with 429 `insufficient_quota`.")
+    level = serializers.IntegerField(help_text="The reached alert of `alert_at`; 0 if none.")
+    stopped = serializers.BooleanField(help_text="Whether the tenant's keys are refused with 429 `insufficient_quota`.")
 
     class Meta:
         model = Budget
@@ -303,18 +312,18 @@ class BudgetSerializer(serializers.ModelSerializer[Budget]):
         examples = {"month": "2026-11", "used": "842.120000"}
 
     @property
-    def _use(self) -> MonthUse:
+    def _month_use(self) -> MonthUse:
         use: MonthUse = self.context["month_use"]
         return use
 
     def get_month(self, row: Budget) -> str:
-        return f"{self._use.month:%Y-%m}"
+        return f"{self._month_use.month:%Y-%m}"
 
     def get_used(self, row: Budget) -> str:
-        return money_text(self._use.of(row))
+        return money_text(self._month_use.of(row))
 
     def get_used_percent(self, row: Budget) -> float:
-        return round(float(used_percent(row.rules(), self._use.of(row))), 1)
+        return round(float(used_percent(row.rules(), self._month_use.of(row))), 1)
 
 
 class ChangeBudgetSerializer(StrictSerializer):
@@ -325,18 +334,18 @@ class ChangeBudgetSerializer(StrictSerializer):
         required=False,
         help_text="Rising whole per cents; 50, 80 and 100.",
     )
-    hard_stop = serializers.BooleanField(required=False, help_text="Only of a tenant.")
+    hard_stop = serializers.BooleanField(required=False, help_text="Only for a tenant.")
 
 
 class CreateBudgetSerializer(ChangeBudgetSerializer):
     tenant = serializers.RegexField(
-        TENANT, required=False, allow_blank=True, default="", help_text="As its keys name it."
+        TENANT, required=False, allow_blank=True, default="", help_text="Tenant as in its keys."
     )
     deployment = serializers.CharField(
         max_length=96, required=False, allow_blank=True, default="", help_text=OF_MACHINES
     )
-    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens`: only of a tenant.")
-    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Each month (UTC); more than 0.")
+    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens` only for a tenant.")
+    limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Limit per month (UTC); more than 0.")
 
     class Meta:
         examples = {"tenant": "rufus", "unit": "usd", "limit": "1200.00", "hard_stop": True}

@@ -20,6 +20,7 @@ from kernel.rest.view_sets import ViewSet
 from traffic.responses.selectors import kept_by_tenant, kept_in_all
 from traffic.responses.services import store_settings
 from traffic.tenants.api import only, openai_error
+from traffic.tenants.planner import unix_seconds
 from traffic.tenants.selectors import UnknownApplication, application_of
 from traffic.usage.models import COUNTS, UsageHour
 from traffic.usage.planning.figures import (
@@ -52,11 +53,11 @@ def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiPar
     """Query parameters of a table with these dimensions; `group` is the default grouping."""
     return [
         *(query_parameter(name, f"Of this {name} only.") for name in dimensions if name != "class"),
-        query_parameter("class", "Of this class only.", enum=[each.value for each in ServingClass]),
+        query_parameter("class", "Only this class.", enum=[each.value for each in ServingClass]),
         *SPAN,
-        query_parameter("by", "The time that a row is about.", enum=[by.value for by in By], default=By.TOTAL.value),
+        query_parameter("by", "Time range of a row.", enum=[by.value for by in By], default=By.TOTAL.value),
         query_parameter("group", f"Any of {', '.join(dimensions)}, with commas; `none`: one row.", default=group),
-        OpenApiParameter("limit", LIMIT_SCHEMA, description="Rows at most; not of tables, which are whole."),
+        OpenApiParameter("limit", LIMIT_SCHEMA, description="Maximum number of rows; tables are always complete."),
         query_parameter("as", "`csv` and `parquet` are tables to download.", enum=AS, default="json"),
     ]
 
@@ -82,7 +83,7 @@ def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
         elif len(values) > 1:
             errors[name] = [ErrorDetail("may be given once only", "once")]
         elif not values[0]:
-            errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]
+            errors[name] = [ErrorDetail("is empty; omit it or give a value", "blank")]
     if errors:
         raise ValidationError(errors)
     return {name: str(value) for name, value in request.query_params.items()}
@@ -97,7 +98,6 @@ def parsed_query(given: dict[str, str], now: datetime, *of: Any) -> UsageQuery:
 
 
 def form_of(text: str) -> str:
-    """Returns one of `AS`."""
     if text not in AS:
         raise ValidationError({"as": [ErrorDetail(f"{text[:40]!r} is not one of: {', '.join(AS)}", "invalid_choice")]})
     return text
@@ -123,39 +123,39 @@ DAY_S = 86_400
 class CountsSerializer(serializers.Serializer[Any]):
     """Counters of one group."""
 
-    arrived = serializers.IntegerField(help_text="Requests with a key that came to ingresses, those refused included.")
+    arrived = serializers.IntegerField(help_text="Requests with a key at ingresses, including refused ones.")
     limited = serializers.IntegerField(help_text="Those over a limit.")
     failed = serializers.IntegerField(help_text="Those answered with 5xx.")
     refused = serializers.IntegerField(
         help_text="Answered with 5xx by an ingress because no cell answered; also without a key."
     )
     requests = serializers.IntegerField(help_text="That cells admitted.")
-    errors = serializers.IntegerField(help_text="Of those, failed by the cell.")  # type: ignore[assignment]
-    cancelled = serializers.IntegerField(help_text="Of those, cut short by the client, its deadline or the cell's end.")
-    estimated = serializers.IntegerField(help_text="Of those, whose tokens no engine told.")
+    errors = serializers.IntegerField(help_text="Those that failed in the cell.")  # type: ignore[assignment]
+    cancelled = serializers.IntegerField(help_text="Those cut short by the client, its deadline or the cell's end.")
+    estimated = serializers.IntegerField(help_text="Those without token counts from the engine.")
     prompt_tokens = serializers.IntegerField()
     cached_tokens = serializers.IntegerField(help_text="Part of `prompt_tokens`: found in the engine's cache.")
     completion_tokens = serializers.IntegerField()
-    charged = serializers.CharField(help_text="US dollars, by the prices of tokens when they were counted.")
-    machine_cost = serializers.CharField(help_text="US dollars: the share of cells' hours that are over.")
+    charged = serializers.CharField(help_text="US dollars, at the token prices when they were counted.")
+    machine_cost = serializers.CharField(help_text="US dollars: share of the cells' settled hours.")
 
 
 class UsageGroupSerializer(CountsSerializer):
     """One group. Dimensions that are not grouped by are null; an empty one is a value, such as requests without a
     key."""
 
-    start = serializers.DateTimeField(allow_null=True, help_text="When its time began; null with `by=total`.")
+    start = serializers.DateTimeField(allow_null=True, help_text="Start of its time; null with `by=total`.")
     tenant = serializers.CharField(allow_null=True)
     key = serializers.CharField(allow_null=True, help_text="Prefix of a key.")
     deployment = serializers.CharField(
-        allow_null=True, help_text="Empty: what ingresses counted of a key before they knew it."
+        allow_null=True, help_text="Empty if an ingress counted a key before the deployment was known."
     )
 
     class Meta:
         examples = {"adapter": None}
 
     def get_fields(self) -> dict[str, Any]:
-        adapter = serializers.CharField(allow_null=True, help_text="Empty: the model itself.")
+        adapter = serializers.CharField(allow_null=True, help_text="Empty for the base model.")
         return {**super().get_fields(), "class": serializers.CharField(allow_null=True), "adapter": adapter}
 
 
@@ -166,15 +166,15 @@ class UsageSerializer(serializers.Serializer[Any]):
     by = serializers.ChoiceField(choices=[(by.value, by.value) for by in By])
     group = serializers.ListField(child=serializers.CharField())
     rows = UsageGroupSerializer(many=True)
-    totals = CountsSerializer(help_text="Of everything that the filters take, shown or not.")
-    truncated = serializers.BooleanField(help_text="There are more groups than `limit`.")
+    totals = CountsSerializer(help_text="Totals of all filtered rows, shown or not.")
+    truncated = serializers.BooleanField(help_text="Whether there are more groups than `limit`.")
 
     class Meta:
         examples = {"group": ["tenant"]}
 
 
 class KeptOfTenantSerializer(serializers.Serializer[Any]):
-    tenant = serializers.CharField(help_text="Empty: of requests without a key.")
+    tenant = serializers.CharField(help_text="Empty for requests without a key.")
     responses = serializers.IntegerField()
     bytes = serializers.IntegerField(source="size", help_text="Of their inputs and answers.")
     oldest_at = serializers.DateTimeField()
@@ -182,13 +182,13 @@ class KeptOfTenantSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(many=False)
 class KeptResponsesSerializer(serializers.Serializer[Any]):
-    responses = serializers.IntegerField(help_text="Of all tenants, shown or not.")
+    responses = serializers.IntegerField(help_text="Totals of all tenants, shown or not.")
     bytes = serializers.IntegerField()
-    most_responses_of_tenant = serializers.IntegerField(help_text="Beyond, its requests to keep more get 429.")
+    most_responses_of_tenant = serializers.IntegerField(help_text="Beyond this, requests to store more get 429.")
     most_bytes_of_tenant = serializers.IntegerField()
-    days = serializers.FloatField(help_text="How long one is kept; 0: the store is off.")
-    tenants = KeptOfTenantSerializer(many=True, help_text="Those with the most bytes first.")
-    truncated = serializers.BooleanField(help_text="There are more tenants than `limit`.")
+    days = serializers.FloatField(help_text="Retention; 0 if storage is disabled.")
+    tenants = KeptOfTenantSerializer(many=True, help_text="Tenants with the most bytes first.")
+    truncated = serializers.BooleanField(help_text="Whether there are more tenants than `limit`.")
 
 
 class UsageViewSet(TablesViewSet):
@@ -214,7 +214,7 @@ class UsageViewSet(TablesViewSet):
                 "usage", csv_pieces(table_rows(usage_stream(query))), "text/csv; charset=utf-8", query, form
             )
         if form == "parquet":
-            return download("usage", iter([_parquet(query)]), PARQUET_TYPE, query, form)
+            return download("usage", iter([_usage_parquet(query)]), PARQUET_TYPE, query, form)
         answer = usage_answer(query, most=limit)
         return Response(
             {
@@ -222,8 +222,8 @@ class UsageViewSet(TablesViewSet):
                 "end": query.end,
                 "by": query.by.value,
                 "group": list(query.group),
-                "rows": [_group(row) for row in answer.rows],
-                "totals": _counts(answer.totals),
+                "rows": [_usage_group(row) for row in answer.rows],
+                "totals": _rendered_counts(answer.totals),
                 "truncated": answer.truncated,
             }
         )
@@ -231,7 +231,7 @@ class UsageViewSet(TablesViewSet):
     @extend_schema(
         operation_id="usage_responses",
         parameters=[
-            query_parameter("tenant", "Of this tenant only."),
+            query_parameter("tenant", "Only this tenant."),
             OpenApiParameter("limit", LIMIT_SCHEMA, description="Tenants at most."),
         ],
         responses={200: KeptResponsesSerializer},
@@ -256,18 +256,18 @@ class UsageViewSet(TablesViewSet):
         )
 
 
-def _parquet(query: UsageQuery) -> bytes:
+def _usage_parquet(query: UsageQuery) -> bytes:
     try:
         return parquet_table(table_rows(usage_stream(query)))
     except TooManyRows as error:
         raise ValidationError({"from": [ErrorDetail(str(error), "range")]}) from error
 
 
-def _group(row: UsageRow) -> dict[str, Any]:
-    return {"start": row.start, **{name: row.group.get(name) for name in DIMENSIONS}, **_counts(row.sums)}
+def _usage_group(row: UsageRow) -> dict[str, Any]:
+    return {"start": row.start, **{name: row.group.get(name) for name in DIMENSIONS}, **_rendered_counts(row.sums)}
 
 
-def _counts(sums: dict[str, Any]) -> dict[str, Any]:
+def _rendered_counts(sums: dict[str, Any]) -> dict[str, Any]:
     amounts = {name: money_text(sums[name]) for name in ("charged", "machine_cost")}
     return {**{name: sums[name] for name in COUNTS}, **amounts}
 
@@ -294,26 +294,24 @@ def own_usage(request: HttpRequest) -> HttpResponseBase:
     group = list(dict.fromkeys(request.GET.get("group", "key").split(",")))
     if others := [name for name in group if name not in OWN_DIMENSIONS]:
         known = ", ".join(OWN_DIMENSIONS)
-        message = f"`group` cannot be {others[0][:40]!r}; name one or several of {known}, with commas between them"
+        message = f"`group` cannot be {others[0][:40]!r}; use one or more of {known}, separated by commas"
         return openai_error(400, "invalid_value", message, "group")
     since = clock.now() - timedelta(hours=int(text))
     hours = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by()
     sums = {name: Sum(name) for name in (*COUNTS, "charged")}
     columns = [OWN_DIMENSIONS[name] for name in group]
     rows: Iterable[Any] = hours.values("hour", *columns).annotate(**sums).order_by("-hour", *columns)
-    return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row, group) for row in rows]})
+    return JsonResponse(
+        {"object": "list", "tenant": application.tenant, "data": [_own_row_json(row, group) for row in rows]}
+    )
 
 
-def _shown(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
+def _own_row_json(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
     return {
         "object": "usage.hour",
-        "start_time": _seconds(row["hour"]),
-        "end_time": _seconds(row["hour"] + timedelta(hours=1)),
+        "start_time": unix_seconds(row["hour"]),
+        "end_time": unix_seconds(row["hour"] + timedelta(hours=1)),
         **{name: row[OWN_DIMENSIONS[name]] or None for name in group},
         **{name: row[name] for name in COUNTS},
         "charged": money_text(row["charged"]),
     }
-
-
-def _seconds(at: datetime) -> int:
-    return int(at.timestamp())

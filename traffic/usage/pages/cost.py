@@ -95,17 +95,17 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
     query = UsageQuery(start, now, group=dimensions, where=where)
     answer = cost_answer(query, most=ROWS_SHOWN)
     total, spares = answer.totals, answer.spares
-    lines = sorted((_line(row) for row in answer.rows), key=lambda line: (-_spent(line.sums), line.names))
+    lines = sorted((_cost_line(row) for row in answer.rows), key=lambda line: (-_spent_usd(line.sums), line.names))
     return CostView(
         span=span,
         heads=dimensions,
-        total=_line(total),
+        total=_cost_line(total),
         has_idle=not {"tenant", "class", "adapter"} & set(dimensions),
         spares=spares.idle_cost if spares is not None else None,
         bill=total.sums.cells_cost + spares.idle_cost if spares is not None else None,
         kwh=Decimal(total.sums.energy_uj + total.sums.idle_uj) / KWH_UJ,
         kilograms=Decimal(total.sums.carbon_ug + total.sums.idle_carbon_ug) / 10**9,
-        charts=_charts(query, span, lines),
+        charts=_cost_charts(query, span, lines),
         lines=tuple(lines),
         more=answer.truncated,
         batches=batch_price(query),
@@ -113,11 +113,11 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
     )
 
 
-def _spent(sums: CostSums) -> Decimal:
+def _spent_usd(sums: CostSums) -> Decimal:
     return sums.cost + sums.idle_cost
 
 
-def _line(row: CostRow) -> CostLine:
+def _cost_line(row: CostRow) -> CostLine:
     usd, joules, grams = (row.sums.figures(with_idle=row.has_idle)[name] for name in FIGURES)
     return CostLine(
         names=tuple(value or NOBODY.get(name, "none") for name, value in row.group.items()),
@@ -128,7 +128,7 @@ def _line(row: CostRow) -> CostLine:
     )
 
 
-def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
+def _cost_charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
     """Costs over time by use and idleness, and dollars, watt-hours and grams per million tokens of the largest
     groups."""
     by = step_of(span)
@@ -136,7 +136,7 @@ def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart
     largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
     groups = cost_rows(replace(query, by=by)) if largest else []
     unit = "$/h" if span.step.total_seconds() == 3600 else "$/day"
-    used, idle = _gaps(span), _gaps(span)
+    used, idle = _empty_steps(span), _empty_steps(span)
     for row in money:
         place = place_of(row.start, query.start, span)
         if place is not None:
@@ -152,7 +152,7 @@ def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart
                 unit,
                 query.start,
                 step_s,
-                _series(groups, largest, query, span, name),
+                _cost_series(groups, largest, query, span, name),
                 decimals=2,
             )
             for name, title, unit in (
@@ -164,12 +164,12 @@ def _charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart
     )
 
 
-def _series(
+def _cost_series(
     rows: list[CostRow], largest: list[tuple[str, ...]], query: UsageQuery, span: Span, name: str
 ) -> tuple[Series, ...]:
-    values = {names: _gaps(span) for names in largest}
+    values = {names: _empty_steps(span) for names in largest}
     for row in rows:
-        line, place = _line(row), place_of(row.start, query.start, span)
+        line, place = _cost_line(row), place_of(row.start, query.start, span)
         figure: Figure = getattr(line, name)
         if line.names in values and place is not None and figure.value is not None:
             values[line.names][place] = float(figure.value)
@@ -177,7 +177,7 @@ def _series(
     return tuple(Series(" · ".join(names), values[names]) for names in known)
 
 
-def _gaps(span: Span) -> list[float | None]:
+def _empty_steps(span: Span) -> list[float | None]:
     return [None] * int(span.length / span.step)
 
 

@@ -103,9 +103,9 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
     start = first_step(span, now)
     by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)
     by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_SHOWN)
-    tenants = sorted(by_tenant.rows, key=lambda row: (-_tokens(row.sums), row.group["tenant"]))
+    tenants = sorted(by_tenant.rows, key=lambda row: (-_token_sum(row.sums), row.group["tenant"]))
     lines = _deployment_lines(by_deployment.rows, start, now, deployment)
-    largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _tokens(row.sums)]
+    largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _token_sum(row.sums)]
     budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # keeps the fullest budget of a tenant
     return UsageView(
         span=span,
@@ -122,7 +122,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         query=urlencode(
             {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value, "from": span.name} | dict(where)
         ),
-        unpriced=tuple(line.name for line in lines if line.name and _tokens(line.sums) and line.price is None),
+        unpriced=tuple(line.name for line in lines if line.name and _token_sum(line.sums) and line.price is None),
     )
 
 
@@ -131,7 +131,6 @@ def _tenant_line(row: UsageRow, budgets: dict[str, BudgetView]) -> UsageLine:
 
 
 def first_step(span: Span, now: datetime) -> datetime:
-    """Start of the first step."""
     hour = now.replace(minute=0, second=0, microsecond=0)
     begin = hour if span.step == HOUR else hour.replace(hour=0)
     return begin + span.step - span.length
@@ -142,7 +141,7 @@ def step_of(span: Span) -> By:
     return By.HOUR if span.step == HOUR else By.DAY
 
 
-def _tokens(sums: dict[str, Any]) -> int:
+def _token_sum(sums: dict[str, Any]) -> int:
     return int(sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0))
 
 
@@ -153,7 +152,7 @@ def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, depl
     for row in cost_rows(UsageQuery(start, now, group=("deployment",), where=where)):
         cells[row.group["deployment"]] = [row.sums.cells_cost, row.sums.idle_cost]
     prices = token_prices(now)
-    names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_tokens(sums.get(name, {})), name))
+    names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_token_sum(sums.get(name, {})), name))
     return [
         UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], prices.get(name))
         for name in names[:ROWS_SHOWN]
@@ -164,23 +163,23 @@ def _token_chart(
     tenants: list[str], span: Span, start: datetime, now: datetime, where: tuple[tuple[str, str], ...]
 ) -> Chart:
     by = step_of(span)
-    lines: dict[str, list[float | None]] = {tenant: _flat(span) for tenant in tenants}
+    lines: dict[str, list[float | None]] = {tenant: _zero_steps(span) for tenant in tenants}
     if tenants:
         for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where)):
             line = lines.get(row.group["tenant"])
             place = place_of(row.start, start, span)
             if line is not None and place is not None:
-                line[place] = float(_tokens(row.sums))
+                line[place] = float(_token_sum(row.sums))
     series = tuple(Series(tenant or "no key", lines[tenant]) for tenant in tenants)
     unit = "/h" if span.step == HOUR else "/day"
-    return Chart("usage-tokens", "Tokens of the largest tenants", unit, start, _seconds(span), series, decimals=0)
+    return Chart("usage-tokens", "Tokens of the largest tenants", unit, start, _span_seconds(span), series, decimals=0)
 
 
 def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> Chart:
     hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True).exclude(deployment="")
     if deployment:
         hours = hours.filter(deployment=deployment)
-    used, idle = _flat(span), _flat(span)
+    used, idle = _zero_steps(span), _zero_steps(span)
     sums = hours.order_by().values("hour").annotate(whole=Sum("cost"), unused=Sum("idle"))
     for row in sums:
         place = place_of(row["hour"], start, span)
@@ -190,10 +189,12 @@ def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> 
     lines = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE))
     unit = "$/h" if span.step == HOUR else "$/day"
     is_known = any(used) or any(idle)
-    return Chart("usage-cells", "Cost of cells", unit, start, _seconds(span), lines if is_known else (), decimals=2)
+    return Chart(
+        "usage-cells", "Cost of cells", unit, start, _span_seconds(span), lines if is_known else (), decimals=2
+    )
 
 
-def _flat(span: Span) -> list[float | None]:
+def _zero_steps(span: Span) -> list[float | None]:
     return [0.0] * int(span.length / span.step)
 
 
@@ -203,7 +204,7 @@ def place_of(at: datetime | None, start: datetime, span: Span) -> int | None:
     return place if 0 <= place < int(span.length / span.step) else None
 
 
-def _seconds(span: Span) -> float:
+def _span_seconds(span: Span) -> float:
     return span.step.total_seconds()
 
 

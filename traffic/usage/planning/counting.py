@@ -156,7 +156,7 @@ def refused_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals
     if not isinstance(refusals, dict) or not isinstance(refusals.get("accounts"), list):
         return []
     since = str(refusals.get("since"))[:40]
-    totals = (_refused(row) for row in refusals["accounts"] if isinstance(row, dict))
+    totals = (_refused_total(row) for row in refusals["accounts"] if isinstance(row, dict))
     return [
         SourceTotals(f"ingress:{ingress}", f"{REFUSED}{name}", since, {"refused": total})
         for name, total in filter(None, totals)
@@ -170,7 +170,7 @@ def refused_account(subject: str, tenants: Mapping[str, str]) -> Account:
     return Account(tenants[key] if known else "", key if known else "", deployment, serving_class)
 
 
-def _refused(row: JsonObject) -> tuple[str, int] | None:
+def _refused_total(row: JsonObject) -> tuple[str, int] | None:
     deployment, key, serving_class = (row.get(name, "") for name in ("deployment", "key", "serving_class"))
     total = row.get("total", 0)
     is_named = isinstance(deployment, str) and re.fullmatch(r"[A-Za-z0-9._-]{0,96}", deployment) is not None
@@ -296,14 +296,14 @@ def credit_of(seen: UsagePlan, marks: Marks) -> Credit:
 
 def bound_claims(claims: Iterable[Claim], marks: Marks, credit: Credit) -> list[SourceTotals]:
     """Returns the accepted part of each claim as totals, and draws `credit`."""
-    return [_believed(claim, marks, credit) for claim in claims]
+    return [_accepted_totals(claim, marks, credit) for claim in claims]
 
 
-def _believed(claim: Claim, marks: Marks, credit: Credit) -> SourceTotals:
+def _accepted_totals(claim: Claim, marks: Marks, credit: Credit) -> SourceTotals:
     stated = claim.row.totals
     before = marks.get(stated.place)
     known = before.totals if before is not None else {}
-    requests = known.get("requests", 0) + _drawn(claim, new_of(stated.totals, known)["requests"], credit)
+    requests = known.get("requests", 0) + _draw_requests(claim, new_of(stated.totals, known)["requests"], credit)
     totals = {"requests": requests}
     for name in WITHIN_REQUESTS:
         totals[name] = min(stated.totals[name], requests)
@@ -318,8 +318,7 @@ def _believed(claim: Claim, marks: Marks, credit: Credit) -> SourceTotals:
     return SourceTotals(*stated.place, {name: totals[name] for name in CELL_FIELDS})
 
 
-def _drawn(claim: Claim, wanted: int, credit: Credit) -> int:
-    """Returns the number of accepted requests."""
+def _draw_requests(claim: Claim, wanted: int, credit: Credit) -> int:
     left = credit.deployments.setdefault(claim.account.deployment, {})
     allowed = min(wanted, left.get("requests", 0))
     if claim.keys:
@@ -337,13 +336,14 @@ def _drawn(claim: Claim, wanted: int, credit: Credit) -> int:
 def credit_marks(credit: Credit, marks: Marks) -> list[SourceTotals]:
     """Returns the marks that changed."""
     fresh = [
-        SourceTotals(CREDIT, deployment, "", _kept(left)) for deployment, left in sorted(credit.deployments.items())
-    ]  # fmt: skip
+        SourceTotals(CREDIT, deployment, "", _limited_credit(left))
+        for deployment, left in sorted(credit.deployments.items())
+    ]
     fresh += [SourceTotals(CREDIT, f"{KEY}{key}", "", {"requests": left}) for key, left in sorted(credit.keys.items())]
     return [mark for mark in fresh if marks.get(mark.place) != mark]
 
 
-def _kept(left: Totals) -> Totals:
+def _limited_credit(left: Totals) -> Totals:
     most = {"requests": MOST, "bytes_in": BYTES_KEPT, "bytes_out": BYTES_KEPT}
     return {name: min(left.get(name, 0), limit) for name, limit in most.items()}
 
@@ -398,9 +398,9 @@ def month_of(now: datetime) -> date:
 def check_limit(unit: BudgetUnit, limit: Decimal) -> None:
     """Raises ValueError for an invalid limit."""
     if limit <= 0:
-        raise ValueError("a budget is more than 0; to serve a tenant nothing, revoke its keys")
+        raise ValueError("a budget must be more than 0; to block a tenant, revoke its keys")
     if unit is BudgetUnit.TOKENS and limit != limit.to_integral_value():
-        raise ValueError("a budget of tokens is a whole number")
+        raise ValueError("a budget of tokens must be a whole number")
 
 
 def check_alert_at(alert_at: Sequence[int]) -> None:
@@ -408,9 +408,9 @@ def check_alert_at(alert_at: Sequence[int]) -> None:
     if len(alert_at) > MOST_ALERTS:
         raise ValueError(f"at most {MOST_ALERTS} alerts, not {len(alert_at)}")
     if any(not 0 < each <= MOST_PERCENT for each in alert_at):
-        raise ValueError(f"alerts are whole per cents from 1 to {MOST_PERCENT}")
+        raise ValueError(f"alerts must be whole per cents from 1 to {MOST_PERCENT}")
     if list(alert_at) != sorted(set(alert_at)):
-        raise ValueError("alerts rise, each once")
+        raise ValueError("alerts must rise")
 
 
 def used_percent(rules: BudgetRules, used: Decimal) -> Decimal:
@@ -422,7 +422,7 @@ def plan_budget(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: dat
     month, percent = month_of(now), used_percent(rules, used)
     level = max((each for each in rules.alert_at if percent >= each), default=0)
     standing = BudgetStanding(month, level, stopped=rules.hard_stop and percent >= FULL)
-    return BudgetPlan(standing, percent, tuple(_changes(rules, used, was, standing)))
+    return BudgetPlan(standing, percent, tuple(_budget_changes(rules, used, was, standing)))
 
 
 def describe_limit(rules: BudgetRules) -> str:
@@ -436,7 +436,7 @@ def describe_use(rules: BudgetRules, used: Decimal) -> str:
     return f"{used:,.{places}f} of {describe_limit(rules)}"
 
 
-def _changes(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: BudgetStanding) -> list[str]:
+def _budget_changes(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: BudgetStanding) -> list[str]:
     use, is_new = describe_use(rules, used), was.month != now.month
     changes = [f"{now.month:%B %Y} began"] if is_new and (was.level or was.stopped) else []
     before = 0 if is_new else was.level

@@ -222,25 +222,25 @@ def plan_power_meters(
     for node in sorted(before.keys() | open_about | {name for name, look in looks.items() if look.refused}):
         look, was = looks.get(node), before.get(node)
         if look is None:
-            over = "the node is no more"
+            over = "the node was deleted"
         elif not look.is_there:
-            over = "it reports no meter any more"
+            over = "it no longer reports a meter"
         else:
-            now = _suspicion(look, was, now_ms)
-            over = "" if now is not None and not _is_over(look, now, now_ms) else "its readings are believed again"
+            now = _next_suspicion(look, was, now_ms)
+            over = "" if now is not None and not _is_over(look, now, now_ms) else "its readings are plausible again"
             if now is not None and not over:
                 kept[node] = now
         if over and node in open_about:
             closed.append((node, over))
     opened = [
-        (node, _sentence(node, one))
+        (node, _suspicion_text(node, one))
         for node, one in kept.items()
         if one.refused > REFUSED_MOST and node not in open_about
     ]
     return MeterPlan(kept, tuple(opened), tuple(closed))
 
 
-def _suspicion(look: MeterLook, was: Suspicion | None, now_ms: int) -> Suspicion | None:
+def _next_suspicion(look: MeterLook, was: Suspicion | None, now_ms: int) -> Suspicion | None:
     if not look.refused:
         return was
     if was is None or now_ms - was.last_ms > QUIET_MS:
@@ -252,8 +252,8 @@ def _is_over(look: MeterLook, one: Suspicion, now_ms: int) -> bool:
     return look.counted and now_ms - one.last_ms >= QUIET_MS
 
 
-def _sentence(node: str, one: Suspicion) -> str:
+def _suspicion_text(node: str, one: Suspicion) -> str:
     return (
         f"{one.refused} readings of {node}'s power meter were refused: its counter went back, stood still, or grew by"
-        " more than the machine can draw; its energy is estimated meanwhile"
+        " more than the machine can draw; its energy is estimated until it is plausible"
     )

@@ -72,9 +72,9 @@ def parse_usage_query(
         raise BadQuery("from", f"`from` ({start:%Y-%m-%dT%H:%M:%SZ}) must be before `to` ({end:%Y-%m-%dT%H:%M:%SZ})")
     if end - start > MOST_SPAN:
         raise BadQuery("from", f"at most {MOST_SPAN.days} days can be requested at once")
-    where = tuple((name, _value(name, given[name])) for name in dimensions if name in given)
-    groups = _group(given.get("group", group), dimensions)
-    return UsageQuery(start, end, _by(given.get("by", By.TOTAL)), groups, where)
+    where = tuple((name, _parsed_value(name, given[name])) for name in dimensions if name in given)
+    groups = _parsed_group(given.get("group", group), dimensions)
+    return UsageQuery(start, end, _parsed_by(given.get("by", By.TOTAL)), groups, where)
 
 
 def parse_moment(field: str, text: str, now: datetime) -> datetime:
@@ -99,22 +99,21 @@ def parse_moment(field: str, text: str, now: datetime) -> datetime:
     raise BadQuery(field, f"`{field}` must be {forms}, not {text[:40]!r}")
 
 
-def _by(text: str) -> By:
+def _parsed_by(text: str) -> By:
     try:
         return By(text)
     except ValueError:
         raise BadQuery("by", f"`by` must be one of {', '.join(By)}, not {text[:40]!r}") from None
 
 
-def _group(text: str, dimensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Parses comma-separated dimensions; `none` means one row."""
+def _parsed_group(text: str, dimensions: tuple[str, ...]) -> tuple[str, ...]:
     named = [] if text == UNGROUPED else [name.strip() for name in text.split(",")]
     if wrong := [name for name in named if name not in dimensions]:
         raise BadQuery("group", f"`group` may name {', '.join(dimensions)}, or be {UNGROUPED}, not {wrong[0][:40]!r}")
     return tuple(name for name in dimensions if name in named)
 
 
-def _value(name: str, text: str) -> str:
+def _parsed_value(name: str, text: str) -> str:
     if not 0 < len(text) <= MOST_LETTERS or not text.isprintable():
         raise BadQuery(name, f"`{name}` must be 1 to {MOST_LETTERS} letters")
     if name == "class" and text not in set(ServingClass):

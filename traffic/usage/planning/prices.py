@@ -26,7 +26,6 @@ from fleet.capacity.planning.rates import RateKind, Rates
 MILLION = Decimal(1_000_000)
 SHOWN = Decimal("0.000001")
 """Amounts are shown in millionths of a dollar."""
-CENT = Decimal("0.01")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +202,22 @@ def weighed(terms: Sequence[float], target: float) -> tuple[tuple[float, ...], t
 
 def solve(products: Sequence[float], targets: Sequence[float], square: float, terms: int) -> Solution | None:
     """Returns the best of all subsets of terms, the smaller on ties, or None if undetermined."""
-    matrix = _matrix(products, terms)
+    matrix = _full_matrix(products, terms)
     used = [term for term in range(terms) if matrix[term][term] > 0]
     best: Solution | None = None
     for size in range(1, len(used) + 1):
         for subset in combinations(used, size):
-            found = _solved(subset, matrix, targets, square)
+            found = _solve_subset(subset, matrix, targets, square)
             if found is not None and (best is None or found.left < best.left - BETTER * square):
                 best = found
     return best
 
 
-def _solved(
+def _solve_subset(
     terms: tuple[int, ...], matrix: list[list[float]], targets: Sequence[float], square: float
 ) -> Solution | None:
     scale = {term: math.sqrt(matrix[term][term]) for term in terms}
-    inverse = _inverse([[matrix[row][column] / scale[row] / scale[column] for column in terms] for row in terms])
+    inverse = _inverse_matrix([[matrix[row][column] / scale[row] / scale[column] for column in terms] for row in terms])
     if inverse is None:
         return None
     aims = [targets[term] / scale[term] for term in terms]
@@ -229,7 +228,7 @@ def _solved(
     return Solution(terms, tuple(scale.values()), scaled, tuple(map(tuple, inverse)), max(0.0, left))
 
 
-def _matrix(products: Sequence[float], size: int) -> list[list[float]]:
+def _full_matrix(products: Sequence[float], size: int) -> list[list[float]]:
     matrix = [[0.0] * size for _ in range(size)]
     places = ((row, column) for row in range(size) for column in range(row, size))
     for (row, column), value in zip(places, products, strict=True):
@@ -237,7 +236,7 @@ def _matrix(products: Sequence[float], size: int) -> list[list[float]]:
     return matrix
 
 
-def _inverse(matrix: list[list[float]]) -> list[list[float]] | None:
+def _inverse_matrix(matrix: list[list[float]]) -> list[list[float]] | None:
     """Gauss-Jordan elimination with the largest pivot; None if the matrix is near-singular."""
     size = len(matrix)
     rows = [[*row, *(float(number == place) for place in range(size))] for number, row in enumerate(matrix)]
@@ -364,7 +363,7 @@ def fit_steps(sums: WorkSums) -> StepFit | None:
     step, sequence, prompt, cached = (best.value(term) for term in range(TERMS))
     if prompt <= 0 or sequence + step / sequences <= 0:
         return None
-    gradient = [_relative(term, step, sequence, prompt, sequences) for term in range(TERMS)]
+    gradient = [_relative_growth(term, step, sequence, prompt, sequences) for term in range(TERMS)]
     weight_error = best.error_of(gradient, sums.samples)
     error = math.sqrt(best.left / sums.square)
     return StepFit(step, sequence, prompt, cached, sequences, sums.samples, error, weight_error)
@@ -380,7 +379,7 @@ def fit_tokens(of_nodes: Iterable[WorkSums], listed: TokenWeights) -> FittedWeig
         if together is None or not is_good(together):
             return None
         fits = [together]
-    fit = fits[0] if len(fits) == 1 else _median(fits)
+    fit = fits[0] if len(fits) == 1 else _median_fit(fits)
     ratio = fit.completion_s / fit.prompt_s
     known = listed.completion / max(1, listed.prompt)
     bounded = min(max(ratio, known / BOUND), known * BOUND)
@@ -398,13 +397,12 @@ def is_good(fit: StepFit) -> bool:
     return fit.error <= ERROR_MOST and fit.weight_error <= ERROR_MOST
 
 
-def _median(fits: Sequence[StepFit]) -> StepFit:
+def _median_fit(fits: Sequence[StepFit]) -> StepFit:
     names = ("step_s", "sequence_s", "prompt_s", "cached_s", "sequences", "error", "weight_error")
     middle = {name: median(getattr(fit, name) for fit in fits) for name in names}
     return StepFit(samples=sum(fit.samples for fit in fits), **middle)
 
 
-def _relative(term: int, step: float, sequence: float, prompt: float, sequences: float) -> float:
-    """Relative growth of the ratio of a completion to a prompt token with each term."""
+def _relative_growth(term: int, step: float, sequence: float, prompt: float, sequences: float) -> float:
     completion = sequence + step / sequences
     return (1 / sequences / completion, 1 / completion, -1 / prompt, 0.0)[term]

@@ -50,7 +50,7 @@ def budget_create(
         with transaction.atomic():
             row.save(force_insert=True)
     except IntegrityError as error:
-        raise Conflict(f"there is a {row}; change that one") from error
+        raise Conflict(f"{row} exists already; change that one") from error
     _record_change(row, "created", now)
     return row
 
@@ -80,7 +80,7 @@ def budget_delete(*, budget_id: int, actor: str, now: datetime) -> None:
     row = Budget.objects.select_for_update().get(pk=budget_id)
     incidents_close(kind=INCIDENT, subject=row.subject, resolution=f"{actor} removed the budget", now=now)
     row.delete()
-    _record(row, "removed", f"{row} removed, by {actor}", Tone.WARN, actor, now)
+    _budget_event(row, "removed", f"{row} removed, by {actor}", Tone.WARN, actor, now)
     if row.stopped:
         key_ring_change()
 
@@ -94,11 +94,11 @@ def budgets_follow(*, now: datetime) -> list[str]:
 def budget_follow(row: Budget, used: Decimal, *, now: datetime) -> bool:
     """Announces a budget's state. Returns False if it is unchanged or the budget changed meanwhile."""
     plan = plan_budget(row.rules(), used, row.standing(), now)
-    return plan.standing != row.standing() and _announce(row, plan, now)
+    return plan.standing != row.standing() and _announce_budget(row, plan, now)
 
 
 @transaction.atomic
-def _announce(row: Budget, plan: BudgetPlan, now: datetime) -> bool:
+def _announce_budget(row: Budget, plan: BudgetPlan, now: datetime) -> bool:
     standing = plan.standing
     stopped_at = row.stopped_at if standing.stopped == row.stopped else now if standing.stopped else None
     unchanged = Budget.objects.filter(
@@ -110,7 +110,7 @@ def _announce(row: Budget, plan: BudgetPlan, now: datetime) -> bool:
         return False
     if plan.changes:
         tone = Tone.BAD if standing.stopped else Tone.WARN if standing.level else Tone.OK
-        _record(row, "reached", f"{row.subject}: {'; '.join(plan.changes)}", tone, "switchyard", now)
+        _budget_event(row, "reached", f"{row.subject}: {'; '.join(plan.changes)}", tone, "switchyard", now)
     if (standing.month, standing.level) != (row.month, row.level):
         _open_incident(row, plan, now)
     if standing.stopped != row.stopped:
@@ -139,19 +139,19 @@ def _open_incident(row: Budget, plan: BudgetPlan, now: datetime) -> None:
 
 def _check_subject(row: Budget) -> None:
     if row.tenant and row.deployment:
-        message = "a budget is a tenant's or a deployment's"
+        message = "a budget is for a tenant or for a deployment"
         raise InvalidInput(field="deployment", rule="budget", message=message)
     if row.deployment and not Deployment.objects.filter(name=row.deployment).exists():
         there = ", ".join(Deployment.objects.order_by("name").values_list("name", flat=True)) or "none"
-        message = f"there is no deployment {row.deployment!r}; there are: {there}"
+        message = f"unknown deployment {row.deployment!r}; known: {there}"
         raise InvalidInput(field="deployment", rule="exists", message=message)
 
 
 def _check_rules(row: Budget) -> None:
     if not row.tenant and row.unit != BudgetUnit.USD:
-        raise InvalidInput(field="unit", rule="budget", message="a budget of machines is in usd")
+        raise InvalidInput(field="unit", rule="budget", message="a budget of machines must be in usd")
     if not row.tenant and row.hard_stop:
-        message = "a budget of machines alerts only: `hard_stop` refuses the keys of a tenant"
+        message = "a budget of machines can only alert: `hard_stop` refuses a tenant's keys"
         raise InvalidInput(field="hard_stop", rule="budget", message=message)
     rules, field = row.rules(), "limit"
     try:
@@ -165,10 +165,10 @@ def _check_rules(row: Budget) -> None:
 def _record_change(row: Budget, what: str, now: datetime) -> None:
     then = ", then its keys are refused" if row.hard_stop else ""
     message = f"{row} {what}: {describe_limit(row.rules())} a month{then}, by {row.actor}"
-    _record(row, what.split(" ", maxsplit=1)[0], message, Tone.WARN, row.actor, now)
+    _budget_event(row, what.split(" ", maxsplit=1)[0], message, Tone.WARN, row.actor, now)
 
 
-def _record(row: Budget, what: str, message: str, tone: Tone, actor: str, now: datetime) -> None:
+def _budget_event(row: Budget, what: str, message: str, tone: Tone, actor: str, now: datetime) -> None:
     detail = {"tenant": row.tenant, "deployment": row.deployment, "unit": row.unit, "limit": f"{row.limit:f}"}
     event_record(
         kind=f"budget.{what}", message=message, tone=tone, now=now, actor=actor[:64], deployment=row.deployment,

@@ -120,7 +120,7 @@ def usage_count(*, now: datetime) -> int:
     if lease_take(name=LEASE, holder=holder, ttl_s=COUNT_LIMIT_S, now=now) is None:
         return 0
     try:
-        added = _count(now)
+        added = _count_usage(now)
         token_work_count(now=now)
         machine_hours_count(now=now)
         return added
@@ -140,8 +140,8 @@ def usage_trim(*, now: datetime) -> None:
     UsageMark.objects.filter(at__lt=now - MARKS_KEPT).delete()
 
 
-def _count(now: datetime) -> int:
-    sent, leaders = _sent(), _leaders()
+def _count_usage(now: datetime) -> int:
+    sent, leaders = _ingress_totals(), _leader_totals()
     keys = _keys_of(sent, (row for leader in leaders for row in leader.rows))
     kinds = {leader.source: leader.kind for leader in leaders}
     claims = [
@@ -156,27 +156,24 @@ def _count(now: datetime) -> int:
         seen = plan_usage(sent, marks)
         credit = credit_of(seen, marks)
         believed = plan_usage(bound_claims(claims, marks, credit), marks)
-        _remember([*seen.marks, *believed.marks, *credit_marks(credit, marks)], now)
-        _renew(stored, {*(each.place for each in sent), *(claim.row.totals.place for claim in claims)}, now)
+        _store_marks([*seen.marks, *believed.marks, *credit_marks(credit, marks)], now)
+        _renew_marks(stored, {*(each.place for each in sent), *(claim.row.totals.place for claim in claims)}, now)
         used = _by_account(seen, believed, claims, keys)
         _note_use(seen, now)
-        _add(used, now)
+        _add_usage(used, now)
         _add_to_shares(_by_machines(believed, claims, kinds), now)
     if used:
         live.push("usage")
     return len(used)
 
 
-def _sent() -> list[SourceTotals]:
-    """Returns ingress counters by key, by deployment, and of requests that no cell answered."""
+def _ingress_totals() -> list[SourceTotals]:
     ingresses = IngressReport.objects.exclude(telemetry={}).values_list("ingress_id", "telemetry")
     readers = (keys_of_ingress, pools_of_ingress, refused_of_ingress)
     return [each for ingress, telemetry in ingresses for read in readers for each in read(ingress, telemetry)]
 
 
 class _Leader(NamedTuple):
-    """A leader's counters, and the machines of its cell."""
-
     source: str
     kind: Kind
     context_length: int
@@ -184,7 +181,7 @@ class _Leader(NamedTuple):
     rows: list[CellRow]
 
 
-def _leaders() -> list[_Leader]:
+def _leader_totals() -> list[_Leader]:
     """Returns counters of leaders about their own cells. Reports of other nodes, and about a cell that the node has
     left, are ignored."""
     cell = "node__member__cell__"
@@ -203,7 +200,6 @@ def _leaders() -> list[_Leader]:
 
 
 def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str, KeyScope]:
-    """Returns the named keys, and those of tenants that are named without a key."""
     prefixes = {each.subject.removeprefix(KEY) for each in sent if each.subject.startswith(KEY)}
     prefixes |= {each.subject.split("/")[1] for each in sent if each.subject.startswith(REFUSED)}
     tenants = set()
@@ -221,7 +217,6 @@ def _keys_of(sent: Iterable[SourceTotals], rows: Iterable[CellRow]) -> dict[str,
 def _by_account(
     seen: UsagePlan, believed: UsagePlan, claims: Iterable[Claim], keys: Mapping[str, KeyScope]
 ) -> dict[Account, dict[str, int]]:
-    """Returns new usage by column."""
     used: dict[Account, dict[str, int]] = defaultdict(dict)
     tenants = {prefix: scope.tenant for prefix, scope in keys.items()}
     for (_, subject, _), counts in seen.used.items():
@@ -242,7 +237,6 @@ def _by_account(
 def _by_machines(
     believed: UsagePlan, claims: Iterable[Claim], kinds: Mapping[str, Kind]
 ) -> dict[tuple[Kind, Account], dict[str, int]]:
-    """Returns new tokens by the machines that generated them."""
     accounts = {claim.row.totals.place: claim.account for claim in claims}
     used: dict[tuple[Kind, Account], dict[str, int]] = defaultdict(dict)
     for place, counts in believed.used.items():
@@ -258,7 +252,7 @@ def _note_use(seen: UsagePlan, now: datetime) -> None:
     ApplicationKey.objects.filter(prefix__in=prefixes).update(last_used_at=now)
 
 
-def _remember(marks: Iterable[SourceTotals], now: datetime) -> None:
+def _store_marks(marks: Iterable[SourceTotals], now: datetime) -> None:
     UsageMark.objects.bulk_create(
         [UsageMark(source=m.source, subject=m.subject, since=m.since, totals=dict(m.totals), at=now) for m in marks],
         update_conflicts=True,
@@ -267,7 +261,7 @@ def _remember(marks: Iterable[SourceTotals], now: datetime) -> None:
     )
 
 
-def _renew(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], now: datetime) -> None:
+def _renew_marks(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], now: datetime) -> None:
     """Renews marks of subjects that are still reported without growth; others expire."""
     stale = [
         mark.pk
@@ -278,7 +272,7 @@ def _renew(stored: Iterable[UsageMark], spoken_of: set[tuple[str, str, str]], no
     UsageMark.objects.filter(pk__in=stale).update(at=now)
 
 
-def _add(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
+def _add_usage(used: Mapping[Account, Mapping[str, int]], now: datetime) -> None:
     prices = token_prices(now)
     hour, month = now.replace(minute=0, second=0, microsecond=0), month_of(now)
     rows: list[tuple[str | int | Decimal | datetime, ...]] = []

@@ -55,7 +55,6 @@ class TooManyRows(ValueError):
 
 
 def table_rows(rows: Iterable[UsageRow]) -> Iterator[TableRow]:
-    """Converts usage to table rows."""
     for row in rows:
         counts = {name: row.sums[name] for name in COUNTS}
         yield TableRow(row.start, row.group, counts, row.sums["charged"], row.sums["machine_cost"])
@@ -74,7 +73,7 @@ def parquet_table(rows: Iterable[TableRow]) -> bytes:
         held.append(row)
         if len(held) > MOST_PARQUET_ROWS:
             raise TooManyRows(f"more than {MOST_PARQUET_ROWS:,} rows: narrow the time or group by less, or take CSV")
-    columns: dict[str, Any] = {"start": _times(row.start for row in held)}
+    columns: dict[str, Any] = {"start": _time_column(row.start for row in held)}
     for name in DIMENSIONS:
         columns[name] = Array([row.group.get(name, "") for row in held], type=DataType.string())
     for name in COUNT_COLUMNS:
@@ -100,7 +99,7 @@ def cost_parquet(rows: Iterable[CostRow]) -> bytes:
     def decimals(texts: list[str | None]) -> Any:
         return Array(texts, type=DataType.string()).cast(DataType.decimal128(38, 6))
 
-    columns: dict[str, Any] = {"start": _times([row.start for row in held])}
+    columns: dict[str, Any] = {"start": _time_column([row.start for row in held])}
     for name in COST_DIMENSIONS:
         columns[name] = Array([row.group.get(name, "") for row in held], type=DataType.string())
     for name in TOKEN_COLUMNS:
@@ -116,7 +115,7 @@ def cost_parquet(rows: Iterable[CostRow]) -> bytes:
     return _parquet_of(columns)
 
 
-def _times(starts: Iterable[datetime | None]) -> Any:
+def _time_column(starts: Iterable[datetime | None]) -> Any:
     from arro3.core import Array, DataType
 
     micros = [round(start.timestamp()) * 1_000_000 if start else None for start in starts]
@@ -148,7 +147,7 @@ def usage_export_days(*, target: str, now: datetime) -> list[str]:
     try:
         return [name for day in _days_due(target, now) for name in _write_day(target, bucket, prefix, day, now)]
     except (CallFailed, OtherObject) as error:
-        log.warning("usage is not exported to %s: %s", target, error)
+        log.warning("cannot export usage to %s: %s", target, error)
         return []
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
@@ -162,7 +161,7 @@ def parse_target(target: str) -> tuple[str, str]:
     """
     parts = urlsplit(target)
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"{target!r} is no place for usage; it must read s3://bucket/prefix")
+        raise ValueError(f"{target!r} is not a bucket URL; use s3://bucket/prefix")
     return parts.netloc, parts.path.strip("/")
 
 
@@ -180,11 +179,10 @@ def _days_due(target: str, now: datetime) -> list[date]:
         for rows in (UsageHour.objects.filter(**within), CellHour.objects.filter(**within))
     )
     there = set(UsageExport.objects.filter(target=target[:500], day__gte=first).values_list("name", flat=True))
-    return [day for day in sorted({*used, *ran}) if not {name for name, _ in _forms(day)} <= there][:DAYS_A_PASS]
+    return [day for day in sorted({*used, *ran}) if not {name for name, _ in _day_objects(day)} <= there][:DAYS_A_PASS]
 
 
-def _forms(day: date) -> tuple[tuple[str, str], ...]:
-    """Returns the day's objects: name and type."""
+def _day_objects(day: date) -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"{what}-{day}.{ending}", kind)
         for what in ("usage", "costs")
@@ -201,7 +199,7 @@ def _write_day(target: str, bucket: str, prefix: str, day: date, now: datetime) 
         "usage": (lambda: b"".join(csv_pieces(used)), lambda: parquet_table(used)),
         "costs": (lambda: b"".join(csv_pieces(costs, COST_COLUMNS)), lambda: cost_parquet(costs)),
     }
-    for name, kind in _forms(day):
+    for name, kind in _day_objects(day):
         as_csv, as_parquet = bodies[name.partition("-")[0]]
         body = as_csv() if name.endswith(".csv") else as_parquet()
         key = f"{prefix}/{name}" if prefix else name

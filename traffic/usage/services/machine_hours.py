@@ -84,15 +84,15 @@ class _Taken:
 def machine_hours_count(*, now: datetime) -> None:
     """Adds the time since the last pass to the current machines, and settles past hours."""
     with transaction.atomic():
-        since = _since(now)
+        since = _move_clock(now)
         if since is not None:
-            _add(since, now)
+            _add_hours(since, now)
     hours = CellHour.objects.filter(settled=False, hour__lt=now - HOUR - SETTLED_AFTER)
     for hour, deployment in hours.order_by("hour").values_list("hour", "deployment").distinct()[:HOURS_SETTLED_AT_ONCE]:
-        _settle(hour, deployment)
+        _settle_hour(hour, deployment)
 
 
-def _since(now: datetime) -> datetime | None:
+def _move_clock(now: datetime) -> datetime | None:
     """Moves the mark to `now` and returns its previous value, or None if no pass is due."""
     source, subject, life = CLOCK
     at_ms = round(now.timestamp() * 1000)
@@ -108,7 +108,7 @@ def _since(now: datetime) -> datetime | None:
     return since
 
 
-def _add(since: datetime, now: datetime) -> None:
+def _add_hours(since: datetime, now: datetime) -> None:
     parts = parts_of_hours(since, now)
     taken = _taken_since(sum(ms for _, ms in parts), now)
     rows = [row for kind in sorted(taken) for row in _rows_of(kind, taken[kind], parts)]
@@ -138,7 +138,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
         .exclude(runs="")
         .values_list("runs", "market", "price_per_hour")
     }
-    marks = _marks()
+    marks = _meter_marks()
     kept: dict[str, dict[str, MeterMark]] = {}
     looks: dict[str, MeterLook] = {}
     found: dict[Kind, _Taken] = defaultdict(_Taken)
@@ -173,13 +173,12 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
             taken.busy += 1
             taken.busy_price += price.micro_usd
             taken.busy_uj += energy.total
-    _remember(kept, marks, now)
+    _store_meter_marks(kept, marks, now)
     power_meters_judge(looks=looks, now=now)
     return dict(found)
 
 
-def _marks() -> dict[str, dict[str, MeterMark]]:
-    """Marks by node and part."""
+def _meter_marks() -> dict[str, dict[str, MeterMark]]:
     found: dict[str, dict[str, MeterMark]] = defaultdict(dict)
     for subject, totals in UsageMark.objects.filter(source=METERS).values_list("subject", "totals"):
         for part, mark in totals.items():
@@ -187,7 +186,9 @@ def _marks() -> dict[str, dict[str, MeterMark]]:
     return dict(found)
 
 
-def _remember(kept: dict[str, dict[str, MeterMark]], before: dict[str, dict[str, MeterMark]], now: datetime) -> None:
+def _store_meter_marks(
+    kept: dict[str, dict[str, MeterMark]], before: dict[str, dict[str, MeterMark]], now: datetime
+) -> None:
     UsageMark.objects.filter(source=METERS, subject__in=before.keys() - kept.keys()).delete()
     UsageMark.objects.bulk_create(
         [
@@ -216,8 +217,7 @@ def _cells_in_flight() -> set[str]:
 
 
 @transaction.atomic
-def _settle(hour: datetime, deployment: str) -> None:
-    """Splits an hour of a deployment over its accounts, kind by kind."""
+def _settle_hour(hour: datetime, deployment: str) -> None:
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
     shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
     price, fits = token_prices(hour + HOUR).get(deployment), fits_at(hour + HOUR)
@@ -305,7 +305,7 @@ def power_meters_judge(*, looks: Mapping[str, MeterLook], now: datetime) -> None
             kind=POWER_METER,
             subject=node,
             summary=summary,
-            evidence={"refused": one.refused, "since": _moment(one.first_ms), "until": _moment(one.last_ms)},
+            evidence={"refused": one.refused, "since": _utc_text(one.first_ms), "until": _utc_text(one.last_ms)},
             now=now,
             region=row.region_id,
             node=node,
@@ -329,5 +329,5 @@ def _remember_suspects(kept: Mapping[str, Suspicion], before: Mapping[str, Suspi
     )
 
 
-def _moment(ms: int) -> str:
+def _utc_text(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")

@@ -35,19 +35,19 @@ def token_work_count(*, now: datetime) -> int:
     """Adds new work of cell leaders. Returns the number of usable reports."""
     marks = {row.subject: row for row in UsageMark.objects.filter(source=SOURCE)}
     found: dict[tuple[str, str, str], WorkSums] = {}
-    told: list[UsageMark] = []
-    for node, version, instance_type, totals in _reported():
+    counted: list[UsageMark] = []
+    for node, version, instance_type, totals in _reported_totals():
         before = marks.get(node)
         if before is not None and before.totals == asdict(totals):
             continue
-        told.append(UsageMark(source=SOURCE, subject=node, since="", at=now, totals=asdict(totals)))
+        counted.append(UsageMark(source=SOURCE, subject=node, since="", at=now, totals=asdict(totals)))
         added = sample(WorkTotals(**before.totals), totals) if before is not None else None
         if added is not None:
             found[version, instance_type, node] = added
     UsageMark.objects.bulk_create(
-        told, update_conflicts=True, unique_fields=["source", "subject", "since"], update_fields=["totals", "at"]
+        counted, update_conflicts=True, unique_fields=["source", "subject", "since"], update_fields=["totals", "at"]
     )
-    _add(found, now)
+    _add_work(found, now)
     return len(found)
 
 
@@ -59,14 +59,14 @@ def token_fit_all(*, now: datetime) -> int:
     of_places: dict[Place, dict[str, WorkSums]] = defaultdict(lambda: defaultdict(WorkSums))
     for row in TokenWork.objects.filter(day__gte=since).iterator(chunk_size=2000):
         of_places[row.version, row.instance_type][row.node] += row.work()
-    listed = _listed(now)
+    listed = _listed_weights(now)
     fitted = {
         place: fit
         for place, nodes in of_places.items()
         if (fit := fit_tokens(nodes.values(), listed.get(place[0], weights_of(None)))) is not None
     }
     TokenFit.objects.bulk_create(
-        [_row(place, fit, now) for place, fit in sorted(fitted.items())],
+        [_fit_row(place, fit, now) for place, fit in sorted(fitted.items())],
         update_conflicts=True, unique_fields=["version", "instance_type"], update_fields=_FITTED,
     )  # fmt: skip
     return len(fitted)
@@ -78,8 +78,7 @@ _FITTED = [
 ]  # fmt: skip
 
 
-def _reported() -> Iterable[tuple[str, str, str, WorkTotals]]:
-    """Node, version, instance type and totals of each leader that reports work."""
+def _reported_totals() -> Iterable[tuple[str, str, str, WorkTotals]]:
     report = "node__report__"
     rows = (
         CellMember.objects.filter(rank=0, cell__state=CellState.READY.value)
@@ -91,12 +90,12 @@ def _reported() -> Iterable[tuple[str, str, str, WorkTotals]]:
         )
     )  # fmt: skip
     for node, instance_type, cell, model, version, reported, work in rows:
-        totals = _totals(work) if cell == reported else None
+        totals = _work_totals(work) if cell == reported else None
         if totals is not None:
             yield node, f"{model}@{version}", instance_type, totals
 
 
-def _totals(work: Any) -> WorkTotals | None:
+def _work_totals(work: Any) -> WorkTotals | None:
     """Totals of a report, or None if missing or implausible."""
     if not isinstance(work, Mapping):
         return None
@@ -107,7 +106,7 @@ def _totals(work: Any) -> WorkTotals | None:
     return WorkTotals(since=float(work.get("since", 0)), **counts)
 
 
-def _add(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
+def _add_work(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
     day = now.astimezone(UTC).date()
     nodes = [node for _, _, node in found]
     there = {
@@ -126,8 +125,7 @@ def _add(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:
     )  # fmt: skip
 
 
-def _listed(now: datetime) -> dict[str, TokenWeights]:
-    """Weights by version, from prices in force of a deployment that serves it."""
+def _listed_weights(now: datetime) -> dict[str, TokenWeights]:
     prices = token_prices(now)
     served = CellMember.objects.filter(rank=0).values_list(
         "cell__deployment_id", "cell__model_version__model_id", "cell__model_version__version"
@@ -139,7 +137,7 @@ def _listed(now: datetime) -> dict[str, TokenWeights]:
     }
 
 
-def _row(place: Place, fitted: FittedWeights, now: datetime) -> TokenFit:
+def _fit_row(place: Place, fitted: FittedWeights, now: datetime) -> TokenFit:
     weights, fit = fitted.weights, fitted.fit
     return TokenFit(
         version=place[0],

@@ -16,11 +16,11 @@ from traffic.region_shares.planning.load import (
     Sample,
     arrivals_per_s,
     arrivals_to_expect,
+    assess_place,
     capacity_to_count_on,
     in_service,
     ingress_counters,
     is_starting,
-    judge_place,
     recent_samples,
     service_time_s,
     share_lost,
@@ -139,7 +139,7 @@ OUT = Place(
 
 
 def test_after_five_seconds_without_a_usable_cell_the_incident_says_which_and_what_it_cost() -> None:
-    unserved = judge_place(OUT, NOW).unserved
+    unserved = assess_place(OUT, NOW).unserved
     assert unserved is not None
     assert unserved.summary == (
         "No cell of llama in east can serve: c1 is ready, down at its ingresses; requests go to west;"
@@ -151,12 +151,12 @@ def test_after_five_seconds_without_a_usable_cell_the_incident_says_which_and_wh
 
 
 def test_the_five_seconds_begin_with_the_first_look_that_found_none() -> None:
-    first = judge_place(replace(OUT, since=None, refused_before={}), NOW)
+    first = assess_place(replace(OUT, since=None, refused_before={}), NOW)
     assert first.unserved is None
     assert (first.noted.since, first.noted.refused_before) == (NOW, OUT.refused)
     later = replace(OUT, since=first.noted.since, refused_before=first.noted.refused_before)
-    assert judge_place(later, NOW + timedelta(seconds=OPEN_AFTER_S - 0.1)).unserved is None
-    assert judge_place(later, NOW + timedelta(seconds=OPEN_AFTER_S)).unserved is not None
+    assert assess_place(later, NOW + timedelta(seconds=OPEN_AFTER_S - 0.1)).unserved is None
+    assert assess_place(later, NOW + timedelta(seconds=OPEN_AFTER_S)).unserved is not None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_five_seconds_begin_with_the_first_look_that_found_none() -> None:
          "several, all on purpose", "no row"],
 )  # fmt: skip
 def test_what_is_meant_to_be_opens_no_incident(change: dict[str, object]) -> None:
-    judgement = judge_place(replace(OUT, **change), NOW)  # type: ignore[arg-type]
+    judgement = assess_place(replace(OUT, **change), NOW)  # type: ignore[arg-type]
     assert (judgement.unserved, judgement.noted.since) == (None, None)
     assert judgement.resolution
 
@@ -184,7 +184,7 @@ def test_what_is_meant_to_be_opens_no_incident(change: dict[str, object]) -> Non
 @pytest.mark.parametrize("state", [CellState.FAILED, CellState.LOST, CellState.STARTING, CellState.PENDING])
 def test_a_cell_that_broke_and_comes_again_is_missed_until_it_serves(state: CellState) -> None:
     broken = replace(DOWN, state=state, since=NOW, reason="exit 139", views={})
-    unserved = judge_place(replace(OUT, cells=(broken,)), NOW).unserved
+    unserved = assess_place(replace(OUT, cells=(broken,)), NOW).unserved
     assert unserved is not None
     assert f"c1 is {state} (exit 139)" in unserved.summary
 
@@ -192,12 +192,12 @@ def test_a_cell_that_broke_and_comes_again_is_missed_until_it_serves(state: Cell
 def test_a_region_that_the_autopilot_emptied_is_one_though_its_cells_are_well() -> None:
     well = replace(DOWN, views={"i-1": "up"})
     emptied = replace(OUT, capacity=8.0, emptied=True, cells=(well,), elsewhere=(), refused={})
-    unserved = judge_place(emptied, NOW).unserved
+    unserved = assess_place(emptied, NOW).unserved
     assert unserved is not None
     assert unserved.summary.startswith("The autopilot sends all requests for llama away from east, which has cells")
     assert "no region serves it; no request failed yet" in unserved.summary
 
 
 def test_what_is_scaled_to_zero_is_cold_when_it_comes_back_and_what_was_evacuated_is_not() -> None:
-    assert not judge_place(replace(OUT, wanted=0), NOW).noted.served
-    assert judge_place(replace(OUT, closed=True), NOW).noted.served
+    assert not assess_place(replace(OUT, wanted=0), NOW).noted.served
+    assert assess_place(replace(OUT, closed=True), NOW).noted.served

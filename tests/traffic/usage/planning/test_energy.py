@@ -204,7 +204,7 @@ def test_it_ends_after_ten_minutes_of_readings_that_are_believed() -> None:
     quiet = QUIET_MS // STEP_MS
     happened, plan = after(BAD, BAD, BAD, *[GOOD] * quiet)
     assert (happened[2], happened[-2], happened[-1]) == ("+", ".", "-")
-    assert plan.closed == (("n", "its readings are believed again"),)
+    assert plan.closed == (("n", "its readings are plausible again"),)
     assert not plan.suspicions
 
 
