@@ -33,7 +33,7 @@ from kernel.decoding import decode_json
 from kernel.refusals import InvalidInput
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.keys.planner import playground_key_text
-from traffic.keys.selectors import key_standing
+from traffic.keys.selectors import key_ring_version
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_stream
 
@@ -231,7 +231,7 @@ def _playground(request: PageRequest) -> Playground:
     return Playground(
         deployments=options,
         regions=tuple(sorted(ingress_addresses_by_region())),
-        keys_required=key_standing().required,
+        keys_required=key_ring_version().required,
         chosen=request.text("deployment") or first,
     )
 
@@ -279,7 +279,7 @@ def _ingress(chat: ChatRequest) -> tuple[IngressAddress, dict[str, str]]:
     if not ingresses:
         raise InvalidInput(field="region", rule="exists", message=f"region {chat.region!r} has no ingress")
     key = chat.key
-    if not key and key_standing().required:
+    if not key and key_ring_version().required:
         key = playground_key_text(settings.SECRET_KEY)
     return ingresses[0], {"Authorization": f"Bearer {key}"} if key else {}
 

@@ -22,7 +22,7 @@ from traffic.async_requests.services.requests import (
     async_requests_claim,
 )
 from traffic.batches.models import OPEN_STATES, Batch, StoredFile
-from traffic.batches.planning.batch import BatchSettings, checked_batch
+from traffic.batches.planning.batch import BatchSettings, parse_new_batch
 from traffic.batches.services.batch import batch_create
 from traffic.batches.services.runner import BatchChores, BatchSender
 from traffic.demand.models import DemandDay, DemandForecast
@@ -119,7 +119,7 @@ def begun_with(tenant: str = "", *, key: str = "", now: datetime = NOW, settings
     payload = {"endpoint": ENDPOINT, "completion_window": "24h", **asked}
     return batch_create(
         application=Application(tenant=tenant, key=key),
-        asked=checked_batch(payload),
+        asked=parse_new_batch(payload),
         region="",
         now=now,
         settings=settings,

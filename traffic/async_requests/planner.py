@@ -202,7 +202,7 @@ class QueueState(StrEnum):
     UNREAD = "unread"
 
 
-class NoRequest(ValueError):
+class InvalidMessage(ValueError):
     """A message without a valid request; the text says what is wrong and what is valid."""
 
 
@@ -217,7 +217,7 @@ class QueueAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MessageRequest:
     """A message's request without its body. None means unstated."""
 
     path: str
@@ -244,25 +244,25 @@ def queue_address(url: str, install: str) -> QueueAddress:
     return QueueAddress(url, found[1], account, name)
 
 
-def asked_by(message_id: str, attributes: Mapping[str, str]) -> Asked:
+def parse_attributes(message_id: str, attributes: Mapping[str, str]) -> MessageRequest:
     """Reads a message's attributes: the endpoint's headers and path. Others are ignored.
 
     Raises:
-        NoRequest: an attribute is repeated, names a key, or is an unknown endpoint.
+        InvalidMessage: an attribute is repeated, names a key, or is an unknown endpoint.
     """
     fields: dict[str, str] = {}
     for name, value in attributes.items():
         if name.casefold() in fields:
-            raise NoRequest(f"the attribute {name[:100]} is given twice, in two spellings")
+            raise InvalidMessage(f"the attribute {name[:100]} is given twice, in two spellings")
         fields[name.casefold()] = value
     if "authorization" in fields:
-        raise NoRequest("a message cannot name a key: the queue is bound to one")
+        raise InvalidMessage("a message cannot name a key: the queue is bound to one")
     path = fields.get("endpoint", ENDPOINTS[0])
     if path not in ENDPOINTS:
-        raise NoRequest(f"the attribute Endpoint is {path[:100]!r}; known: {' and '.join(ENDPOINTS)}")
+        raise InvalidMessage(f"the attribute Endpoint is {path[:100]!r}; known: {' and '.join(ENDPOINTS)}")
     if "idempotency-key" in fields and not fields["idempotency-key"]:
-        raise NoRequest("the attribute Idempotency-Key is empty; omit it to use the message ID")
-    return Asked(
+        raise InvalidMessage("the attribute Idempotency-Key is empty; omit it to use the message ID")
+    return MessageRequest(
         path=path,
         idempotency_key=fields.get("idempotency-key", message_id),
         limit_ms=fields.get("x-switchyard-deadline-ms"),
@@ -270,11 +270,11 @@ def asked_by(message_id: str, attributes: Mapping[str, str]) -> Asked:
     )
 
 
-def pointed_at(body: str, queue: QueueAddress) -> str | None:
+def body_object_key(body: str, queue: QueueAddress) -> str | None:
     """Returns the key of the object with the request, in the queue's own bucket; None if the message has the request.
 
     Raises:
-        NoRequest: the pointer is invalid or names another bucket.
+        InvalidMessage: the pointer is invalid or names another bucket.
     """
     if not body.lstrip(" \t\r\n").startswith("["):
         return None  # a request is an object
@@ -283,11 +283,11 @@ def pointed_at(body: str, queue: QueueAddress) -> str | None:
         kinds_and_names = isinstance(kind, str) and kind in POINTERS and set(pointer) == {"s3BucketName", "s3Key"}
         bucket, key = (pointer["s3BucketName"], pointer["s3Key"]) if kinds_and_names else ("", "")
     except (ValueError, TypeError) as error:
-        raise NoRequest(_NO_POINTER) from error
+        raise InvalidMessage(_NO_POINTER) from error
     if not isinstance(key, str) or not 0 < len(key) <= KEY_LETTERS or not key.isprintable():
-        raise NoRequest(_NO_POINTER)
+        raise InvalidMessage(_NO_POINTER)
     if bucket != queue.name:
-        raise NoRequest(
+        raise InvalidMessage(
             f"the message points to the bucket {str(bucket)[:100]!r}; this queue's bodies must be in {queue.name}"
         )
     return key
@@ -299,7 +299,7 @@ _NO_POINTER = (
 )
 
 
-def is_for_later(status: int) -> bool:
+def is_temporary(status: int) -> bool:
     """Whether a refusal with this HTTP status is temporary: too many requests wait, or no region serves."""
     return status in {429, 503}
 

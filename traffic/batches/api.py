@@ -24,7 +24,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from kernel.tones import Tone
 from traffic.batches.models import Batch
-from traffic.batches.planning.batch import BATCH_TONE, BatchState, batch_not_found, checked_batch
+from traffic.batches.planning.batch import BATCH_TONE, BatchState, batch_not_found, parse_new_batch
 from traffic.batches.selectors import (
     BatchStanding,
     batch_json,
@@ -54,7 +54,7 @@ def batches(request: HttpRequest) -> HttpResponseBase:
         if request.method == "POST":
             created = batch_create(
                 application=application,
-                asked=checked_batch(_json_payload(request)),
+                asked=parse_new_batch(_json_payload(request)),
                 region=request.headers.get("X-Switchyard-Region", ""),
                 now=now,
                 settings=batch_settings(),

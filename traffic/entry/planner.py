@@ -234,7 +234,7 @@ class EntryTargetName:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PublishedRecords:
     """The records of the entry's name and the text record with its revision, exactly as read."""
 
     records: tuple[RecordSet, ...] = ()
@@ -297,7 +297,7 @@ def is_same(one: Iterable[RecordSet], other: Iterable[RecordSet]) -> bool:
 
 
 def swap(
-    name: str, standing: Standing, records: Sequence[RecordSet], revision: int, token: str
+    name: str, standing: PublishedRecords, records: Sequence[RecordSet], revision: int, token: str
 ) -> list[dict[str, Any]]:
     """Returns the changes of the batch. Deletions come first, since a name cannot be weighted and unweighted at
     once."""

@@ -18,12 +18,12 @@ from traffic.region_shares.selectors import overrides_in_force
 from traffic.routing.models import Ingress, IngressReport
 from traffic.routing.planning.ingresses import SILENT_AFTER_S
 
-STANDS = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
+PUBLISHED_STATES = (RevisionState.SENDING, RevisionState.PENDING, RevisionState.IN_FORCE)
 """States of attempts that are or may be published."""
 
 
 @dataclass(frozen=True, slots=True)
-class EntryStated:
+class EntrySpec:
     """The entry according to the stacks of regions. `targets` maps a region to its load balancer. `problem`: the stacks
     contradict each other."""
 
@@ -33,9 +33,9 @@ class EntryStated:
     problem: str = ""
 
 
-def entry_stated() -> EntryStated | None:
+def entry_spec() -> EntrySpec | None:
     """Returns the entry, or None if no region's stack has one."""
-    stated: EntryStated | None = None
+    stated: EntrySpec | None = None
     for row in CloudRegion.objects.filter(state=CloudRegionState.READY.value).order_by("region__position", "region_id"):
         try:
             base = row.stated_base()
@@ -45,19 +45,19 @@ def entry_stated() -> EntryStated | None:
         if not name or not base.hosted_zone:
             continue
         if stated is None:
-            stated = EntryStated(name, base.hosted_zone)
+            stated = EntrySpec(name, base.hosted_zone)
         elif (name, base.hosted_zone) != (stated.name, stated.zone):
             problem = (
                 f"the stack of {row.region_id} names {name} in zone {base.hosted_zone} as the entry, those before it"
                 f" name {stated.name} in {stated.zone}: correct its stack"
             )
-            return EntryStated(stated.name, stated.zone, problem=problem)
+            return EntrySpec(stated.name, stated.zone, problem=problem)
         if base.load_balancer and base.load_balancer_zone:
             stated.targets[row.region_id] = EntryTargetName(base.load_balancer, base.load_balancer_zone)
     return stated
 
 
-def entry_regions(entry: Entry, stated: EntryStated, newest: EntryRevision | None, now: datetime) -> list[EntryRegion]:
+def entry_regions(entry: Entry, stated: EntrySpec, newest: EntryRevision | None, now: datetime) -> list[EntryRegion]:
     """Returns the regions with a load balancer for the planner."""
     evacuated = {
         order.region
@@ -119,7 +119,7 @@ def entries_described() -> QuerySet[Entry]:
     return Entry.objects.prefetch_related(Prefetch("revisions", EntryRevision.objects.defer("records")))
 
 
-def standing_revision(entry: Entry) -> EntryRevision | None:
+def published_attempt(entry: Entry) -> EntryRevision | None:
     """Returns the published attempt as far as known; None before the first."""
     known = (RevisionState.PENDING.value, RevisionState.IN_FORCE.value)
     return entry.revisions.filter(state__in=known).order_by("-revision").first()

@@ -40,9 +40,9 @@ from traffic.entry.planner import (
     EntrySettings,
     EntryView,
     HoldEntry,
+    PublishedRecords,
     PublishEntry,
     RevisionState,
-    Standing,
     Target,
     TargetIngress,
     is_same,
@@ -53,7 +53,7 @@ from traffic.entry.planner import (
     text_name,
     token_of,
 )
-from traffic.entry.selectors import STANDS, EntryStated, entry_regions, entry_stated, standing_revision
+from traffic.entry.selectors import PUBLISHED_STATES, EntrySpec, entry_regions, entry_spec, published_attempt
 from traffic.region_shares.services.overrides import ENTRY_TASK
 from traffic.routing.models import Ingress, IngressReport
 
@@ -157,12 +157,12 @@ class AwsCall(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Route53:
     call: AwsCall
-    stated: EntryStated
+    stated: EntrySpec
 
-    def read(self) -> Standing:
+    def read(self) -> PublishedRecords:
         records = self._list_records(self.stated.name, RECORD_TYPE)
         text = self._list_records(text_name(self.stated.name), "TXT")
-        return Standing(records, text[0] if text else None)
+        return PublishedRecords(records, text[0] if text else None)
 
     def _list_records(self, name: str, kind: str) -> tuple[dict[str, Any], ...]:
         start: dict[str, Any] = {"StartRecordName": name, "StartRecordType": kind}
@@ -201,7 +201,7 @@ class _Route53:
 
 def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
     """Runs one pass. Returns False if no region has an entry or another controller runs it."""
-    stated = entry_stated()
+    stated = entry_spec()
     if stated is None or (not stated.targets and not stated.problem):
         return False
     holder = this_holder()
@@ -215,7 +215,7 @@ def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
     return True
 
 
-def _run_pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetime) -> HoldEntry | None:
+def _run_pass(entry: Entry, stated: EntrySpec, route53: _Route53, now: datetime) -> HoldEntry | None:
     """Reads, plans, publishes. Returns why the records are not as wanted, or None."""
     if stated.problem:
         return HoldEntry(stated.problem, needs_person=True)
@@ -236,7 +236,7 @@ def _run_pass(entry: Entry, stated: EntryStated, route53: _Route53, now: datetim
         return HoldEntry(f"Route 53 refused: {refusal}", needs_person=True)
 
 
-def _is_quiet(entry: Entry, stated: EntryStated, now: datetime) -> bool:
+def _is_quiet(entry: Entry, stated: EntrySpec, now: datetime) -> bool:
     if entry.looked_at is None or entry.held or now - entry.looked_at >= timedelta(seconds=LOOK_EVERY_S):
         return False
     newest = entry.revisions.order_by("-revision").first()
@@ -246,7 +246,7 @@ def _is_quiet(entry: Entry, stated: EntryStated, now: datetime) -> bool:
 
 
 def _entry_view(
-    entry: Entry, stated: EntryStated, stands: EntryRevision | None, now: datetime, foreign: str = ""
+    entry: Entry, stated: EntrySpec, stands: EntryRevision | None, now: datetime, foreign: str = ""
 ) -> EntryView:
     numbered = entry.revisions.aggregate(most=Max("revision"))["most"] or 0
     return EntryView(
@@ -261,7 +261,7 @@ def _entry_view(
 
 
 def _settle_attempts(
-    entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, now: datetime
+    entry: Entry, stated: EntrySpec, route53: _Route53, standing: PublishedRecords, now: datetime
 ) -> EntryView:
     """Resolves the outcomes of attempts from the records as read, and returns the planner's view."""
     entry.seen, entry.seen_weights, entry.looked_at = standing.fingerprint, standing.weights, now
@@ -273,10 +273,10 @@ def _settle_attempts(
         return _entry_view(entry, stated, ours, now)
     if entry.adopted and entry.adopted == standing.fingerprint:
         return _entry_view(entry, stated, None, now)
-    return _entry_view(entry, stated, standing_revision(entry), now, _foreign_problem(entry, standing, ours))
+    return _entry_view(entry, stated, published_attempt(entry), now, _foreign_problem(entry, standing, ours))
 
 
-def _foreign_problem(entry: Entry, standing: Standing, ours: EntryRevision | None) -> str:
+def _foreign_problem(entry: Entry, standing: PublishedRecords, ours: EntryRevision | None) -> str:
     """Describes records that this control plane did not write; "" if there are none."""
     if ours is not None:
         what = f"the records of {entry.name} are not those that revision {ours.revision} wrote"
@@ -314,11 +314,16 @@ def _note_others(entry: Entry, stands: EntryRevision, now: datetime) -> None:
     lost = {"state": RevisionState.LOST.value, "settled_at": now, "trouble": "it was not carried out"}
     others.filter(state=RevisionState.SENDING.value).update(**lost)
     replaced = {"state": RevisionState.REPLACED.value, "settled_at": now}
-    others.filter(state__in=[each.value for each in STANDS]).update(**replaced)
+    others.filter(state__in=[each.value for each in PUBLISHED_STATES]).update(**replaced)
 
 
 def _publish_weights(
-    entry: Entry, stated: EntryStated, route53: _Route53, standing: Standing, decision: PublishEntry, now: datetime
+    entry: Entry,
+    stated: EntrySpec,
+    route53: _Route53,
+    standing: PublishedRecords,
+    decision: PublishEntry,
+    now: datetime,
 ) -> HoldEntry | None:
     refused = entry.revisions.filter(trouble__startswith=STALE, at__gt=now - timedelta(seconds=LOOK_EVERY_S)).first()
     if refused is not None:

@@ -33,7 +33,7 @@ KEY_TONE = {KeyState.ACTIVE: Tone.OK, KeyState.EXPIRED: Tone.IDLE, KeyState.REVO
 
 
 @dataclass(frozen=True, slots=True)
-class KeyStanding:
+class KeyRingVersion:
     """The version of all keys, and whether a key is required. Version 0 means that no key was ever created."""
 
     version: int = 0
@@ -67,7 +67,7 @@ def checked_origin(text: str) -> str:
     return origin
 
 
-def key_ring(standing: KeyStanding, ingresses: int) -> JsonObject:
+def key_ring(standing: KeyRingVersion, ingresses: int) -> JsonObject:
     """Returns the part of a stored routing table about keys, for the ingresses of a region. Empty before the first
     key."""
     if standing.version == 0:
@@ -121,7 +121,7 @@ def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime
     return f"Requests with this key are refused with 401 {who}. {used}"
 
 
-def requiring_effect(*, required: bool, active_keys: int) -> str:
+def effect_of_requiring(*, required: bool, active_keys: int) -> str:
     """Returns a sentence about the effect of changing the policy."""
     if required:
         return "Requests without a key are served again, without a tenant and without limits."

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.ingress_messages import ApiKey
 from traffic.keys.models import ApplicationKey, KeyPolicy
-from traffic.keys.planner import LIMITS, KeyStanding, KeyState, playground_key, with_sender
+from traffic.keys.planner import LIMITS, KeyRingVersion, KeyState, playground_key, with_sender
 from traffic.routing.models import Ingress, RoutingTable
 from traffic.usage.models import Budget, UsageHour
 
@@ -27,9 +27,9 @@ def key_policy() -> KeyPolicy:
     return KeyPolicy.objects.first() or KeyPolicy()
 
 
-def key_standing() -> KeyStanding:
+def key_ring_version() -> KeyRingVersion:
     policy = KeyPolicy.objects.first()
-    return KeyStanding(policy.version, policy.required) if policy else KeyStanding()
+    return KeyRingVersion(policy.version, policy.required) if policy else KeyRingVersion()
 
 
 def keys_for_ingresses() -> tuple[ApiKey, ...]:

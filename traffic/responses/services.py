@@ -18,7 +18,7 @@ from traffic.async_requests.services.requests import (
     AsyncSubmission,
     async_request_accept,
     async_request_cancel,
-    place_check,
+    serving_region_check,
 )
 from traffic.keys.planner import is_counted, sender_key_text
 from traffic.responses.models import OPEN_RESPONSE_STATES, StoredResponse, new_response_id
@@ -93,7 +93,7 @@ def response_begin(
     body = engine_body(request, turns, settings)
     if request.is_background:
         return _begin_later(application, submission, request, body, len(turns) + 1, now, settings)
-    place_check(application, submission.region, request.model)
+    serving_region_check(application, submission.region, request.model)
     return PassedOn(
         response_id=new_response_id(),
         application=application,

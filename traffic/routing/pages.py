@@ -12,7 +12,7 @@ from fleet.regions.planner import ENDS_NOW, ENDS_SOON, ending
 from kernel.tones import Tone
 from traffic.entry.models import Entry, EntryRevision
 from traffic.entry.planner import WHOLE, RevisionState
-from traffic.entry.selectors import STANDS, entries_described
+from traffic.entry.selectors import PUBLISHED_STATES, entries_described
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.routing.selectors import serves_plain_problem
 
@@ -25,14 +25,14 @@ class Following(StrEnum):
     CURRENT = "current"
     BEHIND = "behind"
     SILENT = "silent"
-    NEVER_HEARD = "never heard"
+    NEVER_REPORTED = "never reported"
 
 
 FOLLOWING_TONE: dict[Following, Tone] = {
     Following.CURRENT: Tone.OK,
     Following.BEHIND: Tone.MOVING,
     Following.SILENT: Tone.WARN,
-    Following.NEVER_HEARD: Tone.IDLE,
+    Following.NEVER_REPORTED: Tone.IDLE,
 }
 
 
@@ -113,7 +113,7 @@ def entry_rows() -> tuple[EntryRow, ...]:
 
 def _entry_row(entry: Entry) -> EntryRow:
     revisions = tuple(RevisionRow(each) for each in entry.revisions.all())
-    published = next((each.revision for each in revisions if each.revision.state in STANDS), None)
+    published = next((each.revision for each in revisions if each.revision.state in PUBLISHED_STATES), None)
     weights = published.weights if published else {}
     regions = tuple(
         EntryRegionRow(region, 100 * weight / WHOLE, entry.shares.get(region, 1.0), entry.seen_weights.get(region))
@@ -155,7 +155,7 @@ def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
 
 def _following_state(report: IngressReport | None, published: int, now: datetime) -> Following:
     if report is None or report.last_seen_at is None:
-        return Following.NEVER_HEARD
+        return Following.NEVER_REPORTED
     if not report.connected or (now - report.last_seen_at).total_seconds() > FRESH_FOR_S:
         return Following.SILENT
     return Following.CURRENT if report.revision >= published else Following.BEHIND

@@ -31,8 +31,8 @@ from kernel.row_cache import FullLooks, RowCache, RowCaches, WrittenTables
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.roles import role_concurrency
 from models_registry.versions.planning.spec import adapter_names
-from traffic.keys.planner import KeyStanding, shared_keys
-from traffic.keys.selectors import KEY_RING, key_standing, keys_for_ingresses, tenants_stopped
+from traffic.keys.planner import KeyRingVersion, shared_keys
+from traffic.keys.selectors import KEY_RING, key_ring_version, keys_for_ingresses, tenants_stopped
 from traffic.region_shares.selectors import STEERING_TABLES, steerings
 from traffic.routing.models import Ingress, IngressReport, PoolHold, RoutingTable
 from traffic.routing.planning.ingresses import FollowingIngress, TableInForce
@@ -261,8 +261,8 @@ class RoutingCache:
     def regions(self) -> list[str]:
         return self._written.get("regions", _REGIONS, lambda: list(Region.objects.values_list("name", flat=True)))
 
-    def key_standing(self) -> KeyStanding:
-        return self._written.get("keys", _KEYS, key_standing)
+    def key_ring_version(self) -> KeyRingVersion:
+        return self._written.get("keys", _KEYS, key_ring_version)
 
     def open_subjects(self, kind: str) -> list[str]:
         """Returns the subjects of open incidents of this kind."""

@@ -9,7 +9,7 @@ from fleet.webhooks.planner import host_of, parse_url
 from kernel.secrets import secret_matches, secret_prefix
 from traffic.keys.models import ApplicationKey
 from traffic.keys.planner import KeyState
-from traffic.keys.selectors import key_standing
+from traffic.keys.selectors import key_ring_version
 from traffic.tenants.models import GrantUse, TenantGrant
 from traffic.tenants.planner import ApplicationRefused, ObjectUri
 from traffic.usage.models import Budget
@@ -53,7 +53,7 @@ def application_of(authorization: str, now: datetime) -> Application:
     scheme, _, text = authorization.partition(" ")
     text = text.strip() if scheme.casefold() == "bearer" else ""
     if not text.startswith("sw_"):
-        if key_standing().required:
+        if key_ring_version().required:
             raise UnknownApplication("missing_api_key", "no API key: send it as `Authorization: Bearer sw_...`")
         return Application()
     key = ApplicationKey.objects.filter(prefix=secret_prefix(text) or "").first()
@@ -111,7 +111,7 @@ def place_refusal(tenant: str, wanted: ObjectUri, use: GrantUse) -> str:
     return f"batches of {whose} have no grant to {use} {wanted}; an admin can add one"
 
 
-def place_check(tenant: str, wanted: ObjectUri, use: GrantUse, member: str) -> None:
+def s3_grant_check(tenant: str, wanted: ObjectUri, use: GrantUse, member: str) -> None:
     """
     Raises:
         ApplicationRefused: batches of this tenant may not use it.

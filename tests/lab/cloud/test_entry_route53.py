@@ -22,7 +22,7 @@ from tests.fleet.rows import NOW
 from tests.lab.cloud.aws_calls import Calls
 from tests.lab.cloud.conftest import Zone, make_zone
 from traffic.entry.models import Entry, EntryRevision
-from traffic.entry.planner import EntryTargetName, Standing, records_of, swap
+from traffic.entry.planner import EntryTargetName, PublishedRecords, records_of, swap
 from traffic.entry.services import entry_adopt, entry_run, entry_shares_plan
 from traffic.region_shares.services.overrides import Terms, evacuation_start
 from traffic.routing.models import IngressReport
@@ -69,10 +69,10 @@ class Operated:
         for _ in range(2):
             self.pass_by(61)
 
-    def standing(self) -> Standing:
+    def standing(self) -> PublishedRecords:
         found = self.zone.sets()
         texts = [each for each in found if each["Type"] == "TXT"]
-        return Standing(tuple(each for each in found if each["Type"] == "A"), texts[0] if texts else None)
+        return PublishedRecords(tuple(each for each in found if each["Type"] == "A"), texts[0] if texts else None)
 
     def states(self) -> list[str]:
         return list(EntryRevision.objects.order_by("revision").values_list("state", flat=True))

@@ -19,7 +19,7 @@ from lab.cloud.server import World, serve
 from lab.cloud.stack import deploy
 from tests.traffic.rows import BODY, serving_fleet
 from traffic.async_requests.models import AsyncRequest, RequestQueue
-from traffic.async_requests.services.queues import QueueEdge, request_queue_declare
+from traffic.async_requests.services.queues import QueueReaders, request_queue_declare
 from traffic.keys.services import key_create
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
@@ -44,7 +44,7 @@ class Declared:
         return str(sent["MessageId"])
 
     def read(self) -> None:
-        async_to_sync(QueueEdge().read_once)(self.row)
+        async_to_sync(QueueReaders().read_once)(self.row)
 
     def left(self) -> int:
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
@@ -132,11 +132,11 @@ def _pointer(bucket: str, key: str) -> str:
 
 def test_a_queue_says_how_much_waits_and_one_without_dead_letters_is_not_read(queue: Declared) -> None:
     queue.send()
-    async_to_sync(QueueEdge().look)(queue.row)
+    async_to_sync(QueueReaders().look)(queue.row)
     assert RequestQueue.objects.get().waiting == 1
     queue.sqs.set_queue_attributes(QueueUrl=queue.row.url, Attributes={"RedrivePolicy": ""})
     with pytest.raises(CallFailed, match="would never leave it"):
-        async_to_sync(QueueEdge().look)(queue.row)
+        async_to_sync(QueueReaders().look)(queue.row)
 
 
 def run_until(condition: Callable[[], bool]) -> None:
@@ -144,7 +144,7 @@ def run_until(condition: Callable[[], bool]) -> None:
 
     async def run() -> None:
         stopping = asyncio.Event()
-        running = asyncio.create_task(QueueEdge().run(stopping))
+        running = asyncio.create_task(QueueReaders().run(stopping))
         async with asyncio.timeout(60.0):
             while not await sync_to_async(condition)():
                 await asyncio.wait([running], timeout=0.02)  # the readers do their part meanwhile

@@ -15,16 +15,16 @@ from traffic.async_requests.planner import (
     AsyncSettings,
     AsyncState,
     AttemptResponse,
-    NoRequest,
+    InvalidMessage,
     QueueAddress,
     Window,
-    asked_by,
+    body_object_key,
     evaluate_attempt,
-    is_for_later,
+    is_temporary,
     is_unread,
     limit_of,
+    parse_attributes,
     pause_s,
-    pointed_at,
     queue_address,
     reason_text,
     retry_after_s,
@@ -167,9 +167,9 @@ def test_no_other_address_is_read(url: str) -> None:
 
 
 def test_attributes_are_the_headers_of_the_endpoint() -> None:
-    plain = asked_by("m-1", {"traceparent": "anything"})
+    plain = parse_attributes("m-1", {"traceparent": "anything"})
     assert (plain.path, plain.idempotency_key, plain.limit_ms, plain.callback_url) == (ENDPOINTS[0], "m-1", None, None)
-    said = asked_by(
+    said = parse_attributes(
         "m-1",
         {
             "endpoint": ENDPOINTS[1],
@@ -191,14 +191,14 @@ def test_attributes_are_the_headers_of_the_endpoint() -> None:
     ],
 )
 def test_what_a_message_may_not_say(attributes: dict[str, str], why: str) -> None:
-    with pytest.raises(NoRequest, match=why):
-        asked_by("m-1", attributes)
+    with pytest.raises(InvalidMessage, match=why):
+        parse_attributes("m-1", attributes)
 
 
 def test_a_long_body_is_in_the_queues_own_bucket() -> None:
     pointer = json.dumps([POINTER, {"s3BucketName": NAME, "s3Key": "a/b"}])
-    assert pointed_at(pointer, QUEUE) == "a/b"
-    assert pointed_at('{"model": "m"}', QUEUE) is None
+    assert body_object_key(pointer, QUEUE) == "a/b"
+    assert body_object_key('{"model": "m"}', QUEUE) is None
 
 
 @pytest.mark.parametrize(
@@ -214,15 +214,15 @@ def test_a_long_body_is_in_the_queues_own_bucket() -> None:
     ],
 )  # fmt: skip
 def test_a_pointer_leads_nowhere_else(body: str) -> None:
-    with pytest.raises(NoRequest):
-        pointed_at(body, QUEUE)
+    with pytest.raises(InvalidMessage):
+        body_object_key(body, QUEUE)
 
 
 @given(st.text())
 def test_any_text_is_a_body_a_pointer_or_none(body: str) -> None:
     try:
-        assert pointed_at(body, QUEUE) is None
-    except NoRequest:
+        assert body_object_key(body, QUEUE) is None
+    except InvalidMessage:
         assert body.strip().startswith("[")
 
 
@@ -231,7 +231,7 @@ def test_no_more_is_received_than_would_be_accepted() -> None:
     assert room(waiting=997, most_waiting=1000, last_minute=0, per_minute=0) == 3
     assert room(waiting=1200, most_waiting=1000, last_minute=0, per_minute=0) == 0
     assert room(waiting=0, most_waiting=1000, last_minute=58, per_minute=60) == 2
-    assert [status for status in (400, 403, 404, 409, 413, 429, 503) if is_for_later(status)] == [429, 503]
+    assert [status for status in (400, 403, 404, 409, 413, 429, 503) if is_temporary(status)] == [429, 503]
 
 
 def test_how_long_a_queue_rests_and_when_it_is_a_persons() -> None:

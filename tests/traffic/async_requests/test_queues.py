@@ -17,10 +17,10 @@ from traffic.async_requests.planner import QueueState
 from traffic.async_requests.services.queues import (
     REFUSED_KEPT,
     refused_messages_trim,
-    request_message_take,
+    request_message_accept,
     request_queue_declare,
     request_queue_may_receive,
-    request_queue_note,
+    request_queue_record,
     request_queue_withdraw,
 )
 from traffic.keys.services import key_create, key_revoke, key_rotate
@@ -37,7 +37,7 @@ def declared(**limits: Any) -> RequestQueue:
 def take(queue: RequestQueue, body: bytes = BODY, id: str = "m-1", **attributes: str) -> bool:
     said = {name.replace("_", "-"): value for name, value in attributes.items()}
     message = Message(id, "handle", body.decode(), said, NOW - timedelta(seconds=5))
-    return request_message_take(queue, message, body, now=NOW)
+    return request_message_accept(queue, message, body, now=NOW)
 
 
 def test_a_message_is_a_request_of_the_queues_key_once() -> None:
@@ -130,5 +130,5 @@ def test_a_queue_that_nobody_reads_is_an_incident_until_somebody_does() -> None:
         (63, QueueState.STOPPED, 1), (64, QueueState.FULL, 0),
     ):  # fmt: skip
         reason = "" if state is QueueState.READING else "AccessDenied: no"
-        request_queue_note(queue, state, reason, now=NOW + timedelta(seconds=seconds))
+        request_queue_record(queue, state, reason, now=NOW + timedelta(seconds=seconds))
         assert Incident.objects.filter(kind="request-queue-unread", state="open").count() == opened

@@ -14,8 +14,8 @@ from traffic.entry.planner import (
     EntryTargetName,
     EntryView,
     HoldEntry,
+    PublishedRecords,
     PublishEntry,
-    Standing,
     Target,
     TargetIngress,
     TargetPlan,
@@ -269,7 +269,7 @@ TOKEN = "0123456789abcdef" * 2
 def test_a_batch_deletes_what_was_read_exactly_and_creates_all_anew() -> None:
     old = {"Name": f"{NAME}.", "Type": "A", "TTL": 60, "ResourceRecords": [{"Value": "192.0.2.1"}]}
     text = {"Name": f"_switchyard.{NAME}.", "Type": "TXT", "TTL": 10, "ResourceRecords": [{"Value": '"theirs"'}]}
-    changes = swap(NAME, Standing((old,), text), records_of(NAME, {"b": 1, "a": 254}, TARGETS), 8, TOKEN)
+    changes = swap(NAME, PublishedRecords((old,), text), records_of(NAME, {"b": 1, "a": 254}, TARGETS), 8, TOKEN)
     assert [(each["Action"], each["ResourceRecordSet"]["Type"]) for each in changes] == [
         ("DELETE", "TXT"), ("DELETE", "A"), ("CREATE", "TXT"), ("CREATE", "A"), ("CREATE", "A"),
     ]  # fmt: skip
@@ -298,8 +298,8 @@ def test_names_may_be_spelt_otherwise_and_values_may_not() -> None:
 
 def test_the_fingerprint_knows_no_order() -> None:
     records = records_of(NAME, {"a": 100, "b": 155}, TARGETS)
-    assert Standing(records).fingerprint == Standing(records[::-1]).fingerprint
-    assert Standing(records).fingerprint != Standing(records[:1]).fingerprint
+    assert PublishedRecords(records).fingerprint == PublishedRecords(records[::-1]).fingerprint
+    assert PublishedRecords(records).fingerprint != PublishedRecords(records[:1]).fingerprint
 
 
 A = TargetIngress("i-a", "10.0.0.1", 8080, ready=True)

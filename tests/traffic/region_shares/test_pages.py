@@ -121,4 +121,4 @@ def test_a_region_without_an_ingress_has_nothing_to_evacuate(fleet: Steered) -> 
     rows.region("eu-west-1")
     response = signed_in().get("/traffic/evacuate/eu-west-1/")
     assert response.status_code == 409
-    assert "with an ingress" in response.text
+    assert "has no ingress" in response.text

@@ -32,14 +32,14 @@ from traffic.async_requests.planner import (
     MOST_QUEUES,
     VISIBILITY_S,
     AsyncSettings,
-    NoRequest,
+    InvalidMessage,
     QueueAddress,
     QueueState,
-    asked_by,
-    is_for_later,
+    body_object_key,
+    is_temporary,
     is_unread,
+    parse_attributes,
     pause_s,
-    pointed_at,
     queue_address,
     reason_text,
     room,
@@ -65,7 +65,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class MayReceive:
+class ReceiveLimit:
     """How many messages of a queue may be received now, and why none."""
 
     count: int
@@ -113,18 +113,20 @@ def request_queue_withdraw(*, queue_id: int, actor: str, now: datetime) -> None:
     row.delete()
 
 
-def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: AsyncSettings = SETTINGS) -> MayReceive:
+def request_queue_may_receive(
+    queue: RequestQueue, *, now: datetime, settings: AsyncSettings = SETTINGS
+) -> ReceiveLimit:
     """Returns how many messages of a queue would be accepted now. Receiving more would bring valid messages nearer to
     the dead-letter queue."""
     try:
         application = application_with(queue.key, now)
     except UnknownApplication as unknown:
-        return MayReceive(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} is not valid: {unknown}")
+        return ReceiveLimit(0, QueueState.STOPPED, f"the key sw_{queue.key.prefix} is not valid: {unknown}")
     if application.over_quota:
-        return MayReceive(0, QueueState.FULL, f"the budget of {application.tenant} for this month is used up")
+        return ReceiveLimit(0, QueueState.FULL, f"the budget of {application.tenant} for this month is used up")
     region = serving_region(_region_of(queue))
     if region is None or deployments_of_model(region, "") is None:
-        return MayReceive(0, QueueState.FULL, "no region serves yet")
+        return ReceiveLimit(0, QueueState.FULL, "no region serves yet")
     count = room(
         waiting=open_requests(application.tenant),
         most_waiting=settings.max_open_per_tenant,
@@ -132,13 +134,13 @@ def request_queue_may_receive(queue: RequestQueue, *, now: datetime, settings: A
         per_minute=application.requests_per_min,
     )
     if count:
-        return MayReceive(count, QueueState.READING)
-    return MayReceive(
+        return ReceiveLimit(count, QueueState.READING)
+    return ReceiveLimit(
         0, QueueState.FULL, "the tenant's limit of waiting requests or the key's requests per minute is reached"
     )
 
 
-def request_message_take(
+def request_message_accept(
     queue: RequestQueue, message: Message, body: bytes, *, now: datetime, settings: AsyncSettings = SETTINGS
 ) -> bool:
     """Accepts a message's request. Returns whether the message may be deleted, because its request is in the database.
@@ -148,16 +150,16 @@ def request_message_take(
         _accept_message(queue, application, message, body, now, settings)
     except UnknownApplication:
         return False
-    except NoRequest as refusal:
+    except InvalidMessage as refusal:
         return request_message_refuse(queue, message, str(refusal), now=now)
     except ApplicationRefused as refusal:
-        return False if is_for_later(refusal.status) else request_message_refuse(queue, message, str(refusal), now=now)
+        return False if is_temporary(refusal.status) else request_message_refuse(queue, message, str(refusal), now=now)
     return True
 
 
 def _accept_message(queue: RequestQueue, application: Application, message: Message, body: bytes, now: datetime,
             settings: AsyncSettings) -> None:  # fmt: skip
-    asked = asked_by(message.id, message.attributes)
+    asked = parse_attributes(message.id, message.attributes)
     submission = AsyncSubmission(
         path=asked.path,
         body=body,
@@ -182,7 +184,7 @@ def request_message_refuse(queue: RequestQueue, message: Message, reason: str, *
     return False
 
 
-def request_queue_note(queue: RequestQueue, state: QueueState, reason: str, *, now: datetime) -> None:
+def request_queue_record(queue: RequestQueue, state: QueueState, reason: str, *, now: datetime) -> None:
     """Records the state of a queue, and opens or closes its incident. A successful read of any sender within the last
     minute outweighs failures of the others."""
     was = RequestQueue.objects.filter(pk=queue.pk)
@@ -229,7 +231,7 @@ ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "404"})
 T = TypeVar("T")
 
 
-class QueueEdge:
+class QueueReaders:
     """Readers of one process, one task per queue."""
 
     def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
@@ -297,7 +299,7 @@ class QueueEdge:
         count = partial(_note_waiting, queue.pk, facts.waiting)
         await in_thread(count)
 
-    async def read_once(self, queue: RequestQueue) -> MayReceive:
+    async def read_once(self, queue: RequestQueue) -> ReceiveLimit:
         """Receives as many messages as there is room for, and processes them. Returns that room.
 
         Raises:
@@ -312,7 +314,7 @@ class QueueEdge:
                 partial(receive, most=may.count, wait_s=WAIT_S, visibility_s=VISIBILITY_S)
             )  # fmt: skip
             await self._process_messages(queue, received)
-        await in_thread(partial(request_queue_note, queue, may.state, may.reason, now=self._now()))
+        await in_thread(partial(request_queue_record, queue, may.state, may.reason, now=self._now()))
         return may
 
     async def _process_messages(self, queue: RequestQueue, received: tuple[Message, ...]) -> None:
@@ -331,17 +333,17 @@ class QueueEdge:
     async def _is_done_with(self, queue: RequestQueue, message: Message) -> bool:
         try:
             body = await self._in_thread(partial(self._message_body, queue.address(), message))
-        except NoRequest as refusal:
+        except InvalidMessage as refusal:
             refuse = partial(request_message_refuse, queue, message, str(refusal))
             return await in_thread(partial(refuse, now=self._now()))
         except CallFailed as error:
             log.warning("cannot read the body of message %s of %s: %s", message.id, queue, error)
             return False
-        take = partial(request_message_take, queue, message, body, settings=self._settings)
+        take = partial(request_message_accept, queue, message, body, settings=self._settings)
         return await in_thread(partial(take, now=self._now()))
 
     def _message_body(self, queue: QueueAddress, message: Message) -> bytes:
-        key = pointed_at(message.body, queue)
+        key = body_object_key(message.body, queue)
         if key is None:
             return message.body.encode("utf-8", "replace")
         most = self._settings.max_body_bytes
@@ -349,10 +351,10 @@ class QueueEdge:
         try:
             return read(owner=queue.account, most=most, limit_s=HANDLE_S)
         except TooLong as error:
-            raise NoRequest(f"the object {key[:200]!r} is longer than {most} bytes") from error
+            raise InvalidMessage(f"the object {key[:200]!r} is longer than {most} bytes") from error
         except Refused as error:
             if error.code in ABSENT:
-                raise NoRequest(f"there is no object {key[:200]!r} in {queue.name}") from error
+                raise InvalidMessage(f"there is no object {key[:200]!r} in {queue.name}") from error
             raise
 
     async def _note_failure(self, queue_id: int, error: Exception) -> None:
@@ -381,7 +383,7 @@ def _note_waiting(queue_id: int, waiting: int) -> None:
 def _note_unread(queue_id: int, reason: str, now: datetime) -> None:
     queue = _queue_row(queue_id)
     if queue is not None:
-        request_queue_note(queue, QueueState.UNREAD, reason, now=now)
+        request_queue_record(queue, QueueState.UNREAD, reason, now=now)
 
 
 async def _pause_until(seconds: float, stopping: asyncio.Event) -> None:

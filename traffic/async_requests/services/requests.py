@@ -253,13 +253,13 @@ def _checked_callback(tenant: str, url: str) -> dict[str, str]:
 
 
 def _placement_columns(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
-    region = place_check(application, submission.region, model)
+    region = serving_region_check(application, submission.region, model)
     classes = list(ServingClass)
     urgency = max(classes.index(ServingClass.NEAR_REALTIME), classes.index(application.serving_class))
     return {"region_id": region, "serving_class": classes[urgency].value}
 
 
-def place_check(application: Application, named: str, model: str) -> str:
+def serving_region_check(application: Application, named: str, model: str) -> str:
     """Returns the region that serves a model for an application; `named` is the region of its ingress.
 
     Raises:

@@ -21,7 +21,7 @@ from traffic.async_requests.services.requests import (
     async_requests_open,
 )
 from traffic.routing.planning.tables import IngressAddress
-from traffic.routing.services.ingress_client import AcceptedWork, accepted_work_send
+from traffic.routing.services.ingress_client import AcceptedRequest, accepted_request_send
 
 CLAIMED_AT_ONCE = 8
 
@@ -71,7 +71,7 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
             log.info("async request %s is %s: %s", leased.id, verdict.state, verdict.reason)
 
     async def _send_attempt(self, leased: LeasedRequest) -> AttemptResponse:
-        work = AcceptedWork(
+        work = AcceptedRequest(
             id=f"{leased.id}-{leased.attempts}",
             region=leased.region,
             path=leased.path,
@@ -81,7 +81,7 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
             left_s=(leased.deadline_at - self._now()).total_seconds(),
             max_answer_bytes=self._settings.max_answer_bytes,
         )
-        return await accepted_work_send(work, self._addresses, leased.attempts)
+        return await accepted_request_send(work, self._addresses, leased.attempts)
 
 
 def _outcome_label(received: AttemptResponse) -> str:

@@ -115,7 +115,7 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAsked:
+class NewBatch:
     """A validated create request. `window` is the text to show. The input is either `input_file_id` or `input_uri`."""
 
     input_file_id: str
@@ -132,7 +132,7 @@ class BatchAsked:
         return now + timedelta(seconds=self.window_s)
 
 
-def checked_batch(payload: object) -> BatchAsked:
+def parse_new_batch(payload: object) -> NewBatch:
     """Reads a create request's body.
 
     Raises:
@@ -154,7 +154,7 @@ def checked_batch(payload: object) -> BatchAsked:
     ours = _extension_fields(payload.get("switchyard"))
     window = ours.get("completion_window", USUAL_WINDOW)
     input_uri = _object_uri(ours, "input_uri", is_object=True)
-    return BatchAsked(
+    return NewBatch(
         input_file_id=_input_file(payload.get("input_file_id"), input_uri),
         input_uri=input_uri,
         output_uri=_object_uri(ours, "output_uri"),

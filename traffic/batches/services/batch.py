@@ -22,10 +22,10 @@ from traffic.batches.planning.batch import (
     ENDED,
     STAMPS,
     USUAL_WINDOW,
-    BatchAsked,
     BatchSettings,
     BatchState,
     LineError,
+    NewBatch,
     batch_not_found,
     cancel_refusal,
     deadline_refusal,
@@ -45,7 +45,7 @@ from traffic.batches.selectors import (
 from traffic.files.planner import FilePurpose
 from traffic.tenants.models import GrantUse
 from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, BatchEvent
-from traffic.tenants.selectors import Application, place_check
+from traffic.tenants.selectors import Application, s3_grant_check
 from traffic.tenants.services import tenant_webhooks_notify
 
 BATCHES = "batches"
@@ -58,7 +58,7 @@ def batch_settings() -> BatchSettings:
 
 
 def batch_create(
-    *, application: Application, asked: BatchAsked, region: str, now: datetime, settings: BatchSettings
+    *, application: Application, asked: NewBatch, region: str, now: datetime, settings: BatchSettings
 ) -> Batch:
     """Creates a batch. Its lines are validated later, and errors are shown with it.
 
@@ -97,12 +97,12 @@ def batch_create(
     )
 
 
-def _input_file(application: Application, asked: BatchAsked, now: datetime) -> StoredFile | None:
+def _input_file(application: Application, asked: NewBatch, now: datetime) -> StoredFile | None:
     """Returns the input file; None for an object, which validation reads."""
     if asked.output_uri is not None:
-        place_check(application.tenant, asked.output_uri, GrantUse.WRITE, "output_uri")
+        s3_grant_check(application.tenant, asked.output_uri, GrantUse.WRITE, "output_uri")
     if asked.input_uri is not None:
-        place_check(application.tenant, asked.input_uri, GrantUse.READ, "input_uri")
+        s3_grant_check(application.tenant, asked.input_uri, GrantUse.READ, "input_uri")
         return None
     file = stored_file_of(application.tenant, asked.input_file_id, now)
     if file is None or file.purpose != FilePurpose.BATCH.value:
@@ -112,7 +112,7 @@ def _input_file(application: Application, asked: BatchAsked, now: datetime) -> S
     return file
 
 
-def _check_deadline(file: StoredFile, region: str, asked: BatchAsked, now: datetime) -> None:
+def _check_deadline(file: StoredFile, region: str, asked: NewBatch, now: datetime) -> None:
     ahead = lines_ahead(region, file.model)
     refusal = deadline_refusal(
         asked_s=asked.window_s,
@@ -199,7 +199,7 @@ def _webhook_data(batch: Batch) -> dict[str, Any]:
     }
 
 
-def batch_lose(*, batch: Batch, now: datetime) -> int:
+def batch_fail_lost(*, batch: Batch, now: datetime) -> int:
     """Fails a batch whose files in the store are lost. Returns the number of failed batches."""
     error = LineError("files_lost", "The files of this batch are lost from the file store.").shown()
     rows = Batch.objects.filter(id=batch.id)

@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 
 from fleet.clouds.aws.calls import CallFailed, Refused
 from fleet.clouds.aws.objects import ObjectChanged, ObjectReader, ObjectWriter, OtherObject
-from traffic.async_requests.services.requests import place_check
+from traffic.async_requests.services.requests import serving_region_check
 from traffic.batches.models import Batch, BatchRange, StoredFile, new_file_id
 from traffic.batches.planning.batch import BatchSettings, BatchState, LineError, Tally
 from traffic.batches.planning.lines import CANCELLED, EXPIRED, LOST, LineIndex, error_key, sent_body, unsent_outcome
@@ -197,7 +197,7 @@ def _start_batch(
     if index.errors:
         return index.errors, index.model, []
     try:
-        place_check(_batch_application(batch, now), batch.region_id, index.model)
+        serving_region_check(_batch_application(batch, now), batch.region_id, index.model)
     except ApplicationRefused as refusal:
         return [LineError(refusal.code or "invalid_value", str(refusal), None, "body.model")], index.model, []
     return [], index.model, work_write(store, file, index, work_name(batch.id, batch.fence), settings)

@@ -61,7 +61,7 @@ def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None
     return batch
 
 
-def batch_validation_excuse(*, batch: Batch) -> None:
+def batch_validation_uncount(*, batch: Batch) -> None:
     """Does not count the attempt under this lease, because a dependency was unavailable."""
     rows = Batch.objects.filter(id=batch.id, fence=batch.fence, validations__gt=0)
     rows.update(validations=F("validations") - 1)
@@ -76,7 +76,7 @@ def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -
 
 def batch_chore_release(*, batch: Batch) -> bool:
     """Releases unfinished work for other processes."""
-    batch_validation_excuse(batch=batch)
+    batch_validation_uncount(batch=batch)
     return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
 
 

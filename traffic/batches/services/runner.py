@@ -25,7 +25,7 @@ from traffic.batches.planning.lines import Outcome, journal_line, outcome_of, se
 from traffic.batches.planning.pacing import LOOK_EVERY_S, BatchWindow, lines_at_once
 from traffic.batches.selectors import batch_jobs, batch_loads, ready_cells
 from traffic.batches.services.batch import (
-    batch_lose,
+    batch_fail_lost,
     batch_settings,
     batches_advance,
     batches_open,
@@ -38,7 +38,7 @@ from traffic.batches.services.ranges import (
     batch_chore_claim,
     batch_chore_release,
     batch_chore_renew,
-    batch_validation_excuse,
+    batch_validation_uncount,
     journal_name,
     range_claim,
     range_finish,
@@ -48,7 +48,7 @@ from traffic.batches.services.ranges import (
 )
 from traffic.files.services.store import FileStore, NoSuchFile, StoreAway, file_store
 from traffic.routing.planning.tables import IngressAddress
-from traffic.routing.services.ingress_client import AcceptedWork, accepted_work_send
+from traffic.routing.services.ingress_client import AcceptedRequest, accepted_request_send
 
 ATTEMPT_S = 3600.0
 """Limit of one attempt of a line, including queueing."""
@@ -93,11 +93,11 @@ class BatchChores(LeaseLoop[Batch]):
             await in_thread(validate if is_new else partial(batch_finish, batch=leased, now=now), is_long=True)
         except NoSuchFile:
             log.error("the files of batch %s are lost", leased.id)
-            await in_thread(partial(batch_lose, batch=leased, now=self._now()))
+            await in_thread(partial(batch_fail_lost, batch=leased, now=self._now()))
         except (OperationalError, InterfaceError, StoreAway) as error:
             log.warning("batch %s stays %s until a retry: %s", leased.id, leased.state, error)
             with suppress(DatabaseError):
-                await in_thread(partial(batch_validation_excuse, batch=leased))
+                await in_thread(partial(batch_validation_uncount, batch=leased))
 
 
 class BatchSender(LeaseLoop[LeasedRange]):
@@ -178,7 +178,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
         return RangeWork(leased, text.split(b"\n")[:-1], known, self._store)
 
     def _fail_lost_batch(self, batch_id: str) -> None:
-        batch_lose(batch=Batch.objects.get(id=batch_id), now=self._now())
+        batch_fail_lost(batch=Batch.objects.get(id=batch_id), now=self._now())
 
     def _claim_ranges(self, now: datetime, held: Counter[str], free: int) -> list[LeasedRange]:
         found = batch_jobs(now, self._answer_rates())
@@ -261,7 +261,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
                 pass  # the batch has expired, and finalizing records this line
 
     async def _send_attempt(self, leased: LeasedRange, id: str, body: bytes, attempts: int) -> AttemptResponse:
-        work = AcceptedWork(
+        work = AcceptedRequest(
             id=id,
             region=leased.region,
             path=leased.endpoint,
@@ -271,7 +271,7 @@ class BatchSender(LeaseLoop[LeasedRange]):
             left_s=min(ATTEMPT_S, max(1.0, (leased.expires_at - self._now()).total_seconds())),
             max_answer_bytes=self._settings.max_answer_bytes,
         )
-        return await accepted_work_send(work, self._addresses, attempts)
+        return await accepted_request_send(work, self._addresses, attempts)
 
     def _line_ended(self, work: "RangeWork", task: "asyncio.Task[None]") -> None:
         work.tasks.discard(task)

@@ -11,7 +11,7 @@ from django.db.models import Q, QuerySet, Sum
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from kernel.tones import Tone
 from traffic.keys.models import ApplicationKey, KeyPolicy
-from traffic.keys.planner import KEY_TONE, KeyState, requiring_effect, revoking_effect
+from traffic.keys.planner import KEY_TONE, KeyState, effect_of_requiring, revoking_effect
 from traffic.keys.selectors import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 from traffic.routing.models import Ingress
 from traffic.tenants.models import TenantGrant, TenantWebhook
@@ -136,7 +136,7 @@ def policy_view(now: datetime) -> PolicyView:
     lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
     return PolicyView(
         required=required,
-        effect=requiring_effect(required=required, active_keys=active),
+        effect=effect_of_requiring(required=required, active_keys=active),
         ingresses=tuple(IngressKeys(row, row.version, row.wanted_version) for row in ingresses),
         last_lag_s=lags[0] if lags else None,
         worst_lag_s=max(lags) if lags else None,

@@ -267,7 +267,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class WindowState:
     served: bool
     since: datetime | None
     refused_before: Mapping[str, int]
@@ -285,7 +285,7 @@ class Unserved:
 class Assessment:
     """`unserved` is None if there is nothing to report; `resolution` is then why an open incident closes."""
 
-    noted: Noted
+    noted: WindowState
     unserved: Unserved | None = None
     resolution: str = ""
 
@@ -295,15 +295,15 @@ def assess_place(place: Place, now: datetime) -> Assessment:
     if place.is_intended:
         why = "the region is evacuated" if place.closed else "no cell is configured there"
         # A region that served before its evacuation does not count as cold afterwards.
-        return Assessment(Noted(place.served and place.wanted > 0, None, {}), resolution=why)
+        return Assessment(WindowState(place.served and place.wanted > 0, None, {}), resolution=why)
     if place.capacity > 0 and not place.emptied:
-        return Assessment(Noted(True, None, {}), resolution="its cells serve again")
+        return Assessment(WindowState(True, None, {}), resolution="its cells serve again")
     missed = [cell for cell in place.cells if cell.is_missed(now)]
     if not place.served or (place.capacity <= 0 and not missed):
-        return Assessment(Noted(place.served, None, {}), resolution="its cells are down as planned")
+        return Assessment(WindowState(place.served, None, {}), resolution="its cells are down as planned")
     since = place.since or now
     before = place.refused_before if place.since is not None else place.refused
-    noted = Noted(True, since, before)
+    noted = WindowState(True, since, before)
     if (now - since).total_seconds() < OPEN_AFTER_S:
         return Assessment(noted)
     return Assessment(noted, _unserved_incident(place, missed, since, before))

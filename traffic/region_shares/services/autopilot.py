@@ -39,9 +39,9 @@ from traffic.region_shares.planning.load import (
     CLOSE_AFTER_S,
     Assessment,
     IngressCounters,
-    Noted,
     Place,
     Sample,
+    WindowState,
     arrivals_per_s,
     assess_place,
     in_service,
@@ -289,8 +289,8 @@ def unserved_check(views: Iterable[TrafficView], *, now: datetime) -> None:
                 incidents_close(kind=NO_USABLE_CELL, subject=subject, resolution=resolution, now=now)
 
 
-def _note_window(place: Place, noted: Noted) -> None:
-    if noted == Noted(place.served, place.since, place.refused_before):
+def _note_window(place: Place, noted: WindowState) -> None:
+    if noted == WindowState(place.served, place.since, place.refused_before):
         return
     rows = TrafficWindow.objects.filter(deployment=place.deployment, region=place.region)
     rows.update(served=noted.served, unserved_since=noted.since, refused_before=dict(noted.refused_before))

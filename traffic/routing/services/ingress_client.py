@@ -51,7 +51,7 @@ from models_registry.benchmarks.selectors import (
 from traffic.async_requests.planner import AttemptResponse
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.keys.planner import playground_key_text, sender_key_text
-from traffic.keys.selectors import key_standing
+from traffic.keys.selectors import key_ring_version
 from traffic.routing.planning.tables import IngressAddress
 
 CONNECT_LIMIT_S = 3.0
@@ -63,7 +63,7 @@ _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedWork:
+class AcceptedRequest:
     """One attempt of an accepted request. `key` is its key's ID, or empty; `left_s` is the time until its deadline."""
 
     id: str
@@ -107,8 +107,8 @@ class NoIdentity(Exception):
     """This host has no readable certificate of the control plane."""
 
 
-async def accepted_work_send(
-    work: AcceptedWork, addresses: Mapping[str, Sequence[IngressAddress]], attempt: int
+async def accepted_request_send(
+    work: AcceptedRequest, addresses: Mapping[str, Sequence[IngressAddress]], attempt: int
 ) -> AttemptResponse:
     """Sends it to an ingress of its region; each attempt uses the next ingress. Never raises if an ingress fails."""
     ingresses = addresses.get(work.region, ())
@@ -262,7 +262,7 @@ def _broken_text(error: httpx.TransportError) -> str:
     return f"the answer broke off: {str(error) or type(error).__name__}"
 
 
-AT_ONCE = {
+BENCHMARK_ROLLOUT = {
     "strategy": "in_place", "surge": 0, "canary": False, "waves_percent": [100], "canary_bake_s": 0.0, "bake_s": 0.0,
     "min_healthy_s": 5.0, "max_failed_cells": 1, "auto_rollback": False, "progress_deadline_s": 3600.0,
 }  # fmt: skip
@@ -333,7 +333,7 @@ def benchmark_enter(deployment: str, region: str) -> Entrance:
         raise NoTarget(f"region {region} has no ingress")
     ingress = ingresses[0]
     headers = {"X-Switchyard-Class": "realtime"}
-    if key_standing().required:
+    if key_ring_version().required:
         headers["Authorization"] = f"Bearer {playground_key_text(settings.SECRET_KEY)}"
     if settings.PLAIN_LINKS:
         return Entrance(ingress.address, ingress.port, deployment, headers)
@@ -414,7 +414,7 @@ def _serving_state(row: Deployment, request: ServeRequest) -> Serving | None:
 
 def _start_rollout(row: Deployment, request: ServeRequest) -> Serving:
     cells = max(1, sum(place.cells_in_force for place in row.regions.all()))
-    policy = {**AT_ONCE, "max_unavailable": cells}
+    policy = {**BENCHMARK_ROLLOUT, "max_unavailable": cells}
     try:
         proposal = rollout_propose(deployment=row.name, version=request.version, policy=policy, allow_unreleased=True)
         rollout = rollout_start(proposal=proposal, actor=request.actor, now=request.now, why="to be measured")

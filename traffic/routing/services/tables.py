@@ -55,7 +55,7 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
     deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
     shared, unreadable = known.steerings(now)
     _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
-    standing, regions, holds = known.key_standing(), known.regions(), known.holds()
+    standing, regions, holds = known.key_ring_version(), known.regions(), known.holds()
     seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions, holds)
     published = []
     if seen != known.published:

@@ -184,7 +184,7 @@ QUIET_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class MeterLook:
+class MeterSample:
     """One reading of a node's meters. `refused` readings since the last pass; `counted`: any was accepted; `is_there`:
     a meter exists."""
 
@@ -213,7 +213,7 @@ class MeterPlan:
 
 
 def plan_power_meters(
-    looks: Mapping[str, MeterLook], before: Mapping[str, Suspicion], open_about: frozenset[str], now_ms: int
+    looks: Mapping[str, MeterSample], before: Mapping[str, Suspicion], open_about: frozenset[str], now_ms: int
 ) -> MeterPlan:
     """Returns what to store, open and close. `looks` covers every node. A node without new meter data keeps its
     incident."""
@@ -240,7 +240,7 @@ def plan_power_meters(
     return MeterPlan(kept, tuple(opened), tuple(closed))
 
 
-def _next_suspicion(look: MeterLook, was: Suspicion | None, now_ms: int) -> Suspicion | None:
+def _next_suspicion(look: MeterSample, was: Suspicion | None, now_ms: int) -> Suspicion | None:
     if not look.refused:
         return was
     if was is None or now_ms - was.last_ms > QUIET_MS:
@@ -248,7 +248,7 @@ def _next_suspicion(look: MeterLook, was: Suspicion | None, now_ms: int) -> Susp
     return Suspicion(was.refused + look.refused, was.first_ms, now_ms)
 
 
-def _is_over(look: MeterLook, one: Suspicion, now_ms: int) -> bool:
+def _is_over(look: MeterSample, one: Suspicion, now_ms: int) -> bool:
     return look.counted and now_ms - one.last_ms >= QUIET_MS
 
 

@@ -25,8 +25,8 @@ from traffic.usage.models import ACCOUNT_OF_SHARE, KIND, CellHour, CostShare, Us
 from traffic.usage.planning.energy import (
     POWER_METER,
     Energy,
-    MeterLook,
     MeterMark,
+    MeterSample,
     MeterTotals,
     Suspicion,
     meters_of,
@@ -140,7 +140,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
     }
     marks = _meter_marks()
     kept: dict[str, dict[str, MeterMark]] = {}
-    looks: dict[str, MeterLook] = {}
+    looks: dict[str, MeterSample] = {}
     found: dict[Kind, _Taken] = defaultdict(_Taken)
     report, member = "report__telemetry__", "member__cell__"
     columns = (
@@ -162,7 +162,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
         )
         if node_marks:
             kept[node] = node_marks
-        looks[node] = MeterLook(energy.refused, energy.measured + energy.rated > 0, bool(believed))
+        looks[node] = MeterSample(energy.refused, energy.measured + energy.rated > 0, bool(believed))
         reference = f"{model}@{version}" if cell is not None else ""
         taken = found[Kind(deployment or "", reference, region, instance_type)]
         taken.machines += 1
@@ -287,7 +287,7 @@ SUSPICIONS = "power-meter"
 """Source of marks about refused readings of a node."""
 
 
-def power_meters_judge(*, looks: Mapping[str, MeterLook], now: datetime) -> None:
+def power_meters_judge(*, looks: Mapping[str, MeterSample], now: datetime) -> None:
     there = UsageMark.objects.filter(source=SUSPICIONS)
     before = {node: Suspicion(**totals) for node, totals in there.values_list("subject", "totals")}
     open_now = Incident.objects.filter(kind=POWER_METER, state=IncidentState.OPEN.value)

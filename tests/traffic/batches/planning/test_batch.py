@@ -17,9 +17,9 @@ from traffic.batches.planning.batch import (
     BatchState,
     Tally,
     cancel_refusal,
-    checked_batch,
     deadline_refusal,
     feasible_s,
+    parse_new_batch,
     plan_order,
     window_text,
 )
@@ -51,7 +51,7 @@ def test_what_is_being_written_or_has_ended_is_not_cancelled() -> None:
 
 
 def test_openais_fields_alone_mean_a_day_and_the_usual_priority() -> None:
-    asked = checked_batch({**ASKED, "metadata": None})
+    asked = parse_new_batch({**ASKED, "metadata": None})
     assert (asked.window_s, asked.priority, asked.metadata, asked.output_kept_s) == (86_400, 5, {}, None)
     assert asked.expires_at(NOW) == NOW + timedelta(days=1)
 
@@ -60,14 +60,14 @@ def test_openais_fields_alone_mean_a_day_and_the_usual_priority() -> None:
     ("window", "seconds"), [("10m", 600), ("90m", 5400), ("4h", 14_400), ("7d", 604_800), ("24h", 86_400)]
 )
 def test_other_windows_are_ours(window: str, seconds: int) -> None:
-    asked = checked_batch({**ASKED, "switchyard": {"completion_window": window, "priority": 0}})
+    asked = parse_new_batch({**ASKED, "switchyard": {"completion_window": window, "priority": 0}})
     assert (asked.window, asked.window_s, asked.priority) == (window, seconds, 0)
 
 
 @pytest.mark.parametrize("window", ["9m", "8d", "0h", "4", "h", "4 h", "-4h", "4H", "٤h", 4, None, "99999999h"])
 def test_a_window_that_is_none_is_refused(window: object) -> None:
     with pytest.raises(ApplicationRefused, match="from 10m to 7d, such as"):
-        checked_batch({**ASKED, "switchyard": {"completion_window": window}})
+        parse_new_batch({**ASKED, "switchyard": {"completion_window": window}})
 
 
 @given(
@@ -81,7 +81,7 @@ def test_a_window_that_is_none_is_refused(window: object) -> None:
 )
 def test_whatever_is_asked_it_is_accepted_or_refused_by_field(payload: object) -> None:  # fmt: skip
     try:
-        asked = checked_batch(payload)
+        asked = parse_new_batch(payload)
     except ApplicationRefused as refusal:
         status = refusal.status
     else:

@@ -15,9 +15,9 @@ from traffic.usage.planning.energy import (
     REFUSED_MOST,
     SLACK_MS,
     Energy,
-    MeterLook,
     MeterMark,
     MeterPlan,
+    MeterSample,
     MeterTotals,
     Suspicion,
     Use,
@@ -168,11 +168,16 @@ def test_use_is_what_the_machine_says_and_else_what_its_cell_does() -> None:
     assert use_of([{"utilisation_percent": 900}], -3, False) == Use(0.0, 0.0)
 
 
-GOOD, BAD, SILENT, NONE = MeterLook(0, True), MeterLook(1, False), MeterLook(0, False), MeterLook(0, False, False)
+GOOD, BAD, SILENT, NONE = (
+    MeterSample(0, True),
+    MeterSample(1, False),
+    MeterSample(0, False),
+    MeterSample(0, False, False),
+)
 STEP_MS = 15_000
 
 
-def after(*looks: MeterLook | None, step_ms: int = STEP_MS) -> tuple[list[str], MeterPlan]:
+def after(*looks: MeterSample | None, step_ms: int = STEP_MS) -> tuple[list[str], MeterPlan]:
     """Events by pass: `+` opened, `-` closed, `.` neither; and the last plan."""
     plan, open_about, happened = MeterPlan({}), frozenset[str](), []
     for number, look in enumerate(looks):
@@ -189,14 +194,14 @@ def after(*looks: MeterLook | None, step_ms: int = STEP_MS) -> tuple[list[str], 
     [
         ((GOOD, BAD, GOOD, BAD, GOOD), "....."),
         ((BAD, BAD, BAD, BAD), "..+."),
-        ((MeterLook(REFUSED_MOST + 1, True),), "+"),
+        ((MeterSample(REFUSED_MOST + 1, True),), "+"),
         ((BAD, BAD, BAD, None), "..+-"),
         ((BAD, BAD, BAD, NONE), "..+-"),
         ((BAD, BAD, BAD, GOOD), "..+."),
     ],
     ids=["two restarts", "one after another", "many at once", "gone", "without a meter", "believed for a moment"],
 )
-def test_what_is_opened_and_closed(looks: tuple[MeterLook | None, ...], happened: str) -> None:
+def test_what_is_opened_and_closed(looks: tuple[MeterSample | None, ...], happened: str) -> None:
     assert "".join(after(*looks)[0]) == happened
 
 
@@ -226,7 +231,7 @@ looks = st.sampled_from([GOOD, BAD, SILENT, NONE, None])
 
 @given(st.lists(looks, max_size=60), st.integers(1_000, 400_000))
 def test_an_incident_is_opened_before_it_is_closed_and_a_meter_that_is_never_refused_has_none(
-    seen: list[MeterLook | None], step_ms: int
+    seen: list[MeterSample | None], step_ms: int
 ) -> None:
     happened = [one for one in after(*seen, step_ms=step_ms)[0] if one != "."]
     assert happened == ["+", "-"] * (len(happened) // 2) + ["+"] * (len(happened) % 2)
