@@ -31,7 +31,7 @@ FORECAST: dict[str, Any] = {
             "at": "2026-11-21T12:00:00.500000Z",
             "kind": "cell.pending",
             "subject": "sim-70b-us-west-2-5",
-            "text": "3 cells wanted, 2 there",
+            "text": "3 cells wanted, 2 exist",
         },
         {
             "at_s": 41.6,

@@ -1,9 +1,6 @@
-"""One pass of the reconciler: load a snapshot, plan, apply; again until there is nothing left to decide.
-
-Rows that one pass has loaded the next one need not load again (`FleetCache`); nothing else is kept between passes. A
-crash anywhere leaves PostgreSQL as the last whole step made it, and the next pass, of whatever process, goes on from
-there.
-"""
+"""Runs one pass of the reconciler: loads a snapshot, plans, applies, and repeats until there is nothing to decide.
+`FleetCache` keeps rows between passes; no other state is kept. After a crash, PostgreSQL holds the last complete step,
+and the next pass of any process continues."""
 
 import logging
 import math
@@ -54,26 +51,24 @@ from kernel.transitions import StaleDecision
 LEASE = "reconciler"
 RENEW_EVERY_S = 1.0
 MOVES_AT_ONCE = 500
-"""Nodes in one transaction: some 50 ms, in which nobody else changes them."""
-LOOKS_A_PASS = 1.5
-"""A fleet that takes longer to look at has longer passes: the first look is at most two thirds of one."""
+"""Nodes per transaction: about 50 ms in which they are locked."""
+LOADS_PER_PASS = 1.5
+"""A fleet that takes longer to load gets longer passes: loading is at most two thirds of one."""
 
 log = logging.getLogger(__name__)
 
 
 def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> int:
-    """Run a pass unless another process does. Returns the number of decisions applied."""
+    """Runs a pass unless another process does. Returns the number of applied decisions."""
     return reconcile_alone(settings=settings, cache=cache) or 0
 
 
 def reconcile_alone(
     *, settings: FleetSettings | None = None, cache: FleetCache | None = None, limit_s: float = math.inf
 ) -> int | None:
-    """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
-
-    A pass that has lasted `limit_s` seconds, or `LOOKS_A_PASS` times its first look if that is longer, leaves what is
-    left to the next one, which it wakes: what has happened meanwhile may be more urgent than the rest of thousands.
-    """
+    """Runs a pass, or returns None if another process does. Returns the number of applied decisions. `cache`: of
+    earlier passes. A pass that exceeds `limit_s` or `LOADS_PER_PASS` times its first load stops and wakes the next one,
+    because newer events may be more urgent."""
     one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
         return None
@@ -86,7 +81,7 @@ def reconcile_alone(
 
 
 class _Pass:
-    """`is_cut`: it ran out of time, and something is left."""
+    """`is_cut`: it ran out of time and left decisions over."""
 
     def __init__(self, settings: FleetSettings, cache: FleetCache, limit_s: float) -> None:
         self.holder = this_holder()
@@ -99,8 +94,7 @@ class _Pass:
         self._renewed_s = -math.inf
 
     def holds_lease(self) -> bool:
-        """Whether nobody else reconciles. Renewed once a second; what another process has decided meanwhile makes a
-        decision stale."""
+        """Whether this process holds the lease. Renewed every second; decisions of another process make ours stale."""
         now_s = monotonic()
         if now_s - self._renewed_s >= RENEW_EVERY_S:
             if lease_take(name=LEASE, holder=self.holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
@@ -119,8 +113,8 @@ class _Pass:
         return applied
 
     def _run_round(self) -> int:
-        """The first planner whose decisions change something ends the round: the next one needs to see what it
-        changed."""
+        """The first planner whose decisions change something ends the round, because the next one must see the
+        changes."""
         now = clock.now()
         view = fleet_view(now=now, settings=self._settings, cache=self._cache)
         for planner in PLANNERS:
@@ -132,14 +126,14 @@ class _Pass:
         steps = list(_steps(decisions))
         if steps and self._over_s is None:
             looked_s = monotonic() - self._began_s
-            self._over_s = self._began_s + max(self._limit_s, LOOKS_A_PASS * looked_s)
+            self._over_s = self._began_s + max(self._limit_s, LOADS_PER_PASS * looked_s)
         done = 0
         self._renewed_s = -math.inf  # planning may have taken long
         for position, step in enumerate(steps):
             if position and self._is_over():
                 self.is_cut = True
                 break
-            # Who has lost the lease meanwhile leaves the rest to the new holder.
+            # After losing the lease, the rest is left to its new holder.
             if not self.holds_lease():
                 log.warning("another reconciler took over")
                 break
@@ -151,8 +145,8 @@ class _Pass:
 
 
 def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]:
-    """Each alone, but first the nodes that change their state and are not lost, up to `MOVES_AT_ONCE` together: after
-    web was away that is the whole fleet."""
+    """Each decision alone, but first the nodes that change their state without being lost, up to `MOVES_AT_ONCE`
+    together: after an outage of web that is the whole fleet."""
     moves: list[MoveNode] = []
     alone: list[Decision] = []
     for each in decisions:
@@ -184,10 +178,10 @@ def _apply_one(decision: Decision) -> bool:
 
 
 def apply(decision: Decision, now: datetime) -> None:
-    """Carry out one decision.
+    """Applies one decision.
 
     Raises:
-        StaleDecision: what the decision saw is no longer so.
+        StaleDecision: the decision's premises have changed.
     """
     APPLY[type(decision)](decision, now=now)
 

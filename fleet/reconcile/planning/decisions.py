@@ -1,4 +1,4 @@
-"""What planners can decide. Each decision says why, and carries what it saw, so that a stale one can be refused."""
+"""The planners' decisions. Each gives its reason and what it saw, so that the services can reject a stale one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeStat
 
 @dataclass(frozen=True, slots=True)
 class CordonNode:
-    """Keep a node out of new placements. What runs on it goes on. `for_notice`: only as long as its provider means to
-    take its machine."""
+    """Excludes a node from new placements. Its cell keeps running. `for_notice`: until its provider withdraws the
+    notice."""
 
     node: str
     reason: str
@@ -26,7 +26,7 @@ class CordonNode:
 
 @dataclass(frozen=True, slots=True)
 class UncordonNode:
-    """What a node was cordoned for was called off."""
+    """The reason for the cordon is gone."""
 
     node: str
     reason: str
@@ -34,8 +34,8 @@ class UncordonNode:
 
 @dataclass(frozen=True, slots=True)
 class RequestReplacement:
-    """A node must be replaced, and its cell still serves: from now on the cell is drained first, even if what was wrong
-    can no longer be seen while it drains."""
+    """Schedules the replacement of a node whose cell still serves. The cell is drained first, even if the fault cannot
+    be seen meanwhile."""
 
     node: str
     cell: str
@@ -45,8 +45,8 @@ class RequestReplacement:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceNode:
-    """Take a faulty node out of use at once: its cell is lost, and gets another node. `since`: when the state that was
-    seen began; a node that left it and came back is left alone."""
+    """Takes a faulty node out of use now. Its cell is lost and gets another node. `since`: start of the observed state;
+    a node that left it and came back is left alone."""
 
     node: str
     seen: NodeState
@@ -58,7 +58,7 @@ class ReplaceNode:
 
 @dataclass(frozen=True, slots=True)
 class CloseReplacement:
-    """The work is done, or there is nothing left to do."""
+    """The replacement is done or no longer needed."""
 
     replacement: int
     reason: str
@@ -66,8 +66,8 @@ class CloseReplacement:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """A fault that must be healed. `shadow`: its rule only says what it would have done. `cohort`
-    names what is alike in the machines it may be compared with."""
+    """A new fault. `shadow`: its rule only reports what it would have done. `cohort`: the group of similar machines
+    that it is compared with."""
 
     kind: IncidentKind
     subject: str
@@ -83,7 +83,7 @@ class OpenIncident:
 
 @dataclass(frozen=True, slots=True)
 class NoteIncident:
-    """An open incident's fault is still there, and this is what is known of it now."""
+    """The fault of an open incident is still present, with its current evidence."""
 
     incident: int
     summary: str
@@ -92,7 +92,7 @@ class NoteIncident:
 
 @dataclass(frozen=True, slots=True)
 class CloseIncident:
-    """The fault is gone. `seen_at`: when it was last there; a fault that came back meanwhile keeps its incident."""
+    """The fault is gone. `seen_at`: when it was last seen; if it was seen again, the incident stays open."""
 
     incident: int
     seen_at: datetime
@@ -101,7 +101,7 @@ class CloseIncident:
 
 @dataclass(frozen=True, slots=True)
 class MoveNode:
-    """Change a node's state. `reported_at`: when its agent had last reported; if it reported since, it is not lost."""
+    """Changes a node's state. `reported_at`: its agent's last report; a node that has reported since is not lost."""
 
     node: str
     seen: NodeState
@@ -112,7 +112,7 @@ class MoveNode:
 
 @dataclass(frozen=True, slots=True)
 class RestartAgent:
-    """The machine runs but its agent does not: start the agent again; it adopts the engine."""
+    """Starts a dead agent on a running machine. It adopts the engine."""
 
     node: str
     reason: str
@@ -120,7 +120,7 @@ class RestartAgent:
 
 @dataclass(frozen=True, slots=True)
 class RetireNode:
-    """Give a machine back: it is lost and in no cell, or surplus."""
+    """Returns a machine that is lost and in no cell, or surplus."""
 
     node: str
     seen: NodeState
@@ -129,9 +129,9 @@ class RetireNode:
 
 @dataclass(frozen=True, slots=True)
 class LaunchNodes:
-    """Ask the provider for machines; below the network nodes `near` if it can choose. `there`: how many of them, not
-    retired, the region has before: a pass that launched meanwhile has launched in place of this one. `unit`: how many
-    are launched together, as those of one cell; `count` is a multiple of it. `markets`: in which they may be bought."""
+    """Orders machines from the provider, below the network nodes `near` if it can choose. `there`: nodes of the pool
+    that were not retired; if their number has changed, the decision is stale. `unit`: machines launched together, such
+    as those of one cell; `count` is a multiple of it. `markets`: where they may be bought."""
 
     region: str
     instance_type: str
@@ -145,8 +145,8 @@ class LaunchNodes:
 
 @dataclass(frozen=True, slots=True)
 class GrantCells:
-    """How many of the cells that a place was set to have it may have from now on; None: all. `asked` and `seen`: what
-    was set and granted when this was decided. `taker`: the deployment that gets what this one gives up."""
+    """Limits the cells of a place, or with None lifts the limit. `asked` and `seen`: target and grant at the decision.
+    `taker`: the deployment that gets the machines."""
 
     deployment: str
     region: str
@@ -160,8 +160,8 @@ class GrantCells:
 
 @dataclass(frozen=True, slots=True)
 class CreateCell:
-    """Record that a deployment has one more cell; it gets nodes by `StartCell`. `version`: the one that it is meant
-    for; empty: the deployment's own."""
+    """Creates a cell, which gets nodes by `StartCell`. `version`: the one it is created for; empty: the deployment's
+    own."""
 
     deployment: str
     region: str
@@ -173,8 +173,8 @@ class CreateCell:
 
 @dataclass(frozen=True, slots=True)
 class StartCell:
-    """Begin a new generation with these nodes, in rank order. Members before that are not named leave. `version`:
-    the one that it runs from now on; empty: the one it has. `role`: likewise; None: the one it has."""
+    """Starts a new generation on these nodes, in rank order. Other members leave the cell. `version` and `role`: new
+    ones; empty or None: unchanged."""
 
     cell: str
     seen: CellState
@@ -187,8 +187,8 @@ class StartCell:
 
 @dataclass(frozen=True, slots=True)
 class DrainCell:
-    """Take a ready cell down on purpose. Charged to the disruption ledger, which counts again when this is applied.
-    `forced`: what it runs on ends in a moment, so the ledger only takes note."""
+    """Drains a ready cell on purpose. It is charged to the disruption ledger, which counts again. `forced`: its machine
+    ends soon, so the ledger only records it."""
 
     cell: str
     generation: int
@@ -200,7 +200,7 @@ class DrainCell:
 
 @dataclass(frozen=True, slots=True)
 class MoveCell:
-    """Change a cell's state within its generation. `failed_by`: the node whose report says that it failed."""
+    """Changes a cell's state within its generation. `failed_by`: the node whose report made it fail."""
 
     cell: str
     seen: CellState
@@ -212,7 +212,7 @@ class MoveCell:
 
 @dataclass(frozen=True, slots=True)
 class StopCell:
-    """The cell ends; its nodes become spares."""
+    """Stops the cell. Its nodes become spares."""
 
     cell: str
     seen: CellState
@@ -222,7 +222,7 @@ class StopCell:
 
 @dataclass(frozen=True, slots=True)
 class ExplainCell:
-    """Say anew why a cell is as it is, such as what it waits for. Changes nothing else."""
+    """Records a new reason for a cell's state and changes nothing else."""
 
     cell: str
     seen: CellState
@@ -232,8 +232,8 @@ class ExplainCell:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRollout:
-    """What a rollout is from now on. `failed`: failures of updated cells to remember beside those known. `counters`:
-    what its cells had counted when its bake began. `verdict`: what its gate found."""
+    """The next state of a rollout. `failed`: new failures of updated cells. `counters`: the cells' counters when its
+    bake began. `verdict`: the gate's finding."""
 
     rollout: int
     seen: RolloutState

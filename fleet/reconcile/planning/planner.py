@@ -1,17 +1,7 @@
-"""Decides how many cells there are: creates what is missing, ends what is too much, and surges for rollouts.
-
-Pure. Whatever takes an available cell down needs leave of the disruption ledger, and waits if that refuses.
-
-Decides what brings the fleet from what it is to what it should be: how many cells, and on which nodes.
-
-One plan for scaling, rollouts and repair, over one disruption ledger. Works on one snapshot; a pass is repeated until
-it decides nothing more.
-
-Which planners make up a round, and in which order: the first whose decisions change something ends it. And who may
-run one: whoever holds a lease.
-
-The live reconciler and the simulator run these and no others.
-"""
+"""Decides what brings the fleet from its actual to its desired state: how many cells there are, which start or stop,
+and on which nodes. One plan covers scaling, rollouts and repair. It never drains an available cell unless the
+disruption ledger allows it or its machine ends. `PLANNERS` lists all planners of a pass in order, for the live
+reconciler and the simulator; the first one whose decisions change something ends the round."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +37,7 @@ from fleet.rollouts.planning.planner import plan_rollout
 from fleet.rollouts.planning.versions import BROKEN, Place, VersionPlan, plan_role_changes, plan_updates
 from fleet.rollouts.planning.waves import RolloutProgress
 
-# When a region has too many cells, the least useful goes first.
+# Order in which surplus cells stop.
 SURPLUS_ORDER = (
     CellState.PENDING,
     CellState.DRAINING,
@@ -61,16 +51,16 @@ SURPLUS_ORDER = (
 def plan_scale(
     fleet: FleetView, versions: VersionPlan, ledger: Ledger, notices: Notices, settings: FleetSettings
 ) -> tuple[list[Decision], set[str]]:
-    """What to create and to end, and the cells that are on their way out. Cells whose machines end are too many as soon
-    as others are there in their place."""
+    """Cells to create and to stop, and the cells that leave. Cells whose machines end count as surplus once their
+    successors exist."""
     decisions: list[Decision] = []
     leaving: set[str] = set()
     types = TypePlan(fleet, versions.live, notices, settings)
     for place in sorted(_places(fleet, versions)):
-        decisions += _create(fleet, versions, types, place, notices)
+        decisions += _create_cells(fleet, versions, types, place, notices)
         surplus = _surplus(fleet, versions, types, place, notices)
         leaving |= {cell.id for cell in surplus}
-        decisions += _end(fleet, versions, types, ledger, place, surplus, notices)
+        decisions += _remove_surplus(fleet, versions, types, ledger, place, surplus, notices)
     return decisions, leaving
 
 
@@ -79,34 +69,34 @@ def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
     return {place for place in wanted | set(versions.live) if not fleet.deployments[place[0]].problem}
 
 
-def _create(
+def _create_cells(
     fleet: FleetView, versions: VersionPlan, types: TypePlan, place: Place, notices: Notices
 ) -> Iterator[CreateCell]:
     deployment, region = place
     live = versions.live.get(place, ())
     ending = [cell for cell in live if cell.id in notices.going]
     going = len(ending)
-    wanted, there = _wanted(fleet, place), len(live) - going
+    wanted, there = _target_cells(fleet, place), len(live) - going
     if ending:
         versions.roles.leave(place, ending)
     for kind, why in _new_types(fleet, types, place, wanted - there):
         version = versions.of_new(deployment, region)
         role = versions.roles.of_new(place, version)
-        yield CreateCell(deployment, region, kind, _reason(wanted, there, going) + why, version, role)
+        yield CreateCell(deployment, region, kind, _count_reason(wanted, there, going) + why, version, role)
     progress = versions.progress(deployment)
     if progress is None or not progress.is_surging:
         return
     room = progress.rollout.policy.surge - max(0, there - wanted)
     for _ in range(min(room, versions.lacking(deployment, region) - max(0, wanted - there))):
         versions.create_at_goal(deployment, region)
-        reason = f"rollout {progress.rollout.id}: comes before a cell of {progress.stage.region} goes"
+        reason = f"rollout {progress.rollout.id}: starts before a cell of {progress.stage.region} stops"
         role = versions.roles.of_new(place, progress.goal, goal=progress.goal)
         yield CreateCell(deployment, region, types.of_surge(place, progress.goal), reason, progress.goal, role)
 
 
 def _new_types(fleet: FleetView, types: TypePlan, place: Place, lacking: int) -> Iterator[tuple[str, str]]:
-    """The instance type of each cell that is missing, and why that one. A cell of another type may come before one that
-    waits in vain, or works where it should not, goes."""
+    """The instance type of each missing cell with the reason. A cell on another type may be created before a waiting or
+    misplaced one stops."""
     if not types.has_choice(place):
         yield from [(fleet.deployments[place[0]].instance_type, "")] * max(0, lacking)
         return
@@ -121,7 +111,7 @@ def _surplus(
 ) -> list[CellView]:
     cells = list(versions.live.get(place, ()))
     progress = versions.progress(place[0])
-    excess = len(cells) - _wanted(fleet, place) - _held(progress, versions, place)
+    excess = len(cells) - _target_cells(fleet, place) - _kept_by_surge(progress, versions, place)
     if excess <= 0:
         return []
     surging = progress is not None and progress.is_surging
@@ -136,7 +126,7 @@ def _surplus(
 
     too_many: frozenset[CellRole] = frozenset()
     wrong: frozenset[str] = frozenset()
-    # What a rollout moves goes by version alone, or it would never be over.
+    # During a rollout only the version counts, or it would never end.
     by_type = types.split(place).cells if types.has_choice(place) and progress is None else None
     if not versions.roles.are_apart(place) and by_type is None:
         return sorted(cells, key=least_useful)[:excess]
@@ -151,14 +141,14 @@ def _surplus(
     return surplus
 
 
-def _held(progress: RolloutProgress | None, versions: VersionPlan, place: Place) -> int:
-    """Cells beyond the wanted ones that a surge keeps: the old ones stay beside the new until the bake is over."""
+def _kept_by_surge(progress: RolloutProgress | None, versions: VersionPlan, place: Place) -> int:
+    """Cells above the target that a surge keeps: old ones stay next to new ones until the bake is over."""
     if progress is None or not progress.is_surging or progress.is_returning:
         return 0
     return 0 if versions.lacking(*place) > 0 else progress.rollout.policy.surge
 
 
-def _end(
+def _remove_surplus(
     fleet: FleetView,
     versions: VersionPlan,
     types: TypePlan,
@@ -168,10 +158,10 @@ def _end(
     notices: Notices,
 ) -> Iterator[Decision]:
     going = sum(cell.id in notices.going for cell in surplus)
-    wanted, there = _wanted(fleet, place), len(versions.live[place]) - going
+    wanted, there = _target_cells(fleet, place), len(versions.live[place]) - going
     progress = versions.progress(place[0])
     surging = progress.rollout.id if progress and progress.is_surging else None
-    scale_reason = _reason(wanted, there, going)
+    scale_reason = _count_reason(wanted, there, going)
     claim = fleet.deployments[place[0]].claim(place[1])
     superfluous = len(surplus) - (claim.asked - wanted)
     for number, cell in enumerate(surplus):
@@ -193,29 +183,29 @@ def _end(
 
 
 def _cannot_wait(fleet: FleetView, cell: CellView, notices: Notices) -> bool:
-    """Whether it must drain now. While all that could serve instead still starts, it waits as long as it can."""
+    """Whether it must drain now. While its successors still start, it waits as long as possible."""
     others = [one for one in fleet.cells.values() if one.deployment == cell.deployment and one.id not in notices.going]
     serves = any(one.state is CellState.READY and notices.is_taken_up(one) for one in others)
     starts = any(one.state in {CellState.STARTING, CellState.READY} for one in others)
     return notices.must_drain(cell, is_awaited=starts and not serves)
 
 
-def _reason(wanted: int, there: int, going: int) -> str:
+def _count_reason(wanted: int, there: int, going: int) -> str:
     more = f", and {going} whose machines end" if going else ""
-    return f"{wanted} cells wanted, {there} there{more}"
+    return f"{wanted} cells wanted, {there} exist{more}"
 
 
-def _wanted(fleet: FleetView, place: Place) -> int:
+def _target_cells(fleet: FleetView, place: Place) -> int:
     return fleet.deployments[place[0]].cells_wanted.get(place[1], 0)
 
 
 WAITING = BROKEN | {CellState.PENDING, CellState.DRAINING}
-"""Cells that wait for something to be done with them."""
+"""Cells that wait for an action."""
 
 
 @dataclass
 class _Pass:
-    """Working memory of one plan: what is decided, which cells need nodes, and how many explanations were given."""
+    """Working memory of one plan: decisions, cells that need nodes, and the number of explanations."""
 
     fleet: FleetView
     settings: FleetSettings
@@ -233,7 +223,7 @@ class _Pass:
 
 
 def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Steps towards the desired state. Repairs come before new cells, so that they get the nearest spares."""
+    """Steps towards the desired state. Repairs come before new cells and get the nearest spares."""
     work = _Pass(fleet, settings, now)
     scaled, leaving = plan_scale(fleet, work.versions, work.ledger, work.notices, settings)
     work.decisions += scaled
@@ -241,17 +231,17 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
     work.decisions += plan_role_changes(fleet, work.versions.roles, work.versions.live, work.ledger, leaving)
     for cell in fleet.cells.values():
         if problem := fleet.deployments[cell.deployment].problem:
-            _leave(work, cell, problem)
+            _explain_problem(work, cell, problem)
         elif cell.state is CellState.DRAINING:
             _finish_drain(work, cell, cell.returns and cell.id not in leaving)
         elif cell.id not in leaving:
             _bring_up(work, cell)
-    _place(work)
+    _place_cells(work)
     return tuple(work.decisions)
 
 
-def _leave(work: _Pass, cell: CellView, problem: str) -> None:
-    """Nothing is known of what this cell should be: say so of one that does not serve, and let it be."""
+def _explain_problem(work: _Pass, cell: CellView, problem: str) -> None:
+    """Leaves a cell without a valid target alone, and explains it if it does not serve."""
     if cell.state in WAITING:
         _explain(work, cell, waiting(cell.reason, problem, is_broken=cell.state in BROKEN))
 
@@ -271,7 +261,7 @@ def _finish_drain(work: _Pass, cell: CellView, returns: bool) -> None:
 
 
 def _bring_up(work: _Pass, cell: CellView) -> None:
-    """Start what should run and does not. A broken cell waits longer after each failure of the same version."""
+    """Starts a cell that should run. A broken cell waits longer after each failure of the same version."""
     if cell.state is CellState.PENDING:
         _start_again(work, cell, "")
     elif work.versions.has_obsolete_target(cell):
@@ -282,27 +272,27 @@ def _bring_up(work: _Pass, cell: CellView) -> None:
 
 
 def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) -> None:
-    """Start a cell on the same nodes where they live; ask for the ones that are missing. While one of them is silent
-    nothing is started: it may be dead, and the new generation would fail with it."""
+    """Starts a cell on its remaining nodes, and requests the missing ones. Waits while one of them is silent: it may be
+    dead, and the new generation would fail as well."""
     version = work.versions.of(cell)
     size = work.fleet.deployments[cell.deployment].of(version, cell.instance_type).nodes_per_cell
     members = [work.fleet.nodes[member.node] for member in cell.members]
     staying = tuple(node for node in members if node.state not in DEAD)[:size]
-    if not all(_is_heard(work, cell, node) for node in staying):
+    if not all(_is_reporting(work, cell, node) for node in staying):
         return
     short = size - len(staying)
     if short > 0:
         work.ordered[cell.id] = version
-        work.orders.append(_order(work, cell, version, staying, short))
+        work.orders.append(_placement_request(work, cell, version, staying, short))
         return
     if version != cell.version:
         why = "it broke" if wait_s else reason
         reason, wait_s = f"{why}; {cell.version} -> {version}", 0.0
     if _age_s(cell, work.now) >= wait_s:
-        work.decisions.append(_start(work, cell, staying, reason, version))
+        work.decisions.append(_start_cell(work, cell, staying, reason, version))
 
 
-def _start(work: _Pass, cell: CellView, nodes: Iterable[NodeView], reason: str, version: str) -> StartCell:
+def _start_cell(work: _Pass, cell: CellView, nodes: Iterable[NodeView], reason: str, version: str) -> StartCell:
     role = work.versions.roles.of(cell, version)
     if role is not cell.role and cell.generation:
         reason = f"{reason}; {cell.role} -> {role}"
@@ -310,9 +300,9 @@ def _start(work: _Pass, cell: CellView, nodes: Iterable[NodeView], reason: str, 
     return StartCell(cell.id, cell.state, cell.generation, tuple(node.id for node in nodes), reason, version, other)
 
 
-def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
-    """Whether a node that shall start again is there: of a broken cell it must have reported since that broke, because
-    its death may be why."""
+def _is_reporting(work: _Pass, cell: CellView, node: NodeView) -> bool:
+    """Whether a remaining node reports. For a broken cell it must have reported since then, because its death may be
+    the cause."""
     seen_at = node.report.last_seen_at
     if node.state is not NodeState.READY or not node.report.connected or seen_at is None:
         return False
@@ -320,7 +310,9 @@ def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
     return spoke_since and work.fleet.unheard_s(node, work.now) <= work.settings.doubt_after_s
 
 
-def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> PlacementRequest:
+def _placement_request(
+    work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int
+) -> PlacementRequest:
     spec = work.fleet.deployments[cell.deployment]
     there = spec.of(version, cell.instance_type)
     return PlacementRequest(
@@ -337,8 +329,8 @@ def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, .
     )
 
 
-def _place(work: _Pass) -> None:
-    """Start the cells that get their nodes, and say of the others what they wait for. Then see to the supply."""
+def _place_cells(work: _Pass) -> None:
+    """Starts the cells that get nodes, explains the others, and plans the supply of machines."""
     placement = Placement(work.fleet)
     turns = cells_in_turn(work.fleet, {order.cell for order in work.orders})
     work.orders.sort(key=lambda order: turns[order.cell])
@@ -347,16 +339,18 @@ def _place(work: _Pass) -> None:
     for order in work.orders:
         cell, answer = work.fleet.cells[order.cell], answers[order.cell]
         if isinstance(answer, Placed):
-            work.decisions.append(_start(work, cell, answer.nodes, answer.reason, work.ordered[cell.id]))
+            work.decisions.append(_start_cell(work, cell, answer.nodes, answer.reason, work.ordered[cell.id]))
             continue
         _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
-    ahead = [beside for cell in _losing(work) if (beside := supply_ahead(cell, work.fleet, work.notices))]
+    ahead = [
+        beside for cell in _cells_losing_machines(work) if (beside := supply_ahead(cell, work.fleet, work.notices))
+    ]
     wanted = needs([*work.orders, *ahead], answers | placement.place(ahead))
     work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
 
 
-def _losing(work: _Pass) -> Iterator[CellView]:
-    """Cells that serve and will need another machine: it is bought before they go down."""
+def _cells_losing_machines(work: _Pass) -> Iterator[CellView]:
+    """Serving cells that will need another machine, which is bought before they are drained."""
     for node in work.notices.by_node:
         cell = work.fleet.cell_of(node)
         if cell is None or cell.id in work.ordered or cell.id in work.notices.going or cell.is_leaving:
@@ -366,7 +360,6 @@ def _losing(work: _Pass) -> Iterator[CellView]:
 
 
 def _backoff_s(restarts: int, settings: FleetSettings) -> float:
-    """Exponential: base, 2 x base, 4 x base, … up to the maximum."""
     return float(min(settings.restart_backoff_s * 2.0 ** min(restarts, 30), settings.restart_backoff_max_s))
 
 
@@ -380,8 +373,8 @@ PLANNERS: tuple[Planner, ...] = (
     plan_liveness, plan_notices, plan_faults, plan_health, plan_rollout, plan_shares, plan_reconcile,
 )  # fmt: skip
 MAX_ROUNDS = 6
-"""Rounds of one pass; what is left is for the next."""
+"""Rounds of one pass. The next pass continues."""
 
 LEASE_TTL_S = 5.0
-"""A worker killed in the middle of a pass holds up the next for this long; with its own start that stays below the
-15 s of I8. It is renewed every second, between decisions, each of which takes a fraction of it."""
+"""A worker killed during a pass blocks the next for this long; with its start that stays below the 15 s of I8. Renewed
+every second between decisions."""

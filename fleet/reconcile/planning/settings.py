@@ -1,10 +1,6 @@
-"""The disruption ledger: whether one more cell may be taken down on purpose, by the same rule for every cause.
-
-Pure. Planners ask it of a snapshot; services ask the same function again of the rows that they hold locked. A cell is
-available once it has been ready for `min_healthy_s` of its deployment's policy.
-
-Times and limits of the reconciler, each with its source.
-"""
+"""Times and limits of the reconciler with their sources, and the disruption ledger: whether one more cell may be
+drained on purpose, by the same rule for every cause. Planners evaluate the rule on a snapshot; services evaluate it
+again on locked rows. A cell is available once it was ready for its policy's `min_healthy_s`."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,10 +14,8 @@ from fleet.reconcile.planning.states import CellState, DisruptionCause
 
 @dataclass(frozen=True, slots=True)
 class LedgerLimits:
-    """How many cells of all deployments together may be down on purpose: a share of those wanted, or the floor.
-
-    A tenth is what LWS and ECS users commonly allow one service; the floors let two small deployments move at once.
-    """
+    """Limits of cells of all deployments that may be down on purpose: a share of the target, or the floor. LWS and ECS
+    users commonly allow a tenth per service; the floors let two small deployments move at the same time."""
 
     region_share: float = 0.10
     region_floor: int = 2
@@ -37,12 +31,10 @@ class LedgerLimits:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
-    """What one more disruption starts from, in cells. `open`: down on purpose.
-
-    The first three count the deployment, `…_here` its cells in the cell's region, `region_…` and `fleet_…` all
-    deployments and no disruptions for scaling. `is_available`: the cell itself is one of the available.
-    `available_prefill`: those of the available that answer nobody; `is_prefill`: the cell itself is such.
-    """
+    """Counts for one more disruption, in cells. `open`: down on purpose. The first three cover the deployment, `…_here`
+    its cells in the cell's region, `region_…` and `fleet_…` all deployments without disruptions for scaling.
+    `is_available`: the cell is available itself. `available_prefill`: available prefill cells, which answer no
+    requests; `is_prefill`: the cell is one."""
 
     wanted: int
     available: int
@@ -59,19 +51,16 @@ class LedgerCounts:
 
 
 def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
-    """Why this cell may not be taken down now; None: it may (I1, I10).
-
-    What makes room for others goes at the pace of its policy, and counts against the budgets even where no cell is
-    missing by it: many deployments may have to make room at once.
-    """
+    """Why this cell may not be drained now, or None (I1, I10). Preemption follows the policy's limit and counts against
+    the budgets even if no cell is missing, because many deployments may have to make room at the same time."""
     left = counts.available - counts.is_available
     left_here = counts.available_here - counts.is_available
     answering = left - counts.available_prefill + (counts.is_available and counts.is_prefill)
     if counts.wanted > 0 and answering < 1:
-        return "no other cell of the deployment is available" + (", but for such that read prompts" if left else "")
+        return "no other cell of the deployment is available" + (" except prefill cells" if left else "")
     short, short_here = counts.wanted - left, counts.wanted_here - left_here
     if min(counts.open + 1, short) > max_unavailable:
-        return f"{counts.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
+        return f"{counts.open} cells of the deployment are down on purpose; the limit is {max_unavailable}"
     makes_room = cause is DisruptionCause.PREEMPTION
     if makes_room and counts.open >= max(1, max_unavailable):
         return f"{counts.open} cells of the deployment are down on purpose, and make room one by one"
@@ -86,12 +75,12 @@ def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, 
 
 
 class Ledger:
-    """The ledger of one pass: what the snapshot says, and what this pass has charged on top."""
+    """The ledger of one pass: the snapshot plus the pass's own charges."""
 
     def __init__(self, fleet: FleetView, limits: LedgerLimits, now: datetime) -> None:
         self._fleet = fleet
         self._limits = limits
-        self._available: set[str] = {cell.id for cell in fleet.cells.values() if self._counts(cell, now)}
+        self._available: set[str] = {cell.id for cell in fleet.cells.values() if self._is_available_now(cell, now)}
         self._ready_here: Counter[tuple[str, str]] = Counter()
         self._ready: Counter[str] = Counter()
         self._ready_prefill: Counter[str] = Counter()
@@ -106,7 +95,7 @@ class Ledger:
             self._region_wanted.update(deployment.cells_wanted)
 
     def refusal(self, cell: CellView, cause: DisruptionCause) -> str | None:
-        """Why a ready cell may not be taken down now."""
+        """Why a ready cell may not be drained now, or None."""
         deployment = self._fleet.deployments[cell.deployment]
         counts = LedgerCounts(
             wanted=sum(deployment.cells_wanted.values()),
@@ -125,7 +114,7 @@ class Ledger:
         return refusal(counts, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
 
     def charge(self, cell: CellView, cause: DisruptionCause) -> None:
-        """This cell is taken down by this pass."""
+        """Records that this pass drains the cell."""
         self._add_available(cell, -int(cell.id in self._available))
         self._available.discard(cell.id)
         self._add_open(cell, cause)
@@ -133,7 +122,7 @@ class Ledger:
     def is_available(self, cell: CellView) -> bool:
         return cell.id in self._available
 
-    def _counts(self, cell: CellView, now: datetime) -> bool:
+    def _is_available_now(self, cell: CellView, now: datetime) -> bool:
         settle_s = self._fleet.policy_of(cell.deployment).min_healthy_s
         return cell.state is CellState.READY and (now - cell.state_since).total_seconds() >= settle_s
 
@@ -153,62 +142,64 @@ class FaultSettings:
     """Seconds unless the name says otherwise; `_share` is a fraction of 1."""
 
     replaced_share: float = 0.05
-    """Of a pool may be under replacement at a time, and one node in any case (design.md, faults)."""
+    """Of a pool that may be under replacement; always at least one node (design.md, faults)."""
     frozen_above_share: float = 0.20
-    """Of a pool or zone unhealthy: then something else is wrong than single nodes. NVSentinel's breaker takes 50 %."""
+    """Of a pool or zone unhealthy: then the cause is not single nodes. NVSentinel's breaker uses 50 %."""
     frozen_above_nodes: int = 2
-    """So many unhealthy nodes freeze nothing: in a pool of five the share would stop the second repair."""
+    """Up to this many unhealthy nodes freeze nothing: in a pool of five the share would block the second repair."""
     common_cause_share: float = 1 / 3
-    """Of a cohort with the same fault: it is what they share that is at fault (design.md, faults)."""
+    """Of a cohort with the same fault: then the shared part is at fault (design.md, faults)."""
     common_cause_nodes: int = 3
-    """Fewer are a coincidence, in however small a cohort."""
+    """Fewer are treated as coincidence in any cohort."""
     common_cause_window_s: float = 600.0
-    """How far apart faults of one cause may be seen; a rollout's bake is as long."""
+    """Time window for faults of one cause; a rollout's bake is as long."""
     repairs_allowed: int = 5
-    """In `repairs_window_s` on one node; then an operator must inspect it (design.md, faults)."""
+    """Per node in `repairs_window_s`; then an operator must inspect it (design.md, faults)."""
     repairs_window_s: float = 7 * 86400.0
     close_after_s: float = 60.0
-    """How long a fault must be gone before its incident closes, so that one that comes and goes stays one incident."""
+    """Time without the fault before its incident closes, so that a recurring fault stays one incident."""
     muted_s: float = 3600.0
-    """How long a dismissed incident stays quiet while there is no new evidence; an operator may look again by then."""
+    """How long a dismissed incident stays muted without new evidence."""
     note_every_s: float = 15.0
-    """How often an open incident records that its fault is still there; well below `close_after_s`."""
+    """How often an open incident is updated; well below `close_after_s`."""
     witness_age_s: float = 10.0
-    """How old the report of an ingress may be: it reports every 2 s, and is suspect after this long like any agent."""
+    """Maximum age of an ingress's report. It reports every 2 s and, like any agent, is suspect after this time."""
     step_window_s: float = 30.0
-    """Length of a window of step times: 600 to 1500 decode steps of a 70B model, enough for a steady mean."""
+    """Window of step times: 600 to 1500 decode steps of a 70B model, enough for a steady mean."""
     step_windows: int = 5
     step_windows_slow: int = 3
-    """Of `step_windows` in a row: one stall of a few seconds is no slow node (design.md, faults)."""
+    """Of `step_windows` in a row: a single stall of seconds is no slow node (design.md, faults)."""
     slow_score: float = 0.7
-    """Median step time of the cohort, divided by the node's own (design.md, faults)."""
+    """Median step time of the cohort divided by the node's own (design.md, faults)."""
     slow_z: float = 3.5
-    """Robust z-score beyond which a value is an outlier: Iglewicz and Hoaglin (1993), and design.md."""
+    """Robust z-score of an outlier: Iglewicz and Hoaglin (1993), and design.md."""
     slow_peers: int = 5
     """Fewer peers are no cohort (design.md, faults)."""
     slow_mad_share: float = 0.02
-    """Least spread that a cohort is taken to have, of its median: identical machines differ by about this much."""
+    """Minimum spread relative to the cohort's median: identical machines differ by about this much."""
     slow_steps: int = 20
-    """Steps at a batch size, below which their mean says nothing."""
+    """With fewer steps at a batch size, their mean is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeSettings:
-    """What providers announce of machines. Seconds unless the name says otherwise; `_share` is a fraction of 1."""
+    """Provider notices. Seconds unless the name says otherwise; `_share` is a fraction of 1."""
 
     block_lead_s: float = 1800.0
-    """Before the machines of a Capacity Block end, which EC2 begins with half an hour before the block's own end:
-    Karpenter begins 40 minutes before that one, we an hour."""
+    """Before the machines of a Capacity Block end, which is half an hour before the block's own end. Karpenter starts
+    40 minutes before the block's end, we one hour."""
     last_s: float = 10.0
-    """Before the end of its machine a drain is over, so that what is left is told, and not cut off."""
+    """A drain ends this long before its machine, so that remaining requests get an error instead of a broken
+    connection."""
     margin_s: float = 30.0
-    """For passes, tables and agents, when a drain must be over by a certain time."""
+    """For passes, tables and agents before a drain's deadline."""
     taken_up_s: float = 5.0
-    """Until ingresses send requests to a cell that has become ready: a pass, a table and a check, 2 s or so."""
+    """Until ingresses send requests to a newly ready cell: a pass, a table and a check take about 2 s."""
     impaired_after_s: float = 300.0
-    """How long a provider's checks may fail before an operator is told: EC2's own alarms take two to five minutes."""
+    """How long a provider's checks may fail before an operator is notified. EC2's own alarms take two to five
+    minutes."""
     zone_share: float = 1 / 3
-    """Of a zone impaired: then it is the zone that is in trouble (as `FaultSettings.common_cause_share`)."""
+    """Of a zone impaired: then the zone is at fault (as `FaultSettings.common_cause_share`)."""
     zone_nodes: int = 3
 
 
@@ -217,49 +208,50 @@ class FleetSettings:
     """Seconds unless the name says otherwise."""
 
     doubt_after_s: float = 3.0
-    """Silence after which the provider is queried: one missed report (every 2 s ± 10 %) and some."""
+    """Silence before the provider is queried: slightly more than one missed report (every 2 s ± 10 %)."""
     described_for_s: float = 15.0
-    """How long what a provider said of a machine in doubt counts; it is asked again every second or so."""
+    """How long a provider's status of a machine is used; it is queried every second or so."""
     agent_restart_after_s: float = 1.0
-    """Wait after a connection closed before its agent is started again: the machine may be dying, not the agent."""
+    """After a connection closed, before its agent is restarted: the machine may be dying instead."""
     suspect_after_s: float = 10.0
-    """Five reports missed; Nomad's heartbeat TTL is the same."""
+    """Five missed reports, the same as Nomad's heartbeat TTL."""
     lost_after_s: float = 30.0
     """Silence that, with a second witness, makes a node lost. Kubernetes takes 40 s."""
     unreachable_after_s: float = 120.0
-    """Silence that nobody confirms, after which an operator is told, and what serves nothing is given up: a restart of
-    agent and machine take less."""
+    """Silence without a witness after which an operator is notified and an unused node is given up. A restart of agent
+    and machine takes less."""
     back_within_s: float = 60.0
-    """How long agents may take until all are connected again, after a cut or a restart of the control plane. Whoever
-    came back a shorter time ago is no witness against one that is still away."""
+    """Time for all agents to reconnect after an outage or a restart of the control plane. A node that reconnected more
+    recently is no witness against one that is still away."""
     heard_after_cut_s: float = 10.0
-    """How long after that a node must have been heard, so that its silence is not of the same cut: as long as makes it
-    suspect, and five reports."""
+    """A node that was last heard this long after an outage fell silent for another reason: the suspect time, or five
+    reports."""
     unhealthy_after_s: float = 10.0
-    """How long a ready cell may fail its probes before it is failed; the ingress has left it long before."""
+    """How long a ready cell may fail its probes before it fails; ingresses have stopped using it long before."""
     start_grace_s: float = 30.0
-    """Beyond the version's own ready timeout, for an agent that never reports."""
+    """Added to the version's ready timeout, for an agent that never reports."""
     load_age_s: float = 1.5
-    """How old the load in a report may be when it comes: the agent polls every 0.2 s and waits 1 s for a response."""
+    """Maximum age of the load in a report: the agent polls every 0.2 s and waits 1 s for a response."""
     restart_backoff_s: float = 2.0
-    """First wait before a failed cell starts again; doubles with each start that did not become ready."""
+    """First back-off of a failed cell; doubles with each start that did not become ready."""
     restart_backoff_max_s: float = 300.0
     explanations_per_pass: int = 20
-    """Cells that get a new reason for waiting; each is a row in the timeline, and the first ones matter most."""
+    """Cells per pass that get a new reason for waiting; each is a row in the timeline."""
     surplus_after_s: float = 300.0
-    """How long a spare beyond the wanted number stays before it is given back."""
+    """How long a surplus spare is kept."""
     failed_launch_kept_s: float = 30.0
-    """Wait between two launches in place of a machine that never joined."""
+    """Between two launches in place of a machine that never joined."""
     misfits_kept: int = 4
-    """Idle spares that fit no waiting cell beyond which no nearer ones are bought in hope: providers may not listen."""
+    """With more idle spares that fit no waiting cell, no nearer ones are bought, because the provider may not place
+    them near."""
     launches_per_pass: int = 8
-    """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand. One cell's
-    machines are asked for together, however many."""
+    """Limit of machines ordered per pass, so that a wrong number cannot buy a thousand. The machines of one cell are
+    always ordered together."""
     unneeded_order_kept_s: float = 10.0
-    """How long an order for a machine that nobody needs any more stays: needs come back, and calls take seconds."""
+    """How long an unneeded order is kept, because needs return and calls take seconds."""
     faults: FaultSettings = field(default_factory=FaultSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
     fresh_for_s: float = 10.0
-    """How old a report may be to count as evidence for a gate (I6): five reports."""
+    """Maximum age of a report as evidence for a gate (I6): five reports."""
     ledger: LedgerLimits = field(default_factory=LedgerLimits)
     shares: ShareSettings = field(default_factory=ShareSettings)

@@ -1,4 +1,4 @@
-"""The fleet as planners see it: frozen plain data, loaded by selectors or made by a simulator. Decides nothing."""
+"""The fleet as planners see it: frozen plain data, loaded by selectors or made by the simulator. Decides nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,13 @@ from fleet.reconcile.planning.states import DEAD, CellState, DisruptionCause, No
 from models_registry.benchmarks.planning.workload import ComparedGoodput
 
 WITHOUT_MACHINES = frozenset({CellState.PENDING, CellState.FAILED, CellState.LOST})
-"""Cells in these may wait for machines."""
+"""Cells in these states may wait for machines."""
 RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR, DisruptionCause.ROLE})
 
 
 class ProviderStatus(StrEnum):
-    """What the provider reports of a machine. `unknown`: nothing yet. `agent_dead`: the machine runs, its agent does
-    not. `silent`: the provider hears nothing of it; it is off, or cut off."""
+    """The provider's status of a machine. `unknown`: none yet; `agent_dead`: the machine runs without its agent;
+    `silent`: the provider does not hear it, because it is off or cut off."""
 
     UNKNOWN = "unknown"
     RUNNING = "running"
@@ -36,7 +36,7 @@ class ProviderStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """The last report of a node's agent. `listener`: the web process that received it."""
+    """The latest report of a node's agent. `listener`: the web process that received it."""
 
     connected: bool
     last_seen_at: datetime | None
@@ -51,18 +51,17 @@ class ReportView:
     listener: str = ""
 
     def is_about(self, cell: "CellView") -> bool:
-        """A report counts only if it speaks of this cell at this generation (I5)."""
+        """Whether the report is about this cell at this generation (I5)."""
         return self.cell == cell.id and self.generation == cell.generation
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
-    machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
-    `ordered`: what its provider was told to do and has not done yet; `unit`: of a launch, which others it is one with;
-    empty: none. `cordoned_for_notice`: until what its provider announced is called off. `markets`: in which of them it
-    is or will be bought; one once it is there. `price_per_hour`: what its provider asks for it in US dollars; None:
-    unknown."""
+    """A machine. `topology`: network nodes, widest first, or empty; `fingerprint`: digest of its software, or "" before
+    its report; `software`: its fields, those of engines as `<engine>.<field>`; `ordered`: a pending order to its
+    provider, with `unit`, the ID of machines launched together; `cordoned_for_notice`: cordoned until its provider
+    withdraws the notice; `markets`: where it may be bought, or was; `price_per_hour`: US dollars, or None if unknown.
+    """
 
     id: str
     region: str
@@ -84,8 +83,8 @@ class NodeView:
     software: Fingerprint = field(default_factory=dict)
 
     def stack(self, engine: str) -> str:
-        """Digest of what counts for cells of this engine: nodes of one cell must have the same (I2), whatever else is
-        installed beside it. Empty: not reported yet."""
+        """Digest of the software relevant for cells of this engine, which must be equal in a cell (I2), or "" before
+        its report."""
         return stack_digest(self.software, engine)
 
 
@@ -97,10 +96,9 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class CellView:
-    """`instance_type`: of all its machines. `version` and `role`: of its current generation, or that it is meant for
-    before its first. `disruption`: why it
-    was taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
-    generation; None: nothing yet. `failed_by`: of a failed one, the node whose report said so; empty: none did."""
+    """`instance_type`: of all its machines. `version` and `role`: of its generation, or planned before the first.
+    `disruption`: why it was drained on purpose, until it is ready or stopped. `counters`: from its leader's latest
+    report of this generation, if any. `failed_by`: the node whose report made it fail, or ""."""
 
     id: str
     deployment: str
@@ -122,21 +120,20 @@ class CellView:
 
     @property
     def returns(self) -> bool:
-        """Whether it drains in order to start again, rather than to end."""
+        """Whether it is drained in order to start again."""
         return self.state is CellState.DRAINING and self.disruption in RETURNING
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it ends; something else makes up for it if it is still wanted."""
+        """Whether it is stopping for good. Another cell replaces it if the target requires one."""
         return self.state is CellState.STOPPED or (self.state is CellState.DRAINING and not self.returns)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """What planners need to know of a model version on machines of a type. `concurrency`: requests at once that a cell
-    was tested for. `within`: how many network nodes,
-    counted from the widest, all nodes of a cell must share; 0: any. `hands_over`: whether its cells can be told apart
-    by role."""
+    """A model version on an instance type. `concurrency`: tested concurrent requests per cell; `within`: number of
+    network nodes, from the widest, that all nodes of a cell must share (0: any); `hands_over`: whether it supports
+    separate prefill and decode cells."""
 
     nodes_per_cell: int
     ready_timeout_s: float = 300.0
@@ -148,13 +145,11 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """`cells_wanted` maps region -> number of cells that there should be: what was set, or what `claims` says is
-    granted of it while machines are short. `version` is the one that it should serve and that new cells take; size,
-    times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its own.
-    All that is said of versions is said on `instance_type`, the preferred one; `further` maps the other types that its
-    cells may be on, in order, to what its versions are there.
-    `markets`: in which its machines may be bought. `team`: whose quota it counts against. `problem`: what is stored of
-    it and makes no sense; then it is explained and left as it is."""
+    """`cells_wanted`: region -> target cells, or those granted by `claims` while machines are scarce. `version`: the
+    one to serve, and of new cells; `others`: versions of other cells and of a rollout. All of these are on
+    `instance_type`, the preferred one; `further`: other listed types, in order -> versions there. `markets`: where its
+    machines may be bought; `team`: whose quota they count against. `problem`: why its stored data are invalid; then it
+    is explained and left unchanged."""
 
     name: str
     instance_type: str
@@ -177,12 +172,11 @@ class DeploymentView:
     problem: str = ""
 
     def claim(self, region: str) -> ClaimView:
-        """What it was set to have there."""
+        """Its target there."""
         return self.claims.get(region) or ClaimView(self.cells_wanted.get(region, 0))
 
     def split(self, region: str) -> RoleSplit:
-        """How many of the cells that there should be have which role: all are mixed where its version hands nothing
-        over."""
+        """Roles of the target cells. All are mixed if its version does not support separate roles."""
         claim = self.claim(region) if self.of(self.version).hands_over else ClaimView(0)
         return split_within(self.cells_wanted.get(region, 0), claim.prefill, claim.decode)
 
@@ -198,12 +192,12 @@ class DeploymentView:
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """That its cells may be on, the preferred first."""
+        """Listed types, the preferred first."""
         return self.instance_type, *self.further
 
     def of(self, version: str, instance_type: str = "") -> VersionView:
-        """A version's size and times on a type, the preferred one unless stated; of the deployment's own version
-        unless known otherwise. A type that is no longer listed is taken for the preferred one."""
+        """A version's data on a type, by default the preferred one; the deployment's own version's if unknown. A type
+        that is no longer listed counts as the preferred one."""
         if versions := self.further.get(instance_type):
             return versions.get(version) or versions[self.version]
         own = VersionView(
@@ -212,18 +206,18 @@ class DeploymentView:
         return self.others.get(version) or own
 
     def within_on(self, instance_type: str) -> int:
-        """How many network nodes the nodes of any of its cells on a type must share; 1, the zone, at least."""
+        """Number of network nodes that the nodes of its cells on a type must share, at least 1, the zone."""
         versions = self.further.get(instance_type) or {**self.others, "": self.of("")}
         return max(1, *(version.within for version in versions.values()))
 
     def of_cell(self, cell: CellView) -> VersionView:
-        """What a cell runs, on its machines."""
+        """The version that a cell runs, on its machines."""
         return self.of(cell.version, cell.instance_type)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A generation of an updated cell that failed, and not because a node was lost."""
+    """A failed generation of an updated cell; losses of nodes do not count."""
 
     cell: str
     generation: int
@@ -238,7 +232,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a gate found, and the numbers that it compared, by name, so that they can be checked."""
+    """A gate's finding, with the compared numbers by name."""
 
     finding: Finding
     reason: str
@@ -247,8 +241,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """An active rollout. `stage` counts the stages of `fleet.rollouts.planning.waves`; `state_since` is when this state
-    of this stage began; `revision` grows with every change. `counters`: what cells had counted when the bake began."""
+    """An active rollout. `stage`: index into the stages of `fleet.rollouts.planning.waves`; `state_since`: start of
+    this state of this stage; `revision` grows with every change; `counters`: the cells' counters when the bake began.
+    """
 
     id: int
     deployment: str
@@ -264,13 +259,13 @@ class RolloutView:
     failed: tuple[FailedStart, ...] = ()
     counters: Mapping[str, CellCounters] = field(default_factory=dict)
     goodput: tuple[ComparedGoodput, ...] = ()
-    """Of both versions, where its policy asks."""
+    """Of both versions, if its policy needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPlaceCells:
-    """What the plan of the day has for a deployment in a region where the autoscaler acts: cells on one type, the
-    preferred one unless stated, slot by slot from `at` on. `start_up_s`: from a decision until a cell is ready."""
+    """Cells of a deployment in the day plan for a region where the autoscaler acts, per slot from `at`, on one type, by
+    default the preferred one. `start_up_s`: from a decision until a cell is ready."""
 
     deployment: str
     region: str
@@ -283,12 +278,9 @@ class PlannedPlaceCells:
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave.
-    `prices`: instance type -> US dollars an hour for a machine, of the types that somebody has to choose between.
-
-    `free`: of a region whose machines are a pool of its own, instance type -> free machines; None: machines are bought.
-    `limits`: its provider's.
-    """
+    """`spares`: instance type -> idle nodes to keep; `repair_only`: how many of these are reserved for repairs.
+    `prices`: instance type -> US dollars per hour, where a deployment has a choice. `free`: instance type -> free
+    machines, if they form a fixed pool; None: machines are bought. `limits`: its provider's."""
 
     name: str
     spares: Mapping[str, int] = field(default_factory=dict)
@@ -299,16 +291,14 @@ class RegionView:
 
 
 def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> UpdatePolicy:
-    """What may be done to a deployment: the policy its active rollout began with, else its own."""
     return active.policy if active else deployment.policy
 
 
 @dataclass(frozen=True)
 class FleetView:
-    """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
-    `rollouts`: the active one of each deployment that has one. `notices`: of machines that are there, in any order,
-    and as often as they were heard. `quotas`: of teams. `planned`: cells by the plan of the day, if any. `listeners`:
-    the web processes that agents connect to."""
+    """Everything that a pass reads. `listening_since`: since when agents can connect without a gap, or None if not now.
+    `rollouts`: active ones by deployment. `notices`: of existing machines, in any order, possibly repeated. `planned`:
+    cells of the day plan, if any. `listeners`: web processes that agents connect to."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -323,18 +313,18 @@ class FleetView:
     listeners: Listeners = field(default_factory=Listeners)
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
-        """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
+        """The active rollout's copy of the update policy, or the deployment's own."""
         return policy_in_force(self.deployments[deployment], self.rollouts.get(deployment))
 
     def listening_for_s(self, since: datetime, now: datetime) -> float:
-        """Seconds since `since` in which agents could connect; 0 while they cannot. Such a gap is no delay."""
+        """Seconds since `since` in which agents could connect; 0 while they cannot."""
         if self.listening_since is None:
             return 0.0
         return (now - max(since, self.listening_since)).total_seconds()
 
     def silence_s(self, node: NodeView, now: datetime) -> float:
-        """Seconds without a report while agents could connect to a web process that kept up with its agents: the
-        control plane's own trouble is not the node's silence."""
+        """Seconds without a report while agents could connect to a web process that kept up. Trouble of the control
+        plane does not count."""
         last, reported_at, since = node.created_at, node.report.last_seen_at, self.listening_since
         if reported_at is not None and reported_at > last:
             last = reported_at
@@ -346,15 +336,14 @@ class FleetView:
         return (now - last).total_seconds()
 
     def unheard_s(self, node: NodeView, now: datetime) -> float:
-        """Seconds since its last report, whoever is to blame for them: witnesses must have been heard."""
+        """Seconds since its last report, for whatever reason. For witnesses, which must have reported."""
         return (now - (node.report.last_seen_at or node.created_at)).total_seconds()
 
     def cell_of(self, node: str) -> CellView | None:
-        """The cell that a node is a member of."""
         return self._cell_by_member.get(node)
 
     def machines_lacking(self, cell: CellView) -> int:
-        """How many machines a cell must get before it can start; 0 of one that starts or runs."""
+        """Machines that a cell needs before it can start; 0 if it starts or runs."""
         if cell.state not in WITHOUT_MACHINES:
             return 0
         alive = sum(self.nodes[member.node].state not in DEAD for member in cell.members)

@@ -1,4 +1,4 @@
-"""Every state of the fleet, which changes of state are allowed, and how each feels to an operator. Declared once."""
+"""All states of the fleet, their allowed transitions, and their tones. Declared once."""
 
 from enum import StrEnum
 
@@ -26,11 +26,11 @@ class NodeState(StrEnum):
 
 
 DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
-"""Nodes that carry no cell any more."""
+"""Nodes that can no longer run a cell."""
 
 
 class ProviderAction(StrEnum):
-    """What a provider is to do with a machine, the most urgent first."""
+    """Orders to a provider, the most urgent first."""
 
     LAUNCH = "launch"
     RESTART_AGENT = "restart_agent"
@@ -38,29 +38,29 @@ class ProviderAction(StrEnum):
 
 
 class MachineState(StrEnum):
-    """What a machine is to the fleet. A provider of its own kind moves one from `taken` to `gone` at once."""
+    """State of a machine for the fleet. A provider with its own machines moves one directly from `taken` to `gone`."""
 
     JOINING = "joining"
     """It has a credential and has not connected yet."""
     POOL = "pool"
-    """Free: the next launch that it fits takes it."""
+    """Free for the next launch that it fits."""
     TAKEN = "taken"
     WIPING = "wiping"
-    """It was given back, and has not confirmed yet that nothing is left of what it held."""
+    """It was returned and has not yet confirmed the deletion of all data."""
     LEAVING = "leaving"
     """An operator removed it; it wipes and uninstalls itself."""
     GONE = "gone"
 
 
 class MachineRole(StrEnum):
-    """What an invitation joins a host for."""
+    """What an invited host is used for."""
 
     NODE = "node"
     INGRESS = "ingress"
 
 
 class CloudRegionState(StrEnum):
-    """How far the static parts of a region in a cloud are known."""
+    """How much is known about the static parts of a cloud region."""
 
     READING = "reading"
     READY = "ready"
@@ -68,21 +68,21 @@ class CloudRegionState(StrEnum):
 
 
 class PoolState(StrEnum):
-    """What a pool of capacity is good for now (`fleet.capacity.planning.pools.pool_state`)."""
+    """Current use of a capacity pool (`fleet.capacity.planning.pools.pool_state`)."""
 
     USABLE = "usable"
     RESTING = "resting"
     """It had no machines a moment ago."""
     FULL = "full"
     ENDED = "ended"
-    """It ends before a machine would be of use."""
+    """It ends before a machine would be useful."""
     OFF = "off"
 
 
 class NoticeKind(StrEnum):
-    """What a cloud announces. `interruption`: of spot, or of a reservation whose owner wants it back. `image`: we, of a
-    machine whose place is to run another image (`fleet.clouds.planning.upkeep`); nothing ends it before another is
-    made."""
+    """Kinds of cloud notices. `interruption`: of spot, or of a reservation that its owner reclaims. `image`: our own,
+    for a machine that is to get another image (`fleet.clouds.planning.upkeep`); it ends only after its successor
+    exists."""
 
     INTERRUPTION = "interruption"
     REBALANCE = "rebalance"
@@ -94,7 +94,7 @@ class NoticeKind(StrEnum):
 
 
 class NoticeSource(StrEnum):
-    """Who said so. `block`: we, from the end of a Capacity Block; `image`: we, from the move of an image."""
+    """Source of a notice. `block`: ours, from the end of a Capacity Block; `image`: ours, from an image change."""
 
     EVENTS = "events"
     STATUS = "status"
@@ -119,7 +119,7 @@ class RolloutState(StrEnum):
 
 
 class AgentRolloutState(StrEnum):
-    """Of all agents' way to another release."""
+    """State of the upgrade of all agents to another release."""
 
     RUNNING = "running"
     ROLLING_BACK = "rolling_back"
@@ -128,7 +128,7 @@ class AgentRolloutState(StrEnum):
 
 
 class DisruptionCause(StrEnum):
-    """Why an available cell was taken down on purpose."""
+    """Why an available cell was drained on purpose."""
 
     ROLLOUT = "rollout"
     SCALE = "scale"
@@ -155,8 +155,7 @@ CELL_PHASE: dict[CellState, Phase] = {
     CellState.READY: Phase.SERVE,
     CellState.DRAINING: Phase.DRAIN,
 }
-"""What its nodes are to do. A cell in any other state runs no engine: it starts again as a whole, with a new
-generation."""
+"""The nodes' phase. In any other state a cell runs no engine; it starts again as a whole with a new generation."""
 
 NODE_ALLOWED: dict[NodeState, frozenset[NodeState]] = {
     NodeState.JOINING: frozenset({NodeState.READY, NodeState.LOST, NodeState.RETIRED}),
@@ -184,9 +183,9 @@ AGENT_ROLLOUT_ALLOWED: dict[AgentRolloutState, frozenset[AgentRolloutState]] = {
 }
 
 ROLLOUT_ACTIVE = frozenset({RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING, RolloutState.ROLLING_BACK})
-"""At most one rollout of a deployment is in one of these."""
+"""A deployment has at most one rollout in these states."""
 ROLLOUT_MOVING = frozenset({RolloutState.RUNNING, RolloutState.ROLLING_BACK})
-"""Only in these are cells taken down for it."""
+"""Cells are drained for a rollout only in these states."""
 
 # Rolling back is reachable from every active state (I7).
 ROLLOUT_ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
@@ -226,7 +225,7 @@ ROLLOUT_ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
 }
 
 AGENT_ROLLOUT_ACTIVE = frozenset({AgentRolloutState.RUNNING, AgentRolloutState.ROLLING_BACK})
-"""At most one rollout of agents is in one of these."""
+"""At most one upgrade of agents is in these states."""
 
 CELL_TONE: dict[CellState, Tone] = {
     CellState.PENDING: Tone.WARN,
@@ -287,11 +286,10 @@ AGENT_ROLLOUT_SAID: dict[AgentRolloutState, str] = {
     AgentRolloutState.SUCCEEDED: "has succeeded",
     AgentRolloutState.ROLLED_BACK: "has gone back",
 }
-"""In a sentence whose subject is the upgrade."""
+"""For sentences with the upgrade as subject."""
 
 INCIDENT_TONE: dict[IncidentState, Tone] = {IncidentState.OPEN: Tone.BAD, IncidentState.CLOSED: Tone.IDLE}
 
 
 def choices(states: type[StrEnum]) -> list[tuple[str, str]]:
-    """Django's `choices` for an enum: value and label."""
     return [(state.value, state.value.replace("_", " ").capitalize()) for state in states]

@@ -1,6 +1,5 @@
-"""What grows with the fleet, nodes with their reports and cells with their members, as planners take it: loaded whole
-once, and then only what has changed. Whoever makes many passes keeps one; a new one looks at everything.
-"""
+"""The large tables, nodes with reports and cells with members, as planners need them: loaded once, and then only
+changed rows. For processes that run many passes."""
 
 import json
 from collections import defaultdict
@@ -39,7 +38,7 @@ _SELDOM_WRITTEN = (
 
 
 def _epoch(column: str) -> str:
-    """A time as a number, which is read in a tenth of the time: each node's report is, every other second."""
+    """A time as a number, which is parsed ten times faster. Reports are read every other second."""
     return f"extract(epoch FROM {column})::float8"
 
 
@@ -47,7 +46,7 @@ _NODES = (
     *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
     *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice", "markets::text"),
 )
-# A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
+# Keeps all members, because planners look up every node of a cell, and all machines that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
     OR EXISTS (SELECT 1 FROM fleet_cellmember WHERE node_id = fleet_node.id)"""
 _BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{MachineState.GONE}'"
@@ -68,7 +67,7 @@ def _open_disruptions() -> dict[str, str]:
 
 
 class FleetCache:
-    """For one thread. What it returns is the caller's own, but what it keeps of tables that are seldom `written`."""
+    """For one thread. Results belong to the caller, except parts from rarely `written` tables."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
@@ -84,7 +83,7 @@ class FleetCache:
         self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
         self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
         self._steps = RowCache("fleet_steprecord", ("node_id", "cell", "generation", "windows::text"))
-        # Each node that a cell names is known once the cell is. Reports are new in each pass.
+        # In this order, a cell's nodes are known once the cell is. Reports change in each pass.
         self._tables = RowCaches(
             self._cells,
             self._members,
@@ -105,7 +104,7 @@ class FleetCache:
         self._counted: dict[str, tuple[Row, str, CellCounters | None]] = {}
 
     def refresh(self, settings: FleetSettings, now: datetime) -> None:
-        """Take over what has changed since the last time, or everything where that is due."""
+        """Loads what has changed since the last call, or everything when that is due."""
         if self._looks.begin():
             self._forget()
         self.written.look()
@@ -121,27 +120,27 @@ class FleetCache:
 
     @property
     def nodes(self) -> dict[str, NodeView]:
-        """By id, ordered by region and id."""
+        """By ID, ordered by region and ID."""
         return dict(self._node_views)
 
     @property
     def cells(self) -> dict[str, CellView]:
-        """By id, ordered by deployment, region and age."""
+        """By ID, ordered by deployment, region and age."""
         return dict(self._cell_views)
 
     @property
     def windows(self) -> dict[str, tuple[StepWindow, ...]]:
-        """Node -> what its rank computed in its last windows, oldest first."""
+        """Node -> its rank's recent step windows, oldest first."""
         return dict(self._windows)
 
     def with_counters(self, cells: Iterable[CellView]) -> Iterator[CellView]:
-        """These cells, with what their leaders report that they have counted in this generation."""
+        """These cells with the counters that their leaders reported for this generation."""
         about = {
             cell.members[0].node: cell
             for cell in cells
             if cell.members and self._node_views[cell.members[0].node].report.is_about(cell)
         }
-        # Thousands of large columns: read where another report has come in since the last time.
+        # Thousands of large columns: read only after a new report.
         known = {node: self._counted[node] for node in about.keys() & self._counted.keys()}
         fresh = [node for node in about if node not in known or known[node][0] is not self._reports.rows[node]]
         for report in NodeReport.objects.filter(node_id__in=fresh).only("cell", "generation", "load"):
@@ -155,7 +154,7 @@ class FleetCache:
 
     @property
     def versions(self) -> Mapping[str, dict[str, ModelVersion]]:
-        """Deployment -> the versions that its cells run, by reference."""
+        """Deployment -> versions of its cells, by reference."""
         found: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
         for deployment, pk in {(row[0], row[_VERSION]) for row in self._cells.rows.values()}:
             version = self._versions[pk]
@@ -220,7 +219,7 @@ class FleetCache:
 
     def _take_nodes(self, changed: set[str], settings: FleetSettings, now: datetime) -> None:
         if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
-            self._nodes.forget()  # one that was left out has joined a cell
+            self._nodes.forget()  # a node outside the cache has joined a cell
             changed |= self._nodes.refresh().keys()
         self._node_views = _with_changes(
             self._node_views, changed, self._nodes, self._node_view, lambda node: (node.region, node.id)
@@ -232,12 +231,12 @@ class FleetCache:
                 self._node_views[node] = replace(view, provider=provider)
 
     def _provider(self, node: str, report: ReportView, settings: FleetSettings, now: datetime) -> ProviderStatus:
-        """What a provider said of a node counts for a while."""
+        """A provider's status of a node is used for a limited time."""
         status, described_at = self._machines.rows[node]
         return status_in_force(ProviderStatus(status), described_at, report, settings, now)
 
     def _node_view(self, node: str, row: Row) -> NodeView:
-        """Without what its provider said."""
+        """Without the provider's status."""
         region, instance_type, state, created_at, state_since, cordoned, topology, *rest = row
         spare_since, fingerprint, cordoned_for_notice, markets = rest
         reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
@@ -270,7 +269,7 @@ def _with_changes(
     view: Callable[[str, Row], V],
     place: Callable[[V], Any],
 ) -> dict[str, V]:
-    """Views of the rows of a table, those that changed made anew; ordered by `place` again where one is new."""
+    """Updates the views of changed rows, and sorts by `place` again after an insertion."""
     known = len(views)
     for key in changed:
         row = table.rows.get(key)
@@ -300,7 +299,7 @@ def _report_view(row: Row) -> ReportView:
 
 
 def _time(epoch_s: float) -> datetime:
-    """Exact to the microsecond until 2106: so far a float's steps are smaller than half of one."""
+    """Exact to the microsecond until 2106."""
     return datetime.fromtimestamp(epoch_s, UTC)
 
 
@@ -310,7 +309,7 @@ def _time_or_none(epoch_s: float | None) -> datetime | None:
 
 @lru_cache(4096)
 def _software(stated: str) -> tuple[Fingerprint, str]:
-    """A machine's fingerprint and its digest. Most machines of a fleet are alike."""
+    """A machine's fingerprint and its digest. Most machines are alike."""
     fields: Fingerprint = json.loads(stated)
     return fields, fingerprint_digest(fields) if fields else ""
 

@@ -1,4 +1,5 @@
-"""Loads the fleet as planners take it, in a constant number of queries: what is large from a cache, the rest whole."""
+"""Loads the fleet for planners in a constant number of queries: large tables from a cache, the rest completely. Never
+writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,12 +42,12 @@ _OF_DEPLOYMENTS = (
 )  # fmt: skip
 _OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
-"""Held by the web processes that keep up with their agents; while none does, silence means nothing."""
+"""Held by the web processes that keep up with their agents. Silence counts only while it is held."""
 
 
 def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> FleetView:
-    """The whole fleet, with how providers described the nodes in doubt, as far as `settings` lets that count. With a
-    `cache` of an earlier view only what has changed since is loaded."""
+    """The whole fleet, with recent provider status of nodes in doubt. With the `cache` of an earlier view, only changes
+    are loaded."""
     known = cache or FleetCache()
     known.refresh(settings or FleetSettings(), now)
     written = known.written
@@ -72,8 +73,8 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
 
 
 def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
-    """Machines that the plan of the day has warm now, by region and type, as the reconciler sees it. In a constant
-    number of queries, and three where there is no plan or nobody acts by it."""
+    """Machines that the day plan keeps warm now, by region and type, as the reconciler sees them. A constant number of
+    queries; three if there is no plan or no autoscaler acts."""
     planned = planned_place_cells()
     if not planned:
         return {}
@@ -86,7 +87,6 @@ def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
 
 
 def quota_views() -> tuple[QuotaView, ...]:
-    """Every team's quota of every type."""
     return tuple(
         QuotaView(row.team, row.instance_type_id, row.machines, row.borrow_most, row.region_id or "")
         for row in Quota.objects.all()
@@ -94,7 +94,7 @@ def quota_views() -> tuple[QuotaView, ...]:
 
 
 def _notices() -> Iterator[NoticeView]:
-    """What clouds announced of machines that are nodes, until it is settled. Which node one is, it is for ever."""
+    """Unsettled cloud notices of machines that are nodes."""
     rows = CloudNotice.objects.filter(settled_at=None, machine__role=MachineRole.NODE.value).exclude(machine__runs="")
     for row in rows.select_related("machine").only("kind", "at", "ends_at", "text", "machine__runs").order_by("pk"):
         yield NoticeView(row.machine.runs, NoticeKind(row.kind), row.at, row.ends_at, row.text)
@@ -119,7 +119,7 @@ def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:
 def _with_prices(
     regions: dict[str, RegionView], deployments: Iterable[DeploymentView], written: WrittenTables, now: datetime
 ) -> dict[str, RegionView]:
-    """What machines cost where cells may be on one type or another; nothing is loaded where none may."""
+    """Prices of machines for deployments with several types. Nothing is loaded without any."""
     kinds: dict[str, set[str]] = defaultdict(set)
     for spec in deployments:
         for region in spec.cells_wanted if spec.further else ():
@@ -135,7 +135,7 @@ def _with_prices(
 
 
 def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:
-    """By deployment: its rollout, or why that cannot be read."""
+    """By deployment: its rollout, or why it is unreadable."""
     views: dict[str, RolloutView] = {}
     unreadable: dict[str, str] = {}
     for rollout in active:
@@ -147,7 +147,7 @@ def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, 
 
 
 def deployment_view(name: str) -> DeploymentView:
-    """One deployment as planners take it, with no other version than its own."""
+    """One deployment for planners, with only its own version."""
     row = Deployment.objects.select_related("model_version").get(name=name)
     claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
     return _deployment(row, claims, {}, fleet_shapes(row.instance_types))
@@ -159,7 +159,7 @@ def _deployments(
     rollouts: list[Rollout],
     unreadable: dict[str, str],
 ) -> Iterator[DeploymentView]:
-    """`versions`: by deployment, those that its cells run."""
+    """`versions`: by deployment, the versions of its cells."""
     claims: dict[str, dict[str, ClaimView]] = defaultdict(dict)
     for place in written.get("places", ["fleet_deploymentregion"], lambda: list(DeploymentRegion.objects.all())):
         claims[place.deployment_id][place.region_id] = claim_of(place)
@@ -178,7 +178,7 @@ def _deployment_rows() -> list[Deployment]:
 
 
 def claim_of(place: DeploymentRegion) -> ClaimView:
-    """What a deployment was set to have in a region, and may have now."""
+    """A deployment's target and grant in a region."""
     rule = GrantRule(place.grant_rule) if place.grant_rule else None
     return ClaimView(
         place.cells, place.cells_min, place.cells_granted, place.granted_at, rule, place.grant_reason,
@@ -192,7 +192,7 @@ def _deployment(
     versions: dict[str, ModelVersion],
     shapes: Mapping[str, InstanceShape],
 ) -> DeploymentView:
-    """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
+    """Invalid data become this deployment's problem and do not stop the planning of others."""
     try:
         return _valid_deployment(row, claims, versions, shapes)
     except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
@@ -250,10 +250,10 @@ def _valid_deployment(
 
 
 def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False) -> VersionView:
-    """A version as it runs on these machines. `is_apart`: whether anybody asks if its cells can hand prompts over.
+    """A version on these machines. `is_apart`: whether separate prefill and decode cells matter.
 
     Raises:
-        InvalidVersion: it does not state this instance type, or is invalid.
+        InvalidVersion: it does not cover this instance type, or is invalid.
     """
     spec = version.spec()
     there = spec.on(machine.name)

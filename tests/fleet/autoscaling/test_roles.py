@@ -197,7 +197,7 @@ def test_roles_have_their_own_options() -> None:
 
 def test_the_ledger_never_takes_the_last_cell_that_answers() -> None:
     pair()
-    with pytest.raises(StaleDecision, match="but for such that read prompts"):
+    with pytest.raises(StaleDecision, match="except prefill cells"):
         cell_drain_charged(DrainCell("d", 1, DisruptionCause.ROLE, "to be mixed"), now=LATER)
     cell_drain_charged(DrainCell("p", 1, DisruptionCause.ROLE, "to be mixed"), now=LATER)
     assert Cell.objects.get(id="p").state == "draining"

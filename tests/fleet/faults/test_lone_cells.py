@@ -43,7 +43,7 @@ def test_of_a_lone_cell_another_whole_one_comes_first_where_spares_make_one() ->
     assert planned(view) == []
     created = plan_reconcile(view, SETTINGS, NOW)
     assert [one.reason for one in created if isinstance(one, CreateCell)] == [
-        "1 cells wanted, 0 there, and 1 whose machines end"
+        "1 cells wanted, 0 exist, and 1 whose machines end"
     ]
     assert not drains_of(view)
 

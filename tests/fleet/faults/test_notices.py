@@ -153,7 +153,7 @@ def test_a_cell_all_of_whose_machines_end_is_left_to_scaling_which_makes_another
     view = told(*of_c1(cordoned="no"), notice("n", lead_s=500.0), notice("o", lead_s=600.0))
     assert planned(view) == []
     created = plan_reconcile(view, SETTINGS, NOW)[0]
-    assert created.reason == "2 cells wanted, 1 there, and 1 whose machines end"  # type: ignore[union-attr]
+    assert created.reason == "2 cells wanted, 1 exist, and 1 whose machines end"  # type: ignore[union-attr]
     fresh = cell("c3", state=CellState.PENDING, members=())
     kept = plan_reconcile(replace(view, cells={**view.cells, "c3": fresh}), SETTINGS, NOW)
     assert not [one for one in kept if isinstance(one, DrainCell)]

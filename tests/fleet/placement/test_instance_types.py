@@ -59,8 +59,8 @@ def created(view: FleetView) -> list[tuple[str, str]]:
 def test_new_cells_go_where_a_request_is_cheapest_as_far_as_machines_are_there() -> None:
     view = fleet(spare(TRN, "n-1"), spare(INF, "n-2"), spare(INF, "n-3"), wanted=2)
     assert created(view) == [
-        (TRN, "2 cells wanted, 0 there; on trn1: 1 $/h for a request at once, of those that have machines the least"),
-        (INF, "2 cells wanted, 0 there; on inf2: no machine is free of trn1"),
+        (TRN, "2 cells wanted, 0 exist; on trn1: 1 $/h for a request at once, of those that have machines the least"),
+        (INF, "2 cells wanted, 0 exist; on inf2: no machine is free of trn1"),
     ]
 
 
@@ -92,7 +92,7 @@ def test_a_cell_that_lost_its_machine_gives_way_to_one_of_a_type_that_has_some()
     there = replace(view, cells={**view.cells, "c3": cell("c3", instance_type=INF, state=CellState.PENDING)})
     decisions = plan(there)
     (stop,) = [one for one in decisions if isinstance(one, StopCell)]
-    assert (stop.cell, stop.reason) == ("c2", "2 cells wanted, 3 there")
+    assert (stop.cell, stop.reason) == ("c2", "2 cells wanted, 3 exist")
     assert [one.cell for one in decisions if isinstance(one, StartCell)] == ["c3"]
 
 
@@ -145,7 +145,7 @@ def test_a_price_moves_a_working_cell_only_where_it_is_a_fifth_lower_for_as_much
 def test_fewer_cells_are_fewer_of_the_dearest() -> None:
     view = fleet(*on(TRN, "c1"), *on(INF, "c2"), *on(TRN, "c3"))
     (drain,) = [one for one in plan(view) if isinstance(one, DrainCell)]
-    assert (drain.cell, drain.reason) == ("c2", "2 cells wanted, 3 there")
+    assert (drain.cell, drain.reason) == ("c2", "2 cells wanted, 3 exist")
 
 
 def test_a_quota_of_one_type_sends_cells_to_another() -> None:
@@ -162,4 +162,4 @@ def test_nothing_moves_for_a_price_while_anything_starts() -> None:
 
 def test_a_deployment_of_one_type_has_no_choice() -> None:
     view = fleet(spare(INF, "n-2"), spare(INF, "n-3"), wanted=1, further={})
-    assert created(view) == [(TRN, "1 cells wanted, 0 there")]
+    assert created(view) == [(TRN, "1 cells wanted, 0 exist")]

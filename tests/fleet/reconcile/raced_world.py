@@ -1,10 +1,7 @@
 """A simulated world over real rows: machines and engines on virtual time, the fleet in PostgreSQL, and every round run
-by two reconcilers at once that disagree.
-
-Both plan from the same moment. One of them sees the cells in the reverse order, as one of another release might prefer
-others, and does not know of one fault yet; so they want to take down different cells, condemn different machines, and
-give the same machine to different cells. No lease holds them apart: only the services keep the fleet whole.
-"""
+by two reconcilers at the same time without a lease. Both plan from the same moment, but one sees cells in reverse order
+and learns of one fault later, so they choose different cells, machines and nodes. Only the services keep the fleet
+consistent."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -48,17 +45,17 @@ from tests.fleet.rows import NOW
 DEADLINE_S = 60.0
 NEWS_FOR = timedelta(seconds=3)
 DISAGREE_ON = (plan_faults, plan_reconcile)
-"""Of a rollout's words they must agree: each would correct the other's for ever."""
+"""Reasons of rollouts must agree, or each reconciler would correct the other's forever."""
 
 
 class RealRows(Store):
-    """What was last loaded from PostgreSQL. Changes go there first."""
+    """The rows last loaded from PostgreSQL. Changes go there first."""
 
     def mark_unrouted(self, cell_id: str, generation: int, now: datetime) -> bool:
         return cell_mark_unrouted(cell_id=cell_id, generation=generation, now=now)
 
     def load(self, view: FleetView, now: datetime) -> None:
-        """Take over what the database says, and tell of every cell that changed."""
+        """Loads the database, and reports every changed cell."""
         before, self.cells = self.cells, dict(view.cells)
         self.nodes, self.deployments, self.rollouts = dict(view.nodes), dict(view.deployments), dict(view.rollouts)
         self.faults, self.listening_since = view.faults, view.listening_since
@@ -108,7 +105,7 @@ class SimulatedCloud(Cloud):
 
 
 class TwoReconcilers(Reconciler):
-    """Both at every step of every pass, each on a connection of its own. `refused`: what one of them could not have."""
+    """Runs both at every step of every pass, each on its own connection. `refused`: decisions that one of them lost."""
 
     cloud: SimulatedCloud
     threads: ThreadPoolExecutor
@@ -130,7 +127,7 @@ class TwoReconcilers(Reconciler):
         self.on_pass()
 
     def _both_decide(self, view: FleetView, now: datetime) -> int:
-        """The first planner of which either applies something ends the round."""
+        """The first planner with an applied decision ends the round."""
         for planner in PLANNERS:
             other = mirrored(view, now) if planner in DISAGREE_ON else view
             ours, theirs = planner(view, self.settings, now), planner(other, self.settings, now)
@@ -163,7 +160,7 @@ class RacedWorld(World):
 
 
 def mirrored(view: FleetView, now: datetime) -> FleetView:
-    """The same fleet for somebody to whom the youngest cells come first, and who hears of one fault a little later."""
+    """The same fleet with the newest cells first and one fault hidden."""
     first = view.faults.signals[:1]
     is_news = any(now - signal.first_at < NEWS_FOR for signal in first)
     moments = sorted(cell.created_at for cell in view.cells.values())
@@ -177,7 +174,7 @@ def mirrored(view: FleetView, now: datetime) -> FleetView:
 
 
 def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World, TwoReconcilers]:
-    """The fleet of the database, and the two that race in it."""
+    """The fleet of the database and its two racing reconcilers."""
     queue = EventQueue(NOW)
     monkeypatch.setattr(clock, "now", lambda: queue.now)
     world = RacedWorld(fleet_view(now=NOW), queue=queue, invariants=INVARIANTS, **options)
@@ -190,7 +187,6 @@ def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World,
 
 
 def close(both: TwoReconcilers) -> None:
-    """End the threads with their connections."""
     together = Barrier(2, timeout=DEADLINE_S)
 
     def hang_up() -> None:
@@ -203,14 +199,14 @@ def close(both: TwoReconcilers) -> None:
 
 
 def broken_rows(max_unavailable: int) -> Iterator[str]:
-    """The invariants that two reconcilers could break together, counted in the database by themselves."""
+    """Invariants that two reconcilers could break together, counted in the database."""
     open_entries = Disruption.objects.filter(closed_at__isnull=True)
     for deployment, count in Counter(open_entries.values_list("deployment_id", flat=True)).items():
         if count > max_unavailable:
             yield f"I10: {count} cells of {deployment} are down on purpose, {max_unavailable} may be"
     twice = CellMember.objects.values("node_id").annotate(cells=Count("cell_id")).filter(cells__gt=1)
     yield from (f"I4: {row['node_id']} is in {row['cells']} cells" for row in twice)
-    # A machine that was lost is a fact, however many are replaced already.
+    # A lost machine is a fact, so the limit does not apply.
     decided = Replacement.objects.exclude(rule__in=[Rule.SILENCE, Rule.OPERATOR])
     work = decided.filter(closed_at__isnull=True).select_related("node")
     for cell, count in Counter(one.cell for one in work if one.cell).items():

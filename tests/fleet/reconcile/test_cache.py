@@ -1,4 +1,4 @@
-"""What a cache shows after any change is what somebody sees who looks at everything."""
+"""After any change, a cache equals a complete load."""
 
 import random
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.kernel.servers_away import statement_breaks_off
 
-pytestmark = pytest.mark.django_db(transaction=True)  # in one transaction every row would be of the newest
+pytestmark = pytest.mark.django_db(transaction=True)  # in one transaction all rows would have the same version
 
 NODES, CELLS = 8, 3
 MICROSECONDS = timedelta(microseconds=123_457)
@@ -59,7 +59,7 @@ def _report(chance: random.Random, now: datetime) -> None:
 
 
 def _count(chance: random.Random, now: datetime) -> None:
-    """Of a leader whose cell is compared with others: only a column that is not in the view by itself."""
+    """Counters of a leader whose cell is compared: the only column outside the view."""
     for member in CellMember.objects.filter(rank=0, cell=_cell(chance)).select_related("cell"):
         told = NodeReport.objects.filter(node=member.node)
         told.update(
@@ -119,7 +119,7 @@ def _end_machine(chance: random.Random, now: datetime) -> None:
 
 
 def _price(chance: random.Random, now: datetime) -> None:
-    """A machine of a node is priced, loses its price, moves to another node, or goes."""
+    """A node's machine gets a price, loses it, moves to another node, or ends."""
     machine, node = f"m-{chance.randrange(2)}", _node(chance)
     Machine.objects.filter(runs=node).exclude(id=machine).update(runs="")
     state, price = chance.choice(["taken", "gone"]), chance.choice([None, 2.0, 6.5])
@@ -176,7 +176,7 @@ def test_passes_over_what_has_changed_decide_as_passes_over_everything(seed: int
         for change in made:
             change(chance, now)
         emptied = Cell.objects.filter(members=None).exclude(state=CellState.STOPPED)
-        emptied.update(state=CellState.PENDING)  # none serves without a member
+        emptied.update(state=CellState.PENDING)  # no cell serves without a member
         assert_same(cache, now, f"seed {seed}, after {[change.__name__ for change in made]}")
         assert_same(cache, now + timedelta(minutes=1), f"seed {seed}, with nothing changed but the time")
 

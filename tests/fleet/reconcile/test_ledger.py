@@ -1,4 +1,4 @@
-"""The disruption ledger: when one more cell may go down on purpose, by tables."""
+"""Tables of when one more cell may be drained on purpose."""
 
 from dataclasses import replace
 from typing import Any
@@ -27,8 +27,8 @@ def answer(cause: DisruptionCause = DisruptionCause.ROLLOUT, max_unavailable: in
     ("changes", "max_unavailable", "why"),
     [
         ({}, 1, None),
-        ({}, 0, "0 cells of the deployment are down on purpose, at most 0 may be"),
-        ({"available": 7, "open": 1}, 1, "1 cells of the deployment are down on purpose, at most 1 may be"),
+        ({}, 0, "0 cells of the deployment are down on purpose; the limit is 0"),
+        ({"available": 7, "open": 1}, 1, "1 cells of the deployment are down on purpose; the limit is 1"),
         ({"available": 7, "open": 1}, 2, None),
         ({"available": 6, "available_here": 3, "open": 1}, 2, None),
         ({"available": 7, "available_here": 3}, 1, "3 of 4 cells in the region are available"),
@@ -98,7 +98,7 @@ def test_a_cell_is_available_once_it_was_ready_for_long_enough() -> None:
 
 def test_who_only_reads_prompts_is_no_other_cell_that_answers() -> None:
     alone: dict[str, Any] = {"wanted": 3, "available": 3, "available_prefill": 2, "wanted_here": 3, "available_here": 3}
-    only = "no other cell of the deployment is available, but for such that read prompts"
+    only = "no other cell of the deployment is available except prefill cells"
     assert answer(**alone) == only
     assert answer(**alone, is_prefill=True) is None
     assert answer(**alone | {"available_prefill": 1}) is None
@@ -107,7 +107,7 @@ def test_who_only_reads_prompts_is_no_other_cell_that_answers() -> None:
 def test_a_pass_counts_who_answers() -> None:
     view = fleet(cell("p", role=CellRole.PREFILL), cell("d", role=CellRole.DECODE), wanted=2)
     ledger = Ledger(view, LIMITS, NOW)
-    assert "read prompts" in (ledger.refusal(view.cells["d"], DisruptionCause.ROLE) or "")
+    assert "except prefill cells" in (ledger.refusal(view.cells["d"], DisruptionCause.ROLE) or "")
     assert ledger.refusal(view.cells["p"], DisruptionCause.ROLE) is None
     ledger.charge(view.cells["p"], DisruptionCause.ROLE)
     assert ledger.refusal(view.cells["d"], DisruptionCause.ROLE) == "no other cell of the deployment is available"

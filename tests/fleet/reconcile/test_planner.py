@@ -1,4 +1,4 @@
-"""What brings the fleet to what it should be: exact decisions for small fleets."""
+"""Exact decisions that bring small fleets to their desired state."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -41,7 +41,7 @@ def test_a_fleet_that_is_as_wanted_needs_nothing() -> None:
 
 def test_missing_cells_are_created_one_by_one() -> None:
     view = fleet(member("a"), member("b"), cell("c1", "a", "b"), wanted=3)
-    assert plan(view) == (CreateCell("llama", "east", KIND, "3 cells wanted, 1 there"),) * 2
+    assert plan(view) == (CreateCell("llama", "east", KIND, "3 cells wanted, 1 exist"),) * 2
 
 
 def test_a_pending_cell_starts_on_spares() -> None:
@@ -157,7 +157,7 @@ def test_a_failed_cell_starts_again_once_every_member_was_heard_since_it_broke(r
 
 
 def test_a_cell_starts_on_no_node_that_is_only_excused_from_being_silent() -> None:
-    """Its web process is behind: it may be dead all the same."""
+    """Its web process is behind, so it may be dead."""
     excused = member("b", report={"last_seen_at": ago(20), "listener": "w"})
     view = fleet(member("a"), excused, cell("c1", "a", "b", state=CellState.FAILED, state_since=ago(60)))
     listeners = Listeners({"w": ListenerView(None, NOW + timedelta(seconds=5))})
@@ -165,7 +165,7 @@ def test_a_cell_starts_on_no_node_that_is_only_excused_from_being_silent() -> No
 
 
 def test_a_lost_cell_takes_no_spare_while_another_member_is_silent() -> None:
-    """It would be started on that one, too, and fail with it."""
+    """It would start on that member as well, and fail."""
     broken = cell("c1", "a", "b", state=CellState.LOST)
     gone, spare = member("a", state=NodeState.LOST), node("s")
     assert only(fleet(gone, member("b", report={"last_seen_at": ago(61)}), spare, broken), StartCell) == []

@@ -1,11 +1,7 @@
-"""Properties over random fleets: whatever breaks, the same planners bring every wanted cell back, and break no rule.
-
-What users of other systems were hurt by, over all planners of a round: what looks bad for a moment, or from one side
-only, is left alone; what is dead is not kept because another rank still answers.
-
-Rollouts are in `rollout/test_whole_rollouts.py`; the whole list, with its scenarios, in
-`tests/simulator/test_hurt_elsewhere.py`.
-"""
+"""Random fleets: after any failure the planners bring every target cell back without breaking a rule. Failures known
+from other systems: short or one-sided symptoms cause no action, and dead cells are not kept because a rank still
+answers. Rollouts are in `tests/fleet/rollouts/test_whole_rollouts.py`; the list with its scenarios is in
+`tests/simulator/test_hurt_elsewhere.py`."""
 
 from typing import Any
 
@@ -44,7 +40,7 @@ def test_every_wanted_cell_comes_back_after_any_nodes_die(
 
 
 def first_round(view: FleetView) -> tuple[Any, ...]:
-    """What the first planner of a round that decides something decides."""
+    """Decisions of the first planner in a round that has any."""
     return next((decided for planner in PLANNERS if (decided := planner(view, SETTINGS, NOW))), ())
 
 
@@ -95,7 +91,7 @@ def test_a_silent_follower_of_a_leader_that_serves_is_suspect_and_never_lost(sil
 
 @pytest.mark.parametrize("verdict", [ProviderStatus.GONE, ProviderStatus.UNKNOWN])
 def test_a_stale_verdict_does_nothing_to_a_node_that_came_back(verdict: ProviderStatus) -> None:
-    """It was suspect, its provider called it gone; its reports are here again."""
+    """It was suspect and its provider called it gone, but it reports again."""
     back = member("f", state=NodeState.SUSPECT, state_since=ago(20), provider=verdict)
     view = fleet(member("l"), back, cell("c1", "l", "f"))
     (moved,) = first_round(view)

@@ -1,4 +1,4 @@
-"""Passes of the reconciler over real PostgreSQL and a provider that boots nothing."""
+"""Passes of the reconciler on real PostgreSQL with a provider that boots nothing."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +56,7 @@ def spares(count: int) -> None:
 
 
 def agents_obey() -> None:
-    """Every agent reports the engine that it was told to run as ready."""
+    """Every agent reports its ordered engine as ready."""
     for member in CellMember.objects.select_related("cell"):
         report = {"cell": member.cell_id, "generation": member.cell.generation, "state": EngineState.READY.value}
         NodeReport.objects.filter(node=member.node).update(**report)
@@ -139,7 +139,7 @@ def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud, 
     reconcile()
     assert Cell.objects.values_list("state", flat=True).get() == "lost"
     time.now += timedelta(seconds=2)
-    NodeReport.objects.exclude(node="n-1").update(last_seen_at=time.now)  # who stays has been heard since
+    NodeReport.objects.exclude(node="n-1").update(last_seen_at=time.now)  # the other nodes have reported since
     reconcile()
     provision()
     assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-0", "n-2"]
@@ -210,7 +210,7 @@ def test_who_lost_the_lease_in_the_middle_leaves_the_rest_to_the_new_holder(
 
 
 def race(pass_: Callable[[], int], *, passes: int = 4) -> None:
-    """Two threads, each with a connection of its own, begin every pass at the same time."""
+    """Two threads, each with its own connection, begin every pass at the same time."""
     together = Barrier(2, timeout=DEADLINE_S)
 
     def one_of_two() -> None:
@@ -241,7 +241,7 @@ def test_two_reconcilers_do_the_work_of_one() -> None:
 
 @pytest.mark.slow
 def test_without_a_lease_two_reconcilers_still_take_every_decision_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease spares work; what keeps the fleet whole is compare-and-set in the transaction of each step."""
+    """The lease saves work. Consistency comes from compare-and-set in each step's transaction."""
     monkeypatch.setattr(reconciler, "lease_take", lambda **_: 1)
     rows.deployment(cells=6)
     for index in range(6):
@@ -275,7 +275,7 @@ def test_a_fleet_that_comes_back_is_moved_in_as_many_statements_as_one_node(coun
 def test_a_pass_that_has_lasted_long_leaves_the_rest_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[str] = []
     monkeypatch.setattr(wake_ups, "send", woken.append)
-    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 0)
+    monkeypatch.setattr(reconciler, "LOADS_PER_PASS", 0)
     rows.deployment(cells=3)
     spares(6)
     assert reconcile_alone(limit_s=1e-9) == 1, "never none, however slow the host is"
@@ -289,7 +289,7 @@ def test_a_pass_that_has_lasted_long_leaves_the_rest_and_rings(monkeypatch: pyte
 def test_a_pass_that_has_lasted_long_begins_no_further_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rows.deployment(cells=1)
     spares(2)
-    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 0)
+    monkeypatch.setattr(reconciler, "LOADS_PER_PASS", 0)
     assert reconcile_alone(limit_s=1e-9) == 1
     assert set(cells().values()) == {"pending"}, "it was made, and the next pass starts it"
     assert reconcile_alone(limit_s=1e-9) == 1
@@ -301,5 +301,5 @@ def test_a_fleet_that_takes_long_to_look_at_has_as_long_for_what_it_saw(monkeypa
     spares(6)
     seconds = iter(range(10_000))
     monkeypatch.setattr(reconciler, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 1_000)
+    monkeypatch.setattr(reconciler, "LOADS_PER_PASS", 1_000)
     assert reconcile_alone(limit_s=1e-9) == 6

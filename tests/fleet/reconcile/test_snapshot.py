@@ -1,4 +1,4 @@
-"""The fleet as planners take it: whole, and at the same price whatever its size."""
+"""The snapshot is complete, and its number of queries does not depend on its size."""
 
 from datetime import timedelta
 from typing import Any

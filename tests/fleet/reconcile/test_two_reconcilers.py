@@ -1,5 +1,5 @@
-"""The invariants on real PostgreSQL with two reconcilers racing through a rollout under faults: neither overspends the
-ledger, gives a machine to two cells, or condemns more machines than may be replaced at once."""
+"""Two reconcilers race through a rollout with faults on real PostgreSQL. They never overspend the ledger, give a
+machine to two cells, or condemn too many machines at once."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -36,11 +36,11 @@ FOUGHT_OVER = (
     ("ReplaceNode", "1 of 1 replacements of its pool"),
     ("StartCell", "cell sim-70b-"),
 )
-"""What both wanted and only one could have: without these the run would prove nothing."""
+"""Conflicts that must occur, or the run would prove nothing."""
 
 
 def fleet() -> None:
-    """Five cells of two machines each in service, and three spares, in racks of four."""
+    """Five ready cells of two machines each, and three spares, in racks of four."""
     rows.deployment(cells=CELLS)
     rows.version("2", state=VersionState.RELEASED)
     machines = [
@@ -65,7 +65,7 @@ def scale_up(world: World) -> None:
 
 
 def report_faults(world: World, *nodes: str) -> None:
-    """These machines say that their hardware is broken."""
+    """These machines report hardware faults."""
     for node in nodes:
         world.context.note("fault", node, "its accelerator is broken")
         fault_record(
@@ -78,7 +78,7 @@ def report_faults(world: World, *nodes: str) -> None:
 
 
 def two_machines_end(world: World) -> None:
-    """Of two cells, so that both ask for a spare at the same moment."""
+    """Of two cells, so that both request a spare at the same time."""
     ready = (cell for cell in world.store.cells.values() if cell.state is CellState.READY)
     for cell in sorted(ready, key=lambda cell: cell.id)[-2:]:
         world.context.note("fault", cell.members[1].node, "the machine loses power")
@@ -96,7 +96,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, TwoReconcile
 
 
 def run_until_well(world: World) -> list[str]:
-    """What was broken on the way: at every pass, in the database and in the world."""
+    """Invariants broken on the way, checked at every pass in the database and the world."""
     found: list[str] = []
     check = world.reconciler.on_pass
 
