@@ -223,6 +223,8 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(models.Q(('state', 'retired'), _negated=True), models.Q(('address', ''), _negated=True)), fields=('address', 'port_base'), name='node_ports_once')],
+                'indexes': [models.Index(fields=['region', 'state'], name='node_region_state')],
                 'ordering': ['region_id', 'id'],
             },
         ),
@@ -309,6 +311,7 @@ class Migration(migrations.Migration):
                 ('target', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='rollouts', to='fleet.agentrelease')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(models.Value(1), condition=models.Q(('state__in', ['rolling_back', 'running'])), name='agent_rollout_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -400,6 +403,7 @@ class Migration(migrations.Migration):
                 ('model_version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='deployments', to='models_registry.modelversion')),
             ],
             options={
+                'constraints': [models.CheckConstraint(condition=models.Q(('instance_types__0__isnull', False)), name='deployment_instance_types_some'), models.CheckConstraint(condition=models.Q(('priority__isnull', True), ('priority__lte', 9), _connector='OR'), name='deployment_priority_most')],
                 'ordering': ['name'],
             },
         ),
@@ -419,6 +423,7 @@ class Migration(migrations.Migration):
                 ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.deployment')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('plan', 'deployment', 'region'), name='day_plan_place_once')],
                 'ordering': ['deployment_id', 'region_id'],
             },
         ),
@@ -442,6 +447,7 @@ class Migration(migrations.Migration):
                 ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='fleet.instancetype')),
             ],
             options={
+                'indexes': [models.Index(fields=['state'], name='cell_state')],
                 'ordering': ['deployment_id', 'region_id', 'created_at', 'id'],
             },
         ),
@@ -559,6 +565,7 @@ class Migration(migrations.Migration):
                 ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='fleet.instancetype')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('region', 'instance_type'), name='image_move_one_open')],
                 'ordering': ['-asked_at', '-id'],
             },
         ),
@@ -590,6 +597,7 @@ class Migration(migrations.Migration):
                 ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='fleet.instancetype')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('region', 'instance_type', 'position'), name='pool_position_once')],
                 'ordering': ['region_id', 'instance_type_id', 'position'],
             },
         ),
@@ -629,6 +637,7 @@ class Migration(migrations.Migration):
                 ('authority', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='certificates', to='fleet.fleetauthority')),
             ],
             options={
+                'indexes': [models.Index(fields=['kind', 'subject'], name='certificate_owner')],
                 'ordering': ['id'],
             },
         ),
@@ -646,6 +655,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='launch_units', to='fleet.region')),
             ],
             options={
+                'indexes': [models.Index(condition=models.Q(('ended_at', None)), fields=['region'], name='launch_unit_open')],
                 'ordering': ['-created_at', 'id'],
             },
         ),
@@ -669,6 +679,7 @@ class Migration(migrations.Migration):
                 ('unit', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='attempts', to='fleet.launchunit')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('unit', 'number'), name='attempt_number_once'), models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('unit',), name='attempt_one_open')],
                 'ordering': ['unit_id', 'number'],
             },
         ),
@@ -736,6 +747,8 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='machines', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(models.Q(('runs', ''), _negated=True), models.Q(('state', 'gone'), _negated=True)), fields=('runs',), name='machine_runs_once'), models.UniqueConstraint(condition=models.Q(('launched_by', None), _negated=True), fields=('provider', 'provider_id'), name='machine_of_a_cloud_once')],
+                'indexes': [models.Index(fields=['provider', 'region', 'state'], name='machine_pool')],
                 'ordering': ['region_id', 'id'],
             },
         ),
@@ -758,6 +771,8 @@ class Migration(migrations.Migration):
                 ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='notices', to='fleet.machine')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('settled_at', None)), fields=('machine', 'kind'), name='notice_once')],
+                'indexes': [models.Index(condition=models.Q(('settled_at', None)), fields=['machine'], name='notice_open')],
                 'ordering': ['-at', '-id'],
             },
         ),
@@ -850,6 +865,7 @@ class Migration(migrations.Migration):
                 ('node', models.OneToOneField(on_delete=django.db.models.deletion.PROTECT, related_name='member', to='fleet.node')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('cell', 'rank'), name='cell_rank_once')],
                 'ordering': ['cell_id', 'rank'],
             },
         ),
@@ -866,6 +882,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(blank=True, help_text='Empty or left out: over all regions, in addition to the quotas of each.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('team', 'instance_type', 'region'), name='quota_once_per_team_type_region', nulls_distinct=False)],
                 'ordering': ['instance_type_id', 'team', 'name'],
             },
         ),
@@ -933,6 +950,7 @@ class Migration(migrations.Migration):
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='replacements', to='fleet.node')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('closed_at__isnull', True)), fields=('node',), name='replacement_open_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -974,6 +992,8 @@ class Migration(migrations.Migration):
                 ('rollout', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='disruptions', to='fleet.rollout')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('closed_at__isnull', True)), fields=('cell',), name='disruption_open_once')],
+                'indexes': [models.Index(condition=models.Q(('closed_at__isnull', True)), fields=['region'], name='disruption_open')],
                 'ordering': ['-id'],
             },
         ),
@@ -996,6 +1016,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='scaling_decisions', to='fleet.region')),
             ],
             options={
+                'indexes': [models.Index(fields=['deployment', 'region', '-id'], name='scaling_decisions_of_place')],
                 'ordering': ['-id'],
             },
         ),
@@ -1015,6 +1036,7 @@ class Migration(migrations.Migration):
                 ('node', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='signals', to='fleet.node')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True)), fields=('node', 'signature'), name='signal_unsettled_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -1038,24 +1060,10 @@ class Migration(migrations.Migration):
                 ('webhook', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='fleet.webhook')),
             ],
             options={
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('own_url', ''), ('webhook__isnull', False)), models.Q(('webhook', None), models.Q(('own_url', ''), _negated=True)), _connector='OR'), name='delivery_has_one_address')],
+                'indexes': [models.Index(condition=models.Q(('state', 'pending')), fields=['due_at'], name='delivery_due')],
                 'ordering': ['-id'],
             },
-        ),
-        migrations.AddConstraint(
-            model_name='agentrollout',
-            constraint=models.UniqueConstraint(models.Value(1), condition=models.Q(('state__in', ['rolling_back', 'running'])), name='agent_rollout_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='deployment',
-            constraint=models.CheckConstraint(condition=models.Q(('instance_types__0__isnull', False)), name='deployment_instance_types_some'),
-        ),
-        migrations.AddConstraint(
-            model_name='deployment',
-            constraint=models.CheckConstraint(condition=models.Q(('priority__isnull', True), ('priority__lte', 9), _connector='OR'), name='deployment_priority_most'),
-        ),
-        migrations.AddConstraint(
-            model_name='dayplanplace',
-            constraint=models.UniqueConstraint(fields=('plan', 'deployment', 'region'), name='day_plan_place_once'),
         ),
         migrations.AddConstraint(
             model_name='deploymentregion',
@@ -1070,100 +1078,8 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(condition=models.Q(models.Q(('decode', 0), ('prefill', 0)), models.Q(('decode__gt', 0), ('prefill__gt', 0)), _connector='OR'), name='deployment_roles_in_pairs'),
         ),
         migrations.AddConstraint(
-            model_name='imagemove',
-            constraint=models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('region', 'instance_type'), name='image_move_one_open'),
-        ),
-        migrations.AddIndex(
-            model_name='cell',
-            index=models.Index(fields=['state'], name='cell_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='capacitypool',
-            constraint=models.UniqueConstraint(fields=('region', 'instance_type', 'position'), name='pool_position_once'),
-        ),
-        migrations.AddIndex(
-            model_name='issuedcertificate',
-            index=models.Index(fields=['kind', 'subject'], name='certificate_owner'),
-        ),
-        migrations.AddIndex(
-            model_name='launchunit',
-            index=models.Index(condition=models.Q(('ended_at', None)), fields=['region'], name='launch_unit_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='launchattempt',
-            constraint=models.UniqueConstraint(fields=('unit', 'number'), name='attempt_number_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='launchattempt',
-            constraint=models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('unit',), name='attempt_one_open'),
-        ),
-        migrations.AddIndex(
-            model_name='machine',
-            index=models.Index(fields=['provider', 'region', 'state'], name='machine_pool'),
-        ),
-        migrations.AddConstraint(
-            model_name='machine',
-            constraint=models.UniqueConstraint(condition=models.Q(models.Q(('runs', ''), _negated=True), models.Q(('state', 'gone'), _negated=True)), fields=('runs',), name='machine_runs_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='machine',
-            constraint=models.UniqueConstraint(condition=models.Q(('launched_by', None), _negated=True), fields=('provider', 'provider_id'), name='machine_of_a_cloud_once'),
-        ),
-        migrations.AddIndex(
-            model_name='cloudnotice',
-            index=models.Index(condition=models.Q(('settled_at', None)), fields=['machine'], name='notice_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='cloudnotice',
-            constraint=models.UniqueConstraint(condition=models.Q(('settled_at', None)), fields=('machine', 'kind'), name='notice_once'),
-        ),
-        migrations.AddIndex(
-            model_name='node',
-            index=models.Index(fields=['region', 'state'], name='node_region_state'),
-        ),
-        migrations.AddConstraint(
-            model_name='node',
-            constraint=models.UniqueConstraint(condition=models.Q(models.Q(('state', 'retired'), _negated=True), models.Q(('address', ''), _negated=True)), fields=('address', 'port_base'), name='node_ports_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='cellmember',
-            constraint=models.UniqueConstraint(fields=('cell', 'rank'), name='cell_rank_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='quota',
-            constraint=models.UniqueConstraint(fields=('team', 'instance_type', 'region'), name='quota_once_per_team_type_region', nulls_distinct=False),
-        ),
-        migrations.AddConstraint(
-            model_name='replacement',
-            constraint=models.UniqueConstraint(condition=models.Q(('closed_at__isnull', True)), fields=('node',), name='replacement_open_once'),
-        ),
-        migrations.AddConstraint(
             model_name='rollout',
             constraint=models.UniqueConstraint(condition=models.Q(('state__in', ['baking', 'paused', 'rolling_back', 'running'])), fields=('deployment',), name='rollout_active_once'),
-        ),
-        migrations.AddIndex(
-            model_name='disruption',
-            index=models.Index(condition=models.Q(('closed_at__isnull', True)), fields=['region'], name='disruption_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='disruption',
-            constraint=models.UniqueConstraint(condition=models.Q(('closed_at__isnull', True)), fields=('cell',), name='disruption_open_once'),
-        ),
-        migrations.AddIndex(
-            model_name='scalingdecision',
-            index=models.Index(fields=['deployment', 'region', '-id'], name='scaling_decisions_of_place'),
-        ),
-        migrations.AddConstraint(
-            model_name='signal',
-            constraint=models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True)), fields=('node', 'signature'), name='signal_unsettled_once'),
-        ),
-        migrations.AddIndex(
-            model_name='webhookdelivery',
-            index=models.Index(condition=models.Q(('state', 'pending')), fields=['due_at'], name='delivery_due'),
-        ),
-        migrations.AddConstraint(
-            model_name='webhookdelivery',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('own_url', ''), ('webhook__isnull', False)), models.Q(('webhook', None), models.Q(('own_url', ''), _negated=True)), _connector='OR'), name='delivery_has_one_address'),
         ),
         *_BY_HAND,
     ]

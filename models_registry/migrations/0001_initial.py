@@ -106,6 +106,7 @@ class Migration(migrations.Migration):
                 ('model', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='versions', to='models_registry.model')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('model', 'version'), name='version_once_per_model')],
                 'ordering': ['model_id', '-id'],
             },
         ),
@@ -176,6 +177,7 @@ class Migration(migrations.Migration):
                 ('version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='benchmarks', to='models_registry.modelversion')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('state',), name='benchmark_running_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -190,6 +192,7 @@ class Migration(migrations.Migration):
                 ('version', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='models_registry.modelversion')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('search', 'number'), name='search_candidate_once')],
                 'ordering': ['search_id', 'number'],
             },
         ),
@@ -209,6 +212,7 @@ class Migration(migrations.Migration):
                 ('candidate', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='trials', to='models_registry.searchcandidate')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('candidate', 'fidelity'), name='search_trial_once')],
                 'ordering': ['id'],
             },
         ),
@@ -249,6 +253,7 @@ class Migration(migrations.Migration):
                 ('version', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='validations', to='models_registry.modelversion')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('version',), name='validation_running_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -271,28 +276,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.AddConstraint(
-            model_name='modelversion',
-            constraint=models.UniqueConstraint(fields=('model', 'version'), name='version_once_per_model'),
-        ),
-        migrations.AddConstraint(
-            model_name='benchmark',
-            constraint=models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('state',), name='benchmark_running_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='searchcandidate',
-            constraint=models.UniqueConstraint(fields=('search', 'number'), name='search_candidate_once'),
-        ),
-        migrations.AddConstraint(
             model_name='configurationsearch',
             constraint=models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('deployment',), name='search_running_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='searchtrial',
-            constraint=models.UniqueConstraint(fields=('candidate', 'fidelity'), name='search_trial_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='validation',
-            constraint=models.UniqueConstraint(condition=models.Q(('state', 'running')), fields=('version',), name='validation_running_once'),
         ),
         *_BY_HAND,
     ]

@@ -91,6 +91,8 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='batches', to='fleet.region')),
             ],
             options={
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('input_uri', ''), models.Q(('input_file_id', ''), _negated=True)), models.Q(models.Q(('input_uri', ''), _negated=True), ('input_file_id', '')), _connector='OR'), name='batch_has_one_input')],
+                'indexes': [models.Index(fields=['tenant', 'created_at', 'id'], name='batch_of_tenant'), models.Index(condition=models.Q(('state__in', ['cancelling', 'finalizing', 'in_progress', 'validating'])), fields=['expires_at'], name='batch_open')],
                 'ordering': ['-created_at', '-id'],
             },
         ),
@@ -228,6 +230,8 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='async_requests', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(condition=models.Q(('idempotency_key', ''), _negated=True), fields=('tenant', 'idempotency_key'), name='async_once'), models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('state__in', ['queued', 'sending'])), models.Q(models.Q(('state__in', ['queued', 'sending']), _negated=True), ('ended_at__isnull', False)), _connector='OR'), name='async_ends_once'), models.CheckConstraint(condition=models.Q(('answer', None), ('state__in', ['done', 'failed']), _connector='OR'), name='async_answer_of_outcome')],
+                'indexes': [models.Index(condition=models.Q(('ended_at', None)), fields=['due_at'], name='async_due'), models.Index(condition=models.Q(('ended_at', None)), fields=['deadline_at'], name='async_deadline'), models.Index(fields=['tenant', 'created_at'], name='async_of_tenant'), models.Index(fields=['ended_at'], name='async_ended')],
                 'ordering': ['-created_at'],
             },
         ),
@@ -256,6 +260,8 @@ class Migration(migrations.Migration):
                 ('batch', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='ranges', to='traffic.batch')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('batch', 'number'), name='range_once')],
+                'indexes': [models.Index(condition=models.Q(('done', False)), fields=['batch', 'number'], name='range_open')],
                 'ordering': ['batch', 'number'],
             },
         ),
@@ -359,6 +365,7 @@ class Migration(migrations.Migration):
                 ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('deployment', 'origin', 'serving_class', 'day'), name='demand_day_once')],
                 'ordering': ['deployment_id', 'origin_id', 'serving_class', 'day'],
             },
         ),
@@ -380,6 +387,7 @@ class Migration(migrations.Migration):
                 ('origin', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('deployment', 'origin', 'serving_class'), name='forecast_of_series')],
                 'ordering': ['deployment_id', 'origin_id', 'serving_class'],
             },
         ),
@@ -400,6 +408,7 @@ class Migration(migrations.Migration):
                 ('entry', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='revisions', to='traffic.entry')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('entry', 'revision'), name='entry_revision_once')],
                 'ordering': ['-id'],
             },
         ),
@@ -416,6 +425,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('ingress', 'group'), name='entry_target_once')],
                 'ordering': ['region_id', 'ingress', 'group'],
             },
         ),
@@ -429,6 +439,7 @@ class Migration(migrations.Migration):
                 ('series', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='records', to='traffic.demandforecast')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('series', 'made_at'), name='forecast_record_once')],
                 'ordering': ['series_id', 'made_at'],
             },
         ),
@@ -479,6 +490,7 @@ class Migration(migrations.Migration):
                 ('queue', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='refused', to='traffic.requestqueue')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('queue', 'message'), name='refused_message_once')],
                 'ordering': ['-at', '-id'],
             },
         ),
@@ -493,6 +505,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='routing_tables', to='fleet.region')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('region', 'revision'), name='table_revision_once')],
                 'ordering': ['region_id', '-revision'],
             },
         ),
@@ -535,6 +548,8 @@ class Migration(migrations.Migration):
                 ('request', models.OneToOneField(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='stored_response', to='traffic.asyncrequest')),
             ],
             options={
+                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('state__in', ['in_progress', 'queued'])), models.Q(models.Q(('state__in', ['in_progress', 'queued']), _negated=True), ('ended_at__isnull', False)), _connector='OR'), name='response_ends_once'), models.CheckConstraint(condition=models.Q(('is_background', True), models.Q(('state__in', ['in_progress', 'queued']), _negated=True), _connector='OR'), name='response_open_in_background')],
+                'indexes': [models.Index(fields=['tenant', 'created_at'], include=('bytes',), name='response_of_tenant')],
                 'ordering': ['-created_at'],
             },
         ),
@@ -634,6 +649,7 @@ class Migration(migrations.Migration):
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='traffic_overrides', to='fleet.region')),
             ],
             options={
+                'indexes': [models.Index(fields=['ended_at'], name='override_ended')],
                 'ordering': ['-id'],
             },
         ),
@@ -650,6 +666,7 @@ class Migration(migrations.Migration):
                 ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='traffic_shifts', to='fleet.deployment')),
             ],
             options={
+                'constraints': [models.UniqueConstraint(fields=('deployment', 'revision'), name='shift_once_per_revision')],
                 'ordering': ['-id'],
             },
         ),
@@ -665,6 +682,9 @@ class Migration(migrations.Migration):
                 ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='traffic_windows', to='fleet.deployment')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='traffic_windows', to='fleet.region')),
             ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('deployment', 'region'), name='window_once_per_place')],
+            },
         ),
         migrations.CreateModel(
             name='UsageDay',
@@ -766,106 +786,6 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.UniqueConstraint(fields=('tenant', 'month'), name='usage_month_once')],
             },
-        ),
-        migrations.AddIndex(
-            model_name='asyncrequest',
-            index=models.Index(condition=models.Q(('ended_at', None)), fields=['due_at'], name='async_due'),
-        ),
-        migrations.AddIndex(
-            model_name='asyncrequest',
-            index=models.Index(condition=models.Q(('ended_at', None)), fields=['deadline_at'], name='async_deadline'),
-        ),
-        migrations.AddIndex(
-            model_name='asyncrequest',
-            index=models.Index(fields=['tenant', 'created_at'], name='async_of_tenant'),
-        ),
-        migrations.AddIndex(
-            model_name='asyncrequest',
-            index=models.Index(fields=['ended_at'], name='async_ended'),
-        ),
-        migrations.AddConstraint(
-            model_name='asyncrequest',
-            constraint=models.UniqueConstraint(condition=models.Q(('idempotency_key', ''), _negated=True), fields=('tenant', 'idempotency_key'), name='async_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='asyncrequest',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('state__in', ['queued', 'sending'])), models.Q(models.Q(('state__in', ['queued', 'sending']), _negated=True), ('ended_at__isnull', False)), _connector='OR'), name='async_ends_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='asyncrequest',
-            constraint=models.CheckConstraint(condition=models.Q(('answer', None), ('state__in', ['done', 'failed']), _connector='OR'), name='async_answer_of_outcome'),
-        ),
-        migrations.AddIndex(
-            model_name='batch',
-            index=models.Index(fields=['tenant', 'created_at', 'id'], name='batch_of_tenant'),
-        ),
-        migrations.AddIndex(
-            model_name='batch',
-            index=models.Index(condition=models.Q(('state__in', ['cancelling', 'finalizing', 'in_progress', 'validating'])), fields=['expires_at'], name='batch_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='batch',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('input_uri', ''), models.Q(('input_file_id', ''), _negated=True)), models.Q(models.Q(('input_uri', ''), _negated=True), ('input_file_id', '')), _connector='OR'), name='batch_has_one_input'),
-        ),
-        migrations.AddIndex(
-            model_name='batchrange',
-            index=models.Index(condition=models.Q(('done', False)), fields=['batch', 'number'], name='range_open'),
-        ),
-        migrations.AddConstraint(
-            model_name='batchrange',
-            constraint=models.UniqueConstraint(fields=('batch', 'number'), name='range_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='demandday',
-            constraint=models.UniqueConstraint(fields=('deployment', 'origin', 'serving_class', 'day'), name='demand_day_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='demandforecast',
-            constraint=models.UniqueConstraint(fields=('deployment', 'origin', 'serving_class'), name='forecast_of_series'),
-        ),
-        migrations.AddConstraint(
-            model_name='entryrevision',
-            constraint=models.UniqueConstraint(fields=('entry', 'revision'), name='entry_revision_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='entrytarget',
-            constraint=models.UniqueConstraint(fields=('ingress', 'group'), name='entry_target_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='forecastrecord',
-            constraint=models.UniqueConstraint(fields=('series', 'made_at'), name='forecast_record_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='refusedmessage',
-            constraint=models.UniqueConstraint(fields=('queue', 'message'), name='refused_message_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='routingtable',
-            constraint=models.UniqueConstraint(fields=('region', 'revision'), name='table_revision_once'),
-        ),
-        migrations.AddIndex(
-            model_name='storedresponse',
-            index=models.Index(fields=['tenant', 'created_at'], include=('bytes',), name='response_of_tenant'),
-        ),
-        migrations.AddConstraint(
-            model_name='storedresponse',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('ended_at', None), ('state__in', ['in_progress', 'queued'])), models.Q(models.Q(('state__in', ['in_progress', 'queued']), _negated=True), ('ended_at__isnull', False)), _connector='OR'), name='response_ends_once'),
-        ),
-        migrations.AddConstraint(
-            model_name='storedresponse',
-            constraint=models.CheckConstraint(condition=models.Q(('is_background', True), models.Q(('state__in', ['in_progress', 'queued']), _negated=True), _connector='OR'), name='response_open_in_background'),
-        ),
-        migrations.AddIndex(
-            model_name='trafficoverride',
-            index=models.Index(fields=['ended_at'], name='override_ended'),
-        ),
-        migrations.AddConstraint(
-            model_name='trafficshift',
-            constraint=models.UniqueConstraint(fields=('deployment', 'revision'), name='shift_once_per_revision'),
-        ),
-        migrations.AddConstraint(
-            model_name='trafficwindow',
-            constraint=models.UniqueConstraint(fields=('deployment', 'region'), name='window_once_per_place'),
         ),
         *_BY_HAND,
     ]
