@@ -75,7 +75,7 @@ def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now
         entry.shares, entry.revision = planned, entry.revision + 1
         entry.actor, entry.changed_at = actor[:64], now
         entry.save(update_fields=["shares", "revision", "actor", "changed_at"])
-        stated = ", ".join(f"{region} {share:g}" for region, share in sorted(planned.items())) or "all alike"
+        stated = ", ".join(f"{region} {share:g}" for region, share in sorted(planned.items())) or "all equal"
         event_record(
             kind="entry.planned",
             message=f"shares of {entry.name} planned by {actor}: {stated}",

@@ -34,7 +34,7 @@ COUNTS = ["requests_24h", "limited_24h", "errors_24h"]
 
 
 class KeySerializer(serializers.ModelSerializer[ApplicationKey]):
-    deployments = serializers.ListField(child=serializers.CharField(), help_text="Empty: every one.")
+    deployments = serializers.ListField(child=serializers.CharField(), help_text="Empty for all.")
     serving_class = serializers.ChoiceField(
         choices=choices(ServingClass), help_text="The most urgent class; requests for a higher one get this."
     )
@@ -127,7 +127,7 @@ class CreateKeySerializer(ChangeKeySerializer):
     name = serializers.CharField(max_length=96)
     tenant = serializers.RegexField(TENANT, help_text="1 to 64 letters, digits and `._-`; usage is counted by it.")
     deployments = serializers.ListField(
-        child=serializers.CharField(max_length=128), max_length=100, required=False, help_text="Empty: every one."
+        child=serializers.CharField(max_length=128), max_length=100, required=False, help_text="Empty for all."
     )
     serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
 

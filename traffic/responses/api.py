@@ -350,7 +350,7 @@ class CreateResponse:
             async with asyncio.timeout(KEEP_LIMIT_S):
                 await self._in_thread(keeping)
         except (DatabaseError, TimeoutError) as error:
-            log.warning("a response of %s could not be kept: %s", passed.application.tenant or "nobody", error)
+            log.warning("a response of %s could not be kept: %s", passed.application.tenant or "no tenant", error)
             KEPT_RESPONSES.labels("lost").inc()
             return {**shown, "store": False}
         KEPT_RESPONSES.labels("kept").inc()

@@ -129,7 +129,7 @@ class TenantGrantSerializer(serializers.ModelSerializer[TenantGrant]):
     tenant = serializers.CharField(help_text="Empty for requests and batches without a key.")
     use = serializers.ChoiceField(choices=USES, help_text=USE)
     target = serializers.CharField(help_text="A host, with its port unless 443, or an S3 prefix.")
-    region = serializers.CharField(help_text="Of a bucket.")
+    region = serializers.CharField(help_text="Region of a bucket.")
 
     class Meta:
         model = TenantGrant
@@ -210,7 +210,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
 class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
     tenant = serializers.CharField(help_text="Empty for batches without a key.")
     url = serializers.CharField(source="shown_url", help_text="Host only, because the rest may be secret.")
-    events = serializers.ListField(child=serializers.CharField(), help_text="Empty: all.")
+    events = serializers.ListField(child=serializers.CharField(), help_text="Empty for all.")
     former_until = serializers.DateTimeField(
         allow_null=True, help_text="Until then messages are also signed with the former secret."
     )
@@ -237,7 +237,7 @@ class CreateTenantWebhookSerializer(StrictSerializer):
         child=serializers.ChoiceField(choices=choices(BatchEvent)),
         max_length=len(BatchEvent),
         required=False,
-        help_text="Empty: all.",
+        help_text="Empty for all.",
     )
 
     class Meta:

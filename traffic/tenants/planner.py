@@ -75,7 +75,7 @@ def parse_object_uri(text: str, *, is_object: bool = False) -> ObjectUri:
     """
     wanted = "s3://bucket/key" if is_object else "s3://bucket/prefix"
     if not text.startswith(SCHEME):
-        raise BadObjectUri(f"must read {wanted}")
+        raise BadObjectUri(f"must be {wanted}")
     bucket, _, key = text.removeprefix(SCHEME).partition("/")
     if not BUCKET.fullmatch(bucket):
         raise BadObjectUri(

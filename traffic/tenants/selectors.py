@@ -107,7 +107,7 @@ def place_refusal(tenant: str, wanted: ObjectUri, use: GrantUse) -> str:
     """Returns why batches of this tenant may not use an address, or an empty text."""
     if place_grant_for(tenant, wanted, use) is not None:
         return ""
-    whose = f"tenant {tenant}" if tenant else "nobody's key"
+    whose = f"tenant {tenant}" if tenant else "requests without a key"
     return f"batches of {whose} have no grant to {use} {wanted}; an admin can add one"
 
 

@@ -112,7 +112,7 @@ async def test_what_it_sends_counts_in_the_same_tokens_a_minute_as_what_its_appl
         await ingress.route(pool(cell, name="sim-70b", models=("sim-70b",)), keys=keys, keys_required=True)
         await ingress.sees(**{cell.name: "up"})
         answer = await ingress.post(BODY, Authorization=f"Bearer {text}")
-        assert answer.status_code == 200, "more than a minute's tokens, which leaves a debt of minutes"
+        assert answer.status_code == 200, "more than a minute's tokens, so several minutes are used up"
         sender = AsyncSender(AsyncSettings(poll_s=0.05, first_retry_s=0.1))
         assert await sender.step() == 1
         await sender.idle()

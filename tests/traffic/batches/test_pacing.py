@@ -102,7 +102,7 @@ def test_a_step_that_helped_is_the_last_one(settings: Any) -> None:
     assert paced(batch) == (1, False, True)
     batch.ranges.update(completed=600)
     assert paced(batch, LATE + timedelta(hours=1)) == (0, False, True), "600 lines within an hour, and 400 are left"
-    assert paced(batch, LATE + timedelta(hours=9)) == (1, False, True), "no more came since, and time is short"
+    assert paced(batch, LATE + timedelta(hours=9)) == (1, False, True), "no further answers, and time is short"
     assert steps() == [["raise"], ["ask"]]
 
 

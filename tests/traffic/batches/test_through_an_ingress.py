@@ -124,7 +124,7 @@ async def begin(client: openai.AsyncOpenAI, file_id: str, **more: Any) -> Any:
 async def test_a_file_is_kept_listed_read_and_deleted(tmp_path: Path) -> None:
     async with rig(tmp_path) as fleet, fleet.client() as client:
         content = jsonl(*(line(number, "x" * 500) for number in range(2000)))
-        assert len(content) > 1024 * 1024, "longer than any other body that the control plane takes"
+        assert len(content) > 1024 * 1024, "longer than any other body that the control plane accepts"
         made = await upload(client, content, expires_after={"anchor": "created_at", "seconds": 3600})
         assert (made.bytes, made.filename, made.purpose, made.status) == (
             len(content), "in.jsonl", "batch", "processed",

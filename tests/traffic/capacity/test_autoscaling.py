@@ -83,7 +83,7 @@ def test_load_that_three_cells_do_not_carry_gets_more_at_once() -> None:
     fleet.rates = {EAST: 45.0, WEST: 12.0}
     assert fleet.scale(24)
     east, west = fleet.cells()
-    assert east >= 4, "what is above its cap spills until there is room"
+    assert east >= 4, "load above the cap spills until there is room"
     fleet.scale(150)
     assert fleet.cells()[0] == 7, "45 at 70 % of 10"
     decision = ScalingDecision.objects.filter(region=EAST).earliest("id")
@@ -99,7 +99,7 @@ def test_batch_work_in_cells_asks_for_none() -> None:
     fleet = Scaled({EAST: 28.0, WEST: 12.0})
     fleet.classes = {"realtime": 5, "batch": 5}
     fleet.scale(60)
-    assert fleet.cells() == (3, 3), "14 of the 28 would fill any room"
+    assert fleet.cells() == (3, 3), "14 of the 28 are opportunistic"
     fleet.classes = {"realtime": 5}
     fleet.scale(30)
     assert fleet.cells()[0] >= 4
@@ -120,7 +120,7 @@ def test_fewer_come_after_the_agreement_and_not_before() -> None:
     fleet.scale(30)
     fleet.rates = {EAST: 5.0, WEST: 12.0}
     fleet.scale(60)
-    assert fleet.cells()[0] == 3, "the load of before is not a minute over"
+    assert fleet.cells()[0] == 3, "the previous load has not been absent for a minute"
     fleet.scale(90)
     assert fleet.cells() == (1, 2)
     assert "would have been enough for 60 s" in ScalingDecision.objects.filter(region=EAST).latest("id").reason
@@ -161,7 +161,7 @@ def test_a_silent_ingress_holds_what_there_is() -> None:
     assert west == 1
     fleet.silent.clear()
     fleet.scale(30)
-    assert fleet.cells()[0] == 3, "what was not seen counts for no agreement"
+    assert fleet.cells()[0] == 3, "unobserved time does not count as agreement"
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_requests_that_wait_count_as_load() -> None:
     assert took_s == pytest.approx(1.0, abs=0.05)
     assert waiting(fleet, 20.0, per_s=38.0) == (6, "queue")
     assert fleet.state().load["queued"] == 20.0
-    assert fleet.state().load["service_s"] == took_s, "what waits now says nothing of it"
+    assert fleet.state().load["service_s"] == took_s, "waiting requests do not change it"
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ def test_without_a_range_a_pass_asks_next_to_nothing() -> None:
     Steered({EAST: 3, WEST: 3}, {EAST: 5.0, WEST: 5.0})
     with CaptureQueriesContext(connection) as queries:
         assert autoscaling_run(now=rows.NOW) == []
-    assert len(queries) == 1, "not even a lease"
+    assert len(queries) == 1, "no query for a lease"
 
 
 @pytest.mark.slow
@@ -256,5 +256,5 @@ def test_cells_are_there_before_a_load_that_is_forecast() -> None:
 
     fleet.scale(6)
 
-    assert fleet.cells() == (7, 3), "48 at 70 % of 10, where it comes from"
+    assert fleet.cells() == (7, 3), "48 at 70 % of 10, in its origin"
     assert (fleet.state().rule, fleet.state().load["forecast"]) == ("forecast", 48.0)

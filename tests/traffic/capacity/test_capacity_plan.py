@@ -141,7 +141,7 @@ def test_demand_is_shared_among_regions_as_requests_are(ranged: Deployment) -> N
     demands = {place.region: place.demand for place in view.deployments[0].places}
     east = demands[EAST]
     assert east is not None
-    assert east.p50[0] == pytest.approx(90.0), "guests count for nothing"
+    assert east.p50[0] == pytest.approx(90.0), "opportunistic batch work is excluded"
     fixed = view.deployments[0].places[1]
     assert (fixed.region, fixed.least, fixed.most) == ("us-west-2", 1, 1)
     assert fixed.demand is not None
@@ -220,4 +220,4 @@ def test_batches_count_on_what_the_plan_leaves_them(day: DayPlanner, ranged: Dep
     assert batch_budgets(NOW + timedelta(hours=1)).rate(EAST, "sim-70b", until) is None, "too old"
     BatchRange.objects.create(batch=Batch.objects.get(), number=0, start=0, end=1, lines=10)
     ((job, _, _),) = batch_jobs(NOW, {f"{EAST} sim-70b": 99.0})
-    assert job.rate == pytest.approx(free / 10.0, rel=0.2), "not what it gets at this moment"
+    assert job.rate == pytest.approx(free / 10.0, rel=0.2), "not its present rate"

@@ -73,7 +73,7 @@ class Planned:
 def test_long_prompts_have_cells_of_their_own() -> None:
     fleet = Planned()
     fleet.serve(2.6, 3000, 200)
-    assert fleet.look() == [], "the first look has nothing to compare with"
+    assert fleet.look() == [], "the first pass has no previous counters"
     assert fleet.state.rule == "unknown"
     fleet.serve(2.6, 3000, 200)
     assert fleet.look() == ["sim-70b"]
@@ -100,8 +100,8 @@ def test_decode_cells_are_told_from_which_length_a_handover_pays() -> None:
     assert fleet.state.from_tokens == 128
     told = [order["n-0"].assignment.prefill_from_tokens for order in (before, after) if order["n-0"].assignment]
     assert told == [512, 128]
-    assert after["n-0"].version > before["n-0"].version, "its proxy is told so, and runs on"
-    assert after["n-1"].version == before["n-1"].version, "a mixed cell hands nothing over"
+    assert after["n-0"].version > before["n-0"].version, "its proxy gets the new role without a restart"
+    assert after["n-1"].version == before["n-1"].version, "a mixed cell has no handovers"
     deployment_change(name="sim-70b", actor="ada", now=fleet.now, scaling={"roles": "stated"})
     order = desired_for(["n-0"])["n-0"].assignment
     assert order is not None

@@ -95,11 +95,11 @@ def test_near_real_time_requests_ask_for_more_as_their_time_runs_out() -> None:
             digest="0", due_at=fleet.now, deadline_at=fleet.now + timedelta(seconds=60), created_at=fleet.now,
         )  # fmt: skip
     fleet.state().delete()
-    assert fleet.look() == (1, "backlog"), "nobody knows how long one takes"
+    assert fleet.look() == (1, "backlog"), "the service time is unknown"
     state = fleet.state()
     state.load["service_s"] = 30.0
     state.save()
-    assert fleet.look() == (3, "backlog"), "30 requests of half a minute within a minute: 15 at once"
+    assert fleet.look() == (3, "backlog"), "30 requests of half a minute within a minute need a concurrency of 15"
 
 
 def told(region: str = EAST) -> Any:

@@ -35,7 +35,7 @@ def test_a_round_forecasts_every_series() -> None:
     assert (one.made_at, one.slot_s, len(one.p50), len(one.p90), len(one.methods)) == (MADE, 900, SLOTS, SLOTS, SLOTS)
     assert (one.p50[0], one.p50[-1]) == (20.0, 20.0)
     assert one.p90[0] > one.p50[0]
-    assert not one.is_judged, "there are no errors to go by yet"
+    assert not one.is_judged, "there are no past errors yet"
     assert one.ledger_at == BEGINS
     assert DemandForecast.objects.get(serving_class="batch").p50[0] == 5.0
 

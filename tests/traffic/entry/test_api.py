@@ -65,7 +65,7 @@ def test_shares_that_cannot_be_are_refused(entry: Entry, shares: dict[str, float
 
 def test_only_what_was_looked_at_may_be_replaced(entry: Entry) -> None:
     ada = calls(make_user("ada", Role.ADMIN))
-    assert ada.post(f"{PATH}/adopt", {"seen": "5c0c8bd8a1b1f1d2"}, format="json").status_code == 409, "nothing waits"
+    assert ada.post(f"{PATH}/adopt", {"seen": "5c0c8bd8a1b1f1d2"}, format="json").status_code == 409, "nothing to adopt"
     Entry.objects.update(held="somebody wrote there")
     assert ada.post(f"{PATH}/adopt", {"seen": "0" * 16}, format="json").status_code == 409
     assert ada.post(f"{PATH}/adopt", {"seen": "5c0c8bd8a1b1f1d2"}, format="json").status_code == 200

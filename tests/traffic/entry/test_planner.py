@@ -238,12 +238,12 @@ def test_in_every_sequence_who_lives_gets_clients(steps: list[tuple[str, str, fl
         assert sum(decision.weights.values()) == WHOLE
         assert decision.revision == decision.seen + 1 == before.revision + 1
         live = {region.name for region in world.regions.values() if region.alive_since is not None}
-        assert any(decision.weights[each] for each in live), "the last region that lives is never 0"
-        assert plan_entry(replace(world.view, pending_since=None), SETTINGS, world.now) is None, "once is enough"
+        assert any(decision.weights[each] for each in live), "the last living region never gets weight 0"
+        assert plan_entry(replace(world.view, pending_since=None), SETTINGS, world.now) is None, "it is published once"
         pause_s = (world.now - before.changed_at).total_seconds() if before.changed_at else SETTINGS.pause_s
         if pause_s < SETTINGS.pause_s:
             lost = {each for each, weight in before.weights.items() if weight and not decision.weights[each]}
-            assert any(world.regions[each].evacuated or each not in live for each in lost), "only in a hurry"
+            assert any(world.regions[each].evacuated or each not in live for each in lost), "only if urgent"
 
 
 @given(st.lists(changes, max_size=12))

@@ -48,7 +48,7 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     assert kinds()[-1] == "traffic.shift"
     fleet.recover(EAST)
     fleet.run(58)
-    assert TrafficShift.objects.count() == 2, "its minute is not over"
+    assert TrafficShift.objects.count() == 2, "its minute has not passed"
     fleet.run(80)
     assert fleet.row(EAST) == {EAST: 1.0}
     assert set(TrafficShift.objects.filter(revision__gt=2).values_list("kind", flat=True)) == {"step"}
@@ -104,7 +104,7 @@ def test_residency_also_binds_the_stand_by_targets_of_the_tables() -> None:
     assert fleet.row(EAST) == {EAST: 1.0}
     fleet.lose(EAST, 1)
     fleet.run(4)
-    assert fleet.row(EAST) == {}, "nobody may serve it: the ingress says so"
+    assert fleet.row(EAST) == {}, "no region may serve it; the ingress refuses"
     assert "us-east-1" in TrafficMatrix.objects.get().figures["unplaced"]
 
 

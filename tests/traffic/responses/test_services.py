@@ -84,7 +84,7 @@ def test_what_is_passed_on_is_the_keys_and_counted_already() -> None:
     assert passed.headers["X-Switchyard-Counted"] == text
     assert passed.headers.keys() == {"Authorization", "X-Switchyard-Class", "X-Switchyard-Counted"}
     assert [ingress.region for ingress in passed.ingresses] == ["us-east-1"]
-    assert not StoredResponse.objects.exists(), "it is kept when it is whole"
+    assert not StoredResponse.objects.exists(), "it is stored once complete"
 
 
 @pytest.mark.parametrize("proof", [{}, {"x-switchyard-counted": "1"}, {"x-switchyard-counted": "sw_x\xe9"}])
@@ -107,7 +107,7 @@ def test_a_response_is_kept_with_its_input_for_its_tenant() -> None:
         "background": False,
         "previous_response_id": None,
     }
-    assert Event.objects.count() == noted, "what applications do is in no timeline"
+    assert Event.objects.count() == noted, "applications' actions are not in the timeline"
 
 
 def test_a_conversation_goes_on_from_every_turn_of_it() -> None:
@@ -207,7 +207,7 @@ def test_a_response_in_the_background_is_queued_then_made_then_there() -> None:
     assert async_request_end(ended, state=AsyncState.DONE, now=NOW, status=200, answer=WHOLE.body)
     assert shown(response_id)["status"] == "completed"
     assert shown(response_id)["output"] == answer()["output"]
-    assert AsyncRequest.objects.get().answer is None, "it is kept once"
+    assert AsyncRequest.objects.get().answer is None, "it is stored once"
     assert kept_of_tenant("acme")[1] == StoredResponse.objects.get().bytes
 
 

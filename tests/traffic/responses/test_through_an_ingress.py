@@ -313,7 +313,7 @@ async def test_one_request_counts_once_and_holds_one_place(tmp_path: Path) -> No
         assert (await first).status_code == 200
         later = await fleet.post(b'{"model":"sim-70b","input":"x","background":true}')
         assert later.json()["status"] == "queued"
-        assert (await fleet.post(body)).status_code == 200, "what waits was not counted yet"
+        assert (await fleet.post(body)).status_code == 200, "waiting requests are not counted yet"
         assert (await fleet.post(body)).json()["error"]["code"] == "rate_limit_exceeded"
 
 

@@ -56,7 +56,7 @@ def test_cells_by_role_are_waited_for() -> None:
     assert serve(cells=APART) == (ServingState.MOVING, "scaling to 1p+2d; it has 4 mixed")
     assert stated() == (3, 1, 2)
     become(1, 2, 1)
-    assert serve(cells=APART)[0] is ServingState.MOVING, "one of them is too many"
+    assert serve(cells=APART)[0] is ServingState.MOVING, "one mixed cell is too many"
     become(1, 2)
     assert serve(cells=APART) == (ServingState.SERVES, "")
 

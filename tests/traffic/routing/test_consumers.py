@@ -172,8 +172,8 @@ async def test_one_whose_agent_cannot_refuse_plain_http_is_told_nothing_of_it_an
     await sync_to_async(rows.deployment)()
     await publish()
     async with connected(socket, protocol=1) as client:
-        assert isinstance(await client.receive_message(), RoutingTable), "it would pass over anything else"
-        assert says not in caplog.text, "its region serves everybody"
+        assert isinstance(await client.receive_message(), RoutingTable), "an older agent would skip the message"
+        assert says not in caplog.text, "its region serves plain HTTP"
         await sync_to_async(Region.objects.update)(plain_http="refuse")
         for revision in (1, 2):
             await client.send_message(report(revision=revision))
@@ -196,13 +196,13 @@ async def test_a_key_that_cannot_be_opened_is_left_to_the_ingress_and_plain_http
     settings.SECRET_KEY = "another-secret-key-of-fifty-letters-0123456789-abcdef"
     async with connected(socket) as client:
         told = await client.receive_message()
-        assert isinstance(told, ApplicationTls), "before any table: nobody is served yet"
+        assert isinstance(told, ApplicationTls), "TLS settings precede the table"
         assert (told.certificates, told.plain_http) == ((ServerCertificate("api", ""),), "refuse")
         assert isinstance(await client.receive_message(), RoutingTable)
         assert "keeps its copies of api, because the stored keys were encrypted with another" in caplog.text
         await put(server)
         (sealed_anew,) = (await next_of(client, ApplicationTls)).certificates
-        assert sealed_anew.pem.endswith(server.key_pem), "setting the same one again seals its key anew"
+        assert sealed_anew.pem.endswith(server.key_pem), "uploading it again encrypts its key with the new secret"
 
 
 async def test_a_key_that_the_secret_before_sealed_is_opened(socket: AgentSocket, settings: Any) -> None:

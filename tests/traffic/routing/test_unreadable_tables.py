@@ -79,7 +79,9 @@ def test_another_table_takes_its_place_and_other_regions_go_on(how: Callable[[di
 def test_until_then_everybody_who_reads_tables_goes_on() -> None:
     spoil(without_generation)
     Cell.objects.filter(id="c1").update(state=CellState.DRAINING)
-    assert RoutingCache().tables_in_force()["us-east-1"].routed == {"c1"}, "it may route every cell of its region"
+    assert RoutingCache().tables_in_force()["us-east-1"].routed == {"c1"}, (
+        "it counts as routing to every cell of its region"
+    )
     assert drained_cells_mark(now=NOW) == []
     assert deployments_of_model("us-east-1", "sim-70b") is None
     assert deployments_of_model("us-west-2", "sim-70b") is not None
@@ -123,7 +125,7 @@ def test_a_bad_policy_or_bad_shares_cost_their_own_deployment_an_incident(spoil_
     spoil_row("sim-70b")
     Cell.objects.filter(id="c1").update(generation=7)
     assert tables_publish(now=NOW) == ["us-east-1"]
-    assert table_message(latest_tables()["us-west-2"]).pools == before, "shared as before"
+    assert table_message(latest_tables()["us-west-2"]).pools == before, "shares are kept"
     incident = Incident.objects.get(kind=BAD_STEERING)
     assert (incident.deployment, incident.state) == ("sim-70b", "open")
     autopilot_run(now=NOW)

@@ -159,7 +159,7 @@ def assert_conserved() -> None:
         assert min(row.idle_uj, row.idle_carbon_ug, row.measured_uj, row.estimated_uj, row.rated_uj) >= 0
         assert row.measured_uj + row.rated_uj + row.estimated_uj == row.energy_uj
         most_uj = (row.machine_ms + 4 * 20_000) * WATTS * TOLERANCE * 1000
-        assert row.energy_uj <= most_uj, "no more than such machines can draw"
+        assert row.energy_uj <= most_uj, "at most the machines' maximum power"
     answer = cost_answer(UsageQuery(NOW - timedelta(days=2), NOW + timedelta(days=2), by=By.TOTAL), most=10)
     total, spares = answer.totals.sums, answer.spares
     assert spares is not None
@@ -197,7 +197,7 @@ def test_nothing_is_lost_or_invented_whatever_meters_do(seed: int) -> None:
     tokens(NOW, random.Random(seed))
     run(seed)
     assert_conserved()
-    assert CellHour.objects.aggregate(refused=Sum("refused"))["refused"] > 0, "trouble is told"
+    assert CellHour.objects.aggregate(refused=Sum("refused"))["refused"] > 0, "implausible readings are reported"
 
 
 def test_honest_ramps_are_measured_to_the_millionth_of_a_joule() -> None:

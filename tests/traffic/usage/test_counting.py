@@ -218,7 +218,7 @@ def test_old_hours_go_into_their_days_and_old_days_and_marks_are_forgotten() -> 
     )
     UsageHour.objects.create(tenant="rufus", key="", hour=NOW - timedelta(hours=3), charged=Decimal("0.5"), requests=1)
     usage_trim(now=NOW + HOURS_KEPT)
-    assert UsageHour.objects.count() == 3, "the day is not over"
+    assert UsageHour.objects.count() == 3, "the day has not ended"
     for _ in range(2):
         usage_trim(now=NOW + HOURS_KEPT + timedelta(days=1))
     assert not UsageHour.objects.exists()

@@ -99,7 +99,7 @@ def test_what_a_cell_handed_back_counts_once_at_the_ingress_if_nothing_better_ca
     load_sample(now=NOW + STEP)
     assert errors_in_charts(NOW + STEP) == dict.fromkeys(SUBJECTS, 1 + 2)
     point = last_windows(["cell:c1"], NOW + STEP)["cell:c1"]
-    assert round(point.errors_per_s * FINE_S) == 4, "of the cell all that it failed is shown"
+    assert round(point.errors_per_s * FINE_S) == 4, "all failures of the cell are shown"
 
 
 def test_what_failed_before_its_model_was_known_is_the_regions() -> None:

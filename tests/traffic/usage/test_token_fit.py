@@ -45,7 +45,7 @@ def test_a_report_counts_once_and_only_from_the_leader_of_a_cell_that_serves() -
     a_cell()
     says("n-a", WorkTotals(1.0, 10_000, 300, 400, 100, 200))
     says("n-b", WorkTotals(1.0, 10_000, 300, 400, 100, 200))
-    assert token_work_count(now=NOW) == 0, "where it began is not known"
+    assert token_work_count(now=NOW) == 0, "its start is unknown"
     says("n-a", WorkTotals(1.0, 20_000, 600, 800, 200, 400))
     says("n-b", WorkTotals(1.0, 20_000, 600, 800, 200, 400))
     assert [token_work_count(now=NOW + number * LOOK) for number in (1, 2)] == [1, 0]
@@ -54,7 +54,7 @@ def test_a_report_counts_once_and_only_from_the_leader_of_a_cell_that_serves() -
         "sim-70b@1", rows.KIND, "n-a", 1, 300,
     )  # fmt: skip
     says("n-a", WorkTotals(2.0, 500, 9, 9, 0, 9))
-    assert token_work_count(now=NOW + 3 * LOOK) == 0, "the engine began anew"
+    assert token_work_count(now=NOW + 3 * LOOK) == 0, "the engine restarted"
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"busy_ms": "many"}, {"prompt_tokens": 2**63}, {"steps": 1.5}])

@@ -163,7 +163,7 @@ def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: 
             batch = batch_end_early(batch=Batch.objects.get(id=batch_id), now=now)
         except ApplicationRefused as refusal:
             raise Conflict(str(refusal)) from refusal
-        whose = f"batch {batch.id} of {batch.tenant or 'nobody'}"
+        whose = f"batch {batch.id} of {batch.tenant or 'no tenant'}"
         message = f"{whose} was cancelled by {actor}: {why}"
         detail = {"batch": batch.id, "tenant": batch.tenant}
         event_record(kind="batch.cancelled", message=message, tone=Tone.WARN, now=now, actor=actor[:64], detail=detail)
@@ -256,7 +256,7 @@ def _apply_pace(pace: Pace, now: datetime) -> bool:
     batch.save(update_fields=["paced_at", "paced_done", *(STEP_FIELDS[step] for step in steps)])
     event_record(
         kind="batch.deadline_at_risk",
-        message=f"the deadline of batch {batch.id} of {batch.tenant or 'nobody'} is at risk: {pace.reason}; "
+        message=f"the deadline of batch {batch.id} of {batch.tenant or 'no tenant'} is at risk: {pace.reason}; "
         + ", ".join(DONE[step] for step in steps),
         tone=Tone.WARN,
         now=now,

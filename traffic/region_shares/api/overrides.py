@@ -34,14 +34,14 @@ from traffic.region_shares.services.overrides import (
 
 
 class OverrideSerializer(serializers.ModelSerializer[TrafficOverride]):
-    deployment = serializers.CharField(source="deployment_id", allow_null=True, help_text="null: every deployment.")
+    deployment = serializers.CharField(source="deployment_id", allow_null=True, help_text="Null for every deployment.")
     region = serializers.CharField(source="region_id", help_text="The origin of the shares, or the region to empty.")
     shares = serializers.DictField(
         child=serializers.FloatField(), help_text="Serving region -> share; the sum must be 1."
     )
     mode = serializers.CharField(help_text="For an evacuation: `drill` or `real`.")
     why = serializers.CharField(help_text="The operator's reason.")
-    active = serializers.SerializerMethodField(help_text="It holds now.")
+    active = serializers.SerializerMethodField(help_text="Whether it is in force.")
 
     class Meta:
         model = TrafficOverride

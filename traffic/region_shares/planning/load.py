@@ -337,7 +337,7 @@ def _unserved_incident(
 def _first_cell_text(cells: Iterable[CellStanding]) -> str:
     first = next(iter(cells), None)
     if first is None:
-        return "there is none"
+        return "it has no cell"
     views = sorted({view for view in first.views.values() if view != UP})
     seen = f", {' and '.join(views)} at its ingresses" if views else ""
     return f"{first.id} is {first.state}{seen}" + (f" ({first.reason})" if first.reason else "")

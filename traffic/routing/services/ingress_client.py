@@ -417,7 +417,7 @@ def _start_rollout(row: Deployment, request: ServeRequest) -> Serving:
     policy = {**BENCHMARK_ROLLOUT, "max_unavailable": cells}
     try:
         proposal = rollout_propose(deployment=row.name, version=request.version, policy=policy, allow_unreleased=True)
-        rollout = rollout_start(proposal=proposal, actor=request.actor, now=request.now, why="to be measured")
+        rollout = rollout_start(proposal=proposal, actor=request.actor, now=request.now, why="for a benchmark")
     except (InvalidInput, Conflict) as refused:
         return Serving(ServingState.REFUSED, str(refused))
     return Serving(ServingState.MOVING, f"{rollout} to {request.version} begins")

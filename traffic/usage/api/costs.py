@@ -157,7 +157,7 @@ class BatchPriceSerializer(serializers.Serializer[Any]):
     marginal_usd_per_mtoken = serializers.FloatField(allow_null=True, help_text="Null if hours do not determine it.")
     marginal_usd_error = serializers.FloatField(allow_null=True, help_text="Its standard error.")
     marginal_joules_per_mtoken = serializers.FloatField(allow_null=True)
-    hours = serializers.IntegerField(allow_null=True, help_text="That were compared.")
+    hours = serializers.IntegerField(allow_null=True, help_text="Hours that were compared.")
 
 
 @extend_schema_serializer(many=False)

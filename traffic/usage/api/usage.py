@@ -46,7 +46,10 @@ def query_parameter(name: str, what: str, **more: Any) -> OpenApiParameter:
 
 
 MOMENT = "`7d`, `12h`, `2w` ago, a date, or a moment of RFC 3339."
-SPAN = (query_parameter("from", f"Since when: {MOMENT} Seven days."), query_parameter("to", f"Until: {MOMENT} Now."))
+SPAN = (
+    query_parameter("from", f"Start: {MOMENT} Default: seven days ago."),
+    query_parameter("to", f"End: {MOMENT} Default: now."),
+)
 
 
 def table_parameters(dimensions: tuple[str, ...], group: str) -> list[OpenApiParameter]:
@@ -129,7 +132,7 @@ class CountsSerializer(serializers.Serializer[Any]):
     refused = serializers.IntegerField(
         help_text="Answered with 5xx by an ingress because no cell answered; also without a key."
     )
-    requests = serializers.IntegerField(help_text="That cells admitted.")
+    requests = serializers.IntegerField(help_text="Requests that cells admitted.")
     errors = serializers.IntegerField(help_text="Those that failed in the cell.")  # type: ignore[assignment]
     cancelled = serializers.IntegerField(help_text="Those cut short by the client, its deadline or the cell's end.")
     estimated = serializers.IntegerField(help_text="Those without token counts from the engine.")
@@ -232,7 +235,7 @@ class UsageViewSet(TablesViewSet):
         operation_id="usage_responses",
         parameters=[
             query_parameter("tenant", "Only this tenant."),
-            OpenApiParameter("limit", LIMIT_SCHEMA, description="Tenants at most."),
+            OpenApiParameter("limit", LIMIT_SCHEMA, description="Maximum number of tenants."),
         ],
         responses={200: KeptResponsesSerializer},
     )

@@ -34,7 +34,7 @@ GROUPS = (
 SOURCE_TONE = {
     Source.MEASURED: Tone.OK, Source.RATED: Tone.MOVING, Source.ESTIMATED: Tone.WARN, Source.UNKNOWN: Tone.BAD,
 }  # fmt: skip
-NOBODY = {"tenant": "no key", "adapter": "the model itself"}
+NOBODY = {"tenant": "no key", "adapter": "the base model"}
 KWH_UJ = Decimal(3_600_000_000_000)
 
 
@@ -252,7 +252,7 @@ COSTS = Page(
     charts=True,
     fragments=(
         Fragment("costs", "", ("usage",), "traffic/usage/costs.html", _costs),
-        Fragment("weights", "What tokens weigh", ("usage",), "traffic/usage/weights.html", _weights),
+        Fragment("weights", "Token weights", ("usage",), "traffic/usage/weights.html", _weights),
         Fragment("rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", _rates),
     ),
     narrow=_filter,

@@ -116,7 +116,7 @@ def test_every_line_is_sent_and_those_that_share_a_beginning_together(shape: lis
     for letters in (256, 1024):
         beginnings = [lines[place]["body"]["messages"][0]["content"][: letters - 10] for place in order]
         runs = [beginning for beginning, _ in groupby(beginnings)]
-        assert len(runs) == len(set(runs)), "each beginning comes in one piece"
+        assert len(runs) == len(set(runs)), "lines with a common prefix are adjacent"
 
 
 def test_beginnings_with_long_outputs_go_first() -> None:

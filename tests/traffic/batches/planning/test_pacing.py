@@ -74,7 +74,7 @@ def test_a_step_has_its_time_to_help() -> None:
     assert at(12.16, CELLS, "raise", **late) == []
     assert at(12.17, CELLS, "raise", **late) == ["ask"]
     assert at(12.17, CELLS, "raise", rate=2.0, **late) == []
-    assert at(12.17, CELLS, "raise", rate=0.0, **late) == ["ask"], "it did not help at all"
+    assert at(12.17, CELLS, "raise", rate=0.0, **late) == ["ask"], "the step had no effect"
 
 
 def test_once_the_reserve_is_used_up_nothing_has_time_and_all_is_done() -> None:

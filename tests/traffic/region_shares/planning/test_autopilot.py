@@ -91,7 +91,7 @@ def test_nothing_goes_to_a_region_that_has_no_cell_yet() -> None:
     assert decide(view(region("a", 20, 0), region("b", 20, 0, starting=True))) is None
     away = {"a": {"b": 1.0}, "b": {"b": 1.0}}
     home = shifted(view(region("a", 20, 100), region("b", 20, 0, starting=True), in_force=away))
-    assert home.matrix["a"] == {"a": 0.1, "b": 0.9}, "what is there already comes home in steps"
+    assert home.matrix["a"] == {"a": 0.1, "b": 0.9}, "load that is elsewhere returns in steps"
 
 
 @pytest.mark.parametrize("other", [region("a", 0, 0, starting=True), region("a", 20, 100)])
@@ -99,7 +99,7 @@ def test_a_new_origin_that_starts_is_at_home_whatever_the_others_have(other: Reg
     seen = view(other, region("b", 0, 0, starting=True), in_force={"a": {"a": 1.0}})
     assert shifted(seen).matrix == {"a": {"a": 1.0}, "b": {"b": 1.0}}
     shift = shifted(view(region("a", 20, 0), region("b", 20, 50)))
-    assert shift.matrix["a"] == {"b": 1.0}, "one that has waited a whole minute for nothing does not"
+    assert shift.matrix["a"] == {"b": 1.0}, "a region without a cell for a whole minute keeps nothing"
 
 
 def test_less_than_a_point_is_left_where_it_is() -> None:

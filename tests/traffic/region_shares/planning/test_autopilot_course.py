@@ -85,7 +85,7 @@ def test_a_long_outage_ends_the_same_way_and_others_come_to_the_region_in_steps(
     assert home == [400.0]
     loop.run(440.0)
     assert loop.matrix["a"] == {"a": 1.0}
-    assert "a" not in loop.matrix["b"], "nothing of others goes to what has just come back"
+    assert "a" not in loop.matrix["b"], "a region that has just returned gets no requests of others"
 
 
 def test_requests_come_home_though_two_regions_fell_together() -> None:

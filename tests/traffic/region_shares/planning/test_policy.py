@@ -108,7 +108,7 @@ def test_what_is_stated_counts_and_the_rest_is_the_default() -> None:
 def test_a_type_may_have_been_tested_for_another_number() -> None:
     policy = parse_traffic_policy(WHOLE, REGIONS)
     assert (policy.tested_on("trn1.32xlarge"), policy.tested_on("p5.48xlarge")) == (12, 24)
-    assert TrafficPolicy().tested_on("p5.48xlarge") is None, "then its version says"
+    assert TrafficPolicy().tested_on("p5.48xlarge") is None, "the version's value applies"
 
 
 def test_a_policy_survives_being_stored() -> None:

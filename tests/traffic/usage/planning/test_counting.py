@@ -221,7 +221,7 @@ def test_credit_is_what_came_through_and_is_remembered() -> None:
         SourceTotals("ingress:i", "key:aaaa", "1", {"requests": 9, "limited": 4, "errors": 0}),
     ]
     left = credit_of(plan_usage(sent, {}), {})
-    assert left.deployments["sim"]["bytes_in"] == 10 * BYTES_KEPT, "all of it counts in this look"
+    assert left.deployments["sim"]["bytes_in"] == 10 * BYTES_KEPT, "all of it counts in this pass"
     assert left.keys == {"aaaa": 5}
     marks = {mark.place: mark for mark in credit_marks(left, {})}
     kept = credit_of(plan_usage([], {}), marks)
