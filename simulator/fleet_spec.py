@@ -94,7 +94,6 @@ def _region(shape: FleetSpec, name: str) -> RegionView:
 
 
 def _topology(shape: FleetSpec, region: str, number: int) -> tuple[str, ...]:
-    """Returns the network nodes above a region's machine of this number, widest first."""
     zone, rack = divmod(number // shape.per_rack, shape.racks_per_zone)
     return f"{region}-zone-{zone + 1}", region, f"{region}-{zone + 1}-rack-{rack + 1}"
 

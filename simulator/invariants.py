@@ -58,7 +58,6 @@ def forced_by_an_end(world: World, write: Write) -> Iterator[str]:
 
 
 def _ends_in_s(world: World, cell: CellView, now: datetime) -> float:
-    """Returns the seconds until the first machine of a cell ends, as announced."""
     members = {member.node for member in cell.members}
     ends = (notice.ends_at for notice in world.store.notices if notice.node in members)
     return min(((end - now).total_seconds() for end in ends if end is not None), default=math.inf)

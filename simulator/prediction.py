@@ -115,7 +115,8 @@ def predict(
     _begin(world, change)
     is_over = _run(world, change, horizon_s, has_time)
     forecast = _forecast(world, change, before, is_over)
-    return replace(forecast, places=tuple(sorted((*forecast.places, *_others(fleet, world)), key=_by_name)))
+    places = (*forecast.places, *_others(fleet, world))
+    return replace(forecast, places=tuple(sorted(places, key=lambda place: (place.deployment, place.region))))
 
 
 def _nodes_then(part: FleetView, change: Change) -> int:
@@ -139,10 +140,6 @@ def _others(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
             if (name, region) not in world.series:
                 there = ready[name, region]
                 yield PlaceForecast(name, region, wanted, there, there, there)
-
-
-def _by_name(place: PlaceForecast) -> Place:
-    return place.deployment, place.region
 
 
 def _begin(world: World, change: Change) -> None:

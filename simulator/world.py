@@ -94,7 +94,6 @@ class World:
         self._settle(fleet)
 
     def _wire(self) -> None:
-        """Connects the parts that know each other only by callbacks."""
         self.store.provider = self.provider
         self.store.limits = self.reconciler.settings.ledger
         self.store.on_write = self._written

@@ -143,7 +143,6 @@ def _not_served(path: bytes, error: EngineError) -> EngineError | None:
 
 
 def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
-    """Features that need another version of the model, or other options."""
     if "thinking_token_budget" in error.message and "reasoning" in error.message:
         param, message = "thinking", 'This model does not think: leave `thinking` out, or send {"type": "disabled"}'
     elif "--tool-call-parser" in error.message:
@@ -275,7 +274,6 @@ def _sentences(text: str) -> list[str]:
 
 
 def _has_flag(text: str) -> bool:
-    """Whether it names an option of the engine's command line."""
     words = (word.strip("`'\"(),.") for word in text.split())
     return any(word.startswith("--") and len(word) > 4 for word in words)
 

@@ -143,15 +143,12 @@ class Exchange:
             self._cell.batch.join(self)
         self._record.admit()
         if (time_left_s := self._record.metadata.time_left_s) is not None:
-            self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._deadline_passed)
+            late = (refusals.deadline_passed(), RequestOutcome.TOO_LATE)
+            self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._fail, *late)
         if self._head.expects_continue and not self._upload.complete:
             self._client.write(CONTINUE)
 
-    def _deadline_passed(self) -> None:
-        self._fail(refusals.deadline_passed(), RequestOutcome.TOO_LATE)
-
     def _send(self) -> None:
-        """The body is complete: sends it to the engine."""
         prepared = prepare(self._head, self._upload, self._record.metadata, self._cell.settings)
         if isinstance(prepared, Refusal):
             self._fail(prepared, RequestOutcome.REFUSED)

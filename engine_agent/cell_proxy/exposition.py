@@ -51,7 +51,6 @@ def exposition(cell: Cell) -> str:
 
 
 def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:
-    """Handovers of a prefill or decode cell, and why a prompt was not handed over."""
     load = cell.handovers.load(0.0)
     if load is None:
         return

@@ -213,7 +213,7 @@ class Meter:
         for each in (meter, row):
             each.in_flight += 1
         meter.requests_total += 1
-        row.requests += 1
+        row.requests_total += 1
         return row
 
     def refused(self, metadata: RequestMetadata, code: str) -> None:
@@ -248,8 +248,8 @@ class Meter:
         meter.answers[f"{status // 100}xx"] += 1
         meter.errors_total += failed
         meter.handed_back_total += is_handed_back
-        row.errors += failed and not is_handed_back
-        row.cancelled += cancelled
+        row.errors_total += failed and not is_handed_back
+        row.cancelled_total += cancelled
 
     def settled(self, metadata: RequestMetadata, row: UsageCounts, usage: Usage, *, body_bytes: int) -> Usage:
         """The usage of a request that has ended is known. Until then it counts as in flight. `body_bytes`: length of
@@ -260,10 +260,10 @@ class Meter:
         meter.prompt_tokens_total += prompt
         meter.completion_tokens_total += usage.completion
         row.in_flight -= 1
-        row.estimated += usage.estimated
-        row.prompt_tokens += prompt
-        row.cached_tokens += usage.cached
-        row.completion_tokens += usage.completion
+        row.estimated_total += usage.estimated
+        row.prompt_tokens_total += prompt
+        row.cached_tokens_total += usage.cached
+        row.completion_tokens_total += usage.completion
         return Usage(prompt, usage.completion, usage.cached, usage.estimated)
 
     def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:

@@ -18,8 +18,6 @@ _MAX_REASON_CHARS = 200
 
 
 class _Reason(msgspec.Struct):
-    """The body of an unhealthy engine's /health."""
-
     reason: str
 
 
@@ -35,8 +33,6 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The relevant members of an answer of /v1/completions."""
-
     choices: tuple[_Choice, ...]
 
 

@@ -107,7 +107,6 @@ def _of_chat(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_media(messages: Any) -> None:
-    """Refuses media, whose tokens depend on their encoder."""
     for message in messages if isinstance(messages, list) else []:
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else []:

@@ -57,7 +57,7 @@ class ProxyServer:
         asyncio.get_running_loop().set_exception_handler(self.cell.log.crash)
         await self._listen()
         gc.freeze()  # imported objects are never freed, so no collection needs to visit them
-        stop_requested = asyncio.create_task(self._wait_for_stop())
+        stop_requested = asyncio.create_task(self._stop.wait())
         spans = self.cell.spans
         loops = (
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
@@ -84,9 +84,6 @@ class ProxyServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the proxy outlives the terminal that started it
-
-    async def _wait_for_stop(self) -> None:
-        await self._stop.wait()
 
     async def _listen(self) -> None:
         settings = self.settings

@@ -234,8 +234,6 @@ class CallFailed(ConnectionError):
 
 
 class _Collector:
-    """Implements `Receiver`: collects one answer."""
-
     def __init__(self, future: "asyncio.Future[CallResponse]", max_bytes: int) -> None:
         self._future = future
         self._max_bytes = max_bytes

@@ -73,7 +73,6 @@ class JsonMember:
 
     @property
     def _is_here(self) -> bool:
-        """Whether members of this object can be the next of the path."""
         return not self._found and self._depth == self._matched + 1
 
     def _string(self, piece: bytes, at: int) -> int:
@@ -311,7 +310,6 @@ def _first(*counts: Tokens) -> int:
 
 
 def _checked(prompt: int, completion: Tokens, cached: int) -> TokenUsage | None:
-    """None for impossible counts."""
     completion = completion or 0
     if not (0 <= prompt <= MAX_TOKENS and 0 <= completion <= MAX_TOKENS):
         return None

@@ -4,6 +4,8 @@ when another needs its place, and never while it has requests in flight."""
 from dataclasses import dataclass
 from time import time
 
+import msgspec
+
 from engine_agent.protocol.messages import MAX_TENANTS_REPORTED, OTHER_TENANTS, UsageRow
 from engine_agent.protocol.states import ServingClass
 
@@ -22,30 +24,16 @@ class UsageCounts:
     since: float
     used_at: float
     in_flight: int = 0
-    requests: int = 0
-    cancelled: int = 0
-    errors: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    estimated: int = 0
+    requests_total: int = 0
+    cancelled_total: int = 0
+    errors_total: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    estimated_total: int = 0
 
     def row(self) -> UsageRow:
-        return UsageRow(
-            since=round(self.since, 3),
-            tenant=self.tenant,
-            key=self.key,
-            serving_class=self.serving_class.value,
-            adapter=self.adapter,
-            in_flight=self.in_flight,
-            requests_total=self.requests,
-            cancelled_total=self.cancelled,
-            errors_total=self.errors,
-            prompt_tokens_total=self.prompt_tokens,
-            cached_tokens_total=self.cached_tokens,
-            completion_tokens_total=self.completion_tokens,
-            estimated_total=self.estimated,
-        )
+        return msgspec.convert(self, UsageRow, from_attributes=True)
 
 
 class UsageRows:
@@ -64,7 +52,7 @@ class UsageRows:
         counts = self._rows.pop(name, None)
         if counts is None and tenant != OTHER_TENANTS and not self._has_place(at):
             return self.of(OTHER_TENANTS, "", serving_class, at)
-        counts = counts or UsageCounts(*name, since=at, used_at=at)
+        counts = counts or UsageCounts(*name, since=round(at, 3), used_at=at)
         counts.used_at = at
         self._rows[name] = counts
         return counts

@@ -93,6 +93,23 @@ def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ..
     )
 
 
+def model_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
+    """Returns the options of vLLM's launchers: the node's address, the limit for followers, the model and its draft.
+    Raises EngineUnavailable if the plan names no artifact, or one that cannot be fetched."""
+    plan = assignment.plan
+    if plan.artifact is None:
+        raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+    draft = () if plan.draft is None else ("--draft", str(local_folder(plan.draft, context.cache)), plan.draft.digest)
+    return (
+        *("--host", context.host),
+        *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
+        *("--served-model", plan.served_model),
+        *("--model-dir", str(local_folder(plan.artifact, context.cache))),
+        *("--digest", plan.artifact.digest),
+        *draft,
+    )
+
+
 def member_environment(assignment: Assignment, context: EngineContext) -> dict[str, str]:
     """Returns the variables of the plan and of the member; the member's take precedence."""
     return {
@@ -120,11 +137,17 @@ def follower_count(assignment: Assignment) -> int:
 def leader_endpoint(assignment: Assignment, context: EngineContext) -> str:
     """Returns `host:port` where the followers of this generation connect to their leader. Raises EngineUnavailable if
     the assignment names no leader."""
-    if assignment.role is MemberRole.LEADER:
-        return f"{context.host}:{rendezvous_port(context.port_base, assignment.generation)}"
+    host, port_base = leader_place(assignment, context)
+    return f"{host}:{rendezvous_port(port_base, assignment.generation)}"
+
+
+def leader_place(assignment: Assignment, context: EngineContext) -> tuple[str, int]:
+    """Returns address and first port of the leader's node. Raises EngineUnavailable if the assignment names none."""
+    if assignment.rank == 0:
+        return context.host, context.port_base
     for peer in assignment.peers:
         if peer.rank == 0:
-            return f"{peer.address}:{rendezvous_port(peer.port_base, assignment.generation)}"
+            return peer.address, peer.port_base
     raise EngineUnavailable(f"cell {assignment.cell} names no peer of rank 0, so rank {assignment.rank} has no leader")
 
 

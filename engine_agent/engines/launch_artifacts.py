@@ -18,7 +18,6 @@ from pathlib import Path
 from engine_agent.engines.artifacts import (
     LIMIT_VARIABLE,
     CannotFetch,
-    Entry,
     acquire,
     bytes_in,
     entry_of,
@@ -74,8 +73,7 @@ class Progress:
     """Serves the progress on a port; the text changes every few seconds."""
 
     def __init__(self, port: int) -> None:
-        """Raises:
-        OSError: the port cannot be bound."""
+        """Raises OSError if the port cannot be bound."""
         self._words: Callable[[], str] = lambda: "looking for the artifact"
         self._health = MemberHealth(port, self._words())
         self._ended = threading.Event()
@@ -112,13 +110,11 @@ def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress:
 
     def on_wait() -> None:
         say(f"another process on this machine fetches {artifact.uri} or checks its files; waiting for it")
-        progress.show(partial(_waiting_words, entry))
+        progress.show(
+            lambda: f"waiting for another process: {fetching_words(bytes_in(entry.partial), total_of(entry))}"
+        )
 
     return acquire(entry, fill, on_wait)
-
-
-def _waiting_words(entry: Entry) -> str:
-    return f"waiting for another process: {fetching_words(bytes_in(entry.partial), total_of(entry))}"
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -175,7 +175,6 @@ class IngressAgent:
             self._wake.clear()
 
     async def _pass(self, desired: DesiredHaproxy | None) -> None:
-        """Reconciles HAProxy with `desired`, and evaluates its state if it was read."""
         answers = self.serving.readings_total
         is_in_force = await self.serving.reconcile(desired, EMPTY_DESIRED)
         if is_in_force and desired is not None:
@@ -275,7 +274,6 @@ class IngressAgent:
         return current != wanted
 
     def _report(self) -> IngressReport | None:
-        """The next report, if it is due or something has changed."""
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
@@ -325,7 +323,6 @@ def _differ_beyond_keys(before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
 
 
 def _left_out(desired: DesiredHaproxy) -> str:
-    """One sentence with the first few items that were left out."""
     named, more = "; ".join(desired.left_out[:NAMED_MOST]), len(desired.left_out) - NAMED_MOST
     return f"left out: {named}" + (f"; and {more} more" if more > 0 else "") if named else ""
 

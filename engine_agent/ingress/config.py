@@ -147,8 +147,6 @@ def _template() -> jinja2.Template:
 
 
 def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParserTier | None) -> dict[str, Any]:
-    """The values that the template names."""
-
     def max_parsed_body_bytes(tier: BodyParserTier) -> int:
         return min(tier.body_bytes or desired.max_body_bytes, desired.max_body_bytes)
 

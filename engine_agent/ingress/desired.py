@@ -228,7 +228,6 @@ def _features(table: RoutingTable) -> Features:
 
 
 def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
-    """All maps. `backends`: pool -> backend of its cells."""
     of_pools = {model: backends[pool.name] for pool in pools for model in _names(pool)}
     models = of_pools | split_models(table.splits)
     for model in models:

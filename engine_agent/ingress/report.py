@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
+
 from engine_agent.ingress.desired import DesiredHaproxy, region_of
 from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
@@ -117,19 +119,7 @@ def cell_traffic(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dic
     cell_of = {(server.backend, server.name): server.cell for server in desired.servers if server.cell}
     servers = running.servers if running else ()
     return {
-        cell_of[server.backend, server.name]: CellTraffic(
-            in_flight=server.in_flight,
-            queued=server.queued,
-            requests_total=server.requests_total,
-            errors_total=server.errors_total,
-            failures_total=server.failures_total,
-            retries_total=server.retries_total,
-            redispatches_total=server.redispatches_total,
-            connections_total=server.connections_total,
-            bytes_in_total=server.bytes_in_total,
-            bytes_out_total=server.bytes_out_total,
-            reason=server.reason,
-        )
+        cell_of[server.backend, server.name]: msgspec.convert(server, CellTraffic, from_attributes=True)
         for server in servers
         if (server.backend, server.name) in cell_of
     }

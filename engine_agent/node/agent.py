@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import time_ns
 
@@ -157,6 +158,7 @@ class NodeAgent:
             # cell as starting.
             await self._node.poll()
             self._converge()
+            metrics = partial(serve_metrics, self._metrics_port, self._connection.exposition)
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._connect(loops))
                 loops.create_task(self._repeat("converge", self._converge_once))
@@ -170,7 +172,7 @@ class NodeAgent:
                     loops.create_task(self._repeat("efa", self._read_efa_once))
                 loops.create_task(self._repeat("stack", self._read_stack_once))
                 loops.create_task(self._repeat("traces", self._trace.run))
-                loops.create_task(self._repeat("metrics", self._serve_metrics))
+                loops.create_task(self._repeat("metrics", metrics))
                 loops.create_task(self._repeat("energy", self._energy.run_once))
                 if self._cloud is not None:
                     loops.create_task(self._repeat("cloud", self._cloud.run_once))
@@ -197,9 +199,6 @@ class NodeAgent:
                 log.exception("error in the %s loop", name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
-    async def _serve_metrics(self) -> None:
-        await serve_metrics(self._metrics_port, self._connection.exposition)
-
     async def _converge_once(self) -> None:
         until_s = self._converge()
         pause_s = CONVERGE_AT_LEAST_EVERY_S
@@ -212,7 +211,6 @@ class NodeAgent:
             return
 
     def _converge(self) -> float | None:
-        """Runs one pass: plan, apply, and report a changed state. Returns the latest time of the next pass."""
         self._wake.clear()
         self._note_contact()
         until_s = None

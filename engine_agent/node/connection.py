@@ -215,7 +215,6 @@ class AgentConnection:
         self.status = ConnectionStatus(connected=False, reason=reason)
 
     async def _serve_connection(self) -> str:
-        """Connects and serves until the connection ends; returns why it ended."""
         try:
             credential = await self._credential()
             shown, self._certificate_refused = self._shows_certificate, False
@@ -286,7 +285,6 @@ class AgentConnection:
         return self._settings.other_open_timeout_s if is_first_round else self._settings.open_timeout_s
 
     def _tls(self, *, shows_certificate: bool) -> dict[str, Any]:
-        """The expected name of the server, and the context with or without the own certificate."""
         if not self._servers.current.startswith("https://"):
             return {}
         name = control_name(self.identity.fleet()).dns

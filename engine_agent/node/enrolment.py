@@ -369,7 +369,6 @@ class CertificateRenewal:
             self._bundle_changed, self._unsuccessful = True, 0
 
     def _check_clock(self, validity: Validity, now: datetime) -> None:
-        """Checks a new certificate against this host's clock; a mismatch is logged once."""
         if validity.not_before <= now < validity.not_after:
             self._unsuccessful, self._clock_reported = 0, False
         elif not self._clock_reported:
@@ -387,7 +386,6 @@ class CertificateRenewal:
         return (validity.renew_after(self._share) - now).total_seconds()
 
     async def _pause(self, seconds: float) -> None:
-        """Waits this long, or until something was stored."""
         self._stored.clear()
         try:
             async with asyncio.timeout(seconds):

@@ -91,7 +91,6 @@ class _EmptyAnswer(EOFError):
 
 
 async def _read_response(reader: asyncio.StreamReader) -> tuple[HttpResponse, bool]:
-    """The response, and whether its connection can carry another request."""
     head = (await _read_head(reader)).decode("latin-1").split("\r\n")
     version, _, rest = head[0].partition(" ")
     if not version.startswith("HTTP/1."):

@@ -58,10 +58,6 @@ class Validity:
         return self.not_before + (self.not_after - self.not_before) * (0.5 + 0.1 * draw)
 
 
-def key_make() -> ec.EllipticCurvePrivateKey:
-    return ec.generate_private_key(ec.SECP256R1())
-
-
 def key_read(pem: bytes) -> ec.EllipticCurvePrivateKey | None:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
@@ -176,7 +172,7 @@ class Identity(IdentityFiles):
     def _key(self) -> ec.EllipticCurvePrivateKey:
         key = key_read(self.key_file.read_bytes()) if self.key_file.exists() else None
         if key is None:
-            key = key_make()
+            key = ec.generate_private_key(ec.SECP256R1())
             write_durably(self.key_file, key_pem(key), mode=0o600)
         return key
 

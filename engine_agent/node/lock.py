@@ -120,7 +120,6 @@ def _stop_recorded(started: ProcessRecord | None, grace_s: float) -> None:
 
 
 def _stop_process(pid: int, grace_s: float, *, is_group: bool) -> None:
-    """Sends SIGTERM, and SIGKILL after `grace_s`; returns when the process has exited."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

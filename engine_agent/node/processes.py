@@ -190,7 +190,6 @@ class Processes:
             os.close(slot.pidfd)
 
     def _ended(self, kind: ProcessKind, slot: _Supervised) -> None:
-        """The pidfd became readable: the process has exited."""
         self._unwatch(slot)
         slot.ended.set()
         code = slot.child.wait() if slot.child is not None else None
@@ -240,7 +239,6 @@ def child_environment(
 
 
 async def _gone(processes: list[procfs.ProcessStat]) -> None:
-    """Returns when all have ended, or after `KILL_AGAIN_AFTER_S`."""
     deadline_s = asyncio.get_running_loop().time() + KILL_AGAIN_AFTER_S
     while any(procfs.stat(process.pid) == process for process in processes):
         if asyncio.get_running_loop().time() >= deadline_s:

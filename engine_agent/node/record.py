@@ -112,7 +112,6 @@ def _order_of(pid: int) -> Desired | None:
 
 
 def _proxy_of(running: Iterable[procfs.ProcessStat], member: Membership, boot: str) -> ProcessRecord | None:
-    """The engine's proxy, identified by its command line."""
     wanted = ("--cell", member.cell, "--generation", str(member.generation))
     for process in _leaders(running):
         is_proxy = procfs.environment(process.pid).get(procfs.PROCESS_KIND_VARIABLE) == ProcessKind.PROXY

@@ -184,7 +184,6 @@ def refused_in_plan(
 
 
 def _wrong_part(option: str, value: object) -> str:
-    """Returns what is wrong in a JSON option, or an empty text."""
     try:
         stated = strict_loads(str(value))
     except ValueError:

@@ -23,7 +23,6 @@ _FLEET = r"f-[0-9a-f]{8}"
 _ID = r"[a-z0-9](?:[a-z0-9_-]{0,43}[a-z0-9_])?"
 _KIND = r"node|ingress|machine|control"
 _URI = re.compile(rf"spiffe://({_FLEET})/({_KIND})/({_ID})")
-_DNS = re.compile(rf"({_ID})\.({_KIND})\.({_FLEET})")
 
 
 class IdentityKind(StrEnum):
@@ -85,19 +84,10 @@ def control_name(fleet: str) -> IdentityName:
 
 def name_of_uri(uri: str) -> IdentityName:
     """Parses a SPIFFE id. Raises BadName if it is not a name of a fleet."""
-    return _name(_URI.fullmatch(uri), 1, uri, "spiffe://FLEET/KIND/ID")
-
-
-def name_of_dns(name: str) -> IdentityName:
-    """Parses a DNS name. Raises BadName if it is not a name of a fleet."""
-    return _name(_DNS.fullmatch(name), 3, name, "ID.KIND.FLEET")
-
-
-def _name(found: "re.Match[str] | None", fleet_group: int, text: str, form: str) -> IdentityName:
+    found = _URI.fullmatch(uri)
     if found is None:
-        raise BadName(f"{text[:120]!r} is not a name in a fleet's certificates; the form is {form}")
-    id_group = 4 - fleet_group
-    return IdentityName(found[fleet_group], IdentityKind(found[2]), found[id_group])
+        raise BadName(f"{uri[:120]!r} is not a name in a fleet's certificates; the form is spiffe://FLEET/KIND/ID")
+    return IdentityName(found[1], IdentityKind(found[2]), found[3])
 
 
 def name_of_peer(certificate: dict[str, Any] | None) -> IdentityName:

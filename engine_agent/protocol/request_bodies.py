@@ -45,17 +45,26 @@ class BadRequest(ValueError):
         self.code = code
 
 
-class SamplingMembers(Struct):
-    """Members with the same meaning on every path. An engine may fail at values outside these ranges."""
+class SharedMembers(Struct, kw_only=True):
+    """Members with the same type and meaning on every path. An engine may fail at values outside these ranges."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     min_p: MinP | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     seed: Seed | None = None
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    user: str | None = None
+
+
+class SamplingMembers(SharedMembers, kw_only=True):
+    """What `check_sampling_members` checks."""
+
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     n: Seed | None = None
     max_tokens: Seed | None = None
     max_completion_tokens: Seed | None = None
@@ -65,13 +74,21 @@ class SamplingMembers(Struct):
     top_logprobs: Seed | None = None
     truncate_prompt_tokens: Seed | None = None
     thinking_token_budget: Seed | None = None
-    stop: str | list[str] | None = None
     stop_token_ids: list[Seed] | None = None
     allowed_token_ids: list[Seed] | None = None
     bad_words: list[str] | None = None
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
-    user: str | None = None
+
+
+class EngineMembers(SharedMembers, kw_only=True):
+    """Members that chats, completions and responses share."""
+
+    model: str
+    stream: bool | None = None
+    top_k: TopK | None = None
+    priority: Seed | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: Salt | None = None
 
 
 class StreamOptions(Struct):
@@ -103,35 +120,17 @@ class StructuredOutputs(Struct):
     structural_tag: Any = None
 
 
-class SamplingBody(Struct, kw_only=True):
+class SamplingBody(EngineMembers, kw_only=True):
     """Members that chats and completions share."""
 
-    model: str
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     min_tokens: NotNegative | None = None
     n: Answers | None = None
-    seed: Seed | None = None
-    priority: Seed | None = None
-    ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    logit_bias: dict[str, float] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    user: str | None = None
-    cache_salt: Salt | None = None
     kv_transfer_params: dict[str, Any] | None = None
 
 

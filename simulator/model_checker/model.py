@@ -139,7 +139,6 @@ class Model:
                 return
 
     def _planned(self, state: State, now: datetime) -> Iterator[tuple[Decision, ...]]:
-        """Yields the decisions of each planner that decides anything, in order."""
         progress = _progress(state.rollout)
         known = self._plans.setdefault((state.cells, state.reports, progress, state.deployed, now), [])
         view: FleetView | None = None

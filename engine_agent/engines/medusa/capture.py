@@ -91,7 +91,6 @@ def answer_all(model: Any, tokenizer: Any, prompts: Sequence[Prompt], most_token
 
 
 def _steps(model: Any, ids: Any, mask: Any, most: int) -> Iterator[tuple[Any, Any]]:
-    """Yields the last hidden states and the tokens chosen by the LM head, step by step."""
     decoder, cache = model.get_decoder(), None
     places = (mask.cumsum(-1) - 1).clamp(min=0)
     for _ in range(most):

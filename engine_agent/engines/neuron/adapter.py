@@ -14,15 +14,16 @@ from engine_agent.engines.base import (
     after_fetching,
     follower_count,
     json_option,
-    local_folder,
+    leader_place,
     member_args,
     member_environment,
     member_health_url,
+    model_args,
     read_in_place,
     with_json_option,
     with_local_draft,
 )
-from engine_agent.protocol.messages import Assignment, EnginePlan
+from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import COLLECTIVES_MASTER, ROOT_COMMUNICATOR
 
 ENVIRONMENT = "engines/neuron"
@@ -42,32 +43,20 @@ class NeuronAdapter:
                 f"Neuron's vLLM is not installed on this node; create a virtual environment, or a link to one, at "
                 f"{ENVIRONMENT} in the cache"
             )
-        plan = assignment.plan
-        if plan.artifact is None:
-            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
         argv = (
             *(str(python), "-m", "engine_agent.engines.neuron.serve"),
             *member_args(assignment, context),
-            *("--host", context.host),
-            *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
-            *("--served-model", plan.served_model),
-            *("--model-dir", str(local_folder(plan.artifact, context.cache))),
-            *("--digest", plan.artifact.digest),
-            *_draft_args(plan, context.cache),
+            *model_args(assignment, context),
             "--",
             *rank_args(assignment, context.cache),
         )
         env = {**rank_environment(assignment, context), **member_environment(assignment, context)}
         writes = (context.home / NEURON_FOLDER,)
-        launch = Launch(argv=argv, env=env, reads=read_in_place(plan), writes=writes)
+        launch = Launch(argv=argv, env=env, reads=read_in_place(assignment.plan), writes=writes)
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         return member_health_url(assignment, context)
-
-
-def _draft_args(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
-    return () if plan.draft is None else ("--draft", str(local_folder(plan.draft, cache)), plan.draft.digest)
 
 
 def installed_python(cache: Path) -> Path | None:
@@ -136,7 +125,7 @@ def rank_environment(assignment: Assignment, context: EngineContext) -> dict[str
 
 def _several_nodes(assignment: Assignment, context: EngineContext, part: NodePart) -> dict[str, str]:
     """As in examples/neuron/multi_node of https://github.com/aws-neuron/upstreaming-to-vllm (tag 2.24.0)."""
-    host, port_base = _leader(assignment, context)
+    host, port_base = leader_place(assignment, context)
     return {
         "FI_PROVIDER": "efa",
         "FI_EFA_USE_DEVICE_RDMA": "1",
@@ -149,15 +138,6 @@ def _several_nodes(assignment: Assignment, context: EngineContext, part: NodePar
         "NEURON_RANK_ID": str(assignment.rank),
         "NEURON_LOCAL_TP": str(part.ranks),
     }
-
-
-def _leader(assignment: Assignment, context: EngineContext) -> tuple[str, int]:
-    if assignment.rank == 0:
-        return context.host, context.port_base
-    for peer in assignment.peers:
-        if peer.rank == 0:
-            return peer.address, peer.port_base
-    raise EngineUnavailable(f"cell {assignment.cell} names no peer of rank 0, so rank {assignment.rank} has no leader")
 
 
 def _compile_key(assignment: Assignment, args: Sequence[str]) -> str:

@@ -313,7 +313,6 @@ class BatchingModel:
             self._cache_changes.append(CacheChange(tuple(blocks), running.sequence.id, parent))
 
     def _keep_full_blocks(self, running: _Running) -> None:
-        """Makes the blocks that were computed now available to other sequences."""
         if self.parameters.prefix_block_tokens:
             full = running.computed // self.parameters.prefix_block_tokens
             self._hold(running, running.sequence.blocks[len(running.held) : full])
@@ -340,7 +339,6 @@ class BatchingModel:
         return chunk
 
     def _batch_rests(self, prefilled: Iterable[str]) -> bool:
-        """Whether an urgent prompt is among those that this step reads."""
         is_on = self.parameters.batch_prompt_tokens > 0
         return is_on and any(not is_batch(self._running[name].sequence.priority) for name in prefilled)
 

@@ -225,7 +225,6 @@ class LeaderLink:
             self._watcher.follower_lost(f"{follower} {reason}")
 
     async def _listen_to(self, follower: _Follower, reader: asyncio.StreamReader) -> str:
-        """Reads frames until the follower is gone, and returns how it left."""
         while True:
             try:
                 frame = await read_living(reader)

@@ -14,12 +14,13 @@ from engine_agent.engines.base import (
     member_environment,
     member_health_port,
     member_health_url,
+    model_args,
     read_in_place,
     with_local_draft,
 )
 from engine_agent.engines.vllm import kv_transfer
 from engine_agent.engines.vllm.steps import FOLLOWER_STEPS_PATH, STEPS_PATH
-from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
+from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole
 
@@ -36,19 +37,11 @@ class VllmAdapter:
             raise EngineUnavailable(
                 "vLLM is not installed on this node; run python -m engine_agent.engines.vllm.environment install"
             )
-        artifact = assignment.plan.artifact
-        if artifact is None:
-            raise EngineUnavailable(f"the plan of {assignment.plan.served_model} names no artifact to load")
         hands_over = assignment.cell_role is not CellRole.MIXED
         argv = (
             *(str(python), "-m", "engine_agent.engines.vllm.serve"),
             *member_args(assignment, context),
-            *("--host", context.host),
-            *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
-            *("--served-model", assignment.plan.served_model),
-            *("--model-dir", str(local_folder(artifact, context.cache))),
-            *("--digest", artifact.digest),
-            *_draft(assignment.plan.draft, context.cache),
+            *model_args(assignment, context),
             *_adapters(assignment.plan, context.cache),
             *(("--kv-port", str(context.port_base + KV_TRANSFER)) if hands_over else ()),
             "--",
@@ -69,15 +62,9 @@ class VllmAdapter:
 
 
 def _adapters(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
-    """Raises:
-    EngineUnavailable: an adapter has no weights, or they cannot be fetched."""
     words: list[str] = []
     for adapter in plan.adapters:
         if adapter.artifact is None:
             raise EngineUnavailable(f"the plan's adapter {adapter.name} names no artifact to load")
         words += ["--adapter", adapter.name, str(local_folder(adapter.artifact, cache)), adapter.artifact.digest]
     return tuple(words)
-
-
-def _draft(draft: Artifact | None, cache: Path) -> tuple[str, ...]:
-    return () if draft is None else ("--draft", str(local_folder(draft, cache)), draft.digest)

@@ -98,8 +98,7 @@ class KvEventDecoder:
         self.block_tokens = 0
 
     def decode(self, payload: bytes) -> tuple[BlockEvent, ...]:
-        """Raises:
-        msgspec.DecodeError: it is not a batch of this vLLM."""
+        """Raises msgspec.DecodeError if it is not a batch of this vLLM."""
         events = (event for raw in self._batches.decode(payload).events for event in self._translate(raw))
         return tuple(events)
 

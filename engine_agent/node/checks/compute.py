@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from engine_agent.node.checks.result import Result, timed
+from engine_agent.node.checks.result import Result, printed, timed
 
 SIDE = 512
 GPU_SIDE = 4096
@@ -150,12 +150,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine_agent.node.checks.compute", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate time of each check")
     options = parser.parse_args(argv)
-    failed = False
-    for result in checks(options.seconds):
-        sys.stdout.write(result.as_line() + "\n")
-        sys.stdout.flush()
-        failed |= result.ok is False
-    return int(failed)
+    return printed(checks(options.seconds))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 
 from engine_agent.node.checks.links import LinkPlan, check_links, plan_from
-from engine_agent.node.checks.result import Result, result_from, timed
+from engine_agent.node.checks.result import Result, printed, result_from, timed
 
 MIB = 1024 * 1024
 BLOCK_BYTES = 8 * MIB
@@ -218,13 +218,8 @@ def main(argv: list[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     os.nice(NICE)
-    failed = False
     plan = DeepPlan(options.state, tuple(options.python), options.seconds, links=links, computes=not options.light)
-    for result in run_deep(plan):
-        sys.stdout.write(result.as_line() + "\n")
-        sys.stdout.flush()
-        failed |= result.ok is False
-    return int(failed)
+    return printed(run_deep(plan))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,6 @@ def _connect(plan: LinkPlan, member: LinkMember, deadline_s: float) -> socket.so
 
 
 def _proved(plan: LinkPlan, link: socket.socket, rank: int, deadline_s: float) -> socket.socket:
-    """Sends rank and proof, and verifies the proof of the other side."""
     link.settimeout(_left(deadline_s))
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(NONCE_BYTES)

@@ -118,7 +118,6 @@ def _limit(path: Path) -> int | None:
 
 
 def _cpu_quota(path: Path) -> float | None:
-    """CPUs that this process may use; None: unlimited."""
     quota, _, period = _text(path).partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 

@@ -1,7 +1,8 @@
 """Results of deep checks. Only the standard library, because some checks run in an engine's own Python."""
 
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 
@@ -49,3 +50,13 @@ def timed(check: str, make: Callable[[], Result]) -> Result:
     except (OSError, MemoryError, RuntimeError, ValueError, ImportError) as error:
         result = Result(check, None, f"it could not run: {type(error).__name__}: {error}")
     return Result(check, result.ok, result.found, result.wanted, monotonic() - began_s, result.numbers)
+
+
+def printed(results: Iterable[Result]) -> int:
+    """Prints each result as soon as it is known; returns the exit status, 1 if a check failed."""
+    failed = False
+    for result in results:
+        sys.stdout.write(result.as_line() + "\n")
+        sys.stdout.flush()
+        failed |= result.ok is False
+    return int(failed)

@@ -253,7 +253,6 @@ class MachineAgent:
         log.info("started %s %s", run.kind, run.id)
 
     async def _enrol(self, run: RunAgent) -> None:
-        """Gets the agent's credential with this machine's credential and certificate."""
         folder = self._tenant.folder(run.id)
         own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
         if own.stored_credential() is None:

@@ -267,7 +267,6 @@ def _await_order(paths: HostPaths) -> None:
 
 @contextlib.contextmanager
 def _answering(address: str, port: int, nonce: str) -> Iterator[None]:
-    """Sends the nonce to every connection, while the block runs."""
     with socket.create_server((address, port), family=_family(address)) as server:
         server.settimeout(ACCEPT_LIMIT_S)
         threading.Thread(target=_answer, args=(server, nonce), daemon=True).start()

@@ -252,7 +252,6 @@ def _download(
 
 
 def _received(answer: HTTPResponse, order: ReleaseOrder, to: Path, until_s: float, cancelled: threading.Event) -> str:
-    """Returns the SHA-256 of the complete file."""
     digest, left, stated = hashlib.sha256(), order.size_bytes, answer.length
     if stated is not None and stated > left:
         raise _too_long(order)

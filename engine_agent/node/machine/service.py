@@ -91,10 +91,6 @@ class ServiceError(Exception):
     pass
 
 
-def has_systemd() -> bool:
-    return Path("/run/systemd/system").is_dir()
-
-
 def start(paths: HostPaths) -> str:
     """Starts the agent, now and at each boot. Returns a message for the owner, or "". Raises ServiceError if systemd or
     the shell failed. Raises OSError if a file cannot be written."""
@@ -103,7 +99,7 @@ def start(paths: HostPaths) -> str:
         private.touch(mode=0o600)
         private.chmod(0o600)
     write_start(paths)
-    if has_systemd() and os.geteuid() == 0 and paths.code == ROOT_CODE:
+    if Path("/run/systemd/system").is_dir() and os.geteuid() == 0 and paths.code == ROOT_CODE:
         UNIT_FILE.write_text(_UNIT.format(**fields), encoding="utf-8")
         _command("systemctl", "daemon-reload")
         _command("systemctl", "enable", "--now", UNIT)

@@ -222,7 +222,8 @@ def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: Conver
     if failure is not None:
         return EngineState.FAILED, failure.reason
     if desired.phase is Phase.DRAIN:
-        return _draining(node)
+        is_idle = node.engine is None
+        return (EngineState.IDLE, "nothing runs here to drain") if is_idle else (EngineState.DRAINING, "")
     if node.engine is None:
         return EngineState.STARTING, "the engine is about to start"
     if desired.role is MemberRole.LEADER:
@@ -230,10 +231,6 @@ def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: Conver
         if trouble is not None:
             return trouble
     return _by_health(node.health)
-
-
-def _draining(node: NodeSnapshot) -> StateAndReason:
-    return (EngineState.DRAINING, "") if node.engine is not None else (EngineState.IDLE, "nothing runs here to drain")
 
 
 def _proxy_trouble(

@@ -172,7 +172,6 @@ def _executions(groups: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _errors(report: dict[str, Any], groups: Sequence[dict[str, Any]], system: dict[str, Any]) -> tuple[str, ...]:
-    """The tool's own read errors."""
     rows = [_object(row) for row in _list(report.get("neuron_runtime_data"))]
     parts = [*rows, _object(report.get("neuron_hardware_info"))]
     parts += [_object(part) for group in (*groups, system) for part in group.values()]

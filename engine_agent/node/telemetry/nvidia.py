@@ -61,11 +61,12 @@ class Nvml:
         self._call("nvmlInit")
         self.device_count: int = self._call("nvmlDeviceGetCount")
         self._events = self._call("nvmlEventSetCreate")
-        self._has_events = False
+        self.has_events = False
+        """Whether any device reports events; otherwise `next_xid` returns immediately."""
         for index in range(self.device_count):
             handle = self._call_or_none("nvmlDeviceGetHandleByIndex", index)
             if handle is not None and self._answers("nvmlDeviceRegisterEvents", handle):
-                self._has_events = True
+                self.has_events = True
 
     def close(self) -> None:
         self._call_or_none("nvmlEventSetFree", self._events)
@@ -104,7 +105,7 @@ class Nvml:
     def next_xid(self, within_ms: int) -> Xid | None:
         """The next error event, or None if there is none in that time. Raises NvmlFailed if waiting for events
         failed."""
-        if not self._has_events:
+        if not self.has_events:
             return None
         try:
             event = self._call("nvmlEventSetWait_v2", self._events, within_ms)
@@ -115,11 +116,6 @@ class Nvml:
         if event.eventType != _XID_CRITICAL_ERROR:
             return None
         return Xid(code=int(event.eventData), device=self._call_or_none("nvmlDeviceGetIndex", event.device))
-
-    @property
-    def has_events(self) -> bool:
-        """Whether any device reports events; otherwise `next_xid` returns immediately."""
-        return self._has_events
 
     def _errors(self, handle: Any) -> dict[str, int]:
         counters: dict[str, int | None] = {

@@ -169,7 +169,7 @@ REALTIME = ServingClass.REALTIME
 
 def use_of(rows: UsageRows, tenant: str, now: float, key: str = "", of: ServingClass = REALTIME) -> UsageCounts:
     counts = rows.of(tenant, key, of, now)
-    counts.requests += 1
+    counts.requests_total += 1
     return counts
 
 
@@ -195,9 +195,9 @@ def test_a_tenant_keeps_its_row() -> None:
 
 def test_keys_and_classes_of_a_tenant_have_rows_of_their_own_that_add_up() -> None:
     rows = UsageRows()
-    use_of(rows, "acme", 30.0, "0a").cached_tokens = 5
+    use_of(rows, "acme", 30.0, "0a").cached_tokens_total = 5
     use_of(rows, "acme", 20.0, "0b")
-    use_of(rows, "acme", 10.0, "0b", ServingClass.BATCH).cached_tokens = 2
+    use_of(rows, "acme", 10.0, "0b", ServingClass.BATCH).cached_tokens_total = 2
     assert [(row.key, row.serving_class) for row in rows.rows()] == [
         ("0a", "realtime"),
         ("0b", "realtime"),

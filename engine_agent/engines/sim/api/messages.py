@@ -286,7 +286,6 @@ def _usage_body(usage: Usage) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> Any:
-    """Returns arguments as an object; empty if the limit truncated them."""
     try:
         return msgspec.json.decode(arguments)
     except msgspec.DecodeError:

@@ -16,14 +16,7 @@ from engine_agent.engines.sim.planning.generation_request import GenerationReque
 from engine_agent.protocol.request_bodies import (
     BadRequest,
     ContentPart,
-    MinP,
-    Penalty,
-    Repetition,
-    Salt,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
+    EngineMembers,
     check_bias,
     check_limit,
     check_logprobs,
@@ -81,13 +74,11 @@ Included = Literal[
 ]
 
 
-class ResponsesBody(Struct, kw_only=True):
+class ResponsesBody(EngineMembers, kw_only=True):
     """The body of a request. Sampling parameters are checked and have no effect."""
 
-    model: str
     input: str | list[InputItem]
     instructions: str | None = None
-    stream: bool | None = None
     max_output_tokens: int | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
@@ -97,29 +88,13 @@ class ResponsesBody(Struct, kw_only=True):
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     reasoning: ReasoningField | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
-    logit_bias: dict[str, float] | None = None
-    cache_salt: Salt | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None
-    priority: Seed | None = None
-    seed: Seed | None = None
-    ignore_eos: bool | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
 
 
 @dataclass(frozen=True)
