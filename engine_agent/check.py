@@ -1,7 +1,5 @@
-"""`python -m engine_agent check --code DIR`: whether this release works on this host, before the switch to it.
-
-It imports every agent and reads the journals of running ones. It changes nothing.
-"""
+"""`python -m engine_agent check --code DIR`: whether this release works on this host, before the switch to it. It
+imports every agent and reads the journals of running ones. It changes nothing."""
 
 import argparse
 import importlib

@@ -1,7 +1,5 @@
-"""The control plane's end of the agents' connections: stores their reports and sends them their desired state.
-
-While it is down no report arrives, and the rows do not change.
-"""
+"""The control plane's end of the agents' connections: stores their reports and sends them their desired state. While it
+is down no report arrives, and the rows do not change."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

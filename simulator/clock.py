@@ -1,7 +1,5 @@
-"""Virtual time: events in order of time, simultaneous events in the order in which they were scheduled.
-
-It never reads a real clock, so a run is the same on every machine.
-"""
+"""Virtual time: events in order of time, simultaneous events in the order in which they were scheduled. It never reads
+a real clock, so a run is the same on every machine."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
-"""Simulated engines: they load, connect to the other ranks of their cell and generation, serve, and fail together.
-
-An engine knows its version's behaviour and the faults of its machine, but no planners or agents.
-"""
+"""Simulated engines: they load, connect to the other ranks of their cell and generation, serve, and fail together. An
+engine knows its version's behaviour and the faults of its machine, but no planners or agents."""
 
 from collections import defaultdict
 from collections.abc import Callable

@@ -1,5 +1,4 @@
-"""What decisions about faults change in the simulated rows, as the services of `fleet/faults` do in the real
-ones."""
+"""What decisions about faults change in the simulated rows, as the services of `fleet/faults` do in the real ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace

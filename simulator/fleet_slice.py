@@ -1,8 +1,6 @@
-"""The part of a fleet that a what-if simulates; the rest is healthy, would not change, and would only cost time.
-
-A part is left out only if no planner would act on it and it takes nothing from the change in question. Its contribution
-to the budgets of region and fleet is kept.
-"""
+"""The part of a fleet that a what-if simulates; the rest is healthy, would not change, and would only cost time. A part
+is left out only if no planner would act on it and it takes nothing from the change in question. Its contribution to the
+budgets of region and fleet is kept."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -1,9 +1,6 @@
 """The invariants of the fleet (docs/architecture.md) as functions over a simulated world, and what scenarios expect at
-the end of a run.
-
-`on_write` checks one transaction, `on_world` everything between two passes. They count for themselves and use no
-planner, so that a mistake there cannot hide here. Each yields one sentence per violation.
-"""
+the end of a run. `on_write` checks one transaction, `on_world` everything between two passes. They count for themselves
+and use no planner, so that a mistake there cannot hide here. Each yields one sentence per violation."""
 
 import math
 from collections import Counter

@@ -1,9 +1,7 @@
-"""A load for a deployment of a simulated fleet, how its cells serve it, and a scaler that follows it.
-
-The load is a fluid: requests arrive at a rate, each takes some time, and those without a free place wait or are
-refused. That is coarse, but sufficient for the number of cells. Cells come and go as the live planners decide: machines
-boot, engines load, drains wait for the budget.
-"""
+"""A load for a deployment of a simulated fleet, how its cells serve it, and a scaler that follows it. The load is a
+fluid: requests arrive at a rate, each takes some time, and those without a free place wait or are refused. That is
+coarse, but sufficient for the number of cells. Cells come and go as the live planners decide: machines boot, engines
+load, drains wait for the budget."""
 
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
-"""A simulated machine with its agent: the live agent's planners decide, this module carries out their steps.
-
-Journal and engine outlive the agent; nothing outlives the machine.
-"""
+"""A simulated machine with its agent: the live agent's planners decide, this module carries out their steps. Journal
+and engine outlive the agent; nothing outlives the machine."""
 
 from dataclasses import dataclass, replace
 

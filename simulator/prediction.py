@@ -1,8 +1,6 @@
-"""What-if: what the fleet would do after a change, simulated on virtual time.
-
-Typical durations and no faults: it shows what the planners would decide, not what may fail meanwhile. Parts that are at
-rest and not involved are left out. Nothing is changed.
-"""
+"""What-if: what the fleet would do after a change, simulated on virtual time. Typical durations and no faults: it shows
+what the planners would decide, not what may fail meanwhile. Parts that are at rest and not involved are left out.
+Nothing is changed."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
-"""The reconciler on virtual time: the live planners, in the live order, over the reference store.
-
-Its process can be killed before any write, and can stall between planning and writing while another one works.
-"""
+"""The reconciler on virtual time: the live planners, in the live order, over the reference store. Its process can be
+killed before any write, and can stall between planning and writing while another one works."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
-"""Routing on virtual time: tables, the ingresses that follow them, and which draining cells get no new requests.
-
-The decision which cells are unrouted is the live one; a table is only the set of cells to send to.
-"""
+"""Routing on virtual time: tables, the ingresses that follow them, and which draining cells get no new requests. The
+decision which cells are unrouted is the live one; a table is only the set of cells to send to."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

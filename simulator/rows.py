@@ -1,8 +1,6 @@
 """The simulated tables: what is loaded for a pass, what agents and ingresses change, and how a transaction is
-committed. `simulator.store` applies decisions to them.
-
-`on_write` is called after each transaction, `before_write` before it; the latter may raise to kill the writing process.
-"""
+committed. `simulator.store` applies decisions to them. `on_write` is called after each transaction, `before_write`
+before it; the latter may raise to kill the writing process."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """PostgreSQL and the services over it, in memory: rows as planners see them, and every decision as one compare-and-set.
-
-The services are compared with this reference. It decides nothing, and applies nothing that is stale.
-"""
+The services are compared with this reference. It decides nothing, and applies nothing that is stale."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,9 +1,7 @@
-"""Rewrites answers of engines where they differ from the API of the path. Pure.
-
-Removes the usage event from a stream whose client did not request usage. Gives errors inside a stream the format of the
-path. Ends a stream of Responses with `response.incomplete` or `response.failed` if the response did, and gives messages
-an id that starts with `msg_`. Complete events pass immediately, and unchanged if nothing is wrong.
-"""
+"""Rewrites answers of engines where they differ from the API of the path. Pure. Removes the usage event from a stream
+whose client did not request usage. Gives errors inside a stream the format of the path. Ends a stream of Responses with
+`response.incomplete` or `response.failed` if the response did, and gives messages an id that starts with `msg_`.
+Complete events pass immediately, and unchanged if nothing is wrong."""
 
 import re
 from typing import Any, ClassVar, Final, Protocol

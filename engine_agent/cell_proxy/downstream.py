@@ -1,9 +1,7 @@
 """One HTTP/1.1 connection of a client: passes its requests one by one to a responder, and enforces time limits and
-back-pressure in both directions. A responder writes the answer; this module knows no engines.
-
-An exception in a request becomes its answer (`contained`). It never reaches the event loop, which would close the
-connection without a byte, nor another request, nor the loops of the proxy.
-"""
+back-pressure in both directions. A responder writes the answer; this module knows no engines. An exception in a request
+becomes its answer (`contained`). It never reaches the event loop, which would close the connection without a byte, nor
+another request, nor the loops of the proxy."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator

@@ -1,9 +1,7 @@
 """Error answers of engines, of any server, in the terms of the client's API: a sentence, a code and the wrong member.
-The status stays, unless it blames the wrong side. Pure.
-
-Sources: vLLM 0.32 (`vllm/entrypoints/serve/exception_handling/`), whose codes are numbers and whose validation errors
-are Python's; FastAPI (`{"detail": …}`); llama.cpp's server; text-generation-inference.
-"""
+The status stays, unless it blames the wrong side. Pure. Sources: vLLM 0.32
+(`vllm/entrypoints/serve/exception_handling/`), whose codes are numbers and whose validation errors are Python's;
+FastAPI (`{"detail": …}`); llama.cpp's server; text-generation-inference."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,10 +1,7 @@
 """Evaluates the engine's health from probes and from tokens of requests. Tokens are evidence for an engine, and no
 request is evidence against it. Pure: every method takes `now` (seconds of any monotonic clock). It decides when a probe
-is due; `probes` runs it.
-
-Healthy means alive (the engine's /health answers) and proven: its golden prompts were answered as its version must,
-once, and a real token was generated since the last hard failure.
-"""
+is due; `probes` runs it. Healthy means alive (the engine's /health answers) and proven: its golden prompts were
+answered as its version must, once, and a real token was generated since the last hard failure."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,5 @@
 """Measures one cell by class and tenant: requests, errors, tokens, time to first token, time between tokens. Of probes
-it knows only their tokens.
-"""
+it knows only their tokens."""
 
 import math
 from collections import Counter, deque

@@ -1,9 +1,6 @@
 """Refuses prompts that are longer than the engine accepts, where such a prompt would kill it: Neuron's engines are
-compiled for a maximum prompt that can be shorter than the context.
-
-The engine counts the tokens, on a path that it has for that, on loopback. Prompts that cannot be counted are refused,
-never estimated.
-"""
+compiled for a maximum prompt that can be shorter than the context. The engine counts the tokens, on a path that it has
+for that, on loopback. Prompts that cannot be counted are refused, never estimated."""
 
 from collections.abc import Iterator
 from http import HTTPStatus

@@ -1,10 +1,7 @@
-"""Rewrites request bodies on their way to the engine. Pure.
-
-Adds members to the JSON object of a request: the priority of its class, the request for a usage count, and the engine's
-name of the model. They come last, where they override the same names. A body that an engine could read differently from
-the ingress or this proxy is refused (`request_of`). Bodies are sent as a whole, because an unread one could mean
-anything (`Upload`).
-"""
+"""Rewrites request bodies on their way to the engine. Pure. Adds members to the JSON object of a request: the priority
+of its class, the request for a usage count, and the engine's name of the model. They come last, where they override the
+same names. A body that an engine could read differently from the ingress or this proxy is refused (`request_of`).
+Bodies are sent as a whole, because an unread one could mean anything (`Upload`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

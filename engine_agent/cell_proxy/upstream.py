@@ -1,7 +1,6 @@
 """Connections to the engine, kept alive and reused, with one request at a time each; and `call`, one request of the
 proxy itself with limits on time and length. Carries bytes and reports what happened. It never repeats a client's
-request and never evaluates the engine.
-"""
+request and never evaluates the engine."""
 
 import asyncio
 from collections import deque

@@ -1,8 +1,6 @@
 """The interface of an engine for the agent: a command line, its environment, and a health URL; and where artifacts of a
-plan are on a node.
-
-Adapters compute these from an assignment as pure functions: they touch no process, file or socket.
-"""
+plan are on a node. Adapters compute these from an assignment as pure functions: they touch no process, file or
+socket."""
 
 import json
 import sys

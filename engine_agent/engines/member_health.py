@@ -1,9 +1,6 @@
 """The health of a member without an API, over HTTP on loopback: of a follower always, of a leader while its weights
-arrive.
-
-`GET /health` answers 200 while it is part of a serving cell, else 503 with the reason. A long poll waits until the
-state changes. Members can add pages (`page`).
-"""
+arrive. `GET /health` answers 200 while it is part of a serving cell, else 503 with the reason. A long poll waits until
+the state changes. Members can add pages (`page`)."""
 
 import json
 from collections.abc import Callable

@@ -1,9 +1,7 @@
-"""Downloads an artifact from S3 into an entry of the cache, completely or not at all.
-
-The prefix holds `manifest.json` and the files that it lists. They are collected next to the final folder, which appears
-by one rename at the end, so an existing folder is complete. An interrupted download resumes where it stopped, if the
-object is unchanged (`If-Match`). No file is kept whose digest is wrong.
-"""
+"""Downloads an artifact from S3 into an entry of the cache, completely or not at all. The prefix holds `manifest.json`
+and the files that it lists. They are collected next to the final folder, which appears by one rename at the end, so an
+existing folder is complete. An interrupted download resumes where it stopped, if the object is unchanged (`If-Match`).
+No file is kept whose digest is wrong."""
 
 import errno
 import hashlib

@@ -1,8 +1,6 @@
 """Installs engine environments with uv: its command lines, its errors in one sentence, and pip's configuration as uv's.
-
 uv ignores pip's configuration, but machines behind a mirror or with a folder of wheels have configured pip. Imports
-only the standard library, because it runs before requirements are installed (`controlplane/bootstrap.py`).
-"""
+only the standard library, because it runs before requirements are installed (`controlplane/bootstrap.py`)."""
 
 import argparse
 import ast

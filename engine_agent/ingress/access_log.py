@@ -1,8 +1,6 @@
-"""Copies the access log from HAProxy into rotated files, and counts requests that failed without a cell.
-
-HAProxy writes into a named pipe and never waits: lines that do not fit are lost, and it counts them. HAProxy keeps the
-pipe open, so a new agent finds the lines that were written without one.
-"""
+"""Copies the access log from HAProxy into rotated files, and counts requests that failed without a cell. HAProxy writes
+into a named pipe and never waits: lines that do not fit are lost, and it counts them. HAProxy keeps the pipe open, so a
+new agent finds the lines that were written without one."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,6 @@
-"""One ingress: receives routing tables, keeps its HAProxies in the state of the newest valid one, and reports.
-
-A table is checked, then journalled, then put into force. A refused one changes nothing. Losing the control plane, this
-agent or one HAProxy stops nothing else.
-"""
+"""One ingress: receives routing tables, keeps its HAProxies in the state of the newest valid one, and reports. A table
+is checked, then journalled, then put into force. A refused one changes nothing. Losing the control plane, this agent or
+one HAProxy stops nothing else."""
 
 import asyncio
 import contextlib

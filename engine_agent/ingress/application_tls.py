@@ -1,8 +1,6 @@
-"""How applications reach an ingress: the control plane's last statement, checked, journalled, then in force.
-
-A statement that cannot be carried out changes nothing. The last valid one survives a restart and the loss of the
-control plane.
-"""
+"""How applications reach an ingress: the control plane's last statement, checked, journalled, then in force. A
+statement that cannot be carried out changes nothing. The last valid one survives a restart and the loss of the control
+plane."""
 
 import asyncio
 import logging

@@ -1,9 +1,7 @@
 """Copies the lists of cached prefixes from cell proxies to HAProxy: long-polls each cell for changes, and sends them to
-`cache_index.lua` over a socket of the ingress.
-
-A cell that does not answer, or has no index, has no list: its requests go by sticky cells. It delays no request, picks
-no cell, and keeps hashes only. Memory is bounded by the maximum list of a cell and the maximum lag of a reader.
-"""
+`cache_index.lua` over a socket of the ingress. A cell that does not answer, or has no index, has no list: its requests
+go by sticky cells. It delays no request, picks no cell, and keeps hashes only. Memory is bounded by the maximum list of
+a cell and the maximum lag of a reader."""
 
 import asyncio
 import contextlib

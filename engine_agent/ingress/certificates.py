@@ -1,8 +1,6 @@
-"""Gives a running HAProxy new certificates, without a reload where they fit into a command.
-
-Links to other hosts of the fleet (cells, other regions' ingresses) use mutual TLS: chain, revocation list and name of
-the other end are checked. Applications get server certificates that the control plane states.
-"""
+"""Gives a running HAProxy new certificates, without a reload where they fit into a command. Links to other hosts of the
+fleet (cells, other regions' ingresses) use mutual TLS: chain, revocation list and name of the other end are checked.
+Applications get server certificates that the control plane states."""
 
 import math
 from collections.abc import Mapping

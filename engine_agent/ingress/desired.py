@@ -1,8 +1,6 @@
-"""The desired state of a HAProxy: a routing table as backends, servers and maps. Pure.
-
-An impossible table is refused with the reason (I12: fractions sum to 1); the agent then keeps the last valid one. A
-cell, or another region's ingress, with an impossible address is only left out, with its reason.
-"""
+"""The desired state of a HAProxy: a routing table as backends, servers and maps. Pure. An impossible table is refused
+with the reason (I12: fractions sum to 1); the agent then keeps the last valid one. A cell, or another region's ingress,
+with an impossible address is only left out, with its reason."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable

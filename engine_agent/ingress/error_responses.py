@@ -1,9 +1,7 @@
-"""Error responses of the ingress itself, in OpenAI's form or, on Anthropic's paths, in Anthropic's.
-
-`haproxy.cfg.j2` decides when each is given. Every body contains both forms, as expressions of two variables that are
-set at the entrance. HAProxy takes a body between single quotes, so no text may contain one. `%[…]` is an expression of
-HAProxy, and a lone `%` is an error.
-"""
+"""Error responses of the ingress itself, in OpenAI's form or, on Anthropic's paths, in Anthropic's. `haproxy.cfg.j2`
+decides when each is given. Every body contains both forms, as expressions of two variables that are set at the
+entrance. HAProxy takes a body between single quotes, so no text may contain one. `%[…]` is an expression of HAProxy,
+and a lone `%` is an error."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,7 @@
 """A HAProxy process of an ingress: checked, started, adopted, reloaded and stopped. It runs in its own session and
-outlives the agent.
-
-It only signals the HAProxy of its state directory, and serves a port only if no other process does: HAProxy shares its
-port (SO_REUSEPORT), so two fleets with the same port would each get half of the other's requests, without an error.
-"""
+outlives the agent. It only signals the HAProxy of its state directory, and serves a port only if no other process does:
+HAProxy shares its port (SO_REUSEPORT), so two fleets with the same port would each get half of the other's requests,
+without an error."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,5 @@
-"""The application keys of a routing table as one HAProxy map. Pure.
-
-Keys are looked up by SHA-256, so the map does not reveal them. All key data is in one map, because a map changes in one
-instant.
-"""
+"""The application keys of a routing table as one HAProxy map. Pure. Keys are looked up by SHA-256, so the map does not
+reveal them. All key data is in one map, because a map changes in one instant."""
 
 import hashlib
 import re

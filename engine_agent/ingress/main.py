@@ -1,7 +1,5 @@
-"""`python -m engine_agent ingress …`: parses the command line and runs one ingress agent until SIGTERM or SIGINT.
-
-These signals stop HAProxy as well, after a moment for its streams. A killed agent leaves it serving.
-"""
+"""`python -m engine_agent ingress …`: parses the command line and runs one ingress agent until SIGTERM or SIGINT. These
+signals stop HAProxy as well, after a moment for its streams. A killed agent leaves it serving."""
 
 import argparse
 import asyncio

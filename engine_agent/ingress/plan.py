@@ -1,10 +1,7 @@
-"""The steps from the running to the desired state, each with its reason. Pure.
-
-Servers and maps change in place, through the runtime API. Only another structure (more or fewer pools, another limit,
-another version of the agent) or a server at another address needs a reload. A server that is no longer wanted is
-drained first, and removed after its last request; before a reload as well, because the old worker continues with its
-queue.
-"""
+"""The steps from the running to the desired state, each with its reason. Pure. Servers and maps change in place,
+through the runtime API. Only another structure (more or fewer pools, another limit, another version of the agent) or a
+server at another address needs a reload. A server that is no longer wanted is drained first, and removed after its last
+request; before a reload as well, because the old worker continues with its queue."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

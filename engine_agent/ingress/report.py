@@ -1,8 +1,6 @@
 """The report of an ingress to the control plane: views and counters of cells, pools and application keys. Pure.
-
 Thousands of keys do not fit one report, so reports take turns. All counts are totals, so a late or repeated report
-changes nothing.
-"""
+changes nothing."""
 
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
-"""Maps of HAProxy that a routing table fills: they change without a reload. Pure.
-
-Each function returns the entries of one map and raises BadTable for a value that no ingress can carry out.
-"""
+"""Maps of HAProxy that a routing table fills: they change without a reload. Pure. Each function returns the entries of
+one map and raises BadTable for a value that no ingress can carry out."""
 
 import base64
 import json

@@ -1,8 +1,6 @@
-"""Keeps one HAProxy running and in its desired state, one pass at a time. `plan` decides the changes.
-
-Every pass compares the running with the desired state, so failures are retried. A failure only interrupts its pass, and
-its reason is reported.
-"""
+"""Keeps one HAProxy running and in its desired state, one pass at a time. `plan` decides the changes. Every pass
+compares the running with the desired state, so failures are retried. A failure only interrupts its pass, and its reason
+is reported."""
 
 import asyncio
 import logging

@@ -1,9 +1,7 @@
 """The node agent: loops around one node that converge (plan and apply steps), watch (poll the processes) and report
-(every two seconds). Planners decide, and an error in a pass does not end a loop.
-
-The node's processes survive the agent; the next agent adopts them. The cause of an order (the id of a request) is
-logged, and recorded as a span if tracing is on.
-"""
+(every two seconds). Planners decide, and an error in a pass does not end a loop. The node's processes survive the
+agent; the next agent adopts them. The cause of an order (the id of a request) is logged, and recorded as a span if
+tracing is on."""
 
 import asyncio
 import logging

@@ -1,8 +1,6 @@
-"""The agent's connection to the control plane: enrol, connect, send hello and reports, receive, reconnect.
-
-Node, machine and ingress agents share it. Only the newest report waits to be sent, and every new connection starts with
-it. It passes on orders without reading them, and never raises because the control plane is unreachable.
-"""
+"""The agent's connection to the control plane: enrol, connect, send hello and reports, receive, reconnect. Node,
+machine and ingress agents share it. Only the newest report waits to be sent, and every new connection starts with it.
+It passes on orders without reading them, and never raises because the control plane is unreachable."""
 
 import asyncio
 import logging

@@ -1,9 +1,6 @@
 """How an agent gets and keeps its identity: the addresses of the control plane, the credential that a join token is
-exchanged for, and the certificate, which is renewed over the agent's connection.
-
-The credential is readable by its owner only and never logged. Nothing here ends a connection or retries an enrolment;
-`connection` does.
-"""
+exchanged for, and the certificate, which is renewed over the agent's connection. The credential is readable by its
+owner only and never logged. Nothing here ends a connection or retries an enrolment; `connection` does."""
 
 import asyncio
 import json

@@ -1,9 +1,7 @@
-"""The key, certificate and authorities of an agent's home, in its folder `tls`: created, checked and stored here.
-
-The key is created here and never leaves the home. Renewals store certificates here, and TLS contexts notice. An
-engine's leader also gets a throwaway certificate for the channel of its cell at every start, and a cell proxy a copy of
-its node's identity.
-"""
+"""The key, certificate and authorities of an agent's home, in its folder `tls`: created, checked and stored here. The
+key is created here and never leaves the home. Renewals store certificates here, and TLS contexts notice. An engine's
+leader also gets a throwaway certificate for the channel of its cell at every start, and a cell proxy a copy of its
+node's identity."""
 
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """Reads notices of a cloud from the metadata of an EC2 machine, only by IMDSv2: spot interruption, rebalance
-recommendation, scheduled maintenance. This works even while the control plane's calls to the cloud fail.
-
-Usually there is no notice. Errors are logged once and retried, and the notices are then reported as unknown.
-"""
+recommendation, scheduled maintenance. This works even while the control plane's calls to the cloud fail. Usually there
+is no notice. Errors are logged once and retried, and the notices are then reported as unknown."""
 
 import asyncio
 import logging

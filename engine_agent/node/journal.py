@@ -1,7 +1,5 @@
-"""The last order of an agent, on disk, so that it works without the control plane.
-
-Writes are atomic and durable. A damaged file is set aside for an operator and never deleted.
-"""
+"""The last order of an agent, on disk, so that it works without the control plane. Writes are atomic and durable. A
+damaged file is set aside for an operator and never deleted."""
 
 import os
 from datetime import UTC, datetime

@@ -1,9 +1,7 @@
 """One agent per folder: the lock that its agent holds, and `python -m engine_agent stop-node --home DIR`, which stops
-that agent and then everything that it started. In this order nothing is restarted.
-
-The kernel releases the lock when its holder exits. The journal stays: a later agent of the folder reports that its
-engine has ended, and the control plane decides.
-"""
+that agent and then everything that it started. In this order nothing is restarted. The kernel releases the lock when
+its holder exits. The journal stays: a later agent of the folder reports that its engine has ended, and the control
+plane decides."""
 
 import argparse
 import fcntl

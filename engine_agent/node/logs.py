@@ -1,10 +1,7 @@
 """Log files of a node's processes: kept short, quoted in reports, and sent to an operator who reads them, without
-secrets.
-
-The processes append to their logs, so truncating a log loses no later line. The last lines are state: they are sent
-again from time to time while a request for them is in force. Redaction recognizes formats, not meanings: a secret in
-another format passes, so secrets do not belong in logs.
-"""
+secrets. The processes append to their logs, so truncating a log loses no later line. The last lines are state: they are
+sent again from time to time while a request for them is in force. Redaction recognizes formats, not meanings: a secret
+in another format passes, so secrets do not belong in logs."""
 
 import contextlib
 import os

@@ -1,9 +1,7 @@
-"""Runs a node's deep checks: once per request of its order, and before it joins on a machine with accelerators.
-
-The checks run in a child at low priority with a time limit; its failure does not affect the agent. Results are reported
+"""Runs a node's deep checks: once per request of its order, and before it joins on a machine with accelerators. The
+checks run in a child at low priority with a time limit; its failure does not affect the agent. Results are reported
 until the next ones. A failed check is also a fault, on which the fleet's rules act. The last request and its results
-are on disk, so that a restarted agent does not repeat it.
-"""
+are on disk, so that a restarted agent does not repeat it."""
 
 import asyncio
 import json

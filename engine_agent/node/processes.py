@@ -1,8 +1,6 @@
-"""The processes of one node: start, adopt and stop them, and notice their exit within milliseconds.
-
-Each gets its own session, so that it outlives its agent and can be killed with all its children. No zombie and no
-process of an ended session is left. The caller decides when. Exits and failed starts become evidence for faults here.
-"""
+"""The processes of one node: start, adopt and stop them, and notice their exit within milliseconds. Each gets its own
+session, so that it outlives its agent and can be killed with all its children. No zombie and no process of an ended
+session is left. The caller decides when. Exits and failed starts become evidence for faults here."""
 
 import asyncio
 import contextlib

@@ -1,8 +1,6 @@
-"""Processes in /proc: identity, start time, session, and the node that they belong to.
-
-It reads, and signals groups or sessions of its caller. A process is identified by its pid *and* its start in clock
-ticks since boot, because pids are reused and clocks are set.
-"""
+"""Processes in /proc: identity, start time, session, and the node that they belong to. It reads, and signals groups or
+sessions of its caller. A process is identified by its pid *and* its start in clock ticks since boot, because pids are
+reused and clocks are set."""
 
 import contextlib
 import os

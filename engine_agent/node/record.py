@@ -1,9 +1,7 @@
 """The content of a node's journal: the order in force and its processes, and how to rebuild it from running processes.
-
 It is saved after every accepted order and every started process, before anything that depends on it happens. Each
 engine has its complete order in its environment, so that a serving engine can be adopted even if the journal is lost,
-damaged or older (I11).
-"""
+damaged or older (I11)."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,8 +1,6 @@
-"""Probes the processes of a node: several times per second, or with long polls, and stores their last answers.
-
-On a leader it polls the cell proxy, which probes the engine; on a follower the engine. It evaluates only whether an
-answer is valid, and never touches a process.
-"""
+"""Probes the processes of a node: several times per second, or with long polls, and stores their last answers. On a
+leader it polls the cell proxy, which probes the engine; on a follower the engine. It evaluates only whether an answer
+is valid, and never touches a process."""
 
 from dataclasses import dataclass, replace
 from time import monotonic

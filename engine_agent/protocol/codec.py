@@ -1,8 +1,6 @@
-"""Bytes <-> messages, with limits: JSON, one message per frame. A longer message is split into parts.
-
-A part names its message, so parts may be lost, repeated or reordered: the message counts only when it is complete and
-its digest is right. A newer message replaces an incomplete one.
-"""
+"""Bytes <-> messages, with limits: JSON, one message per frame. A longer message is split into parts. A part names its
+message, so parts may be lost, repeated or reordered: the message counts only when it is complete and its digest is
+right. A newer message replaces an incomplete one."""
 
 import hashlib
 from dataclasses import dataclass, field

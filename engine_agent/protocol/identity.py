@@ -1,8 +1,6 @@
 """Identities of agents and of the control plane: names in certificates, files in the folder `tls` of a home, and TLS
-contexts made of them. Links between hosts of a fleet use TLS, and each side checks the other's name.
-
-It writes no file and issues no certificate: `engine_agent.node.identity` and the fleet's authority do.
-"""
+contexts made of them. Links between hosts of a fleet use TLS, and each side checks the other's name. It writes no file
+and issues no certificate: `engine_agent.node.identity` and the fleet's authority do."""
 
 import os
 import re

@@ -1,8 +1,7 @@
-"""asyncio servers of processes that poll each other: long polls of a state, and connections that are always closed.
-
-A long poll names the state that the client knows. The server answers when its state differs, or after `LONG_POLL_S`. A
-poll without a state is answered immediately. Polls cost the same with or without news, so long polls make them rarer.
-"""
+"""asyncio servers of processes that poll each other: long polls of a state, and connections that are always closed. A
+long poll names the state that the client knows. The server answers when its state differs, or after `LONG_POLL_S`. A
+poll without a state is answered immediately. Polls cost the same with or without news, so long polls make them
+rarer."""
 
 import asyncio
 import contextlib

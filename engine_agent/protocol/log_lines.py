@@ -1,9 +1,7 @@
-"""The log format of all processes: plain text, or JSON with the ids that find the lines of one request everywhere.
-
-A record is one line of bounded length, whatever clients send: control characters, line separators and marks that change
+"""The log format of all processes: plain text, or JSON with the ids that find the lines of one request everywhere. A
+record is one line of bounded length, whatever clients send: control characters, line separators and marks that change
 the direction of text are escaped, so that a path or message cannot imitate another line. Errors that were answered with
-a status below 500 have no traceback.
-"""
+a status below 500 have no traceback."""
 
 import json
 import logging

@@ -1,9 +1,7 @@
-"""Messages between the control plane and machine agents: what a host has, what it runs, and what it must run.
-
-A machine agent starts, watches, stops and wipes one node or ingress agent; that agent has its own connection. A release
-is a packed version of the agent: its source, and the versions of its dependencies, which its id identifies. An agent
-that runs from a checkout has no release.
-"""
+"""Messages between the control plane and machine agents: what a host has, what it runs, and what it must run. A machine
+agent starts, watches, stops and wipes one node or ingress agent; that agent has its own connection. A release is a
+packed version of the agent: its source, and the versions of its dependencies, which its id identifies. An agent that
+runs from a checkout has no release."""
 
 import hashlib
 import re

@@ -1,9 +1,6 @@
 """Manifests of artifacts: the digests of an artifact's files, identified by one digest. Reads and writes manifests, no
-files.
-
-Nodes use it before they load weights, and the control plane before a version may serve. It needs only the standard
-library, because engine launchers import it in the engine's own Python.
-"""
+files. Nodes use it before they load weights, and the control plane before a version may serve. It needs only the
+standard library, because engine launchers import it in the engine's own Python."""
 
 import hashlib
 import json

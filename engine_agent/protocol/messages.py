@@ -1,9 +1,7 @@
 """Every message between an agent and the control plane, defined once for both sides. Messages about ingresses are in
-`ingress_messages`, about machines in `machine_messages`.
-
-Messages carry state instead of commands. Losing, repeating or reordering one is harmless, because the next message
-contains everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
-"""
+`ingress_messages`, about machines in `machine_messages`. Messages carry state instead of commands. Losing, repeating or
+reordering one is harmless, because the next message contains everything again. Units are in the field names: `_s`
+seconds, `_ms` milliseconds, `_bytes` bytes."""
 
 from typing import Annotated, Any
 

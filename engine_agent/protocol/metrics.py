@@ -1,9 +1,7 @@
 """Metrics that all processes share: buckets of latencies and of batch sizes, and Prometheus's text format 0.0.4.
-
 Latency buckets grow by 2^(1/8) from 0.1 ms, so percentiles are right to about 4.5 % at any load. Decode steps are
 sorted by batch size so that only similar steps are compared: bucket b holds steps of more than 2^(b-1) and at most 2^b
-sequences, bucket 0 of 1, bucket 1 of 2, bucket 2 of 3 and 4, …
-"""
+sequences, bucket 0 of 1, bucket 1 of 2, bucket 2 of 3 and 4, …"""
 
 import math
 from collections.abc import Mapping

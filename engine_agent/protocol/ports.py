@@ -1,9 +1,7 @@
 """The ports of a fleet. A node's processes listen at offsets from its `port_base`, so that peers need no discovery. On
-one computer, the launcher rejects overlapping ports and the local provider gives nodes free blocks. Pure.
-
-A node owns the `PORTS_PER_NODE` ports from its base upwards. The rendezvous port changes with the generation, because a
-port of a killed engine can stay busy for a while.
-"""
+one computer, the launcher rejects overlapping ports and the local provider gives nodes free blocks. Pure. A node owns
+the `PORTS_PER_NODE` ports from its base upwards. The rendezvous port changes with the generation, because a port of a
+killed engine can stay busy for a while."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

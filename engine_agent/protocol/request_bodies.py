@@ -1,9 +1,7 @@
 """Bodies of chats and completions with the types and ranges of vLLM's members. The simulator answers by these, and the
-control plane checks near-real-time requests by them. Pure.
-
-Source: the request models of vLLM 0.32 and its `SamplingParams._verify_args`; tests compare both with one table
-(tests/engine_agent/engines/request_table.py). JSON is read as leniently as in vLLM: a number may be a text.
-"""
+control plane checks near-real-time requests by them. Pure. Source: the request models of vLLM 0.32 and its
+`SamplingParams._verify_args`; tests compare both with one table (tests/engine_agent/engines/request_table.py). JSON is
+read as leniently as in vLLM: a number may be a text."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Signatures of hardware faults, defined once for the agents that notice them and the planners that act on them.
-
 Sources: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html (hardware errors),
-https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/.
-"""
+https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/."""
 
 from enum import StrEnum
 

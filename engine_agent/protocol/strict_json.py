@@ -1,9 +1,7 @@
-"""Parses JSON from untrusted senders so that every reader of the same text finds the same content. Pure.
-
-JSON does not define duplicate members (RFC 8259, 4): HAProxy takes the first, Python the last. It limits neither depth
-nor numbers nor the characters of names. This module rejects text on which readers can disagree or that a reader cannot
-handle. It checks the shape before anything recursive reads the text. `json.loads` is for JSON that we wrote.
-"""
+"""Parses JSON from untrusted senders so that every reader of the same text finds the same content. Pure. JSON does not
+define duplicate members (RFC 8259, 4): HAProxy takes the first, Python the last. It limits neither depth nor numbers
+nor the characters of names. This module rejects text on which readers can disagree or that a reader cannot handle. It
+checks the shape before anything recursive reads the text. `json.loads` is for JSON that we wrote."""
 
 import json
 import re

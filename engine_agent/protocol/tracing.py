@@ -1,7 +1,5 @@
 """The W3C trace context of a request, and its span as OTLP's JSON. Pure: reads headers and settings, sends nothing.
-
-OpenTelemetry's library would do the same at a higher cost: docs/design/dependencies.md#decided-against.
-"""
+OpenTelemetry's library would do the same at a higher cost: docs/design/dependencies.md#decided-against."""
 
 import re
 from collections.abc import Callable, Mapping

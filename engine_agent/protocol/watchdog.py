@@ -1,9 +1,7 @@
 """Detects that another process is silent: sends checks, counts unanswered ones, and excludes the watcher's own pauses.
-
 A process that was stopped or got no CPU wakes up with every deadline passed. It must not mistake its own pause for
 silence of the other. So silence is measured on a clock that only runs while its owner reads it, from the first
-unanswered check. Pure: the time is an argument, or comes from a function.
-"""
+unanswered check. Pure: the time is an argument, or comes from a function."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""The small model: three cells in the middle of a rollout, and everything that can happen to them next.
-
-The live planners and agents without a clock: a pass sees everything as either recent or long past, in any order, which
-allows more than real time would. The search visits every state, breadth first. It counts states, violations, and states
-that cannot reach an end.
-"""
+"""The small model: three cells in the middle of a rollout, and everything that can happen to them next. The live
+planners and agents without a clock: a pass sees everything as either recent or long past, in any order, which allows
+more than real time would. The search visits every state, breadth first. It counts states, violations, and states that
+cannot reach an end."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator

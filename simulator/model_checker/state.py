@@ -1,7 +1,5 @@
 """One state of the small model: the rows, the machines, messages on their way, and which faults may still happen.
-
-States with equal keys have equal futures, so a state is visited once per key.
-"""
+States with equal keys have equal futures, so a state is visited once per key."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
-"""A third-party program for the agent: the launcher's command line and the health URL.
-
-Features that such programs lack are refused by name: cells of several nodes, adapters, draft models.
-"""
+"""A third-party program for the agent: the launcher's command line and the health URL. Features that such programs lack
+are refused by name: cells of several nodes, adapters, draft models."""
 
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
-"""The program `llama-cpp` of engine generic: starts llama-cpp-python's server with the options that engines get.
-
-It is copied into the environment of llama-cpp-python and run by its Python.
-"""
+"""The program `llama-cpp` of engine generic: starts llama-cpp-python's server with the options that engines get. It is
+copied into the environment of llama-cpp-python and run by its Python."""
 
 import sys
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Checks the weights and becomes a third-party program: `python -m engine_agent.engines.generic.serve --program PATH …
-[-- options]`. Standard library only.
-
-Exit status: 2 bad command line, 4 bad artifact, 126 the program cannot be run; then the program's.
-"""
+[-- options]`. Standard library only. Exit status: 2 bad command line, 4 bad artifact, 126 the program cannot be run;
+then the program's."""
 
 import argparse
 import os

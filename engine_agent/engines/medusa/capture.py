@@ -1,8 +1,6 @@
-"""Captures a model's greedy answers to prompts: tokens, and the hidden state that each token came from.
-
-Heads must learn how this model continues, so only its own answers are used, in the precision it is loaded in. A part of
-the prompts is one file, which is complete or missing: an interrupted run continues with the first missing file.
-"""
+"""Captures a model's greedy answers to prompts: tokens, and the hidden state that each token came from. Heads must
+learn how this model continues, so only its own answers are used, in the precision it is loaded in. A part of the
+prompts is one file, which is complete or missing: an interrupted run continues with the first missing file."""
 
 import os
 import time

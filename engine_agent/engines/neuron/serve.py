@@ -1,9 +1,7 @@
-"""Starts vLLM with the Neuron plugin on one node of a cell, in the engine's Python.
-
-Options and exit statuses are those of `engine_agent.engines.vllm.serve`, with three differences: the Neuron stack must
-be a known build, for which the plan was rendered; folders that NxDI writes to must exist and be whole; and that build's
-server is run. It imports nothing of the stack before it is checked.
-"""
+"""Starts vLLM with the Neuron plugin on one node of a cell, in the engine's Python. Options and exit statuses are those
+of `engine_agent.engines.vllm.serve`, with three differences: the Neuron stack must be a known build, for which the plan
+was rendered; folders that NxDI writes to must exist and be whole; and that build's server is run. It imports nothing of
+the stack before it is checked."""
 
 import json
 import os

@@ -1,9 +1,7 @@
 """The connection between leader and followers of a cell: handshake, then one JSON frame a line in both directions.
-
 `LeaderLink` admits followers that authenticate, and detects when one is gone. `FollowerLink` finds the leader, retries
 until `rendezvous_timeout_s` because members start in any order, and sends heartbeats. A connection is never renewed: a
-cell that lost a member has failed. The links report and leave consequences to the member.
-"""
+cell that lost a member has failed. The links report and leave consequences to the member."""
 
 import asyncio
 import contextlib

@@ -1,9 +1,7 @@
 """Runs the time model against the clock: takes requests, waits until each step ends, delivers tokens, and counts for
-`/metrics` under vLLM's names.
-
-It alone decides whether the engine takes a request (`refusal`). It knows nothing of HTTP, text or other members: the
-process reports when the cell is complete, which faults are in force, and when it stops.
-"""
+`/metrics` under vLLM's names. It alone decides whether the engine takes a request (`refusal`). It knows nothing of
+HTTP, text or other members: the process reports when the cell is complete, which faults are in force, and when it
+stops."""
 
 import asyncio
 import itertools

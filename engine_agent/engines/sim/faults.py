@@ -1,8 +1,6 @@
-"""Faults that an operator or a test injects, and their effects on a member and its cell.
-
-This module stores and combines them; engine, HTTP and process apply them. A cell computes in lock-step, so a slow, hung
-or wrong member makes the whole cell slow, hung or wrong (`Effects`).
-"""
+"""Faults that an operator or a test injects, and their effects on a member and its cell. This module stores and
+combines them; engine, HTTP and process apply them. A cell computes in lock-step, so a slow, hung or wrong member makes
+the whole cell slow, hung or wrong (`Effects`)."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated

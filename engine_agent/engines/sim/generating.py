@@ -1,8 +1,6 @@
-"""Runs requests in the engine: queues their sequences, and writes the answers as streams or as one body.
-
-A response starts with its first token, so a request that the engine aborted before gets a clean 503 and may be sent to
-another cell.
-"""
+"""Runs requests in the engine: queues their sequences, and writes the answers as streams or as one body. A response
+starts with its first token, so a request that the engine aborted before gets a clean 503 and may be sent to another
+cell."""
 
 import asyncio
 import logging

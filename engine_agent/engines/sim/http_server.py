@@ -1,8 +1,5 @@
 """HTTP of the engine: ASGI helpers, one uvicorn server on one or two ports, and the administration port that injects
-faults.
-
-It leaves signals to the process and logs no requests.
-"""
+faults. It leaves signals to the process and logs no requests."""
 
 import asyncio
 import math

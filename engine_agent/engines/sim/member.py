@@ -1,8 +1,5 @@
 """The processes of a cell: a leader listens, loads, waits for followers and serves; a follower loads, joins the leader
-and exits with it.
-
-The first reason to stop wins and determines the exit status.
-"""
+and exits with it. The first reason to stop wins and determines the exit status."""
 
 import asyncio
 import logging

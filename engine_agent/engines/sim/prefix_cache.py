@@ -1,10 +1,7 @@
 """The KV cache as blocks: which leading blocks of a prompt are cached, which sequences use them, which are evicted
-first.
-
-A block is identified by a hash of its tokens and of all tokens before them, as in vLLM
+first. A block is identified by a hash of its tokens and of all tokens before them, as in vLLM
 (`vllm/v1/core/kv_cache_utils.py`). Blocks in use are never evicted. Other blocks stay until their room is needed: the
-least recently used are evicted first, and of one prompt its end before its beginning.
-"""
+least recently used are evicted first, and of one prompt its end before its beginning."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence

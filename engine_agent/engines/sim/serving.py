@@ -1,7 +1,5 @@
-"""The leader's HTTP API: checks a request, runs it, and answers in the form of its path.
-
-It computes no tokens and keeps no state of the cell.
-"""
+"""The leader's HTTP API: checks a request, runs it, and answers in the form of its path. It computes no tokens and
+keeps no state of the cell."""
 
 import asyncio
 import random

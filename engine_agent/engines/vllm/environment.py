@@ -1,9 +1,7 @@
-"""Installs the vLLM engine's Python: `python -m engine_agent.engines.vllm.environment install --cache DIR`.
-
-Run by the control plane's Python, with only the standard library and uv. An environment counts as installed once its
-stamp is written, last of all; one without the right stamp is removed and installed again. On a machine that cannot run
-vLLM it exits with one sentence. It never changes the Python that runs it.
-"""
+"""Installs the vLLM engine's Python: `python -m engine_agent.engines.vllm.environment install --cache DIR`. Run by the
+control plane's Python, with only the standard library and uv. An environment counts as installed once its stamp is
+written, last of all; one without the right stamp is removed and installed again. On a machine that cannot run vLLM it
+exits with one sentence. It never changes the Python that runs it."""
 
 import hashlib
 import os

@@ -1,10 +1,7 @@
 """vLLM's executors, given to it by name with `--distributed-executor-backend`: `OneProcessExecutor` measures decode
-steps, `LeaderFollowerExecutor` leads a cell.
-
-In a cell vLLM runs its scheduler and worker as on one node. Every call of the worker is sent to the followers first, so
-that all ranks make the same calls in the same order. One step is one message. Nothing is retried, and no cell continues
-with fewer members: any failure ends the cell with its reason.
-"""
+steps, `LeaderFollowerExecutor` leads a cell. In a cell vLLM runs its scheduler and worker as on one node. Every call of
+the worker is sent to the followers first, so that all ranks make the same calls in the same order. One step is one
+message. Nothing is retried, and no cell continues with fewer members: any failure ends the cell with its reason."""
 
 import os
 import pickle

@@ -1,9 +1,7 @@
-"""Converts a Llama model in GGUF to the Hugging Face folder that vLLM loads: weights, configuration, tokenizer.
-
-The output contains only what the GGUF file states, plus heads of zeros where the ranks of a cell could not share its
-heads evenly. So the same file gives the same bytes. Runs in the engine's Python, which has numpy, gguf, safetensors and
-tokenizers.
-"""
+"""Converts a Llama model in GGUF to the Hugging Face folder that vLLM loads: weights, configuration, tokenizer. The
+output contains only what the GGUF file states, plus heads of zeros where the ranks of a cell could not share its heads
+evenly. So the same file gives the same bytes. Runs in the engine's Python, which has numpy, gguf, safetensors and
+tokenizers."""
 
 import json
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""Patches for speculative decoding in vLLM 0.32, applied in each process that has a worker (`patched_worker`).
-
-Medusa predicts fewer tokens where the schedule by batch size says so, which vLLM only asserts against. A Medusa
-checkpoint with a reduced vocabulary loads, which vLLM rejects as incomplete. N-gram lookup compiles while the model
-loads instead of during the first request. Predictions never change the text, and no file of vLLM is changed.
-"""
+"""Patches for speculative decoding in vLLM 0.32, applied in each process that has a worker (`patched_worker`). Medusa
+predicts fewer tokens where the schedule by batch size says so, which vLLM only asserts against. A Medusa checkpoint
+with a reduced vocabulary loads, which vLLM rejects as incomplete. N-gram lookup compiles while the model loads instead
+of during the first request. Predictions never change the text, and no file of vLLM is changed."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,8 +1,5 @@
 """Differences between the versions of vLLM that cells of several nodes run on: 0.13 and 0.16, which Neuron stacks pin,
-and this project's 0.32.
-
-It checks for attributes, never for version numbers, and imports vLLM only in functions.
-"""
+and this project's 0.32. It checks for attributes, never for version numbers, and imports vLLM only in functions."""
 
 import inspect
 from typing import Any

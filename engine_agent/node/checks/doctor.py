@@ -1,9 +1,7 @@
 """`python -m engine_agent doctor`: problems of a node before an engine starts there, and what would be right.
-
 `diagnose` is pure: facts in, results out. `ok` of a result is None if the check is undecided or concerns only some
 cells; `found` says which. The command starts no program and changes nothing. `--json` prints one line per check, as
-`deep-checks` does. Exit status: 1 if a check failed.
-"""
+`deep-checks` does. Exit status: 1 if a check failed."""
 
 import argparse
 import os

@@ -1,8 +1,6 @@
 """`python -m engine_agent join`, which the script of the join line calls after unpacking the agent, and `leave`.
-
 Joining checks the host, enrols it and installs its machine agent. If it fails, nothing is left of it, and the errors
-say why. Leaving first has the fleet replace what serves here; `leave --now` does not wait.
-"""
+say why. Leaving first has the fleet replace what serves here; `leave --now` does not wait."""
 
 import argparse
 import asyncio

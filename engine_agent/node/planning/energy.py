@@ -1,8 +1,5 @@
-"""Adds up counters of energy. Pure.
-
-A counter that wraps continues, and one that restarts begins again. A reading is refused if it exceeds the device's
-power, goes back or stands still. That time is in no sum, and readers estimate it.
-"""
+"""Adds up counters of energy. Pure. A counter that wraps continues, and one that restarts begins again. A reading is
+refused if it exceeds the device's power, goes back or stands still. That time is in no sum, and readers estimate it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

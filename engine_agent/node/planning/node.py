@@ -1,7 +1,5 @@
-"""Values of a node for its planners: processes, failures, limits and steps, and which orders it accepts.
-
-Nothing here starts or stops anything. Times named `_s` are seconds of one monotonic clock of the agent.
-"""
+"""Values of a node for its planners: processes, failures, limits and steps, and which orders it accepts. Nothing here
+starts or stops anything. Times named `_s` are seconds of one monotonic clock of the agent."""
 
 from dataclasses import dataclass
 from enum import StrEnum

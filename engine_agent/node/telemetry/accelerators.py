@@ -1,8 +1,6 @@
-"""Accelerators of any make: devices with their use, memory and error counters, and faults.
-
-There is one reader per make, only on machines with its hardware. An error in a reader must not end the agent; it
-becomes the reader's `trouble`, which the node reports.
-"""
+"""Accelerators of any make: devices with their use, memory and error counters, and faults. There is one reader per
+make, only on machines with its hardware. An error in a reader must not end the agent; it becomes the reader's
+`trouble`, which the node reports."""
 
 import asyncio
 import logging

@@ -1,10 +1,7 @@
 """The machine as the operating system describes it: hardware, use, accelerators by their device files, and EFA network
-devices. It opens no device.
-
-EFA counters live as long as the device, also over restarts of the machine, so only their growth matters. Names and
-meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html ("Monitor an Elastic Fabric
-Adapter") and drivers/infiniband/hw/efa/efa_verbs.c of Linux.
-"""
+devices. It opens no device. EFA counters live as long as the device, also over restarts of the machine, so only their
+growth matters. Names and meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html
+("Monitor an Elastic Fabric Adapter") and drivers/infiniband/hw/efa/efa_verbs.c of Linux."""
 
 import contextlib
 import os

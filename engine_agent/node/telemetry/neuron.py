@@ -1,9 +1,6 @@
 """Reads Neuron devices: `neuron-ls` once, `neuron-monitor` for the life of the agent, the driver's counters with each
-of its lines, and the kernel log.
-
-The monitor is a child that exits with the agent. It is restarted a bounded number of times; its output cannot end the
-agent.
-"""
+of its lines, and the kernel log. The monitor is a child that exits with the agent. It is restarted a bounded number of
+times; its output cannot end the agent."""
 
 import asyncio
 import contextlib

@@ -1,9 +1,6 @@
 """Parses the output of `neuron-ls` and `neuron-monitor` into devices. Pure, and tolerant: both tools leave fields out
-or null them while no application runs, and rename fields between releases. So every field may be missing.
-
-Formats: https://github.com/aws-neuron/aws-neuron-sdk, tools/neuron-sys-tools/neuron-monitor-user-guide.rst and
-neuron-ls.rst.
-"""
+or null them while no application runs, and rename fields between releases. So every field may be missing. Formats:
+https://github.com/aws-neuron/aws-neuron-sdk, tools/neuron-sys-tools/neuron-monitor-user-guide.rst and neuron-ls.rst."""
 
 import json
 from collections.abc import Mapping, Sequence

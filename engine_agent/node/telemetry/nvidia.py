@@ -1,8 +1,6 @@
 """Reads NVIDIA devices from a separate thread: use, memory and error counters every few seconds, and error events as
-they come. A hanging driver blocks only that thread; the node then reports how long it has been silent.
-
-`Nvml` is the NVIDIA Management Library with types. Each of its calls may block as long as the driver.
-"""
+they come. A hanging driver blocks only that thread; the node then reports how long it has been silent. `Nvml` is the
+NVIDIA Management Library with types. Each of its calls may block as long as the driver."""
 
 import asyncio
 import contextlib

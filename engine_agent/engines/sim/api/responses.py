@@ -1,7 +1,5 @@
-"""POST /v1/responses: parses requests, and writes responses whole or as events in the order of OpenAI and vLLM.
-
-It stores no responses; the control plane does.
-"""
+"""POST /v1/responses: parses requests, and writes responses whole or as events in the order of OpenAI and vLLM. It
+stores no responses; the control plane does."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,9 +1,7 @@
 """Texts that satisfy a JSON schema or match a regular expression: structured output and arguments of tool calls.
-
 llguidance, one of the libraries by which vLLM constrains its output, returns the tokens that may come next. One of them
 is drawn. Schemas that llguidance does not support are rejected with its reason. The limits below bound the work for a
-hostile schema.
-"""
+hostile schema."""
 
 import math
 import random

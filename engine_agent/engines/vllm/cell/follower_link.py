@@ -1,9 +1,6 @@
 """A follower's side of the cell: finds the leader, authenticates, sends heartbeats, and detects when the leader is
-gone.
-
-It retries until `join_timeout_s` because members start in any order. A connection is never renewed: a cell that lost a
-member has failed. The end of the follower is reported once, through `end`.
-"""
+gone. It retries until `join_timeout_s` because members start in any order. A connection is never renewed: a cell that
+lost a member has failed. The end of the follower is reported once, through `end`."""
 
 import contextlib
 import socket

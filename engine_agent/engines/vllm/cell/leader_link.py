@@ -1,8 +1,6 @@
-"""The leader's side of the cell: admits followers that authenticate, and detects when one is gone or hangs.
-
-The end of the cell is reported once, through `end`; the caller stops the process. A connection that does not
-authenticate changes nothing but a line in the log.
-"""
+"""The leader's side of the cell: admits followers that authenticate, and detects when one is gone or hangs. The end of
+the cell is reported once, through `end`; the caller stops the process. A connection that does not authenticate changes
+nothing but a line in the log."""
 
 import contextlib
 import socket

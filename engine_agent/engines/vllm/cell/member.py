@@ -1,8 +1,6 @@
 """A process's place in its cell, which the launcher passes to vLLM's processes in the environment, and how that process
-exits with its cell.
-
-Imports only the standard library and the agent's own modules, because it is read before vLLM is imported.
-"""
+exits with its cell. Imports only the standard library and the agent's own modules, because it is read before vLLM is
+imported."""
 
 import contextlib
 import json
