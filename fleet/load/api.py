@@ -1,4 +1,4 @@
-"""Load over time over HTTP: of a cell, a deployment, a region. Read only; it reads what the worker keeps."""
+"""Load over time of a cell, deployment or region over HTTP. Read only."""
 
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,11 +18,11 @@ from kernel.rest.serializers import StrictSerializer
 class PointSerializer(serializers.Serializer[Any]):
     """One window; latencies and shares are null without requests."""
 
-    at = serializers.DateTimeField(help_text="When it began.")
+    at = serializers.DateTimeField(help_text="Start of the window.")
     requests_per_s = serializers.FloatField()
     errors_per_s = serializers.FloatField()
     errors_percent = serializers.FloatField(allow_null=True)
-    cells = serializers.FloatField(help_text="That reported, on average.")
+    cells = serializers.FloatField(help_text="Mean number of cells that reported.")
     in_flight = serializers.FloatField()
     queued = serializers.FloatField()
     tokens_per_s = serializers.FloatField()
@@ -33,7 +33,7 @@ class PointSerializer(serializers.Serializer[Any]):
 
 
 class LoadSeriesSerializer(serializers.Serializer[Any]):
-    """Windows of `step_s` seconds since `start`, oldest first; windows in which nothing was sampled are missing."""
+    """Windows of `step_s` seconds since `start`, oldest first; windows without samples are missing."""
 
     span = serializers.CharField()
     start = serializers.DateTimeField()
@@ -45,13 +45,11 @@ class LoadSeriesSerializer(serializers.Serializer[Any]):
 
 
 class SpanOptionsSerializer(StrictSerializer):
-    """How far back."""
-
     span = serializers.ChoiceField(choices=[(span.name, span.name) for span in SPANS], default=SPANS[0].name)
 
 
 class WithLoad:
-    """Mix in: the load of one object until now. The view set names by `load_subject` what is counted for a row."""
+    """Adds the action `load` to a view set, which names the subject of a row in `load_subject`."""
 
     def load_subject(self, row: Any) -> str:
         raise NotImplementedError
@@ -62,7 +60,7 @@ class WithLoad:
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def load(self, request: Request, **_: str) -> Response:
-        """Its load over time, in windows: rates, requests in flight, and percentiles of latencies."""
+        """Load over time, in windows: rates, requests in flight, and percentiles of latencies."""
         view: Any = self
         subject = self.load_subject(view.get_object())
         payload = SpanOptionsSerializer(data=request.query_params.dict())

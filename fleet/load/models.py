@@ -1,12 +1,12 @@
-"""What cells, deployments and regions carried over time: bounded series in three steps, and where counting stands."""
+"""Tables of load over time: limited series in three steps, and the state of counting."""
 
 from django.db import models
 
 
 class LoadSubject(models.Model):
-    """Something whose load is kept: `fleet`, `region:<name>`, `deployment:<name>`, `deployment:<name>@<region>` or
-    `cell:<id>`. `index` numbers the last fine window that it got; `memory` is what the next one is counted from, in
-    the form of `fleet.load.planner.Accumulator`."""
+    """Something with a load history: `fleet`, `region:<name>`, `deployment:<name>`, `deployment:<name>@<region>` or
+    `cell:<id>`. `index`: its last fine window; `memory`: the base of the next one (`fleet.load.planner.Accumulator`).
+    """
 
     name = models.CharField(max_length=200, unique=True)
     index = models.BigIntegerField(default=0)
@@ -18,10 +18,8 @@ class LoadSubject(models.Model):
 
 
 class LoadWindow(models.Model):
-    """A window of `step_s` seconds from `at`. `covered_s` are the seconds that its counts come from; gauges are means.
-
-    `slow`: first tokens that came later than the deployment's objective. Latencies are None without samples.
-    """
+    """A window of `step_s` seconds from `at`. `covered_s`: seconds that its counts cover; gauges are means; `slow`:
+    first tokens later than the objective; latencies are None without samples."""
 
     pk = models.CompositePrimaryKey("subject_id", "step_s", "at")
     subject = models.ForeignKey(LoadSubject, on_delete=models.CASCADE, related_name="windows", db_index=False)
@@ -45,12 +43,9 @@ class LoadWindow(models.Model):
 
 
 class RefusedRequests(models.Model):
-    """Requests of one deployment that an ingress's clients saw fail and that no cell counts. No deployment: those that
-    failed before their model was known.
-
-    `codes` are the totals that the ingress reported last, of the count that `since` names. `total` is the sum over all
-    its counts, `at` when that last grew. `sampled`: how much of it is in windows.
-    """
+    """Requests of a deployment that failed at an ingress and that no cell counts. Without a deployment: failed before
+    their model was known. `codes`: the ingress's latest totals, of the counter identified by `since`; `total`: sum over
+    all its counters; `at`: when that last grew; `sampled`: the part that is in windows."""
 
     ingress = models.CharField(max_length=64)
     region = models.CharField(max_length=64)

@@ -1,7 +1,4 @@
-"""Load of cells as their leaders last reported it, and its sum over cells. Old reports count as no report.
-
-Load over time as charts: what users ask, what fails, how long they wait, and how full it is.
-"""
+"""Load on pages: the latest reports of cells and their sums, and charts over time. Old reports count as no report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,16 +25,16 @@ from fleet.load.selectors import (
 from fleet.nodes.models import Node, NodeReport
 
 FRESH_FOR_S = 15.0
-"""Agents report every 2 s; a report older than this says nothing about now (docs/architecture.md, traffic)."""
+"""Agents report every 2 s, so older reports are not current (docs/architecture.md, traffic)."""
 
 
 def report_of(node: Node) -> NodeReport | None:
-    """The last report of a node, loaded with it."""
+    """The latest report of a node, prefetched with it."""
     return getattr(node, "report", None)
 
 
 def silent_s(report: NodeReport | None, now: datetime) -> float | None:
-    """Seconds since the agent was last heard, or None while it reports as it should (or never has)."""
+    """Seconds since the agent's last report, or None if it is on time or never reported."""
     if report is None or report.last_seen_at is None:
         return None
     age_s = (now - report.last_seen_at).total_seconds()
@@ -45,7 +42,7 @@ def silent_s(report: NodeReport | None, now: datetime) -> float | None:
 
 
 def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None:
-    """The cell's load, or None if its leader has reported nothing fresh about this generation."""
+    """The cell's load, or None without a fresh report of its leader about this generation."""
     if leader is None or leader.load is None or leader.last_seen_at is None or silent_s(leader, now) is not None:
         return None
     if (leader.cell, leader.generation) != (cell.id, cell.generation):
@@ -55,11 +52,9 @@ def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None
 
 @dataclass(frozen=True, slots=True)
 class SummedLoad:
-    """Load of several cells as one, None where none reported, and how many ready cells did.
-
-    Counts add up, p50 is the median of the cells', p99 that of the worst cell: percentiles cannot be added, and the
-    worst cell's is an upper bound of the true one, which is the honest side.
-    """
+    """The sum over several cells (None without reports), and the number of ready cells that reported. Counts add up;
+    p50 is the median of the cells' values; p99 is the worst cell's, an upper bound, because percentiles cannot be
+    added."""
 
     load: Load | None
     ready_cells: int
@@ -86,7 +81,7 @@ GROUP BY cell.deployment_id
 
 
 def loads_by_deployment(deployments: Sequence[str], now: datetime) -> dict[str, SummedLoad]:
-    """Deployment -> the load of its live cells, of those that have any with a fresh report. One query."""
+    """Deployment -> load of its live cells with fresh reports. One query."""
     with connection.cursor() as cursor:
         cursor.execute(_SUMS, {"since": now - timedelta(seconds=FRESH_FOR_S), "deployments": list(deployments)})
         return {row[0]: SummedLoad(_load(*row[2:]), row[1]) for row in cursor.fetchall()}
@@ -119,7 +114,7 @@ Value = Callable[[Point], float | None]
 
 @dataclass(frozen=True, slots=True)
 class LoadCharts:
-    """The charts of one subject over a span; `spans` are those that one can choose."""
+    """Charts of one subject over a span; `spans`: the available ones."""
 
     charts: tuple[Chart, ...]
     span: Span
@@ -128,7 +123,7 @@ class LoadCharts:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What users of a deployment may expect, and how its budgets burn."""
+    """A deployment's objective and the burn of its budgets."""
 
     objective: Objective
     burns: tuple[Burn, ...]
@@ -142,7 +137,7 @@ def load_charts(subject: str, *, span: str, now: datetime, ttft_objective_ms: fl
 
 
 def slo_of(deployment: Deployment, now: datetime) -> Slo:
-    """How fast a deployment's budgets burn, in one query."""
+    """Burn rates of a deployment's budgets, in one query."""
     objective = deployment.objective()
     return Slo(objective, burns(objective, seen_in_windows(deployment_subject(deployment.name), now)))
 

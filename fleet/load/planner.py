@@ -1,17 +1,6 @@
-"""Compares two sets of samples that were counted in buckets: quantiles, shares, and whether a difference is chance.
-
-Pure. A bucket's number stands for its samples' rank: what lies in one bucket is a tie.
-
-What a cell has counted since its proxy started, and the difference between two moments. Pure.
-
-Latencies are counted in the buckets of `engine_agent.protocol.metrics`: bucket -> samples.
-
-Makes windows of what cells count: what was added since the last sample, at once for short windows, summed for long
-ones. Pure; it knows no table and no clock.
-
-Latencies are summed as counts in buckets, so the percentiles of a long window, or of many cells, are those of all their
-samples and no average of percentiles.
-"""
+"""Arithmetic on counted load: counters of cells and their differences, windows over time, and comparison of two sets of
+bucket counts. Knows no table and no clock. Latencies are added as bucket counts of `engine_agent.protocol.metrics`, so
+percentiles of long windows or many cells are those of all their samples. Samples in one bucket are ties."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -24,7 +13,7 @@ from engine_agent.protocol.messages import Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 
 Counts = Mapping[int, int]
-"""Bucket -> number of samples; buckets are ordered by their number."""
+"""Bucket -> number of samples; buckets are ordered by number."""
 
 
 def total(counts: Counts) -> int:
@@ -32,7 +21,7 @@ def total(counts: Counts) -> int:
 
 
 def quantile_bucket(counts: Counts, q: float) -> int:
-    """The bucket in which the `q` quantile (0..1) lies.
+    """The bucket of the `q` quantile (0..1).
 
     Raises:
         ValueError: there are no samples.
@@ -73,10 +62,8 @@ def greater_by_chance(one: Counts, other: Counts) -> float:
 
 
 def more_by_chance(hits: int, tries: int, other_hits: int, other_tries: int) -> float:
-    """Probability that `hits` or more of all hits fall among these tries if both kinds of tries are alike.
-
-    Fisher's exact test, one-sided: the hypergeometric tail. 1.0 without tries or hits.
-    """
+    """Probability that `hits` or more of all hits fall among these tries if both kinds are alike. Fisher's exact test,
+    one-sided: the hypergeometric tail. 1.0 without tries or hits."""
     all_hits, all_tries = hits + other_hits, tries + other_tries
     if not tries or not other_tries or not all_hits:
         return 1.0
@@ -98,14 +85,14 @@ def _log_choose(n: int, k: int) -> float:
 
 
 MAX_COUNT = 2**53
-"""No real count is as large; a reported one that is must not break the sums of others."""
+"""Real counts are smaller; a larger report must not break the sums of others."""
 MAX_BUCKET = 1023
-"""There are fewer buckets of latencies; what a node reports beyond them is no latency."""
+"""Latency buckets end here; reported ones beyond are ignored."""
 
 
 class CellCounters(msgspec.Struct, frozen=True, array_like=True):
-    """Totals of one generation of a cell. They only grow; a smaller number is another count. `handed_back` are those of
-    the errors that an ingress tries elsewhere, and counts if they fail there."""
+    """Totals of one generation of a cell. They only grow; a smaller number is another counter. `handed_back`: errors
+    that the ingress retries elsewhere and counts if they fail there."""
 
     generation: int = 0
     requests: int = 0
@@ -115,7 +102,7 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     handed_back: int = 0
 
     def since(self, before: "CellCounters") -> "CellCounters | None":
-        """What was counted since then; None if it is not the same count (the cell or its proxy started anew)."""
+        """The increase since then, or None after a restart of the cell or its proxy."""
         if self.generation != before.generation or self.requests < before.requests or self.errors < before.errors:
             return None
         return CellCounters(
@@ -129,7 +116,7 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
 
 
 def counters_of(load: Load, generation: int) -> CellCounters:
-    """What a cell of this generation reports to have counted, clipped to what can be."""
+    """Reported counters of a cell's generation, clipped to possible values."""
     return CellCounters(
         generation,
         bounded(load.requests_total),
@@ -146,7 +133,7 @@ def bounded(count: int) -> int:
 
 
 def pooled(counts: Iterable[CellCounters]) -> CellCounters:
-    """All of them as one; the generation means nothing any more."""
+    """The sum of all; its generation has no meaning."""
     requests, errors, handed_back = 0, 0, 0
     ttft: dict[int, int] = {}
     itl: dict[int, int] = {}
@@ -160,7 +147,6 @@ def pooled(counts: Iterable[CellCounters]) -> CellCounters:
 
 
 def add_counts(total: dict[int, int], more: Counts) -> None:
-    """Add `more` to `total`, bucket by bucket."""
     for bucket, count in more.items():
         total[bucket] = total.get(bucket, 0) + count
 
@@ -176,13 +162,13 @@ def _valid(counts: Mapping[int, int]) -> dict[int, int]:
 
 FINE_S = 15
 KEPT_S: Mapping[int, int] = {FINE_S: 3600, 300: 86_400, 3600: 14 * 86_400}
-"""Step of a window -> how long windows of that step are kept: 240, 288 and 336 of each subject."""
+"""Step of a window -> retention: 240, 288 and 336 windows per subject."""
 COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """What a series added between two moments, and its gauges at the second. `handed_back`: of a cell's errors, those
-    that count at the ingress if they failed elsewhere too."""
+    """Increase of a series between two moments, and its gauges at the second. `handed_back`: a cell's errors that count
+    at the ingress if they also fail elsewhere."""
 
     requests: int = 0
     errors: int = 0
@@ -197,7 +183,7 @@ class Sample(msgspec.Struct, array_like=True):
 
 
 class OpenWindow(msgspec.Struct, array_like=True):
-    """A long window that is being filled: the sum of `samples` samples, over `covered_s` seconds."""
+    """A long window in progress: the sum of `samples` samples over `covered_s` seconds."""
 
     index: int
     samples: int = 0
@@ -206,8 +192,8 @@ class OpenWindow(msgspec.Struct, array_like=True):
 
 
 class Accumulator(msgspec.Struct, array_like=True):
-    """What the next window of a series is counted from: the time of its last sample, in seconds since 1970, what its
-    cell had counted then, and its long windows, by their step."""
+    """Base of a series' next window: time of its last sample in seconds since 1970, its cell's counters then, and its
+    long windows by step."""
 
     at: float | None = None
     counters: CellCounters | None = None
@@ -216,8 +202,6 @@ class Accumulator(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class FinishedWindow:
-    """One finished window, as it is stored."""
-
     step_s: int
     at: datetime
     covered_s: float
@@ -235,10 +219,8 @@ class FinishedWindow:
 
 
 def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_objective_ms: float | None) -> Sample:
-    """What a cell added since `before`. None: nothing is known of what it had counted, so nothing counts as added.
-
-    A count that began anew, with the cell or its proxy, is all new.
-    """
+    """A cell's increase since `before`. Without `before` nothing counts. A counter that restarted, with the cell or its
+    proxy, counts completely."""
     now = counters_of(load, generation)
     added = CellCounters() if before is None else now.since(before) or now
     limit = None if ttft_objective_ms is None else bucket_of(ttft_objective_ms / 1000)
@@ -257,7 +239,7 @@ def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_obj
 
 
 def seen_by_clients(sample: Sample) -> Sample:
-    """The same as clients saw it, who had each request answered once."""
+    """The same from the clients' view, who got one response per request."""
     back = min(sample.handed_back, sample.requests, sample.errors)
     return msgspec.structs.replace(sample, requests=sample.requests - back, errors=sample.errors - back, handed_back=0)
 
@@ -268,7 +250,7 @@ def refused_sample(count: int) -> Sample:
 
 
 def pooled_samples(samples: Iterable[Sample]) -> Sample:
-    """Samples of several cells at the same time as one."""
+    """The sum of samples of several cells at the same time."""
     total = Sample()
     for sample in samples:
         _add(total, sample)
@@ -276,16 +258,13 @@ def pooled_samples(samples: Iterable[Sample]) -> Sample:
 
 
 def fine_index(now_s: float) -> int:
-    """The fine window that a moment lies in; samples in the same one count once."""
+    """The fine window of a moment. Samples in the same window count once."""
     return int(now_s // FINE_S)
 
 
 def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[FinishedWindow]:
-    """Add a sample to the series, which changes, and return the windows that are finished.
-
-    Without a sample only those long windows are finished whose time is over. A fine window is called by the last one
-    that is over, also where it covers more, because no sample was taken for a while.
-    """
+    """Adds a sample to the series, which changes, and returns finished windows. Without a sample, only expired long
+    windows are finished. A fine window has the number of the last complete one, even if it covers more time."""
     done = [_finished(step, series.open.pop(step)) for step in _over(series, now_s)]
     if sample is None:
         return done
@@ -301,12 +280,12 @@ def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[Fi
 
 
 def quantile_ms(counts: Counts, q: float) -> float | None:
-    """The `q` quantile (0..1) of counted latencies, in milliseconds; None without any."""
+    """The `q` quantile (0..1) of counted latencies in milliseconds, or None without samples."""
     return round(midpoint_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
 
 
 def _coarse_index(step: int, now_s: float) -> int:
-    """A sample covers the time before it: that of a full hour belongs to the hour that ends."""
+    """A sample covers the time before it, so one at a full hour belongs to the hour that ends."""
     return int((now_s - FINE_S / 2) // step)
 
 

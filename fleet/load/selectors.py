@@ -1,8 +1,5 @@
-"""Load over time, on a grid without gaps in time: one query for any number of subjects. It reads what
-`fleet.load.services` wrote, and adds nothing up but counts.
-
-The load of a cell as its proxy last measured it, and nothing that was measured for another cell or generation.
-"""
+"""Reads load over time on a grid without gaps, in one query for any number of subjects, and the latest load of cells as
+reported for their current generation. Never writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +25,7 @@ DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of time until now, in steps; `name` is what a URL states."""
+    """A time range until now, in steps; `name` is used in URLs."""
 
     name: str
     length_s: int
@@ -40,7 +37,7 @@ SPANS = (Span("30m", 1800, FINE_S), Span("1h", 3600, FINE_S), Span("24h", DAY_S,
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One window. Rates are per second, `errors_percent` is of the requests (None without any)."""
+    """One window. Rates are per second; `errors_percent` is None without requests."""
 
     requests_per_s: float
     errors_per_s: float
@@ -57,13 +54,13 @@ class Point:
 
 _RATES = ("requests_per_s", "errors_per_s", "errors_percent")
 FIGURES = ("covered_s", "requests", "errors", *(field.name for field in fields(Point) if field.name not in _RATES))
-"""Columns of a window: what rates come from, then the rest of a point in its order. ORM rows would cost ten times
-as much."""
+"""Columns of a window: the base of rates, then the rest of a point in its order. ORM rows would take ten times
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSeries:
-    """A subject's load: `points[i]` is the window from `start + i * step_s`, None without a sample."""
+    """A subject's load. `points[i]` is the window from `start + i * step_s`, or None without a sample."""
 
     start: datetime
     step_s: int
@@ -71,7 +68,7 @@ class LoadSeries:
 
     @property
     def last(self) -> Point | None:
-        """The youngest window that is not missing; None if all are."""
+        """The newest window with a sample, or None."""
         return next((point for point in reversed(self.points) if point is not None), None)
 
 
@@ -84,17 +81,17 @@ def region_subject(region: str) -> str:
 
 
 def deployment_subject(deployment: str, region: str = "") -> str:
-    """The deployment as a whole, or its part in a region."""
+    """The deployment as a whole, or in a region."""
     return f"deployment:{deployment}@{region}" if region else f"deployment:{deployment}"
 
 
 def span_named(name: str) -> Span:
-    """The span that a URL names; the first for a name that is none."""
+    """The span with this name, or the first one."""
     return next((span for span in SPANS if span.name == name), SPANS[0])
 
 
 def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str, LoadSeries]:
-    """Subject -> its load until now, for each subject, known or not. One query."""
+    """Subject -> its load until now, for each subject. One query."""
     end = int(now.timestamp() // span.step_s)
     first = end - span.length_s // span.step_s
     grids: dict[str, list[Point | None]] = {name: [None] * (end - first) for name in subjects}
@@ -108,7 +105,7 @@ def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str,
 
 
 def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 * FINE_S) -> dict[str, Point]:
-    """Subject -> its youngest fine window, of those that have one that is young enough. One query."""
+    """Subject -> its newest fine window, if it is recent. One query."""
     since = now - timedelta(seconds=within_s)
     rows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since)
     windows = rows.order_by("at").values_list("subject__name", *FIGURES)
@@ -116,10 +113,8 @@ def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 
 
 
 def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
-    """What happened to the requests of a subject in each window by which objectives are judged. One query.
-
-    The last hour in fine windows, the last day in those of 5 minutes, what is older in those of an hour.
-    """
+    """Request counts of a subject in each window of the objectives. One query, over fine windows in the last hour,
+    5-minute windows in the last day, and hours before."""
     ages = {window: now - timedelta(seconds=window) for window in WINDOWS_S}
     hour, day = now - timedelta(seconds=3600), now - timedelta(seconds=DAY_S)
     fine = Q(step_s=FINE_S, at__gte=hour)
@@ -135,7 +130,7 @@ def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
 
 
 def seen_in_last_hour(subjects: Iterable[str], now: datetime) -> dict[str, RequestCounts]:
-    """Subject -> what happened to its requests in the last hour, for each subject. One query."""
+    """Subject -> its request counts of the last hour, for each subject. One query."""
     seen = {name: RequestCounts() for name in subjects}
     since = now - timedelta(seconds=KEPT_S[FINE_S])
     rows = LoadWindow.objects.filter(subject__name__in=list(seen), step_s=FINE_S, at__gte=since)
@@ -150,7 +145,7 @@ def _point(covered_s: float, requests: int, errors: int, *gauges_and_latencies: 
 
 @dataclass(frozen=True, slots=True)
 class CellLoad:
-    """Zeros and None while nothing was reported. `reported_at`: when the numbers came, to show their age."""
+    """Zeros and None without a report. `reported_at`: the age of the numbers."""
 
     in_flight: int = 0
     queued: int = 0
@@ -167,11 +162,11 @@ class CellLoad:
 
 
 _SHOWN = tuple(field.name for field in fields(CellLoad) if field.name != "reported_at")
-"""What a reported load and the one that is shown have in common, by name."""
+"""Common fields of a reported and a displayed load, by name."""
 
 
 def load_stored(stored: dict[str, Any]) -> Load:
-    """A reported load as it comes out of a JSON column, which has made text of the numbers of buckets."""
+    """A reported load from a JSON column, where bucket numbers have become text."""
     return msgspec.convert(stored, Load, str_keys=True)
 
 
@@ -179,12 +174,12 @@ _SCALARS = tuple(field.name for field in structs.fields(Load) if field.default_f
 
 
 def load_in_short(stored: dict[str, Any]) -> Load:
-    """A reported load without what it counts by bucket, class and tenant: lists of cells have no use for them."""
+    """A reported load without its counts by bucket, class and tenant, which lists of cells do not need."""
     return msgspec.convert({name: stored[name] for name in _SCALARS if name in stored}, Load)
 
 
 def cell_load(cell: Cell) -> CellLoad:
-    """What the leader's report states of this generation. No query after `cells_described`."""
+    """Load in the leader's report of this generation. No query after `cells_described`."""
     leader = next((member for member in cell.members.all() if member.rank == 0), None)
     report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
     if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
@@ -193,16 +188,13 @@ def cell_load(cell: Cell) -> CellLoad:
     return CellLoad(**{name: getattr(load, name) for name in _SHOWN}, reported_at=report.last_seen_at)
 
 
-# How well requests are sent by what cells have in their prefix caches, by region and deployment.
-
 HEARD_WITHIN = timedelta(seconds=15)
-"""As old as a report may be that counts."""
+"""Maximum age of a report."""
 
 
 def cache_totals(now: datetime) -> dict[tuple[str, str], Counter[str]]:
-    """Tokens of prompts, by region and deployment: what the leaders of ready cells reported of late. `asked`: of
-    requests that were sent by a cell's list; `predicted` and `found`: of those; `other` and `other_found`: of all the
-    rest."""
+    """Prompt tokens by region and deployment, from recent reports of ready cells' leaders. `asked`: of requests routed
+    by a cell's prefixes; `predicted` and `found`: of those; `other` and `other_found`: of all others."""
     leaders = CellMember.objects.filter(
         rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
     ).filter(node__report__cell=F("cell_id"))

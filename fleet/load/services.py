@@ -1,9 +1,6 @@
-"""Keeps what every cell, deployment and region carried over time, from the totals that cells report, and from those of
-ingresses, of requests that no cell answered. One worker at a time samples, four times a minute; what was not sampled in
-time is counted into the next window, never guessed.
-
-Stores what ingresses counted of requests that no cell answered: once, however often and late it is reported.
-"""
+"""Stores load over time of cells, deployments and regions, from the totals that cells report and the failed requests
+that ingresses report. One worker at a time takes samples, four times a minute. A missed sample goes into the next
+window; nothing is interpolated. Each failed request counts once, however often and late it is reported."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -43,7 +40,7 @@ from kernel.leases import lease_release, lease_take, this_holder
 LEASE = "fleet:history"
 SAMPLE_LIMIT_S = 30.0
 FRESH_FOR_S = 15.0
-"""Agents report every 2 s; what is older says nothing about now."""
+"""Agents report every 2 s; older reports are not current."""
 _REPORTED = """
     SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation,
       (report.load - 'classes' - 'usage')::text
@@ -67,7 +64,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class ReportedLoad:
-    """What the leader of a serving cell reported last."""
+    """The latest report of a serving cell's leader."""
 
     cell: str
     deployment: str
@@ -77,7 +74,7 @@ class ReportedLoad:
 
 
 def load_sample(*, now: datetime) -> int:
-    """Take a sample, unless one was taken in this window of 15 s. Returns how many windows were finished."""
+    """Takes a sample, unless there is one in this window of 15 s. Returns the number of finished windows."""
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=SAMPLE_LIMIT_S, now=now) is None:
         return 0
@@ -91,7 +88,7 @@ def load_sample(*, now: datetime) -> int:
 
 
 def history_trim(*, now: datetime) -> None:
-    """Forget windows that are older than their step is kept, and subjects that have none left."""
+    """Deletes windows older than their step's retention, and subjects without windows."""
     for step, kept_s in KEPT_S.items():
         LoadWindow.objects.filter(step_s=step, at__lt=now - timedelta(seconds=kept_s)).delete()
     LoadSubject.objects.filter(seen_at__lt=now - timedelta(seconds=max(KEPT_S.values()))).delete()
@@ -127,7 +124,7 @@ def _reported_loads(now: datetime) -> Iterable[ReportedLoad]:
 
 
 def _refused() -> list[tuple[str, str, int]]:
-    """Deployment, region and how many of its requests no cell answered since the last sample. They count as sampled."""
+    """Deployment, region and requests that no cell answered since the last sample. They then count as sampled."""
     fresh = RefusedRequests.objects.select_for_update().filter(total__gt=F("sampled"))
     rows = list(fresh.values_list("pk", "deployment", "region", F("total") - F("sampled")))
     if rows:
@@ -141,7 +138,7 @@ def _samples(
     counted_before: bool,
     refused: list[tuple[str, str, int]],
 ) -> dict[str, Sample]:
-    """Subject -> what it added. `accumulators` of cells learn what those have counted."""
+    """Subject -> its increase. Updates the counters in `accumulators` of cells."""
     objectives = _ttft_objectives()
     of_cells: dict[str, Sample] = {}
     by_place: dict[tuple[str, str], list[Sample]] = defaultdict(list)
@@ -149,7 +146,7 @@ def _samples(
         name = cell_subject(cell.cell)
         accumulator = accumulators.setdefault(name, Accumulator())
         before = accumulator.counters
-        if before is None and counted_before:  # it came while samples were taken: all that it has counted is new
+        if before is None and counted_before:  # a new row: everything that it has counted is new
             before = CellCounters(cell.generation)
         sample = sample_of(cell.load, cell.generation, before, objectives.get(cell.deployment))
         accumulator.counters = counters_of(cell.load, cell.generation)
@@ -161,7 +158,7 @@ def _samples(
 
 
 def _sums(by_place: Mapping[tuple[str, str], list[Sample]]) -> dict[str, Sample]:
-    """Samples of deployments in regions, of deployments, of regions, and of the fleet, which has one at any rate."""
+    """Sums for deployments in regions, deployments, regions, and the fleet, which is always present."""
     parts: dict[str, list[Sample]] = defaultdict(list)
     parts[FLEET] = []
     for (deployment, region), samples in by_place.items():
@@ -201,12 +198,12 @@ def _store(done: list[tuple[int, FinishedWindow]]) -> None:
 
 
 MOST_CODES = 50
-"""Of one deployment; there are fewer."""
+"""Per deployment; there are fewer."""
 
 
 def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -> None:
-    """Add what grew since the last report. `refusals`: as an ingress reports them
-    (`engine_agent.protocol.ingress_messages.Refusals`); what is not in that form counts nothing."""
+    """Adds the growth since the last report. `refusals`: as an ingress reports them
+    (`engine_agent.protocol.ingress_messages.Refusals`); other forms are ignored."""
     if not isinstance(refusals, dict) or not isinstance(refusals.get("codes"), dict):
         return
     since = str(refusals.get("since"))[:40]

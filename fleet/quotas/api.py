@@ -1,4 +1,4 @@
-"""Quotas of teams over HTTP, each with who has and borrows what. Decides nothing; services do."""
+"""Quotas of teams over HTTP, each with its use and borrowing. Parses and renders; services decide."""
 
 from typing import Any
 
@@ -18,13 +18,13 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
 class QuotaSerializer(RecordSerializer[Quota]):
-    # The context holds, under `uses`, what each team uses of each type.
-    wanted = serializers.IntegerField(source="use.wanted", help_text="Machines that all wanted cells need.")
-    used = serializers.IntegerField(source="use.used", help_text="Machines in cells of its deployments now.")
-    borrowed = serializers.IntegerField(source="use.borrowed", help_text="Of these, beyond the quota.")
-    idle = serializers.IntegerField(source="use.idle", help_text="Part of the quota that is not used.")
+    # Context: `uses`, the use of each team and type.
+    wanted = serializers.IntegerField(source="use.wanted", help_text="Machines that all target cells need.")
+    used = serializers.IntegerField(source="use.used", help_text="Machines in cells of its deployments.")
+    borrowed = serializers.IntegerField(source="use.borrowed", help_text="Of these, machines above the quota.")
+    idle = serializers.IntegerField(source="use.idle", help_text="Unused machines of the quota.")
     deployments = serializers.ListField(
-        source="use.deployments", child=serializers.CharField(), help_text="Of the team, on this type."
+        source="use.deployments", child=serializers.CharField(), help_text="The team's deployments on this type."
     )
 
     class Meta:
@@ -57,8 +57,8 @@ class QuotaFilter(filters.FilterSet):
 
 
 class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
-    """Machines of a type that a team is entitled to, in a region or over all. What it leaves idle the other teams with
-    a quota there may borrow, until it wants them."""
+    """Machines of a type that a team is entitled to, in a region or in total. Other teams with a quota there may borrow
+    idle ones until the team needs them."""
 
     serializer_class = QuotaSerializer
     filterset_class = QuotaFilter
@@ -78,8 +78,8 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
 
     @extend_schema(operation_id="quotas_set", request=SetQuotaSerializer, responses={200: QuotaSerializer})
     def create(self, request: Request) -> Response:
-        """Entitle a team to so many machines of a type, or to another number than before. Cells that it then has on
-        borrowed machines go once their owners want these; cells that no quota allows go at once, one by one."""
+        """Creates or changes a team's quota of a type. Cells on machines that are then borrowed stop when their owners
+        need these; cells that no quota allows stop one by one."""
         body = SetQuotaSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = quota_set(**body.validated_data, actor=actor_of(request), now=clock.now())
@@ -87,8 +87,7 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
 
     @extend_schema(operation_id="quotas_delete", responses={200: QuotaSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """End a quota: the team is bound by none of that type any more, and entitled to none. Responds with what it
-        was."""
+        """Deletes a quota and returns it. The team is then neither limited by it nor entitled to its machines."""
         row = self.get_object()
         shown = self.get_serializer(row).data
         quota_remove(name=row.name, actor=actor_of(request), now=clock.now())

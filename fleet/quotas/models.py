@@ -1,4 +1,4 @@
-"""Quotas: how many machines of a type a team is entitled to, in a region or over all of them."""
+"""Table of quotas: the machines of a type that a team is entitled to, in a region or in total."""
 
 from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
@@ -6,13 +6,13 @@ from django.db import models
 from fleet.regions.models import InstanceType, Region
 
 MACHINES_MOST = 100_000
-"""Guards against a slip of the finger; the largest fleets that we plan for have a tenth of it."""
+"""Limit against typing errors; the largest planned fleets have a tenth of it."""
 TEAM = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
 
 
 class Quota(models.Model):
-    """Machines of an instance type that a team may count on. Other teams with a quota of the type may borrow those that
-    it leaves idle, until it needs them. A team without a quota of a type is not limited there."""
+    """Machines of an instance type that a team is entitled to. Other teams with a quota of the type may borrow idle
+    ones until the team needs them. A team without a quota of a type is not limited there."""
 
     name = models.CharField(max_length=200, primary_key=True, help_text="`TEAM:TYPE` or `TEAM:TYPE:REGION`.")
     team = models.SlugField(max_length=64, validators=[RegexValidator(TEAM)], help_text="As deployments name theirs.")

@@ -1,5 +1,5 @@
-"""Quotas with what their teams have: machines in cells now, machines that all their cells would take, what they borrow
-and what they leave. In a constant number of queries."""
+"""Reads quotas with the use of their teams: machines in cells, machines for all target cells, borrowed and idle ones. A
+constant number of queries."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from models_registry.versions.planning.engine_arguments import nodes_per_cell
 from models_registry.versions.planning.spec import InvalidVersion
 
 Owner = tuple[str, str, str]
-"""Team, instance type, region; empty: over all."""
+"""(team, instance type, region); region "" is the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
-    """Machines: `used` are in cells of the team's deployments, `wanted` is what all their cells would take. `withheld`:
-    cells of them that it may not have now."""
+    """Machines: `used` in cells of the team's deployments, `wanted` for all their target cells. `withheld`: target
+    cells that are not allowed now."""
 
     quota: Quota
     used: int
@@ -34,12 +34,12 @@ class QuotaUse:
 
     @property
     def idle(self) -> int:
-        """Machines that it is entitled to and does not use, which others may borrow."""
+        """Unused machines of the quota, which others may borrow."""
         return max(0, self.quota.machines - self.used)
 
 
 def quota_uses(instance_type: str = "") -> list[QuotaUse]:
-    """Every quota, or those of one type."""
+    """All quotas, or those of one type."""
     quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
     rows = list(quotas.order_by("instance_type_id", "team", "name"))
     uses = quota_uses_of({owner_of(row) for row in rows}) if rows else {}
@@ -51,14 +51,14 @@ def owner_of(row: Quota) -> Owner:
 
 
 def uses_of(row: Quota, uses: Mapping[Owner, "OwnerUse"]) -> QuotaUse:
-    """A quota with what its owner uses."""
+    """A quota with its owner's use."""
     use = uses.get(owner_of(row), OwnerUse())
     return QuotaUse(row, use.used, use.wanted, use.withheld, use.deployments)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerUse:
-    """What the deployments of a team on a type use; see `QuotaUse`."""
+    """Use of a type by a team's deployments; see `QuotaUse`."""
 
     used: int = 0
     wanted: int = 0
@@ -79,13 +79,13 @@ def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
     names: dict[Owner, list[str]] = defaultdict(list)
     in_use: Counter[Owner] = Counter()
     for row in rows.select_related("model_version").prefetch_related("regions").order_by("name"):
-        sizes = {kind: _size(row, kind) for kind in row.instance_types}
+        sizes = {kind: _cell_size(row, kind) for kind in row.instance_types}
         places = {place.region_id: place for place in row.regions.all()}
         for region in sorted({*places, *(at for name, at, _ in used if name == row.name)}):
             place = places.get(region)
             there = {kind: used[row.name, region, kind] // size for kind, size in sizes.items()}
             for kind, size in sizes.items():
-                # Which type cells to come will be on is not decided yet: they count for the preferred one.
+                # Future cells count for the preferred type.
                 is_first, others = kind == row.instance_types[0], sum(there.values()) - there[kind]
                 for owner in ((row.team, kind, ""), (row.team, kind, region)):
                     names[owner] += [] if row.name in names[owner] else [row.name]
@@ -99,8 +99,8 @@ def quota_uses_of(owners: set[Owner]) -> dict[Owner, OwnerUse]:
     }
 
 
-def _size(row: Deployment, instance_type: str) -> int:
-    """Machines of a cell; 1 if its version cannot be read, which its deployment says elsewhere."""
+def _cell_size(row: Deployment, instance_type: str) -> int:
+    """Machines per cell; 1 if its version is unreadable, which its deployment reports."""
     try:
         return nodes_per_cell(row.model_version.spec(), instance_type)
     except InvalidVersion:

@@ -1,7 +1,5 @@
-"""States how many machines of a type a team may count on, in a region or over all. What follows is the reconciler's.
-
-Writes down how many of the cells that were set a place may have while machines are short, and tells both sides.
-"""
+"""Sets and deletes quotas, and stores how many of its target cells a place may have while machines are scarce, with
+events for both sides. Never changes cells: the reconciler does."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -35,11 +33,11 @@ def quota_set(
     borrow_most: int | None = None,
     region: str = "",
 ) -> Quota:
-    """Entitle a team to so many machines of a type, in a region or, without one, over all. `borrow_most`: how many of
-    others it may borrow, None any number. What is so already is left as it is.
+    """Sets a team's quota of a type, in a region or, without one, in total. `borrow_most`: machines that it may borrow,
+    None for any number. Does nothing if it is set already.
 
     Raises:
-        InvalidInput: no such instance type or region, no name of a team, or a number that cannot be.
+        InvalidInput: an unknown instance type or region, an invalid team name, or an invalid number.
     """
     check_columns(Quota, team=team, machines=machines, borrow_most=borrow_most)
     kind = instance_type_named(instance_type)
@@ -64,7 +62,7 @@ def quota_set(
         },
     )
     was = f"{before.machines} before" if before else "none before"
-    borrowing = "" if borrow_most is None else f", may borrow {borrow_most} at most"
+    borrowing = "" if borrow_most is None else f", may borrow at most {borrow_most}"
     where = f" in {region}" if region else ""
     _tell_quota(
         "set", f"team {team} is entitled to {machines} {kind.name}{where}, {was}{borrowing}, by {actor}", actor, now
@@ -73,19 +71,19 @@ def quota_set(
 
 
 def _region_named(name: str) -> Region | None:
-    """The region that a request names; None: it names none."""
+    """The region that a request names, or None."""
     if not name:
         return None
     found = Region.objects.filter(name=name).first()
     if found is None:
         there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
-        message = f"there is no region {name!r}; there are: {there}"
+        message = f"unknown region {name!r}; known: {there}"
         raise InvalidInput(field="region", rule="exists", message=message)
     return found
 
 
 def _check_scopes(machines: Mapping[str, int], team: str, kind: str, stated: str) -> None:
-    """A team is entitled to no more in a region than over all, where both are stated."""
+    """A team's quota in a region may not exceed its total quota, if both exist."""
     overall = machines.get("")
     for region, number in sorted(machines.items()):
         if overall is None or not region or number <= overall or stated not in {"", region}:
@@ -103,12 +101,12 @@ def _check_scopes(machines: Mapping[str, int], team: str, kind: str, stated: str
 
 @transaction.atomic
 def quota_remove(*, name: str, actor: str, now: datetime) -> None:
-    """The team is bound by no quota of that type any more, and entitled to none of its machines."""
+    """Deletes a team's quota. It no longer limits the team and grants no machines."""
     row = Quota.objects.select_for_update().get(name=name)
     row.delete()
     where = f" in {row.region_id}" if row.region_id else ""
     message = (
-        f"team {row.team} has no quota of {row.instance_type_id}{where} any more, {row.machines} before, by {actor}"
+        f"team {row.team} has no quota of {row.instance_type_id}{where} any more ({row.machines} before), by {actor}"
     )
     _tell_quota("removed", message, actor, now)
 
@@ -134,10 +132,10 @@ KINDS = {
 
 
 def cells_grant(decision: GrantCells, *, now: datetime) -> None:
-    """Set what a place may have. A new reason alone is written down and not told.
+    """Stores a place's grant. A change of only the reason causes no event.
 
     Raises:
-        StaleDecision: what was set or granted has changed since.
+        StaleDecision: the target or the grant has changed since the decision.
     """
     place = (decision.deployment, decision.region)
     with transaction.atomic():
@@ -150,10 +148,10 @@ def cells_grant(decision: GrantCells, *, now: datetime) -> None:
             grant_reason=decision.reason,
         )
         if not changed:
-            raise StaleDecision(f"{place[0]} in {place[1]} was set or granted other cells meanwhile")
+            raise StaleDecision(f"{place[0]} in {place[1]} has another target or grant meanwhile")
         if decision.granted != decision.seen:
             _tell(decision, now)
-            wake_ups.send(AUTOSCALE_TASK)  # requests may wait for a first cell, which it may have or not from now on
+            wake_ups.send(AUTOSCALE_TASK)  # requests may wait for a first cell, which is now allowed or not
         live.push("deployments", place[0])
 
 

@@ -1,8 +1,6 @@
-"""How near machines are to each other in the network. The one place that says what distance means; it decides nothing.
-
-A topology is a machine's ordered list of network nodes, widest first, as EC2's DescribeInstanceTopology gives it. Two
-machines share a prefix of it: the longer, the fewer hops lie between them.
-"""
+"""Network distance between machines, defined only here. Decides nothing. A topology is a machine's ordered list of
+network nodes, widest first, as in EC2's DescribeInstanceTopology. The longer the common prefix of two machines, the
+fewer hops are between them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +9,11 @@ from itertools import combinations
 Path = tuple[str, ...]
 
 POSITIONS_TRIED = 256
-"""Places beyond the machines that there are, among which one near another is looked for."""
+"""Number of further places searched for one near another machine."""
 
 
 def shared_prefix(one: Sequence[str], other: Sequence[str]) -> int:
-    """Number of network nodes, counted from the widest, that two topologies have in common."""
+    """Number of common network nodes of two topologies, from the widest."""
     for depth, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return depth
@@ -23,15 +21,13 @@ def shared_prefix(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def depth_of(topologies: Iterable[Sequence[str]]) -> int:
-    """Levels of a pool's network: the length of its longest topology, and 1 where none is known."""
+    """Levels of a pool's network: the length of its longest topology, at least 1."""
     return max((len(topology) for topology in topologies), default=1) or 1
 
 
 def distance(one: Sequence[str], other: Sequence[str], depth: int) -> int:
-    """Levels of the network that two different machines do not share, 0 (same lowest network node) to `depth`.
-
-    `depth - shared_prefix`: what is unknown of a topology is shared with no other, so an unknown place is far from all.
-    """
+    """Levels that two different machines do not share, from 0 (same lowest network node) to `depth`. Unknown levels
+    count as not shared, so an unknown place is far from all."""
     return depth - shared_prefix(one, other)
 
 
@@ -46,22 +42,19 @@ def total_distance(cells: Iterable[Sequence[Sequence[str]]], depth: int) -> int:
 
 
 def common_prefix(topologies: Sequence[Sequence[str]]) -> Path:
-    """The network nodes that all of these have in common, widest first."""
+    """The network nodes common to all, widest first."""
     first = topologies[0]
     return tuple(first[: min(shared_prefix(first, other) for other in topologies)])
 
 
 def failure_domain(topology: Sequence[str]) -> str:
-    """What fails together: all below one widest network node, which lies in one availability zone. Empty: unknown."""
+    """The widest network node, which lies in one availability zone and fails as a whole, or "" if unknown."""
     return topology[0] if topology else ""
 
 
 def free_position(place_at: Callable[[int], Path], taken: Iterable[Path], near: Path) -> int:
-    """The number of the place where a new machine should stand: the first free one of those nearest to `near`.
-
-    Places are numbered from 0, and `place_at` says below which network nodes each is; several may be below the same.
-    `taken` has the topologies of the machines that there are.
-    """
+    """The first free place nearest to `near` for a new machine. Places are numbered from 0; `place_at` gives the
+    network nodes of each, which several may share. `taken`: topologies of existing machines."""
     left = Counter(taken)
     best, longest = 0, -1
     for position in range(left.total() + POSITIONS_TRIED):

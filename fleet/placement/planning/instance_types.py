@@ -1,13 +1,7 @@
-"""How many cells of a place should be on which instance type: arithmetic on what is there, what is free and what it
-costs. Pure.
-
-What works stays where it is. What is lacking goes to the type that carries a request cheapest, as far as machines of it
-are there or can be bought; what is too much goes from the dearest. One cell at a time moves from where it works: to
-where a person wants one, or to a type that carries as much for at least a fifth less.
-
-On which instance types the cells of a place should be, from what the fleet is. Pure; it counts what it has given out
-in this pass. Deployments that list one type have nothing to be decided.
-"""
+"""Decides how many cells of a place should be on which instance type, from existing cells, free machines and prices.
+Running cells stay where they are. Missing cells go to the type with the lowest price per request that has machines;
+surplus ones stop on the most expensive type. One running cell at a time moves: to a type that a user set, or to one
+that carries as much for at least a fifth less. Deployments with a single type need no decision."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,17 +15,16 @@ from fleet.reconcile.planning.snapshot import CellView, DeploymentView, FleetVie
 from fleet.reconcile.planning.states import CellState
 
 ADVANTAGE = 0.2
-"""By which another type must be cheaper before a cell that works gives way to one there: a start costs minutes of two
-cells and what was cached, and prices that move by less would move cells to and fro. Cells change roles for as much."""
+"""Required saving before a running cell moves to another type. A start takes minutes of two cells and loses the cache,
+and smaller changes of prices would move cells back and forth. Changes of roles require the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeChoice:
-    """An instance type that cells of a place may be on. `capacity`: requests at once that a cell is tested for;
-    `price`: US dollars an hour of a cell, None: unknown; `stated`: how many a person wants there, None: what is best.
-    `having`: cells with all their machines; `waiting`: cells that lack some. `room`: more cells that machines are there
-    for; `is_bought`: others can be bought; `is_short`: a cell has waited for some as long as it may; `most`: cells that
-    quotas allow, None: any number."""
+    """An instance type for cells of a place. `capacity`: tested concurrency per cell; `price`: US dollars per hour and
+    cell, None if unknown; `stated`: cells that a user set there, None for free placement; `having`: cells with all
+    machines; `waiting`: cells without; `room`: further cells that machines exist for; `is_bought`: more can be bought;
+    `is_short`: a cell has waited its full patience; `most`: cells that quotas allow, None for any number."""
 
     name: str
     capacity: float
@@ -46,25 +39,25 @@ class TypeChoice:
 
     @property
     def per_request(self) -> float | None:
-        """US dollars an hour for a request at once; None: unknown."""
+        """US dollars per hour and concurrent request, or None if unknown."""
         return None if self.price is None or self.capacity <= 0 else self.price / self.capacity
 
     @property
     def supply(self) -> int | None:
-        """More cells that may get machines now; None: any number."""
+        """Further cells that may get machines now, or None for any number."""
         return None if self.is_bought and not self.is_short else self.room
 
 
 @dataclass(frozen=True, slots=True)
 class TypeSplit:
-    """`cells` by type, those to come included; `why`: what decided of the types that get more, or give a cell."""
+    """`cells`: target per type; `why`: reasons of types that gain or lose a cell."""
 
     cells: Mapping[str, int]
     why: Mapping[str, str]
 
 
 def cheapest_first(choices: Sequence[TypeChoice]) -> list[TypeChoice]:
-    """In the order in which they are taken: as listed where the price of one is unknown."""
+    """By price per request, or as listed if one price is unknown."""
     costs = [one.per_request for one in choices]
     if any(cost is None for cost in costs):
         return list(choices)
@@ -72,32 +65,31 @@ def cheapest_first(choices: Sequence[TypeChoice]) -> list[TypeChoice]:
 
 
 def split_types(total: int, choices: Sequence[TypeChoice], *, may_move: bool = False) -> TypeSplit:
-    """How so many cells should be divided; fewer only where quotas allow no more. `may_move`: nothing else is under
-    way, so a cell that works may give way to one of another type."""
+    """The division of a number of cells; fewer only if quotas allow no more. `may_move`: nothing else is in progress,
+    so a running cell may move."""
     order = cheapest_first(choices)
     is_whole = sum(one.having for one in order) >= total
-    coming = {one.name: _coming(one, is_whole=is_whole) for one in order}
-    cells = _kept(total, order, coming)
+    coming = {one.name: _cells_coming(one, is_whole=is_whole) for one in order}
+    cells = _kept_cells(total, order, coming)
     left, why = total - sum(cells.values()), dict[str, str]()
     if left:
-        _fill(left, order, cells, coming, why)
+        _add_missing(left, order, cells, coming, why)
     elif may_move and sum(one.having for one in choices) == total:
-        _move(order, cells, why)
+        _move_one(order, cells, why)
     return TypeSplit(cells, why)
 
 
-def _coming(one: TypeChoice, *, is_whole: bool) -> int:
-    """Waiting cells that may get machines now, or, while nothing is lacking, that a person wants there all the same."""
+def _cells_coming(one: TypeChoice, *, is_whole: bool) -> int:
+    """Waiting cells that may get machines now, or whose type a user set."""
     if one.supply is None:
         return one.waiting
     wanted = max(0, (one.stated or 0) - one.having) if is_whole else 0
     return min(one.waiting, max(one.supply, wanted))
 
 
-def _kept(total: int, order: Sequence[TypeChoice], coming: Mapping[str, int]) -> dict[str, int]:
-    """What works or is about to, as far as it is not too much: first where a person wants it, then where it is
-    cheapest. So a cell that is to give way to one that still starts is too much from the beginning: when it may go is
-    for the ledger."""
+def _kept_cells(total: int, order: Sequence[TypeChoice], coming: Mapping[str, int]) -> dict[str, int]:
+    """Running and starting cells without the surplus: first where a user wants them, then on the cheapest types. So a
+    cell that another one replaces is surplus from the beginning; the ledger decides when it stops."""
     cells = dict.fromkeys((one.name for one in order), 0)
     left = total
     for is_stated in (True, False):
@@ -111,11 +103,11 @@ def _kept(total: int, order: Sequence[TypeChoice], coming: Mapping[str, int]) ->
     return cells
 
 
-def _fill(
+def _add_missing(
     left: int, order: Sequence[TypeChoice], cells: dict[str, int], coming: Mapping[str, int], why: dict[str, str]
 ) -> None:
-    """What is lacking: where a person wants it, then where nothing is stated, then anywhere but where a person wants
-    none. What finds no machine waits where it waits already."""
+    """Missing cells: where a user wants them, then on types without a target, then anywhere without a target of 0.
+    Cells without machines keep waiting where they are."""
     supply = {one.name: left if one.supply is None else max(0, one.supply - coming[one.name]) for one in order}
     for rank in range(3):
         for one in order:
@@ -146,17 +138,17 @@ def _allowed(one: TypeChoice, cells: Mapping[str, int], left: int) -> int:
 
 def _why_there(one: TypeChoice, order: Sequence[TypeChoice], supply: Mapping[str, int], rank: int) -> str:
     if rank == 0:
-        return f"{one.stated} of its cells are to be on it"
+        return f"{one.stated} of its cells have this type as their target"
     before = [other.name for other in order[: order.index(one)] if other.stated is None and not supply[other.name]]
     if before:
-        return f"no machine is free of {', '.join(before)}"
+        return f"no free machine of {', '.join(before)}"
     if rank == 2 or any(other.per_request is None for other in order):
         return "the first that is listed and has machines"
-    return f"{one.per_request:.3g} $/h for a request at once, of those that have machines the least"
+    return f"{one.per_request:.3g} $/h per concurrent request, the lowest of the types with machines"
 
 
-def _move(order: Sequence[TypeChoice], cells: dict[str, int], why: dict[str, str]) -> None:
-    """One cell to where a person wants it; else one to a type that is cheaper, if its machines are there already."""
+def _move_one(order: Sequence[TypeChoice], cells: dict[str, int], why: dict[str, str]) -> None:
+    """Moves one cell to the type that a user wants, or to a cheaper type with available machines."""
     for gains, gives in [(gains, gives) for gains in order for gives in reversed(order) if gains is not gives]:
         if not cells[gives.name] or not _allowed(gains, cells, 1) or gains.supply == 0:
             continue
@@ -169,9 +161,9 @@ def _move(order: Sequence[TypeChoice], cells: dict[str, int], why: dict[str, str
 
 def _stated_move(gains: TypeChoice, gives: TypeChoice, cells: Mapping[str, int]) -> str:
     if (gains.stated or 0) > cells[gains.name] and cells[gives.name] > (gives.stated or 0):
-        return f"{gains.stated} of its cells are to be on {gains.name}"
+        return f"{gains.stated} of its cells have the target {gains.name}"
     if gives.stated is not None and gains.stated is None and cells[gives.name] > gives.stated:
-        return f"{gives.stated} of its cells are to be on {gives.name}"
+        return f"{gives.stated} of its cells have the target {gives.name}"
     return ""
 
 
@@ -182,19 +174,19 @@ def _cheaper_move(gains: TypeChoice, gives: TypeChoice, cells: Mapping[str, int]
     if cost is None or before is None or cost > (1 - ADVANTAGE) * before or gains.capacity < gives.capacity:
         return ""
     return (
-        f"{gains.name} carries as much for {cost:.3g} $/h a request at once instead of {before:.3g} on {gives.name}, "
-        "and has machines"
+        f"{gains.name} carries as much for {cost:.3g} $/h per concurrent request instead of {before:.3g} on "
+        f"{gives.name}, and has machines"
     )
 
 
 Place = tuple[str, str]
 """Deployment, region."""
 SETTLED = frozenset({CellState.READY, CellState.FAILED})
-"""Where all cells are in one of these, nothing is under way. One that fails again and again keeps none of them."""
+"""If all cells are in these states, nothing is in progress. A cell that fails repeatedly blocks nothing."""
 
 
 class TypePlan:
-    """The types of one pass. `live`: the cells that stay, by place."""
+    """Types of one pass. `live`: cells that stay, by place."""
 
     def __init__(
         self, fleet: FleetView, live: Mapping[Place, list[CellView]], notices: Notices, settings: FleetSettings
@@ -202,27 +194,27 @@ class TypePlan:
         self._fleet, self._live, self._notices, self._settings = fleet, live, notices, settings
         self._splits: dict[Place, TypeSplit] = {}
         self._given: Counter[tuple[str, str]] = Counter()
-        """Machines of pools that cells of this pass were promised."""
+        """Machines of pools promised to cells of this pass."""
         self._spares: Spares | None = None
 
     def has_choice(self, place: Place) -> bool:
-        """Whether its cells may be on one type or another."""
+        """Whether its cells may be on several types."""
         return bool(self._fleet.deployments[place[0]].further)
 
     def split(self, place: Place) -> TypeSplit:
-        """How the cells that it should have should be divided."""
+        """The division of its target cells."""
         if place not in self._splits:
             self._splits[place] = self._split(place)
         return self._splits[place]
 
     def of_surge(self, place: Place, version: str) -> str:
-        """The type of a cell that a rollout to this version brings before another goes: that of which most are left."""
+        """Type of a surge cell of a rollout to this version: the one with the most cells left."""
         left = Counter(cell.instance_type for cell in self._live.get(place, ()) if cell.version != version)
         types = self._fleet.deployments[place[0]].instance_types
         return max(types, key=lambda kind: (left[kind], -types.index(kind)))
 
     def there(self, place: Place) -> Counter[str]:
-        """Cells of each type, but for those whose machines end."""
+        """Cells per type without those whose machines end."""
         return Counter(cell.instance_type for cell in self._staying(place))
 
     def _staying(self, place: Place) -> list[CellView]:
@@ -251,14 +243,14 @@ class TypePlan:
             stated=spec.claim(region).by_type.get(kind),
             having=len(here) - len(waiting),
             waiting=len(waiting),
-            room=max(0, self._free(spec, region, kind)) // version.nodes_per_cell,
+            room=max(0, self._free_machines(spec, region, kind)) // version.nodes_per_cell,
             is_bought=view.free is None,
-            most=self._most(spec, region, kind, version.nodes_per_cell),
+            most=self._quota_cells(spec, region, kind, version.nodes_per_cell),
             is_short=any(self._has_waited(cell, is_bought=view.free is None) for cell in waiting),
         )
 
-    def _most(self, spec: DeploymentView, region: str, kind: str, size: int) -> int | None:
-        """Cells that the quotas of its team leave it there; what others could lend is for those who have no choice."""
+    def _quota_cells(self, spec: DeploymentView, region: str, kind: str, size: int) -> int | None:
+        """Cells that its team's quotas leave it there. Borrowing is reserved for deployments without a choice."""
         left = [
             quota.machines - self._used_elsewhere(spec, region, kind, quota.region)
             for quota in self._fleet.quotas
@@ -267,7 +259,7 @@ class TypePlan:
         return max(0, min(left) // size) if left else None
 
     def _used_elsewhere(self, spec: DeploymentView, region: str, kind: str, where: str) -> int:
-        """Machines of a type in cells of the same team but for those of this place, in a region or over all."""
+        """Machines of a type in other cells of the same team, in a region or in total."""
         others = (
             cell
             for cell in self._fleet.cells.values()
@@ -279,13 +271,13 @@ class TypePlan:
         return sum(len(cell.members) for cell in others)
 
     def _has_waited(self, cell: CellView, *, is_bought: bool) -> bool:
-        """As long as others would make room for it: then its machines are short."""
+        """Whether a cell has waited long enough for others to make room, so machines are scarce."""
         boot_s = self._fleet.regions[cell.region].limits.boot_s if is_bought else 0.0
         waited_s = self._fleet.listening_for_s(cell.state_since, self._notices.now)
         return waited_s >= self._settings.shares.patience_s + boot_s
 
-    def _free(self, spec: DeploymentView, region: str, kind: str) -> int:
-        """Machines that new cells may have: idle ones that are not kept for repairs, and free ones of its own pool."""
+    def _free_machines(self, spec: DeploymentView, region: str, kind: str) -> int:
+        """Machines for new cells: idle ones not reserved for repairs, and free ones of the region's pool."""
         self._spares = self._spares or Spares(self._fleet)
         view, pool = self._fleet.regions[region], (region, kind)
         unkept = self._spares.count(pool) - view.repair_only.get(kind, 0)

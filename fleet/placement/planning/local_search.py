@@ -1,9 +1,6 @@
 """Local search: moves nodes between drafts and spares, and places drafts again, while the total network distance
-shrinks.
-
-It tries only where a gain can be: at places nearer to the rest of a cell than the node that it would give away.
-Bounded, so that a large fleet is never held up by the search for a last hop.
-"""
+shrinks. It tries only places nearer to the rest of a cell than the node that it would give up. Its work is bounded, so
+that it never delays a large fleet for small gains."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,17 +20,17 @@ from fleet.placement.planning.packing import (
 )
 
 MAX_EXCHANGES = 12_000
-"""Bound on the work: about 0.3 s on one core of 2024."""
+"""Limit of the work: about 0.3 s on one core of 2024."""
 MAX_OWNERS = 24
-"""Drafts below one network node that are tried for an exchange, so that wide groups do not make it quadratic."""
+"""Drafts per network node that are tried for an exchange, so that wide groups are not quadratic."""
 MAX_LEAVES = 32
-"""So many lowest groups are all tried as places of a draft that is placed again."""
+"""With at most this many lowest groups, all are tried as places of a draft."""
 MAX_DRAFTS_BY_TWO = 6
-"""Among so many drafts, one is placed again also together with two others."""
+"""With at most this many drafts, one is placed again together with two others."""
 
 
 class _Search:
-    """Which drafts have nodes below which network node, and how much may still be weighed."""
+    """Drafts by network node, and the remaining budget."""
 
     def __init__(self, drafts: Sequence[Draft]) -> None:
         self.owners: dict[SpareGroup, dict[Draft, None]] = defaultdict(dict)
@@ -44,14 +41,14 @@ class _Search:
                 self._add(draft, leaf)
 
     def give_to(self, draft: Draft, gone: SpareGroup, got: SpareGroup) -> None:
-        """Write down that a draft has one node less of one lowest group and one more of another."""
+        """Records that a draft has one node less of one lowest group and one more of another."""
         draft.distance += reach(draft, got) - height_between(gone, got) - reach(draft, gone)
         draft.parts[gone] -= 1
         draft.parts[got] += 1
         self._add(draft, got)
         if not draft.parts[gone]:
             del draft.parts[gone]
-            for group in _up(gone):
+            for group in _group_and_parents(gone):
                 self.owners[group].pop(draft, None)
             for leaf in draft.parts:
                 self._add(draft, leaf)
@@ -59,24 +56,25 @@ class _Search:
     def lift(self, draft: Draft) -> None:
         for leaf, count in draft.parts.items():
             leaf.take(-count)
-            for group in _up(leaf):
+            for group in _group_and_parents(leaf):
                 self.owners[group].pop(draft, None)
         draft.parts, draft.distance = Counter(), 0
 
     def set_down(self, draft: Draft, parts: Counter[SpareGroup], distance: int) -> None:
-        """Give a draft that was lifted its places."""
+        """Assigns places to a draft that was lifted."""
         draft.parts, draft.distance = Counter(parts), distance
         for leaf, count in parts.items():
             leaf.take(count)
             self._add(draft, leaf)
 
     def _add(self, draft: Draft, leaf: SpareGroup) -> None:
-        for group in _up(leaf):
+        for group in _group_and_parents(leaf):
             self.owners[group][draft] = None
 
 
 def pack_shortest(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain) -> None:
-    """Pack and improve. A small fleet with cells of several sizes is packed in both orders; the shorter one stays."""
+    """Packs and improves. A small fleet with cells of several sizes is packed in both orders; the shorter result
+    stays."""
     pack(tree, drafts, load)
     improve(tree, drafts)
     if len({draft.count for draft in drafts}) == 1 or len(tree.leaves) > MAX_LEAVES:
@@ -100,7 +98,7 @@ def _cost(drafts: Sequence[Draft]) -> tuple[int, int]:
 
 
 def improve(tree: TopologyTree, drafts: Iterable[Draft]) -> None:
-    """Make the total distance of placed drafts smaller, until nothing helps or the bound is met."""
+    """Reduces the total distance of placed drafts until there is no gain or the limit is reached."""
     placed = [draft for draft in drafts if draft.parts]
     search = _Search(placed)
     waiting = {draft: None for draft in placed if draft.distance}
@@ -112,7 +110,7 @@ def improve(tree: TopologyTree, drafts: Iterable[Draft]) -> None:
 
 
 def _exchange(search: _Search, draft: Draft) -> list[Draft]:
-    """Make the best exchange of this draft, if one helps. Returns the drafts that changed."""
+    """Makes the best exchange of this draft, if one helps. Returns the changed drafts."""
     best: tuple[int, SpareGroup, SpareGroup, Draft | None] | None = None
     for gone in list(draft.parts):
         for got, other in _offers(search, draft, gone):
@@ -133,10 +131,8 @@ def _exchange(search: _Search, draft: Draft) -> list[Draft]:
 
 
 def _reinsert(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft]:
-    """Take this draft up, with up to two neighbours in a small fleet, else one, and place all again.
-
-    Helps where exchanges cannot: between cells of different sizes, and where a whole cell is better off elsewhere.
-    """
+    """Lifts this draft with one neighbour (two in a small fleet), and places all again. Helps between cells of
+    different sizes, and where a whole cell should move."""
     neighbours = _neighbours(search, tree, draft)
     at_once = 2 if len(search.placed) <= MAX_DRAFTS_BY_TWO else 1
     for others in chain.from_iterable(combinations(neighbours, number) for number in range(at_once + 1)):
@@ -154,7 +150,7 @@ def _reinsert(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft]:
 
 
 def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[SpareGroup], below: int) -> bool:
-    """Place drafts so that their distance together is `below` this, trying every place for all but the last."""
+    """Places drafts with a total distance below `below`, trying every place for all but the last."""
     draft, rest = order[0], order[1:]
     choices = _choices(search, draft, anchors)
     for choice in choices if rest else choices[:1]:
@@ -180,18 +176,18 @@ def _choices(search: _Search, draft: Draft, anchors: Sequence[SpareGroup]) -> li
 
 
 def _anchors(tree: TopologyTree, drafts: Iterable[Draft]) -> list[SpareGroup]:
-    """Lowest groups to grow drafts around: all of them in a small fleet, else their own."""
+    """Lowest groups to grow drafts around: all in a small fleet, otherwise their own."""
     if len(tree.leaves) <= MAX_LEAVES:
         return tree.leaves
     return list(dict.fromkeys(leaf for draft in drafts for leaf in draft.parts))
 
 
 def _neighbours(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft]:
-    """Other drafts with nodes near those of this one, the nearest first; in a small fleet all."""
+    """Other drafts near this one, the nearest first; all in a small fleet."""
     near: dict[Draft, None] = {}
     for height in range(tree.height):
         for leaf in draft.parts:
-            near |= dict.fromkeys(search.owners[_up(leaf)[height]])
+            near |= dict.fromkeys(search.owners[_group_and_parents(leaf)[height]])
     if len(tree.leaves) <= MAX_LEAVES:
         near |= dict.fromkeys(search.placed)
     near.pop(draft, None)
@@ -199,10 +195,10 @@ def _neighbours(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft
 
 
 def _offers(search: _Search, draft: Draft, gone: SpareGroup) -> Iterator[tuple[SpareGroup, Draft | None]]:
-    """What could be had for a node of `gone`: places nearer to the rest of the draft, free or of another draft."""
+    """Replacements for a node of `gone`: places nearer to the rest of the draft, free or of another draft."""
     seen: set[SpareGroup] = set()
     for part in [leaf for leaf in draft.parts if leaf is not gone]:
-        for group in _up(part)[: height_between(part, gone)]:
+        for group in _group_and_parents(part)[: height_between(part, gone)]:
             if group in seen:
                 continue
             seen.add(group)
@@ -222,7 +218,7 @@ def _gain(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) 
 
 
 def _allowed(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) -> bool:
-    """Whether both drafts stay within what they may reach."""
+    """Whether both drafts stay within their limits."""
     return _fits(draft, gone, got) and (other is None or _fits(other, got, gone))
 
 
@@ -236,7 +232,7 @@ def reach(draft: Draft, leaf: SpareGroup) -> int:
     return sum(count * height_between(part, leaf) for part, count in draft.parts.items())
 
 
-def _up(leaf: SpareGroup) -> list[SpareGroup]:
+def _group_and_parents(leaf: SpareGroup) -> list[SpareGroup]:
     """A lowest group and the groups above it, without the root."""
     groups = []
     group: SpareGroup | None = leaf

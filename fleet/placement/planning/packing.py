@@ -1,20 +1,10 @@
-"""Spares as the tree of their network nodes, so that near ones are found without looking at all. Decides nothing.
+"""The spares of a pass as trees of network nodes, and a greedy packing of whole cells onto them, or of single spares
+next to nodes that stay, with a small total network distance. `local_search` improves the result. `planner` decides who
+may use how many spares.
 
-The tree begins with what a machine runs, because machines that differ in it can never be in one cell. Every spare hangs
-at the same depth: what is unknown of its topology is a place of its own, because it is not known what shares it.
-Taking or giving back spares costs the logarithm of a group's children.
-
-The spares of a pass: which nodes are free, which are taken or held for a cell, and what they would run.
-
-A pool is a region and an instance type. Which software must be the same in a cell depends on its engine, and which
-spares it may use on the markets of its deployment, so there is a tree of spares for each pool, engine and choice of
-markets.
-
-Packs whole cells onto spares, and joins spares to the nodes that stay in a cell, so that the total network distance
-is small. Greedy; `local_search` improves what is packed.
-
-Pure arithmetic on groups of spares: which deployment a cell is of matters only to spread them. Who may use how many
-spares, and how that is explained, is decided in `planner`.
+There is a tree per pool, engine and choice of markets. Its first level is the machine's software, because machines with
+different software can never be in one cell. All spares have the same depth; unknown levels count as separate places.
+Taking or returning spares costs the logarithm of a group's children.
 """
 
 from bisect import bisect_left, insort
@@ -32,10 +22,8 @@ from fleet.reconcile.planning.states import NodeState
 
 
 class SpareGroup:
-    """The spares below one network node. `free` of them are not taken yet; only lowest groups have `nodes`.
-
-    `height` is how far two spares of this group are from each other at most: 0 in a lowest group. `path` starts with
-    what the spares run, then their network nodes from the widest.
+    """Spares below one network node, of which `free` are not taken. Only lowest groups have `nodes`. `height`: maximum
+    distance between two of its spares, 0 in a lowest group. `path`: the software, then network nodes from the widest.
     """
 
     __slots__ = ("_order", "_positions", "children", "free", "height", "nodes", "parent", "path", "position")
@@ -49,29 +37,28 @@ class SpareGroup:
         self.free = 0
         self.position = 0
         self._order: list[tuple[int, int]] = []
-        """(free, position) of the children that have any, smallest first."""
+        """(free, position) of children with free spares, smallest first."""
         if parent is not None:
             self.position = len(parent.children)
             parent.children.append(self)
 
     @property
     def domain(self) -> str:
-        """The failure domain of its spares."""
         return self.path[1]
 
     def fitting(self, at_least: int, without: set[int]) -> "Iterator[SpareGroup]":
-        """Children that have `at_least` so many spares, fewest first; not the ones at the positions `without`."""
+        """Children with `at_least` spares, fewest first, except at the positions `without`."""
         for index in range(bisect_left(self._order, (at_least,)), len(self._order)):
             position = self._order[index][1]
             if position not in without:
                 yield self.children[position]
 
     def largest(self, without: set[int]) -> "SpareGroup":
-        """The child with the most spares, not at the positions `without`; there must be one."""
+        """The child with the most spares, except at the positions `without`. There must be one."""
         return next(self.children[position] for _, position in reversed(self._order) if position not in without)
 
     def take(self, count: int) -> None:
-        """Count so many spares of a lowest group as taken; as given back if negative."""
+        """Counts this many spares of a lowest group as taken, or if negative as returned."""
         child, group = self, self.parent
         child.free -= count
         while group is not None:
@@ -85,12 +72,9 @@ class SpareGroup:
 
 
 class TopologyTree:
-    """The free spares of one pool. `leaves` are its lowest groups, in order.
-
-    `places` gives each spare with its path, and all paths have `height` entries. `depth` is that of the network: one
-    less, as the first entry is what the spare runs. So two spares are at most `depth` apart if they run the same. Of
-    those of one lowest group the cheapest are taken first.
-    """
+    """The free spares of one pool. `leaves`: its lowest groups, in order. All paths have `height` entries. `depth`, the
+    network's, is one less, because the first entry is the software; two spares with the same software are at most
+    `depth` apart. In a lowest group the cheapest are taken first."""
 
     def __init__(self, places: Iterable[tuple[Path, NodeView]], height: int) -> None:
         self.height = height
@@ -99,11 +83,11 @@ class TopologyTree:
         self.groups: dict[Path, SpareGroup] = {(): self.root}
         self.leaves: list[SpareGroup] = []
         for path, spare in sorted(places, key=lambda place: (place[0], place[1].price_per_hour or 0.0, place[1].id)):
-            self._leaf(path).nodes.append(spare)
+            self._leaf_group(path).nodes.append(spare)
         for leaf in self.leaves:
             leaf.take(-len(leaf.nodes))
 
-    def _leaf(self, path: Path) -> SpareGroup:
+    def _leaf_group(self, path: Path) -> SpareGroup:
         if path in self.groups:
             return self.groups[path]
         group = self.root
@@ -117,14 +101,13 @@ class TopologyTree:
 
 
 def path_of(node: NodeView, software: str, depth: int) -> Path:
-    """A node's path in the tree of a network so deep: what it runs, then its network nodes, widest first."""
+    """A node's path: its software, then its network nodes, widest first."""
     known = node.topology[:depth]
     return (software, *known) + (f"?{node.id}",) * (depth - len(known))
 
 
 def height_between(one: SpareGroup, other: SpareGroup) -> int:
-    """Network distance between a spare of one lowest group and one of another; above the depth if they run other
-    software."""
+    """Network distance between spares of two lowest groups; above the depth if their software differs."""
     return 0 if one is other else len(one.path) - shared_prefix(one.path, other.path)
 
 
@@ -133,7 +116,7 @@ PoolKey = tuple[str, str]
 
 
 class Spares:
-    """Nodes that could start in a cell now: ready, idle, not cordoned, in no cell. `of` a pool does not change."""
+    """Nodes that could start in a cell now: ready, idle, not cordoned, in no cell."""
 
     def __init__(self, fleet: FleetView) -> None:
         taken = {member.node for cell in fleet.cells.values() for member in cell.members}
@@ -153,11 +136,11 @@ class Spares:
         self._stacks: dict[tuple[str, str], str] = {}
 
     def of(self, pool: PoolKey) -> tuple[NodeView, ...]:
-        """All spares of a pool in a stable order, whether this pass has taken them or not."""
+        """All spares of a pool in a stable order, including those taken in this pass."""
         return self._all.get(pool, ())
 
     def free(self, pool: PoolKey, markets: Markets = ANY) -> tuple[NodeView, ...]:
-        """Those that no cell has taken and that are held for none, and that a deployment with these markets may use."""
+        """Spares that are neither taken nor held and that these markets allow."""
         return tuple(node for node in self._free.get(pool, {}).values() if may_use(markets, node.markets))
 
     def count(self, pool: PoolKey, markets: Markets = ANY) -> int:
@@ -167,7 +150,7 @@ class Spares:
         return self._depth.get(pool, 1)
 
     def tree(self, pool: PoolKey, engine: str, markets: Markets = ANY) -> TopologyTree:
-        """The free spares by what they would run a cell of this engine with, and by their network nodes."""
+        """Free spares by their software for this engine and their network nodes."""
         key = (pool, engine, markets)
         if key not in self._trees:
             free = self.free(pool, markets)
@@ -175,11 +158,11 @@ class Spares:
         return self._trees[key]
 
     def path(self, node: NodeView, engine: str) -> Path:
-        """A node's path in `tree`, whether it is a spare or not."""
+        """A node's path in `tree`, for any node."""
         return path_of(node, self._stack(node, engine), self.depth((node.region, node.instance_type)))
 
     def _stack(self, node: NodeView, engine: str) -> str:
-        """`NodeView.stack`, computed once for machines that are alike."""
+        """`NodeView.stack`, computed once for equal machines."""
         key = (node.fingerprint, engine)
         if not node.fingerprint:
             return node.stack(engine)
@@ -188,7 +171,7 @@ class Spares:
         return self._stacks[key]
 
     def remove(self, pool: PoolKey, engine: str, markets: Markets, nodes: Iterable[NodeView]) -> None:
-        """These are taken or held. The tree that they are from knows it already; other ones are built anew."""
+        """Records that these are taken or held. Their own tree is up to date; other trees are rebuilt."""
         for node in nodes:
             del self._free[pool][node.id]
         for key in [key for key in self._trees if key[0] == pool and key[1:] != (engine, markets)]:
@@ -196,7 +179,7 @@ class Spares:
 
 
 def is_idle(node: NodeView) -> bool:
-    """Whether a node could start in a cell now if it is in none."""
+    """Whether a node could start in a cell now, if it is in none."""
     return (
         node.state is NodeState.READY
         and not node.cordoned
@@ -206,20 +189,17 @@ def is_idle(node: NodeView) -> bool:
 
 
 Parts = tuple[tuple[SpareGroup, int], ...]
-"""How many spares of which lowest groups."""
+"""Number of spares per lowest group."""
 MAX_FITTING = 4
-"""Groups large enough that are compared before one of them is broken."""
+"""Maximum number of sufficient groups compared before one of them is split."""
 CellsByDomain = Counter[tuple[str, str]]
-"""How many cells (of a deployment, in a failure domain) there are."""
+"""(deployment, failure domain) -> number of cells."""
 
 
 @dataclass(eq=False, slots=True)
 class Draft:
-    """A cell on paper: `count` nodes of which no two may be farther apart than `ceiling`, the network's depth or less.
-
-    `parts` says how many nodes of which lowest groups it takes; empty: no place for it. `distance` is their total
-    network distance.
-    """
+    """A planned cell: `count` nodes, no two farther apart than `ceiling`. `parts`: its nodes per lowest group, empty
+    without a place; `distance`: their total network distance."""
 
     cell: str
     deployment: str
@@ -231,7 +211,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Nodes grown around one lowest group. `leftover` spares stay behind in the groups that this breaks."""
+    """Nodes around one lowest group. `leftover`: spares that remain in the groups that this splits."""
 
     parts: Parts
     distance: int
@@ -239,12 +219,9 @@ class Choice:
 
 
 def pack(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain, *, large_first: bool = True) -> None:
-    """Give each draft its parts, as far as there is place, and count them as taken.
-
-    Hard ones first: those that must be tight, then (with `large_first`) large ones. Equally near places are told apart
-    by how many cells of the deployment their failure domain has, then by how many spares stay behind in the groups
-    that are broken.
-    """
+    """Gives each draft its parts, if there is place, and counts them as taken. The hardest ones come first: tight ones,
+    then (with `large_first`) large ones. Equally near places are ranked by the deployment's cells in their failure
+    domain, then by the spares remaining in split groups."""
     batches: dict[tuple[int, int], list[Draft]] = defaultdict(list)
     for draft in drafts:
         batches[draft.ceiling, -draft.count if large_first else draft.count].append(draft)
@@ -254,8 +231,8 @@ def pack(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain, *, la
 
 
 def _pack_alike(tree: TopologyTree, batch: list[Draft], load: CellsByDomain) -> None:
-    """Cells of one size, each at the nearest place that is left."""
-    places = _Places(tree, batch[0].count, batch[0].ceiling)
+    """Cells of one size, each at the nearest remaining place."""
+    places = _PlacesOfSize(tree, batch[0].count, batch[0].ceiling)
     for draft in batch:
         best = places.best(draft.deployment, load)
         if best is None:
@@ -268,12 +245,9 @@ def _pack_alike(tree: TopologyTree, batch: list[Draft], load: CellsByDomain) -> 
         load[draft.deployment, domain] += 1
 
 
-class _Places:
-    """Places for cells of one size, cheapest first in each failure domain.
-
-    What a place costs only grows while others are taken, so heaps with stale entries find the cheapest: an entry is
-    computed anew when it comes up, and counts if it is still what it was.
-    """
+class _PlacesOfSize:
+    """Places for cells of one size, cheapest first per failure domain. Costs only grow while others are taken, so heaps
+    may hold stale entries: an entry is recomputed when it comes up, and counts if it is unchanged."""
 
     def __init__(self, tree: TopologyTree, count: int, ceiling: int) -> None:
         self.tree, self.count, self.ceiling = tree, count, ceiling
@@ -288,7 +262,7 @@ class _Places:
     def best(self, deployment: str, load: CellsByDomain) -> tuple[Choice, str] | None:
         """The cheapest place for a cell of this deployment now, and its failure domain."""
         while self.heaps:
-            domain = min(self.heaps, key=lambda name: self._rank(name, deployment, load))
+            domain = min(self.heaps, key=lambda name: self._domain_rank(name, deployment, load))
             heap = self.heaps[domain]
             distance, leftover, index = heap[0]
             choice = grow(self.tree.leaves[index], self.count, self.ceiling)
@@ -302,16 +276,14 @@ class _Places:
                 heapreplace(heap, (choice.distance, choice.leftover, index))
         return None
 
-    def _rank(self, domain: str, deployment: str, load: CellsByDomain) -> tuple[int, int, int, str]:
+    def _domain_rank(self, domain: str, deployment: str, load: CellsByDomain) -> tuple[int, int, int, str]:
         distance, leftover, _ = self.heaps[domain][0]
         return distance, load[deployment, domain], leftover, domain
 
 
 def grow(leaf: SpareGroup, count: int, ceiling: int, skip: int = 0) -> Choice | None:
-    """`count` spares around a lowest group: its own, then the nearest others, passing by those nearer than `skip`.
-
-    None if too few are near enough. Passing by near single spares pays where a whole group lies a little farther.
-    """
+    """`count` spares around a lowest group: its own, then the nearest others, skipping those nearer than `skip`. None
+    if too few are near enough. Skipping single near spares pays if a whole group is slightly farther."""
     got = min(leaf.free, count)
     if not got:
         return None
@@ -332,8 +304,8 @@ def grow(leaf: SpareGroup, count: int, ceiling: int, skip: int = 0) -> Choice | 
 
 
 def fill(group: SpareGroup, count: int, without: SpareGroup | None = None) -> tuple[Parts, int]:
-    """`count` spares of a group, near each other, and their distance. Takes whole children, and breaks one of the
-    smallest that have what is then still missing."""
+    """`count` spares of a group, near each other, and their distance. Takes whole children, and splits one of the
+    smallest sufficient ones for the rest."""
     if not group.children:
         return ((group, count),), 0
     parts: Parts = ()
@@ -350,7 +322,8 @@ def fill(group: SpareGroup, count: int, without: SpareGroup | None = None) -> tu
 
 
 def _next_child(group: SpareGroup, count: int, used: set[int]) -> tuple[SpareGroup, tuple[Parts, int]]:
-    """The child that gives `count` nearest together, of the smallest that can; else the largest, with all it has."""
+    """Of the smallest sufficient children, the one with the nearest `count` spares; otherwise the largest with all of
+    its spares."""
     tried = 1 if group.height == 1 else MAX_FITTING
     fitting = [(child, fill(child, count)) for child in islice(group.fitting(count, used), tried)]
     if fitting:
@@ -360,11 +333,9 @@ def _next_child(group: SpareGroup, count: int, used: set[int]) -> tuple[SpareGro
 
 
 def join(tree: TopologyTree, staying: Sequence[Path], count: int, ceiling: int) -> tuple[Parts, int] | None:
-    """Take `count` spares, one by one, each the nearest to all that are in the cell by then; and their distance to it.
-
-    `staying` are paths of the tree. Of equally near spares, one of the smallest group, so that large ones
-    stay whole. None, and nothing taken, if there are too few no farther than `ceiling` from any of the cell.
-    """
+    """Takes `count` spares one by one, each the nearest to all nodes of the cell so far, and returns their distance.
+    `staying`: paths of the tree. Of equally near spares, uses the smallest group, so that large ones stay whole.
+    Returns None and takes none if too few are within `ceiling`."""
     places = list(staying)
     parts: list[SpareGroup] = []
     total = 0

@@ -1,11 +1,8 @@
-"""Decides which spare nodes form a cell, or join one, for all cells of a pass together, and says why in one sentence.
-
-Requests come in turn (`fleet.quotas.planning.turns`). Of one turn repairs come first and take the spares nearest to the
-nodes that stay. New cells then share what is not kept for repair: in the order of the requests where it is too little,
-else all at once, packed so that the total network distance is small. Of repairs, and of new cells, those that may use
-fewer markets come first: others have more to choose from. A cell that cannot be placed holds what it can use, so that
-it gets whole before later ones.
-"""
+"""Decides which spare nodes form or join a cell, for all cells of a pass together, and gives the reason in one
+sentence. Requests come in turns (`fleet.quotas.planning.turns`). In a turn, repairs come first and take the spares
+nearest to the nodes that stay. New cells share what is not reserved for repairs, packed for a small total network
+distance; if it is too little, in the order of the requests. Requests with fewer markets come first, because others have
+more choice. A cell without a place holds the spares that it can use, so that later ones cannot starve it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -32,8 +29,8 @@ from fleet.reconcile.planning.states import CellState
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """A cell needs `count` nodes beside those that stay, bought in these `markets`. All must share `within` network
-    nodes; 0: any number. `turn`: the lower comes first."""
+    """A cell that needs `count` more nodes, bought in these `markets`. All of its nodes must share `within` network
+    nodes (0: any). `turn`: lower ones first."""
 
     cell: str
     deployment: str
@@ -58,7 +55,7 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The cell's nodes in rank order: those that stay first."""
+    """The cell's nodes in rank order, remaining ones first."""
 
     nodes: tuple[NodeView, ...]
     reason: str
@@ -66,7 +63,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no place. `short` nodes more, below `near` if possible, would make one."""
+    """Why there is no place. `short`: missing nodes, below `near` if possible."""
 
     reason: str
     short: int
@@ -77,7 +74,7 @@ PlacementResult = Placed | Refused
 
 
 class Placement:
-    """The placing of one pass: what it gives to one cell, or holds for it, it does not give to another."""
+    """The placement of one pass. Spares given to or held for one cell are not given to another."""
 
     def __init__(self, fleet: FleetView) -> None:
         self.spares = Spares(fleet)
@@ -87,7 +84,7 @@ class Placement:
         self._load = _cells_by_domain(fleet)
 
     def place(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
-        """A result for each order, by cell."""
+        """A result for each request, by cell."""
         results: dict[str, PlacementResult] = {}
         for turn in sorted({order.turn for order in orders}):
             results |= self._place_of_turn([order for order in orders if order.turn == turn])
@@ -95,36 +92,38 @@ class Placement:
 
     def _place_of_turn(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
         repairs = sorted((one for one in orders if one.is_repair), key=lambda one: strictest_first(one.markets))
-        results: dict[str, PlacementResult] = {order.cell: self._repair(order) for order in repairs}
+        results: dict[str, PlacementResult] = {order.cell: self._place_repair(order) for order in repairs}
         growth: dict[tuple[PoolKey, Markets], list[PlacementRequest]] = defaultdict(list)
         for order in orders:
             if not order.is_repair:
                 growth[order.pool, order.markets].append(order)
         for alike in sorted(growth, key=lambda alike: strictest_first(alike[1])):
-            results |= self._grow(growth[alike])
+            results |= self._place_new_cells(growth[alike])
         return results
 
-    def _repair(self, order: PlacementRequest) -> PlacementResult:
-        """The nearest spares join. Where none may join those that stay, the whole cell moves elsewhere."""
+    def _place_repair(self, order: PlacementRequest) -> PlacementResult:
+        """Adds the nearest spares. If none may join the nodes that stay, the whole cell moves."""
         if order.staying:
-            tree = self._tree(order)
+            tree = self._spare_tree(order)
             staying = [self.spares.path(node, order.engine) for node in order.staying]
             nearest = join(tree, staying, order.count, self._ceiling(order))
             if nearest:
                 joined = self._hand_out(order, nearest[0])
                 reason = reasons.joined(order.staying, joined, tree.depth)
                 return Placed((*order.staying, *joined), reason)
-        return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool, order.markets))
+        return self._pack_cells([order]).get(order.cell) or self._refuse(
+            order, self.spares.count(order.pool, order.markets)
+        )
 
-    def _grow(self, waiting: list[PlacementRequest]) -> dict[str, PlacementResult]:
-        """As many at once as there are spares for, in their order. One without place holds what it can use."""
+    def _place_new_cells(self, waiting: list[PlacementRequest]) -> dict[str, PlacementResult]:
+        """Places as many as there are spares for, in order. A cell without a place holds what it can use."""
         results: dict[str, PlacementResult] = {}
         while waiting:
             pool = waiting[0].pool
             unkept = self.spares.count(pool) - self._kept.get(pool, 0)
             allowed = max(0, min(unkept, self.spares.count(pool, waiting[0].markets)))
             admitted = _first_that_fit(waiting, allowed)
-            placed = self._pack(admitted)
+            placed = self._pack_cells(admitted)
             results |= placed
             waiting = [order for order in waiting if order.cell not in placed]
             for order in [order for order in admitted if order.cell not in placed] or waiting[:1]:
@@ -132,13 +131,13 @@ class Placement:
                 waiting.remove(order)
         return results
 
-    def _pack(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
-        """Places for whole cells of one pool and the same markets, for as many as there are; of one engine together."""
+    def _pack_cells(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
+        """Places for as many whole cells of one pool and equal markets as possible, grouped by engine."""
         placed: dict[str, PlacementResult] = {}
         for engine in sorted({order.engine for order in orders}):
             alike = [order for order in orders if order.engine == engine]
             drafts = [Draft(order.cell, order.deployment, order.size, self._ceiling(order)) for order in alike]
-            tree = self._tree(alike[0])
+            tree = self._spare_tree(alike[0])
             pack_shortest(tree, drafts, self._load)
             for order, draft in zip(alike, drafts, strict=True):
                 if draft.parts:
@@ -154,7 +153,7 @@ class Placement:
         return Placed(nodes, reason + reasons.cheaper(nodes[: parts[0][1]], parts[0][0].nodes))
 
     def _hand_out(self, order: PlacementRequest, parts: Iterable[tuple[SpareGroup, int]]) -> tuple[NodeView, ...]:
-        """The nodes of places that are counted as taken already."""
+        """Nodes of places that already count as taken."""
         nodes = []
         for leaf, count in parts:
             nodes += leaf.nodes[:count]
@@ -163,8 +162,8 @@ class Placement:
         return tuple(nodes)
 
     def _refuse(self, order: PlacementRequest, allowed: int) -> Refused:
-        """Hold what the cell can use of the `allowed` spares, so that no later one takes it, and say what it lacks."""
-        tree = self._tree(order)
+        """Holds the spares of the `allowed` ones that the cell can use, and says what is missing."""
+        tree = self._spare_tree(order)
         together, near_enough = _largest(tree, tree.depth), _largest(tree, self._ceiling(order))
         seen = reasons.SpareCounts(
             free=tree.root.free,
@@ -174,13 +173,13 @@ class Placement:
             other_markets=self.spares.count(order.pool) - tree.root.free,
         )
         reason = reasons.refused(order.instance_type, order.count, order.staying, order.within, tree.depth, seen)
-        parts = self._usable(order, tree, allowed)
+        parts = self._usable_parts(order, tree, allowed)
         held = self._hand_out(order, parts)
         near = order.staying[0].topology if order.staying else (held[0].topology if held else ())
         return Refused(reason, order.count - len(held), near)
 
-    def _usable(self, order: PlacementRequest, tree: TopologyTree, allowed: int) -> Parts:
-        """The spares that will be in the cell once others are there; they count as taken."""
+    def _usable_parts(self, order: PlacementRequest, tree: TopologyTree, allowed: int) -> Parts:
+        """Spares that will be in the cell once others exist. They count as taken."""
         ceiling = self._ceiling(order)
         if order.staying:
             paths = [self.spares.path(node, order.engine) for node in order.staying]
@@ -193,7 +192,7 @@ class Placement:
             leaf.take(taken)
         return parts
 
-    def _tree(self, order: PlacementRequest) -> TopologyTree:
+    def _spare_tree(self, order: PlacementRequest) -> TopologyTree:
         return self.spares.tree(order.pool, order.engine, order.markets)
 
     def _ceiling(self, order: PlacementRequest) -> int:
@@ -202,7 +201,7 @@ class Placement:
 
 
 def _first_that_fit(orders: Sequence[PlacementRequest], allowed: int) -> list[PlacementRequest]:
-    """The first orders that so many spares are enough for; a later smaller one does not overtake."""
+    """The first requests that the spares suffice for. A smaller later one does not overtake."""
     admitted = []
     for order in orders:
         allowed -= order.size
@@ -219,7 +218,7 @@ def _largest(tree: TopologyTree, height: int) -> SpareGroup | None:
 
 
 def _cells_by_domain(fleet: FleetView) -> CellsByDomain:
-    """Cells of each deployment by failure domain, where their first member is."""
+    """Cells per deployment and failure domain of their first member."""
     load: CellsByDomain = Counter()
     for cell in fleet.cells.values():
         if cell.members and cell.state is not CellState.DRAINING:

@@ -1,4 +1,4 @@
-"""Says in one sentence why a cell was placed where it is, or what it would need. Words only; decides nothing."""
+"""Words for placement: why a cell was placed where it is, or what is missing. Decides nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,14 +7,13 @@ from fleet.placement.planning.distance import common_prefix, distance, failure_d
 from fleet.reconcile.planning.snapshot import NodeView
 
 WAITS = "; waits: "
-"""Between why a cell broke and what its repair waits for."""
+"""Separates why a cell broke from what its repair waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpareCounts:
-    """The spares of a pool that a refusal counts: `free` for this cell if it may use `allowed` of them, the most that
-    run the same software, and the most that are also near enough together. `other_markets`: those that it may not use.
-    """
+    """Spares of a pool: `free` for this cell, of which it may use `allowed`; the largest numbers with the same software
+    and also near enough together; `other_markets`: those that it may not use."""
 
     free: int
     allowed: int
@@ -24,8 +23,8 @@ class SpareCounts:
 
 
 def placed(deployment: str, nodes: Sequence[NodeView], depth: int, left: int, others: int) -> str:
-    """Why a whole cell is on these nodes. `left` spares stay in the group of its first node; `others`: cells of the
-    deployment in the same failure domain before it."""
+    """Why a whole cell is on these nodes. `left`: spares remaining in the group of its first node; `others`: other
+    cells of the deployment in its failure domain."""
     names = ", ".join(node.id for node in nodes)
     domain = failure_domain(nodes[0].topology)
     sentence = f"placed on {names}, {_together(nodes, depth)}"
@@ -34,16 +33,16 @@ def placed(deployment: str, nodes: Sequence[NodeView], depth: int, left: int, ot
     spread = f"the first cell of {deployment} under {domain}"
     if others:
         spread = f"with {others} other {_plural(others, 'cell')} of {deployment} under {domain}"
-    return f"{sentence}: {spread}, leaving {left} {_plural(left, 'spare')} beside it"
+    return f"{sentence}: {spread}, leaving {left} {_plural(left, 'spare')} next to it"
 
 
 def cheaper(taken: Sequence[NodeView], left: Sequence[NodeView]) -> str:
-    """What prices decided between spares of one group; "": nothing."""
+    """The effect of prices among spares of one group, or ""."""
     prices = [node.price_per_hour for node in taken if node.price_per_hour is not None]
     dearer = [node.price_per_hour for node in left if node.price_per_hour is not None]
     if not prices or not dearer or max(prices) >= min(dearer):
         return ""
-    return f"; at {max(prices):.2f} $/h, cheaper than what stays at {min(dearer):.2f} $/h"
+    return f"; at {max(prices):.2f} $/h, cheaper than the remaining ones at {min(dearer):.2f} $/h"
 
 
 def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int) -> str:
@@ -51,14 +50,14 @@ def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int)
     names = ", ".join(node.id for node in joining)
     verb = "replaces" if len(joining) == 1 else "replace"
     if not all(node.topology for node in (staying[0], *joining)):
-        return f"{names} {verb} what was lost; how near to {staying[0].id} is unknown"
+        return f"{names} {verb} the lost nodes; the distance to {staying[0].id} is unknown"
     levels = max(distance(node.topology, staying[0].topology, depth) for node in joining)
-    return f"{names} {verb} what was lost, {_apart(levels)} {staying[0].id}: no spare is nearer"
+    return f"{names} {verb} the lost nodes, {_apart(levels)} {staying[0].id}: no spare is nearer"
 
 
 def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
-    """What a cell needs that is not there: the first thing that is missing, with the number that there is."""
-    sentence = _lack(kind, count, staying, within, depth, seen)
+    """The first thing that a cell lacks, with the available number."""
+    sentence = _missing_text(kind, count, staying, within, depth, seen)
     if not seen.other_markets:
         return sentence
     are = "is of a market" if seen.other_markets == 1 else "are of markets"
@@ -66,22 +65,26 @@ def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, dep
     return f"{sentence}; {seen.other_markets} {others} {are} that its deployment does not use"
 
 
-def _lack(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
+def _missing_text(
+    kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts
+) -> str:
     needs = f"needs {count} {kind}"
     if seen.free < count:
-        return f"{needs}; {_spare(seen.free)}"
+        return f"{needs}; {_spare_text(seen.free)}"
     if staying:
-        return f"{needs} {_beside(staying, within, depth)}; none of {seen.free} {_plural(seen.free, 'spare')} fits"
+        return (
+            f"{needs} {_software_text(staying, within, depth)}; none of {seen.free} {_plural(seen.free, 'spare')} fits"
+        )
     if seen.allowed < count:
         kept = seen.free - seen.allowed
-        return f"{needs}; {_spare(seen.free)} and {kept} of them kept for repair"
+        return f"{needs}; {_spare_text(seen.free)} and {kept} of them kept for repair"
     if seen.same_software < count:
         return f"{needs} with the same software; largest group has {seen.same_software}"
     return f"{needs} {_under(within, depth)}; largest group has {seen.near_enough}"
 
 
 def waiting(reason: str, refusal: str, *, is_broken: bool) -> str:
-    """A cell's reason while it waits: a broken one goes on saying why it broke."""
+    """The reason of a waiting cell. A broken one keeps the reason of its failure."""
     return f"{reason.partition(WAITS)[0]}{WAITS}{refusal}" if is_broken else refusal
 
 
@@ -95,7 +98,7 @@ def _together(nodes: Sequence[NodeView], depth: int) -> str:
     return f"at most {_levels(depth - len(shared))} apart{below}"
 
 
-def _beside(staying: Sequence[NodeView], within: int, depth: int) -> str:
+def _software_text(staying: Sequence[NodeView], within: int, depth: int) -> str:
     names = ", ".join(node.id for node in staying)
     near = f" {_under(within, depth)}" if within else ""
     return f"with the software of {names}{near}"
@@ -113,7 +116,7 @@ def _levels(levels: int) -> str:
     return f"{levels} {_plural(levels, 'level')}"
 
 
-def _spare(count: int) -> str:
+def _spare_text(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'} spare"
 
 

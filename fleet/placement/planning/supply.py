@@ -1,14 +1,11 @@
-"""Divides what a pool of machines has among those that need some of it in certain markets. Pure.
+"""Decides which machines to order from providers and which to return: enough for all cells, and some warm. It orders
+the machines of a whole cell together, and others near the nodes that wait. It never takes a machine out of a cell and
+never orders without a limit. Unneeded orders are cancelled. In a region with a fixed pool, every free machine becomes a
+spare.
 
-Each choice of markets gets machines that it may use, up to what it needs, and as many find one as can. All that is left
-is the share of those to whom the market is all the same. Where nobody states a market, that is everything.
-
-Decides which machines to ask providers for and which to give back: enough for all cells, and some warm.
-
-Buys the machines of a whole cell together, and others near what waits for a node where it can. It never takes a machine
-out of a cell, and never buys without a bound. Orders that nobody needs any more are taken back.
-In a region whose machines are a pool of its own, every free one becomes a spare. What is bought for a deployment is
-bought in its markets, and what is kept warm in those that all deployments of its type in the region may use.
+Machines are bought in their deployment's markets, warm ones in those that suit all deployments of the type in the
+region. A matching divides the machines of a pool among the choices of markets, so that as many needs as possible are
+met; the rest belongs to deployments without stated markets.
 """
 
 from collections import Counter, defaultdict
@@ -31,7 +28,7 @@ from kernel.ages import age_text
 
 @dataclass(frozen=True, slots=True)
 class WholeCell:
-    """A cell without a node. Of its `size`, `short` are missing below `near`: the others are spares held for it."""
+    """A cell without nodes. Of its `size`, `short` are missing below `near`; the others are held spares."""
 
     size: int
     short: int
@@ -40,8 +37,8 @@ class WholeCell:
 
 @dataclass
 class Need:
-    """What the cells of a pool need: `nodes` in all, and of these `missing` ones below which network nodes. `whole`:
-    the cells among those that lack some which could start anywhere, in the order in which they get theirs."""
+    """What the cells of a pool need: `nodes` in total, of which `missing` below these network nodes. `whole`: cells
+    that could start anywhere, in order."""
 
     nodes: int = 0
     missing: Counter[Path] = field(default_factory=Counter)
@@ -50,8 +47,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Spares that a pool keeps, and of which markets. `why`: so many, where it is not because a person says so.
-    `cells`: how many of them are for each of the cells to come."""
+    """Warm spares of a pool and their markets. `why`: the reason, unless a user set the number; `cells`: sizes of the
+    planned cells that they are for."""
 
     count: int = 0
     markets: Markets = ANY
@@ -61,9 +58,9 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class MarketShare:
-    """What is needed in certain markets, and what of the pool is there for it. `warm`: spares to keep of it. `misfits`:
-    free machines, beside the warm ones, that it may use. `split`: launches of which others get a part. `why_warm`,
-    `warm_cells`: as of `Warm`."""
+    """Need and machines of one choice of markets. `warm`: spares to keep; `misfits`: free machines besides the warm
+    ones that it may use; `split`: launch units of which others get a part; `why_warm` and `warm_cells`: as in `Warm`.
+    """
 
     markets: Markets
     need: Need
@@ -79,9 +76,9 @@ class MarketShare:
 def market_shares(
     needs: Mapping[Markets, Need], warm: Warm, free: Sequence[NodeView], coming: Sequence[NodeView]
 ) -> tuple[MarketShare, ...]:
-    """The strictest first, and last that of any market, which gets what is left. Machines keep their order."""
+    """The strictest markets first, and any market last with the remaining machines. Keeps the order of machines."""
     stated = sorted(({*needs, warm.markets} - {ANY}), key=strictest_first)
-    given = _divided({markets: needs.get(markets, Need()) for markets in stated}, warm, free, coming)
+    given = _assigned_by_markets({markets: needs.get(markets, Need()) for markets in stated}, warm, free, coming)
     units = {node.unit for nodes in given.values() for node in nodes if node.unit}
     owner = {node.id: markets for markets, nodes in given.items() for node in nodes}
     return tuple(
@@ -100,36 +97,36 @@ def market_shares(
     )
 
 
-def _divided(
+def _assigned_by_markets(
     needs: Mapping[Markets, Need], warm: Warm, free: Sequence[NodeView], coming: Sequence[NodeView]
 ) -> dict[Markets, list[NodeView]]:
-    """What comes goes to cells first: a spare that is there may be one that fits none of them."""
+    """Arriving machines go to cells first, because an existing spare may fit none of them."""
     taken: dict[Markets, list[NodeView]] = defaultdict(list)
     missing = {markets: need.missing.total() for markets, need in needs.items()}
     wanted = {markets: count + warm.count * (markets == warm.markets) for markets, count in missing.items()}
-    left = _take_all(coming, missing, taken)
-    _take_all((*free, *left), wanted, taken)
+    left = _assign_all(coming, missing, taken)
+    _assign_all((*free, *left), wanted, taken)
     return taken
 
 
-def _take_all(
+def _assign_all(
     nodes: Iterable[NodeView], room: Mapping[Markets, int], taken: dict[Markets, list[NodeView]]
 ) -> list[NodeView]:
-    """Give out what there is room for; returns the others."""
+    """Assigns machines while there is room. Returns the others."""
     open_places = sum(room.values()) - sum(len(given) for given in taken.values())
     left = []
     for node in nodes:
-        if open_places > 0 and _take(node, room, taken, set()):
+        if open_places > 0 and _find_place(node, room, taken, set()):
             open_places -= 1
         else:
             left.append(node)
     return left
 
 
-def _take(
+def _find_place(
     node: NodeView, room: Mapping[Markets, int], taken: dict[Markets, list[NodeView]], seen: set[Markets]
 ) -> bool:
-    """Find a place for one more, by moving others where that makes one: an augmenting path of a bipartite matching."""
+    """Finds a place for one more machine by moving others: an augmenting path of a bipartite matching."""
     for markets, places in room.items():
         if markets in seen or not may_use(markets, node.markets):
             continue
@@ -138,30 +135,30 @@ def _take(
             taken[markets].append(node)
             return True
         for at in {other.markets: at for at, other in enumerate(taken[markets])}.values():
-            if _take(taken[markets][at], room, taken, seen):
+            if _find_place(taken[markets][at], room, taken, seen):
                 taken[markets][at] = node
                 return True
     return False
 
 
 ENDED = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
-"""Machines to end. A retired one that the snapshot shows may still run."""
+"""Machines to terminate. A retired one in the snapshot may still run."""
 
 
 Needs = dict[Markets, Need]
-"""What the cells of a pool need, by the markets that their deployments may use."""
+"""Needs of a pool's cells by markets."""
 
 
 @dataclass
 class Stock:
-    """What a pool has: `nodes` in all, and the ones that are `coming` to be spares."""
+    """A pool's `nodes` in total, and those `coming` as spares."""
 
     nodes: int = 0
     coming: list[NodeView] = field(default_factory=list)
 
 
 def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementResult]) -> dict[PoolKey, Needs]:
-    """What was requested, whether it was there or not."""
+    """What was requested, available or not."""
     by_pool: dict[PoolKey, Needs] = defaultdict(lambda: defaultdict(Need))
     for order in orders:
         result, need = results[order.cell], by_pool[order.pool][order.markets]
@@ -178,7 +175,7 @@ def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementRes
 def plan_supply(
     fleet: FleetView, settings: FleetSettings, now: datetime, spares: Spares, wanted: Mapping[PoolKey, Needs]
 ) -> list[Decision]:
-    """Retire lost nodes that no cell holds, launch what is missing, give back what is not needed."""
+    """Retires lost nodes in no cell, launches missing machines, and returns surplus ones."""
     members = {member.node for cell in fleet.cells.values() for member in cell.members}
     outside = [node for node in fleet.nodes.values() if node.id not in members]
     decisions: list[Decision] = [
@@ -193,7 +190,7 @@ def plan_supply(
     for node in outside:
         if _is_coming(node, settings, now):
             stock[node.region, node.instance_type].coming.append(node)
-    # A suspect spare may come back in a moment: silence alone buys nothing. What a cell needs is bought all the same.
+    # A suspect spare may report again, so it is not replaced. Needs of cells are bought anyway.
     suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
     pools = {
         (region.name, kind) for region in fleet.regions.values() for kind in (*region.spares, *(region.free or ()))
@@ -208,39 +205,40 @@ def plan_supply(
         count = max(0, kept.count - suspect[pool])
         warm = replace(kept, count=count, markets=_warm_markets(fleet, pool) if count else ANY)
         shares = market_shares(needed, warm, spares.free(pool), stock[pool].coming)
-        decisions += _supply_all(pool, shares, stock[pool].nodes, settings, now)
+        decisions += _supply_shares(pool, shares, stock[pool].nodes, settings, now)
     return decisions
 
 
 def _kept_warm(region: RegionView, kind: str, planned: PlannedSpares | None) -> Warm:
-    """How many idle machines to have, and why so many where it is for the plan of the day: as many as a person says, or
-    as cells to come need beside those that are for repairs alone."""
+    """Number of idle machines to keep: the number that a user set, or what cells of the day plan need besides the
+    repair reserve."""
     stated = region.spares.get(kind, 0)
     if planned is None or (ahead := planned.count + region.repair_only.get(kind, 0)) <= stated:
         return Warm(stated)
-    why = f"by the plan of the day, {planned.count} of them: {planned.reason}"
+    why = f"by the day plan, {planned.count} of them: {planned.reason}"
     return Warm(ahead, why=why, cells=planned.cells)
 
 
 def _warm_markets(fleet: FleetView, pool: PoolKey) -> Markets:
-    """A warm spare should do for every deployment that may need it."""
+    """Markets that suit every deployment that may need a warm spare."""
     there = (spec for spec in fleet.deployments.values() if pool[1] in spec.instance_types)
     return wanted_by_all([spec.markets for spec in there if spec.cells_wanted.get(pool[0], 0) > 0])
 
 
-def _supply_all(
+def _supply_shares(
     pool: PoolKey, shares: Iterable[MarketShare], there: int, settings: FleetSettings, now: datetime
 ) -> Iterator[Decision]:
-    """Share by share. Only the last one, of any market, may have too much, so nothing is launched after a return."""
+    """Supplies each share. Only the last one, of any market, may have a surplus, so nothing is launched after a
+    return."""
     most = settings.launches_per_pass
     for share in shares:
-        for decision in _supply(pool, share, there, most, settings, now):
+        for decision in _supply_share(pool, share, there, most, settings, now):
             if isinstance(decision, LaunchNodes):
                 there, most = there + decision.count, most - decision.count
             yield decision
 
 
-def _supply(
+def _supply_share(
     pool: PoolKey, share: MarketShare, there: int, most: int, settings: FleetSettings, now: datetime
 ) -> Iterable[Decision]:
     need, warm, coming = share.need, share.warm, len(share.coming)
@@ -263,7 +261,7 @@ def _supply(
 def _take_free(
     fleet: FleetView, pool: PoolKey, free: int, stock: Stock, needed: Needs, settings: FleetSettings
 ) -> Iterable[Decision]:
-    """Every free machine of a region's own pool becomes a spare: it costs nothing more, and none is given back."""
+    """Every free machine of a region's own pool becomes a spare. It costs nothing extra, and none is returned."""
     ordered = sum(
         node.ordered is ProviderAction.LAUNCH and (node.region, node.instance_type) == pool
         for node in fleet.nodes.values()
@@ -277,8 +275,8 @@ def _take_free(
 
 
 def _launch(pool: PoolKey, count: int, reason: str, there: int, share: MarketShare, most: int) -> Iterator[LaunchNodes]:
-    """Those of whole cells together, also of cells to come, as far as so many are lacking, the others singly and first:
-    growth keeps no repair waiting. At most `most`, unless one cell alone is larger."""
+    """Launches single machines first, so that growth delays no repair, then those of whole cells together. At most
+    `most`, unless one cell is larger."""
     need, missing, units = share.need, Counter(share.need.missing), Counter[int]()
     repairs = max(0, missing.total() - sum(cell.short for cell in need.whole) - len(share.coming))
     for cell in need.whole:
@@ -310,7 +308,7 @@ def _launch_singly(
     missing: Mapping[Path, int],
     markets: Markets = ANY,
 ) -> Iterator[LaunchNodes]:
-    """What waits for a node gets one near it, and then whatever else is lacking, anywhere."""
+    """Machines near the nodes that wait, then the rest anywhere."""
     requested: Counter[Path] = Counter()
     for near, wanted in missing.items():
         close = sum(node.topology[: len(near)] == near for node in coming)
@@ -323,7 +321,7 @@ def _launch_singly(
 
 
 def _take_back(share: MarketShare, count: int, settings: FleetSettings, now: datetime) -> Iterator[RetireNode]:
-    """Orders of machines that are not there yet, the youngest first, and of a unit all or none."""
+    """Cancels orders whose machine does not exist yet, the newest first, units as a whole."""
     units: dict[str, list[NodeView]] = defaultdict(list)
     for node in share.coming:
         if node.state is NodeState.JOINING and node.ordered is ProviderAction.LAUNCH and node.unit not in share.split:
@@ -332,12 +330,12 @@ def _take_back(share: MarketShare, count: int, settings: FleetSettings, now: dat
         waited_s = (now - nodes[0].state_since).total_seconds()
         if len(nodes) <= count and waited_s >= settings.unneeded_order_kept_s:
             count -= len(nodes)
-            reason = f"nobody needs it any more, and it has waited {age_text(waited_s)} for its machine"
+            reason = f"no longer needed, and it has waited {age_text(waited_s)} for its machine"
             yield from (RetireNode(node.id, node.state, reason) for node in nodes)
 
 
 def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:
-    """The dearest first: what is left is what is taken next."""
+    """Returns the most expensive first, because the cheapest are used next."""
     old = [node for node in spares if _spare_for_s(node, now) > settings.surplus_after_s]
     old.sort(key=lambda node: -(node.price_per_hour or 0.0))
     kept = min((node.price_per_hour or 0.0 for node in old[count:]), default=None)
@@ -348,14 +346,14 @@ def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, 
 
 
 def _dearer(node: NodeView, kept: float | None) -> str:
-    """Why this one, where another one could have gone."""
+    """Why this machine was returned instead of another."""
     if kept is None or not node.price_per_hour or node.price_per_hour <= kept:
         return ""
-    return f", at {node.price_per_hour:.2f} $/h dearer than those that stay"
+    return f", at {node.price_per_hour:.2f} $/h more expensive than those that stay"
 
 
 def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
-    """A node in no cell that will be a spare soon: a joining one, or one that still stops an engine."""
+    """A node in no cell that will be a spare soon: joining, or still stopping an engine."""
     if node.cordoned or is_idle(node):
         return False
     return node.state in {NodeState.JOINING, NodeState.READY} or _is_kept(node, settings, now)
@@ -366,12 +364,12 @@ def _may_end(node: NodeView) -> bool:
 
 
 def _awaits_operator(node: NodeView, fleet: FleetView) -> bool:
-    """A faulty node stays as it is while an incident waits for an operator."""
+    """A faulty node stays while an incident waits for an operator."""
     return node.state is NodeState.FAULTY and fleet.faults.is_held(node.id, NEEDS_OPERATOR)
 
 
 def _is_kept(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
-    """A node that never joined is kept for a while and counts as coming, so that a launch that fails is not a storm."""
+    """A node that never joined counts as coming for a while, so that a failed launch is not repeated in a storm."""
     never_joined = node.state is NodeState.LOST and node.report.last_seen_at is None
     return never_joined and (now - node.state_since).total_seconds() < settings.failed_launch_kept_s
 

@@ -1,16 +1,12 @@
-"""Which cells make room for those that wait for machines and go before them. Pure.
+"""Decides how many of their target cells deployments get while machines are scarce. It limits and gives back; the
+reconciler starts and drains cells under the disruption ledger. What was taken stays taken for `ShareSettings.kept_s`,
+and is then given back only if no deployment with precedence waits.
 
-Who may take: a cell that has waited for its patience and is of those that its deployment may take machines for. From
-whom: a deployment of lower priority in the same region and instance type, above its floor, and below it only if it is
-preemptible; or a team that borrows what the taker's team is entitled to. What is borrowed goes first, then what is
-above floors, then what is preemptible; each from the lowest priority up, and from who has most of what was set. No cell
-is taken unless enough can be taken for the one that waits, and of no deployment more at once than its update policy
-lets be unavailable.
-
-Decides how many of the cells that were set each deployment may have while machines are short. Pure.
-
-It limits and gives back; cells go and come as ever, by the reconciler and under the disruption ledger. What was taken
-is not given back for `ShareSettings.kept_s`, and then only what nobody waits for who goes before.
+Who may take: a cell that has waited its patience and for which its deployment may take machines. From whom: a
+deployment of lower priority in the same region and on the same type, above its minimum, or below it if it is
+preemptible; or a team that borrows machines to which the taker's team is entitled. Borrowed cells go first, then those
+above minimums, then preemptible ones, each from the lowest priority and the largest share of the target. Nothing is
+taken unless it suffices for the waiting cell, and never more at once than the update policy's `max_unavailable`.
 """
 
 import math
@@ -44,8 +40,8 @@ Pool = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A cell that needs `machines` more, or one that is still to be created (`lack` None). `may_take`: others may have
-    to make room for it, once it has waited long enough."""
+    """A cell that needs `machines` more, or, with `lack` None, does not exist yet. `may_take`: it has waited long
+    enough for others to make room."""
 
     share: Share
     turn: Turn
@@ -56,7 +52,7 @@ class Waiting:
 
 @dataclass
 class PoolState:
-    """The machines of a pool that will be free without anything being decided, and who waits for some, in turn."""
+    """A pool's machines that will be free anyway, and who waits for some, in turn."""
 
     pool: Pool
     is_bought: bool
@@ -66,14 +62,14 @@ class PoolState:
 
     @property
     def uncommitted(self) -> int:
-        """Free machines that nobody waits for."""
+        """Free machines that no cell waits for."""
         return self.free - sum(one.machines for one in self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
-class _Victim:
-    """Of its `left` cells `cells` may be taken at this stage, `pace` of them now, and `most` in the end. The least key
-    goes first, and no stage begins before the one before it is over."""
+class _VictimPlace:
+    """At this stage `cells` of its `left` cells may be taken, `pace` of them now, and `most` in total. The lowest key
+    goes first; a stage begins when the previous one is exhausted."""
 
     share: Share
     left: int
@@ -101,7 +97,7 @@ class Preemption:
     grants: dict[Place, GrantCells] = field(default_factory=dict)
 
     def plan(self, state: PoolState) -> None:
-        """Make room for who waits, in turn. A cell that waits and may take nothing keeps what is free all the same."""
+        """Makes room for waiting cells, in turn. A cell that may not take anything still keeps free machines."""
         free = max(0, state.free)
         for one in state.waiting:
             short, free = max(0, one.machines - free), max(0, free - one.machines)
@@ -116,7 +112,7 @@ class Preemption:
         return waited_s >= self.settings.shares.patience_s + boot_s
 
     def _take(self, state: PoolState, one: Waiting, short: int) -> None:
-        found = (self._victim(one.share, share) for share in state.shares)
+        found = (self._victim_place(one.share, share) for share in state.shares)
         victims = sorted((victim for victim in found if victim is not None), key=lambda victim: victim.key)
         if sum(victim.most * victim.share.size for victim in victims) < short:
             return
@@ -131,8 +127,8 @@ class Preemption:
                 short -= cells * victim.share.size
                 self.grants[victim.share.place] = _taking(one.share, victim, cells)
 
-    def _victim(self, taker: Share, share: Share) -> _Victim | None:
-        """What may be taken of a place for this one, after what was taken of it already."""
+    def _victim_place(self, taker: Share, share: Share) -> _VictimPlace | None:
+        """What may still be taken from a place for this cell."""
         if share.deployment == taker.deployment or not self._is_usable(taker, share):
             return None
         before = self.grants.get(share.place)
@@ -145,11 +141,11 @@ class Preemption:
             return None
         pace = max(1, share.max_unavailable) - share.surplus - -(-share.vacating // share.size) - (share.kept - left)
         if borrowed:
-            return _Victim(share, left, borrowed, most, pace, BORROWED)
-        return _Victim(share, left, surplus or most, most, pace, SURPLUS if surplus else BELOW_FLOOR)
+            return _VictimPlace(share, left, borrowed, most, pace, BORROWED)
+        return _VictimPlace(share, left, surplus or most, most, pace, SURPLUS if surplus else BELOW_FLOOR)
 
     def _is_usable(self, taker: Share, share: Share) -> bool:
-        """Whether the machines of its cells are such as the taker may use."""
+        """Whether the taker may use the machines of its cells."""
         if not taker.markets:
             return True
         cells = (cell for cell in self.fleet.cells.values() if (cell.deployment, cell.region) == share.place)
@@ -157,26 +153,28 @@ class Preemption:
         return all(may_use(taker.markets, node.markets) for node in members)
 
     def _borrowed(self, taker: Share, share: Share, left: int) -> int:
-        """How many of so many cells are on machines that the taker's team is entitled to: by the quotas of the region,
-        or by those over all."""
+        """Number of these cells on machines to which the taker's team is entitled, by the quotas of the region or in
+        total."""
         limit = self.quotas.limits.get(share.place)
         if limit is None or share.team == taker.team:
             return 0
-        return max((max(0, left - own) for scope, own in limit.own.items() if self._owns(taker, scope)), default=0)
+        return max(
+            (max(0, left - own) for scope, own in limit.own.items() if self._is_within_quota(taker, scope)), default=0
+        )
 
-    def _owns(self, taker: Share, scope: str) -> bool:
-        """Whether the taker's team wants no more there than it is entitled to."""
+    def _is_within_quota(self, taker: Share, scope: str) -> bool:
+        """Whether the taker's team stays within its quota there."""
         used = {(use.team, use.instance_type, use.region): use for use in self.quotas.uses}
         use = used.get((taker.team, taker.instance_type, scope))
         return use is not None and use.allowed <= use.entitled
 
 
-def _taking(taker: Share, victim: _Victim, cells: int) -> GrantCells:
+def _taking(taker: Share, victim: _VictimPlace, cells: int) -> GrantCells:
     share, is_borrowed = victim.share, victim.stage == BORROWED
     what = "are on borrowed machines" if is_borrowed else f"have priority {share.priority}"
     reason = (
         f"{taker.deployment}, priority {taker.priority}, has machines for {taker.holding} of {taker.claim.in_force} "
-        f"cells in {share.region} and no {share.instance_type} is free: {cells} of {victim.left} cells, which {what}, "
+        f"cells in {share.region}, and no {share.instance_type} is free: {cells} of {victim.left} cells, which {what}, "
         "make room"
     )
     return GrantCells(
@@ -194,7 +192,7 @@ def _taking(taker: Share, victim: _Victim, cells: int) -> GrantCells:
 def pool_states(
     fleet: FleetView, shares: Mapping[Place, Share], settings: FleetSettings, now: datetime
 ) -> list[PoolState]:
-    """Every pool that somebody wants machines of."""
+    """Every pool with waiting cells."""
     free = _free_machines(fleet, settings, now)
     return [
         PoolState(
@@ -210,7 +208,7 @@ def pool_states(
 
 
 def _waiting(share: Share) -> Iterator[Waiting]:
-    """Cells that should be there and have no machines, those that nearly have them first, whether they exist or not."""
+    """Target cells without machines, existing or not; those that lack least first."""
     entitled = {Preempts.MIN: share.floor, Preempts.NEED: share.claim.in_force, Preempts.NOTHING: 0}
     for place in range(max(0, share.claim.in_force - share.holding)):
         number = share.holding + place
@@ -220,7 +218,7 @@ def _waiting(share: Share) -> Iterator[Waiting]:
 
 
 def _free_machines(fleet: FleetView, settings: FleetSettings, now: datetime) -> dict[Pool, int]:
-    """Spares that new cells may have, machines of regions' own pools, and those that will be there soon."""
+    """Spares for new cells, machines of regions' own pools, and those that will be free soon."""
     free: dict[Pool, int] = {}
     for region in fleet.regions.values():
         for kind, kept in region.repair_only.items():
@@ -240,18 +238,20 @@ def _free_machines(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
 
 
 TAKEN = frozenset({GrantRule.RECLAIM, GrantRule.PRIORITY})
-"""Rules by which cells were taken away."""
+"""Rules by which cells were taken."""
 
 
 def plan_shares(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Changes of what places may have: less by quota, less for others, more again."""
+    """Changes of grants: limits by quota, room for others, and returns."""
     if not _has_work(fleet):
         return ()
     shares = shares_of(fleet)
     quotas = plan_quotas(shares.values(), fleet.quotas, machines_held(fleet))
-    bounded = [one for share in shares.values() if (one := _bounded(share, quotas.limits.get(share.place))) is not None]
+    bounded = [
+        one for share in shares.values() if (one := _limits_by_quota(share, quotas.limits.get(share.place))) is not None
+    ]
     if bounded:
-        return tuple(bounded)  # what others may take depends on these
+        return tuple(bounded)  # what others may take depends on this
     states = pool_states(fleet, shares, settings, now)
     preemption = Preemption(fleet, settings, now, quotas)
     for state in states:
@@ -262,13 +262,13 @@ def plan_shares(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
 
 
 def _has_work(fleet: FleetView) -> bool:
-    """In a fleet without quotas in which nothing waits and nothing is withheld there is nothing to decide."""
+    """Without quotas, waiting cells and grants there is nothing to decide."""
     is_limited = any(claim.granted is not None for spec in fleet.deployments.values() for claim in spec.claims.values())
     return bool(fleet.quotas) or is_limited or any(cell.state in WITHOUT_MACHINES for cell in fleet.cells.values())
 
 
-def _bounded(share: Share, limit: QuotaLimit | None) -> GrantCells | None:
-    """Less than it has now, because its team's quota allows no more."""
+def _limits_by_quota(share: Share, limit: QuotaLimit | None) -> GrantCells | None:
+    """Fewer cells, because the team's quota allows no more."""
     if limit is None or limit.cells >= share.claim.in_force:
         return None
     rule = GrantRule.RECLAIM if share.kept > limit.cells else GrantRule.QUOTA
@@ -278,8 +278,8 @@ def _bounded(share: Share, limit: QuotaLimit | None) -> GrantCells | None:
 def _returns(
     state: PoolState, limits: Mapping[Place, QuotaLimit], kept_s: float, now: datetime
 ) -> Iterator[GrantCells]:
-    """More for those of whom something is withheld, in turn: up to their quota, and where cells were taken for others
-    only as far as machines are free that nobody waits for. Where machines are bought, that cannot be known."""
+    """Returns withheld cells, in turn and up to the quota. Cells taken for others return only if free machines that no
+    cell waits for exist; where machines are bought, that is unknown and all return."""
     room = math.inf if state.is_bought else max(0, state.uncommitted)
     withheld = [(share, share.claim.granted) for share in state.shares if share.claim.granted is not None]
     for share, granted in sorted(withheld, key=lambda one: one[0].turn(one[1])):

@@ -1,17 +1,11 @@
-"""In which order cells get machines when there are too few. The one place that says so: quotas are filled, new cells
-placed and cells taken away in this order or its reverse. Pure.
+"""The order in which cells get machines while they are scarce, and the cells that quotas of teams allow. Quotas,
+placement and preemption all use this order. Decides nothing else.
 
-First the cells that no one may take away: those below a floor that is not preemptible. Then all others. Each by
-priority; of one priority those below a floor first, and then so that each deployment has the same part of what was set.
-
-How many cells of each place the quotas of teams allow, and who borrows what. Pure.
-
-Teams with a quota of an instance type have, all together, as many machines as these quotas come to. Each first has its
-own; what a team does not want the others may borrow, in the order of turns, until it does. Who has no quota of a type
-is neither bound by these nor counted in them.
-
-Quotas of a region divide what its teams have there, by themselves, and come first; those over all regions then divide
-what the regions leave each place. So neither is ever exceeded.
+First come cells that may not be taken: those below a minimum that is not preemptible. Then all others. Each by
+priority; of one priority first those below a minimum, then so that each deployment gets the same share of its target.
+Teams with a quota of a type share the sum of these quotas. Each gets its own first; others borrow what a team leaves
+idle, in turn. A team without a quota of a type is neither limited nor counted. Quotas of a region are filled first,
+each region separately; those over all regions then divide what these leave, so neither is exceeded.
 """
 
 from collections import Counter
@@ -38,8 +32,8 @@ class Lack:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A deployment in a region. `size`: machines of a cell; `holding`: cells that have theirs and are not on their way
-    out; `lacking`: cells that wait for some, those that lack least first; `vacating`: machines of cells that leave."""
+    """A deployment in a region. `size`: machines per cell; `holding`: cells with their machines, without leaving ones;
+    `lacking`: waiting cells, those that lack least first; `vacating`: machines of leaving cells."""
 
     deployment: str
     region: str
@@ -72,27 +66,27 @@ class Share:
 
     @property
     def kept(self) -> int:
-        """Cells that stay if nothing is taken: those with machines, as far as they should be there."""
+        """Cells that stay if nothing is taken: those with machines, up to the target."""
         return min(self.claim.in_force, self.holding)
 
     @property
     def surplus(self) -> int:
-        """Cells with machines beyond those that should be there."""
+        """Cells with machines above the target."""
         return self.holding - self.kept
 
     def turn(self, number: int) -> Turn:
-        """When the cell of this number, from 0, gets its machines: less is sooner."""
+        """When the cell of this number, from 0, gets its machines; lower is sooner."""
         fraction = (number + 1) / max(1, self.claim.asked)
         return *turn_of(self.policy, number, self.floor), number >= self.floor, fraction, self.deployment, self.region
 
 
 def turn_of(policy: SharingPolicy, number: int, floor: int) -> tuple[int, int]:
-    """Whether a cell may be taken away at all, and how far its priority is from the highest."""
+    """Whether a cell may be taken, and how far its priority is from the highest."""
     return int(number >= floor or bool(policy.preemptible)), PRIORITY_MOST - (policy.priority or 0)
 
 
 def cells_in_turn(fleet: FleetView, waiting: Collection[str]) -> dict[str, Turn]:
-    """The turn of each of these cells, which wait for machines."""
+    """The turn of each of these waiting cells."""
     if not waiting:
         return {}
     having: Counter[Place] = Counter()
@@ -108,8 +102,8 @@ def cells_in_turn(fleet: FleetView, waiting: Collection[str]) -> dict[str, Turn]
 
 
 def shares_of(fleet: FleetView) -> dict[Place, Share]:
-    """Every place of a deployment of which something sensible is known, and whose cells are of one type: who may be on
-    another goes there instead of taking machines, and gives none."""
+    """Every place of a deployment with valid data and a single instance type. Deployments with a choice move to another
+    type instead of taking machines, and give none."""
     cells: dict[Place, list[CellView]] = {}
     for cell in fleet.cells.values():
         cells.setdefault((cell.deployment, cell.region), []).append(cell)
@@ -167,7 +161,7 @@ def _lack(fleet: FleetView, cell: CellView) -> Lack | None:
 
 
 def by_pool(shares: Mapping[Place, Share]) -> dict[tuple[str, str], list[Share]]:
-    """Those that want machines of the same region and type."""
+    """Places that want machines of the same region and type."""
     pools: dict[tuple[str, str], list[Share]] = {}
     for share in shares.values():
         pools.setdefault(share.pool, []).append(share)
@@ -175,13 +169,13 @@ def by_pool(shares: Mapping[Place, Share]) -> dict[tuple[str, str], list[Share]]
 
 
 OVERALL = ""
-"""In place of a region: over all of them."""
+"""Used instead of a region: over all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimit:
-    """Cells that a place may have, the last `borrowed` of them on what others leave idle, and why no more. `own`: cells
-    that it has on its own by the quotas of its region and by those over all, where such bind or lend to it."""
+    """Cells that a place may have, the last `borrowed` of them on idle machines of others, and why no more. `own`:
+    cells within its own quotas."""
 
     cells: int
     borrowed: int
@@ -191,8 +185,8 @@ class QuotaLimit:
 
 @dataclass(frozen=True, slots=True)
 class TeamUse:
-    """What a team comes to of a type, in a region or over all: machines that it is entitled to, would want and may have
-    now, of which it borrows some."""
+    """Machines of a team and type, in a region or in total: entitled, wanted and allowed now, of which some are
+    borrowed."""
 
     team: str
     instance_type: str
@@ -208,18 +202,18 @@ class TeamUse:
 
 @dataclass(frozen=True, slots=True)
 class QuotaPlan:
-    """`limits` of the places that may have less than was set or borrow some of it; `uses` of every quota."""
+    """`limits`: places that are limited or borrow; `uses`: of every quota."""
 
     limits: Mapping[Place, QuotaLimit]
     uses: tuple[TeamUse, ...]
 
 
 Held = Mapping[tuple[str, str, str], int]
-"""Team, instance type, region -> machines of it in cells that might be on another type; no limit here binds them."""
+"""(team, instance type, region) -> machines in cells that might be on another type; no limit applies to them."""
 
 
 def machines_held(fleet: FleetView) -> Counter[tuple[str, str, str]]:
-    """By teams, where a deployment lists several types."""
+    """By teams, for deployments with several types."""
     held: Counter[tuple[str, str, str]] = Counter()
     for cell in fleet.cells.values():
         spec = fleet.deployments[cell.deployment]
@@ -229,7 +223,7 @@ def machines_held(fleet: FleetView) -> Counter[tuple[str, str, str]]:
 
 
 def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView], held: Held = MappingProxyType({})) -> QuotaPlan:
-    """What the quotas of all types allow."""
+    """The allowances of all quotas."""
     limits: dict[Place, QuotaLimit] = {}
     uses: list[TeamUse] = []
     there = {share.place: share for share in shares}
@@ -253,14 +247,14 @@ def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView], held: Held
         allotment = _Allotment(rows, wanting, region, taken)
         allotment.fill()
         for place, limit in allotment.limits().items():
-            limits[place] = _both(limits.get(place), limit)
+            limits[place] = _stricter_limit(limits.get(place), limit)
             there[place] = _capped(there[place], limit.cells)
         uses += allotment.uses(kind)
     return QuotaPlan(limits, tuple(uses))
 
 
-def _both(first: QuotaLimit | None, then: QuotaLimit) -> QuotaLimit:
-    """The limit by the quotas of a region and by those over all; the one that allows less says why."""
+def _stricter_limit(first: QuotaLimit | None, then: QuotaLimit) -> QuotaLimit:
+    """The stricter of the limits by region and in total, with its reason."""
     if first is None:
         return then
     reason = then.reason if then.cells < first.cells else first.reason
@@ -272,8 +266,7 @@ def _capped(share: Share, cells: int) -> Share:
 
 
 class _Allotment:
-    """The machines of one type on their way to the cells of the teams that have a quota of it, in a region or over
-    all."""
+    """Assigns the machines of one type to cells of teams with a quota of it, in a region or in total."""
 
     def __init__(
         self, quotas: Mapping[str, QuotaView], shares: list[Share], region: str, taken: Mapping[str, int]
@@ -289,10 +282,10 @@ class _Allotment:
         self.given: Counter[Place] = Counter()
         self.borrowed: Counter[Place] = Counter()
         self.bounded: dict[Place, str] = {}
-        """Places that may not borrow as much as they want, and what bounds them."""
+        """Places that may not borrow as much as they want, and their limit."""
 
     def fill(self) -> None:
-        """Own machines first, then those that are left of others."""
+        """Own machines first, then those that others leave."""
         if all(self.wanted[team] <= quota.machines for team, quota in self.quotas.items()):
             self.used = self.wanted
             self.given.update({share.place: share.claim.asked for share in self.shares})
@@ -305,7 +298,7 @@ class _Allotment:
                 beyond.append((share, number))
             else:
                 self._give(share)
-        # Who borrows already goes before an equal, so that cells do not move between them.
+        # A place that borrows already precedes an equal one, so that cells do not move between them.
         beyond.sort(key=lambda one: _borrows_at(*one))
         for share, _ in beyond:
             bound = self._bound(share)
@@ -327,7 +320,7 @@ class _Allotment:
         quota = self.quotas[share.team]
         more = max(0, self.used[share.team] + share.size - quota.machines)
         if quota.borrow_most is not None and more > quota.borrow_most:
-            return f"it may borrow {quota.borrow_most} at most"
+            return f"it may borrow at most {quota.borrow_most}"
         if self.used.total() + share.size > self.total:
             others = [team for team in sorted(self.quotas) if team != share.team]
             have = ", ".join(f"{team} has {self.used[team]} of {self.quotas[team].machines}" for team in others)

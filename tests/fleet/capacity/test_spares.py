@@ -99,7 +99,7 @@ def test_they_are_launched_with_the_reason_of_the_plan() -> None:
     ((what, reason),) = decisions(booting(), planned(1, 1, 3))
     assert what == "+4"
     assert reason == (
-        "0 needed in cells and 4 warm, 0 spare and 0 on their way; by the plan of the day, 4 of them: from 12:30 UTC "
+        "0 needed in cells and 4 warm, 0 spare and 0 on their way; by the day plan, 4 of them: from 12:30 UTC "
         "on its cells take 4 machines more (+4 of llama); 2 together for a cell"
     )
 

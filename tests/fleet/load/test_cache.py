@@ -1,4 +1,4 @@
-"""How well requests are sent by what cells have in their caches: what leaders reported of late, added up."""
+"""Sums of recent reports on routing by prefix caches."""
 
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
-"""Totals that only grow become windows, whose percentiles are those of all samples in them.
-
-The two tests of chance, against counting every split by hand.
-"""
+"""Counters become windows with percentiles of all samples, and the two tests of chance agree with counting every
+split."""
 
 from collections import Counter
 from itertools import combinations
@@ -112,7 +110,7 @@ def u_of(one: list[int], other: list[int]) -> float:
 
 
 def by_counting(one: list[int], other: list[int]) -> float:
-    """The same normal approximation, with mean and variance of U taken from all splits of the samples."""
+    """The same normal approximation, with mean and variance of U from all splits of the samples."""
     everything = one + other
     all_u = []
     for chosen in combinations(range(len(everything)), len(one)):

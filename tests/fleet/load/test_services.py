@@ -1,4 +1,4 @@
-"""What leaders report becomes series of their cell, deployment, region and of the fleet."""
+"""Leaders' reports become series of their cell, deployment, region and the fleet."""
 
 from datetime import timedelta
 from typing import Any
@@ -28,7 +28,7 @@ def two_cells() -> None:
 
 
 def look(number: int, **by_node: Any) -> int:
-    """Leaders say `{requests_total: …}` of themselves, and the fleet is looked at."""
+    """Leaders report `{requests_total: …}`, and a sample is taken."""
     now = NOW + number * STEP
     for node, load in by_node.items():
         NodeReport.objects.filter(node_id=node.replace("_", "-")).update(load=load, last_seen_at=now)

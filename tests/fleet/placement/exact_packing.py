@@ -1,4 +1,4 @@
-"""The smallest total network distance of some cells, found by trying every way to fill them. Slow and sure."""
+"""The smallest total network distance of some cells, by trying every way to fill them. Slow and exact."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,9 @@ NO_WAY = 10**9
 
 
 def smallest_distance(topologies: Sequence[Path], sizes: Sequence[int], depth: int) -> int:
-    """Over all ways to choose cells of these sizes from machines with these topologies; `NO_WAY` if there is none.
-
-    Machines below the same lowest network node are alike, so a cell is how many it takes of each; what the next cells
-    can cost at least depends only on how many are left of each.
-    """
+    """Over all ways to choose cells of these sizes from machines with these topologies; `NO_WAY` without any. Machines
+    below the same lowest network node are equal, so a cell is a count per node, and the minimum cost of later cells
+    depends only on the remaining counts."""
     counts = Counter(topologies)
     places = sorted(counts)
     apart = {(i, j): distance(places[i], places[j], depth) for i, j in combinations(range(len(places)), 2)}
@@ -39,7 +37,7 @@ def smallest_distance(topologies: Sequence[Path], sizes: Sequence[int], depth: i
 
 
 def _ways(left: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
-    """Every way to take `size` in all."""
+    """Every way to take `size` in total."""
     if not left:
         if size == 0:
             yield ()

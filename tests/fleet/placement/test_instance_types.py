@@ -1,4 +1,4 @@
-"""Cells of a deployment on several instance types: where new ones go, and which go in their favour."""
+"""Cells of a deployment on several instance types: where new ones go, and which ones move."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tests.fleet.fleets import LISTENING, NOW, SETTINGS, ago, cell, member, node
 
 TRN, INF = "trn1", "inf2"
 PRICES = {TRN: 16.0, INF: 6.0}
-"""A dollar for a request at once on trn1, a dollar and a half on inf2."""
+"""A dollar per concurrent request on trn1, a dollar and a half on inf2."""
 
 
 def spec(wanted: int, **changes: Any) -> DeploymentView:
@@ -25,7 +25,7 @@ def spec(wanted: int, **changes: Any) -> DeploymentView:
 def fleet(
     *parts: NodeView | CellView, wanted: int = 2, free: dict[str, int] | None = None, **changes: Any
 ) -> FleetView:
-    """In a region whose machines are a pool of its own, unless `is_bought`."""
+    """In a region with a fixed pool, unless `is_bought`."""
     is_bought, prices = changes.pop("is_bought", False), changes.pop("prices", PRICES)
     region = RegionView("east", free=None if is_bought else free or {}, prices=prices)
     return FleetView(
@@ -59,8 +59,8 @@ def created(view: FleetView) -> list[tuple[str, str]]:
 def test_new_cells_go_where_a_request_is_cheapest_as_far_as_machines_are_there() -> None:
     view = fleet(spare(TRN, "n-1"), spare(INF, "n-2"), spare(INF, "n-3"), wanted=2)
     assert created(view) == [
-        (TRN, "2 cells wanted, 0 exist; on trn1: 1 $/h for a request at once, of those that have machines the least"),
-        (INF, "2 cells wanted, 0 exist; on inf2: no machine is free of trn1"),
+        (TRN, "2 cells wanted, 0 exist; on trn1: 1 $/h per concurrent request, the lowest of the types with machines"),
+        (INF, "2 cells wanted, 0 exist; on inf2: no free machine of trn1"),
     ]
 
 

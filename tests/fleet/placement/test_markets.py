@@ -1,4 +1,4 @@
-"""Cells stand only on machines of their deployment's markets; enough of those are bought, and no more."""
+"""Cells use only machines of their deployment's markets; enough of those are bought, and no more."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -142,7 +142,7 @@ def test_markets_of_machines_change_nothing_where_no_deployment_states_any(
 
 
 class MarketWorld(World):
-    """Each machine that is bought turns out to be of one of the markets that it was ordered in."""
+    """Each bought machine is in one of the markets of its order."""
 
     def __init__(self, view: FleetView, picks: list[int]) -> None:
         super().__init__(view)
@@ -187,7 +187,7 @@ def test_every_cell_gets_machines_that_it_may_use_and_none_is_left_over(
             world.kill(index)
         world.tick()
     assert {one.deployment for one in world.cells(CellState.READY)} == set(own)
-    # Whoever may use any machine may have taken one that was bought for another cell, which then got another one.
+    # A cell that may use any machine may take one bought for another cell, which then gets another one.
     assert world.launched <= 2 * wanted + len(kills) * size
     for _ in range(3):
         world.tick(SETTINGS.surplus_after_s)

@@ -1,9 +1,5 @@
-"""Which spares form or join a cell: near ones together, large groups whole, deployments spread.
-
-What distance in the network means.
-
-The total network distance of what is placed, against the exact optimum of small cases.
-"""
+"""Which spares form or join a cell: near ones together, large groups whole, deployments spread; network distance; and
+the total distance against the exact optimum of small cases."""
 
 from collections import Counter
 from dataclasses import replace
@@ -101,7 +97,7 @@ def test_of_spares_that_are_equally_near_the_cheapest_are_taken_and_the_reason_s
     placed = Placement(view).place([order(2)])["c1"]
     assert isinstance(placed, Placed)
     assert [one.id for one in placed.nodes] == ["c", "b"]
-    assert placed.reason.endswith("; at 2.50 $/h, cheaper than what stays at 6.00 $/h")
+    assert placed.reason.endswith("; at 2.50 $/h, cheaper than the remaining ones at 6.00 $/h")
     assert chosen(fleet(*spares[:2], at("d", "s", "r2"), at("e", "s", "r2")), order(2)) == [["b", "a"]], (
         "nearness first"
     )

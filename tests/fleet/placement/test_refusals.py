@@ -1,4 +1,4 @@
-"""Why a cell has no place, in one sentence; what it holds meanwhile; and what is kept for repair."""
+"""Why a cell has no place, what it holds meanwhile, and what is reserved for repairs."""
 
 from dataclasses import replace
 from typing import Any

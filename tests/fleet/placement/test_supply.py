@@ -1,7 +1,4 @@
-"""Which machines are bought, near what, and when no more are bought in hope.
-
-One ingress a zone, two a region, and none ended that runs.
-"""
+"""Which machines are bought, near what, and when no more are bought."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +26,7 @@ def tight(*parts: NodeView | CellView, within: int = 2, wanted: int = 1) -> Flee
 
 
 def bought(view: FleetView) -> list[tuple[int, int]]:
-    """How many, and how many of them together."""
+    """Numbers of machines, and how many of them together."""
     return [(d.count, d.unit) for d in plan_reconcile(view, SETTINGS, NOW) if isinstance(d, LaunchNodes)]
 
 
@@ -128,7 +125,7 @@ def test_pass_by_pass_as_much_is_bought_as_is_needed_and_of_a_unit_all_or_none(
         if not sold:
             break
         nodes += [ordered(f"b{len(nodes) + n}", age_s=1) for n in range(sum(count for count, _ in sold))]
-    # Spares that are enough for a cell are in it, and are needed no less.
+    # Spares that suffice for a cell are in it and remain needed.
     assert len(nodes) == max(cells * size + warm, spares + coming)
 
 

@@ -1,4 +1,4 @@
-"""How the cells of a place are divided among instance types."""
+"""The division of a place's cells among instance types."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ ALL = (GPU, INF, TRN)
 def test_new_cells_go_where_a_request_at_once_is_cheapest() -> None:
     split = split_types(3, ALL)
     assert split.cells == {"trn1": 3, "inf2": 0, "p5": 0}
-    assert split.why["trn1"] == "1.34 $/h for a request at once, of those that have machines the least"
+    assert split.why["trn1"] == "1.34 $/h per concurrent request, the lowest of the types with machines"
 
 
 def test_where_a_price_is_unknown_the_list_says_which_comes_first() -> None:
@@ -31,7 +31,7 @@ def test_where_a_price_is_unknown_the_list_says_which_comes_first() -> None:
 def test_what_does_not_fit_on_the_first_falls_over_to_the_next_and_says_so() -> None:
     split = split_types(3, (replace(TRN, having=1, room=1), INF))
     assert split.cells == {"trn1": 2, "inf2": 1}
-    assert split.why["inf2"] == "no machine is free of trn1"
+    assert split.why["inf2"] == "no free machine of trn1"
 
 
 def test_what_can_be_bought_is_waited_for_until_it_is_short() -> None:
@@ -74,7 +74,7 @@ def test_a_stated_mix_moves_one_working_cell_at_a_time_and_only_while_nothing_el
     assert split_types(3, there).cells == {"trn1": 3, "inf2": 0}
     moved = split_types(3, there, may_move=True)
     assert moved.cells == {"trn1": 2, "inf2": 1}
-    assert moved.why["inf2"] == moved.why["trn1"] == "2 of its cells are to be on inf2"
+    assert moved.why["inf2"] == moved.why["trn1"] == "2 of its cells have the target inf2"
 
 
 def test_a_type_of_which_none_are_wanted_takes_none_even_if_no_other_has_machines() -> None:
@@ -100,7 +100,7 @@ def test_a_working_cell_moves_only_to_one_that_carries_as_much_for_a_fifth_less_
     assert split.cells == ({"trn2": 1, "trn1": 1} if moves else {"trn2": 0, "trn1": 2})
     if moves:
         assert split.why["trn2"] == (
-            "trn2 carries as much for 1.06 $/h a request at once instead of 1.34 on trn1, and has machines"
+            "trn2 carries as much for 1.06 $/h per concurrent request instead of 1.34 on trn1, and has machines"
         )
 
 
@@ -179,7 +179,7 @@ def test_what_works_stays_unless_it_is_too_much_or_one_moves_for_a_reason(
 
 @given(choices(), st.integers(0, 12))
 def test_a_split_that_came_true_stays(there: tuple[TypeChoice, ...], total: int) -> None:
-    """Without anything new to move for: no cell goes to and fro."""
+    """Without a change, no cell moves back and forth."""
     split = split_types(total, there)
     done = tuple(replace(one, having=split.cells[one.name], waiting=0) for one in there)
     assert split_types(sum(split.cells.values()), done).cells == split.cells

@@ -1,4 +1,4 @@
-"""Fleets of a pool of machines and deployments that want some, for tests of who gets them."""
+"""Fleets of one pool and deployments that want its machines."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ SETTINGS = FleetSettings()
 
 @dataclass(frozen=True)
 class Wants:
-    """A deployment in `east`: `ready` cells have machines, of `asked`; the others wait for some since `waiting_s`."""
+    """A deployment in `east`: `ready` cells have machines, of `asked`; the others have waited `waiting_s`."""
 
     name: str
     asked: int
@@ -37,7 +37,8 @@ class Wants:
 
 
 def pool(*wants: Wants, spare: int = 0, free: int | None = 0, quotas: Iterable[QuotaView] = ()) -> FleetView:
-    """A region with machines for the ready cells, `spare` ones, and `free` of its pool; None: machines are bought."""
+    """A region with machines for the ready cells, `spare` ones, and `free` ones in its pool; None: machines are
+    bought."""
     nodes: list[NodeView] = [node(f"spare-{number}") for number in range(spare)]
     cells: list[CellView] = []
     for one in wants:
@@ -76,6 +77,6 @@ def deployment(one: Wants) -> DeploymentView:
 
 
 def granted(fleet: FleetView, now: datetime = NOW) -> dict[str, tuple[int | None, GrantRule]]:
-    """What each deployment is granted by one look, and by which rule."""
+    """The grant of each deployment after one check, with its rule."""
     decided = [one for one in plan_shares(fleet, SETTINGS, now) if isinstance(one, GrantCells)]
     return {one.deployment: (one.granted, one.rule) for one in decided}

@@ -1,4 +1,4 @@
-"""Quotas over HTTP: who has what, who may set them, and what is refused."""
+"""Quotas over HTTP: use, permissions and errors."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ URL = "/api/v1/quotas"
 
 
 def owned(team: str, **columns: Any) -> Deployment:
-    """A deployment of a team, whose cells have two machines each."""
+    """A deployment of a team with cells of two machines."""
     deployment = rows.deployment(**columns)
     Deployment.objects.update(team=team)
     return deployment

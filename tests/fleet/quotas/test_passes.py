@@ -1,5 +1,5 @@
-"""Whole passes over real PostgreSQL in a region whose machines are a pool too small for all: an urgent cell waits,
-another deployment drains one for it, and the urgent cell starts on its machines."""
+"""Whole passes on real PostgreSQL in a region whose pool is too small: an urgent cell waits, another deployment drains
+one for it, and the urgent cell starts on its machines."""
 
 from datetime import timedelta
 
@@ -34,7 +34,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def fleet() -> None:
-    """Two cells of batch on all four machines of a pool; a minute ago somebody wanted one of `chat`, too."""
+    """Two batch cells on all four machines of a pool. A minute ago one of `chat` was requested."""
     rows.region("us-east-1", provider=POOLED)
     night = rows.deployment("night", cells=2)
     Deployment.objects.filter(name="night").update(serving_class="batch", next_ordinal=9)
@@ -46,7 +46,7 @@ def fleet() -> None:
 
 
 def run(time: Clock, seconds: float, every_s: float = 10.0) -> None:
-    """Time passes, agents obey and report, ingresses forget what drains, and the reconciler has a pass so often."""
+    """Time passes, agents report, ingresses stop routing to draining cells, and the reconciler runs passes."""
     for _ in range(int(seconds / every_s)):
         time.now += timedelta(seconds=every_s)
         idle = {"cell": "", "generation": 0, "state": EngineState.IDLE.value}

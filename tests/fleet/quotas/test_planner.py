@@ -1,4 +1,4 @@
-"""Who makes room for whom, who does not, and when it is given back: tables of exact decisions."""
+"""Tables of exact decisions: who makes room for whom, who does not, and when it is given back."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_nothing_is_taken_while_a_machine_is_there(there: dict[str, int]) -> Non
 
 
 def test_what_makes_room_already_is_counted() -> None:
-    """It may have three, and a fourth is on its way out."""
+    """It may have three, and a fourth is being drained."""
     assert granted(pool(CHAT, batch(granted=3, rule=PRIORITY))) == {}
 
 
@@ -108,7 +108,7 @@ def test_it_says_who_needs_the_machine_and_who_gives_it() -> None:
     assert isinstance(one, GrantCells)
     assert one.taker == "chat"
     assert one.reason == (
-        "chat, priority 6, has machines for 1 of 2 cells in east and no local.cpu is free: 1 of 4 cells, which have "
+        "chat, priority 6, has machines for 1 of 2 cells in east, and no local.cpu is free: 1 of 4 cells, which have "
         "priority 2, make room"
     )
 
@@ -193,7 +193,7 @@ def test_who_has_no_quota_is_bound_by_none() -> None:
 
 
 def test_borrowed_machines_go_first_where_the_owner_finds_none() -> None:
-    """Quotas are of all regions together; here the owner's own machines are elsewhere in use by whoever has none."""
+    """Quotas cover all regions; here the owner's own machines are used elsewhere by a team without a quota."""
     quotas = (QuotaView("search", KIND, 2), QuotaView("ads", KIND, 4))
     search = Wants("s", 4, 4, team="search", priority=6)
     ads = Wants("a", 1, 0, team="ads", priority=4)
@@ -248,7 +248,7 @@ def test_machines_that_a_region_lends_come_back_when_their_owner_there_wants_the
 
 
 def test_who_owns_over_all_regions_takes_nothing_that_only_a_region_lends() -> None:
-    """search borrows of ads' part of the region; maps is entitled to machines over all, where search borrows none."""
+    """search borrows from ads in the region; maps is entitled to machines in total, where search borrows none."""
     quotas = (here("search", 2), here("ads", 2), QuotaView("maps", KIND, 1), QuotaView("search", KIND, 9))
     search, maps = Wants("s", 4, 4, team="search", priority=6), Wants("m", 1, 0, team="maps", priority=4)
     assert granted(pool(search, maps, quotas=quotas)) == {}

@@ -1,5 +1,5 @@
-"""Whatever is wanted of a pool too small for all, and whatever dies: floors that may not be touched stay, it comes to
-rest, nothing goes to and fro, and in the end nobody lacks what a lower priority could spare. Quotas hold meanwhile."""
+"""For any demand on a pool too small and any failures: protected minimums stay, the system settles without moving cells
+back and forth, in the end no deployment lacks what a lower priority could give, and quotas hold."""
 
 from collections import Counter
 from dataclasses import replace

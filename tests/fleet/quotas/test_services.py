@@ -1,4 +1,4 @@
-"""What a pass makes of machines that are too few: grants, drains under the ledger, and what both sides are told."""
+"""Passes with too few machines: grants, drains under the ledger, and events for both sides."""
 
 from datetime import timedelta
 

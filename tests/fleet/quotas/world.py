@@ -1,5 +1,5 @@
-"""A world of several deployments that share a pool of machines too small for all. It asserts, at every decision, what
-must never happen: a floor taken that may not be, a pace exceeded, or a cell given back that was taken just now."""
+"""A world of deployments that share a pool too small for all. It asserts at every decision that no protected minimum is
+taken, no pace is exceeded, and no cell is given back too soon."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +16,7 @@ Place = tuple[str, str]
 
 
 class ShareWorld(World):
-    """`steps`: every grant so far, as time, place and cells in force before and after."""
+    """`steps`: every grant as time, place and cells in force before and after."""
 
     def __init__(self, fleet: FleetView) -> None:
         super().__init__(fleet)
@@ -24,7 +24,7 @@ class ShareWorld(World):
         self.taken_at: dict[Place, datetime] = {}
 
     def want(self, deployment: str, region: str, cells: int) -> None:
-        """A person or the load wants another number of cells."""
+        """A user or the load sets another target."""
         self.store.deployments[deployment] = self.store.deployments[deployment].scaled(region, cells)
 
     def in_force(self, deployment: str, region: str = "east") -> int:
@@ -62,7 +62,7 @@ class ShareWorld(World):
             assert (self.now - self.taken_at[place]).total_seconds() >= KEPT_S, grant
 
     def _check_floor(self, decision: DrainCell) -> None:
-        """I1, of whichever deployment."""
+        """I1 for any deployment."""
         cell = self.store.cells[decision.cell]
         spec = self.store.deployments[cell.deployment]
         ready, wanted = self.ready(cell.deployment, cell.region), spec.cells_wanted.get(cell.region, 0)

@@ -23,8 +23,8 @@ from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, NodeState
 from tests.fleet.fleets import KIND, NOW, SETTINGS, ago, cell, fleet, member, node
 
-PLACED = "placed on a, b, under network node rack-1: the first cell of llama under spine, leaving 0 spares beside it"
-JOINED = "s replaces what was lost, under the same network node as a: no spare is nearer"
+PLACED = "placed on a, b, under network node rack-1: the first cell of llama under spine, leaving 0 spares next to it"
+JOINED = "s replaces the lost nodes, under the same network node as a: no spare is nearer"
 
 
 def plan(view: FleetView) -> tuple[object, ...]:
@@ -270,7 +270,7 @@ def test_of_surplus_spares_the_dearest_goes() -> None:
     spares = [node(name, spare_since=ago(301), price_per_hour=price) for name, price in (("s1", 2.0), ("s2", 6.0))]
     (given_back,) = only(fleet(*spares, node("s3", spare_since=ago(301)), wanted=0, warm=2), RetireNode)
     assert given_back == RetireNode(
-        "s2", NodeState.READY, "surplus spare for 5 min, at 6.00 $/h dearer than those that stay"
+        "s2", NodeState.READY, "surplus spare for 5 min, at 6.00 $/h more expensive than those that stay"
     )
 
 
