@@ -88,7 +88,7 @@ def demand() -> bool:
 
 @shared_task(name="traffic.plan", base=ControlLoop)
 def plan() -> bool:
-    """Makes forecasts when they are due, and the daily plan that follows from them."""
+    """Makes forecasts when they are due, and the plan of the day that follows from them."""
     _planner.look(now=clock.now())
     return True
 

@@ -1,5 +1,5 @@
-"""Reads files, batches, measured rates and the room that the daily plan leaves to batches. It never writes. Tenants see
-only their own files and batches (I15)."""
+"""Reads files, batches, measured rates and the room that the plan of the day leaves to batches. It never writes.
+Tenants see only their own files and batches (I15)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -186,7 +186,7 @@ def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, s
 
 
 def _batch_job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
-    """Uses the rate that the daily plan leaves until the deadline, or else the present one."""
+    """Uses the rate that the plan of the day leaves until the deadline, or else the present one."""
     planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
     rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
     remaining = batch.lines - done.completed - done.failed

@@ -1,6 +1,6 @@
-"""The planner's child process: reads a view of the fleet from standard input and writes the daily plan (MessagePack).
-It is a separate process because the solver may take a minute and much memory, and so can be limited and killed.
-"""
+"""The planner's child process: reads a view of the fleet from standard input and writes the plan of the day
+(MessagePack). It is a separate process because the solver may take a minute and much memory, and so can be limited and
+killed."""
 
 import resource
 import sys

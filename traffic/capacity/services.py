@@ -1,7 +1,7 @@
-"""Runs the autoscaler, the role planner and the daily plan: reads places, calls the planners, and applies their
-decisions through the fleet's services. Passes depend only on stored rows, so lost work is decided again. The daily plan
-runs in a child process after each round of forecasts; a pass never waits for it. A hanging child is killed, and the
-previous plan counts until it is too old."""
+"""Runs the autoscaler, the role planner and the plan of the day: reads places, calls the planners, and applies their
+decisions through the fleet's services. Passes depend only on stored rows, so lost work is decided again. The plan of
+the day runs in a child process after each round of forecasts; a pass never waits for it. A hanging child is killed, and
+the previous plan counts until it is too old."""
 
 import logging
 import os
@@ -194,7 +194,7 @@ class _UnderWay:
 
 
 class DayPlanner:
-    """Daily plans of one controller."""
+    """Plans of the day of one controller."""
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", "traffic.capacity.child")) -> None:
         self._command = command
@@ -239,7 +239,7 @@ class DayPlanner:
             if plan is None:
                 found.errors.seek(0)
                 output = found.errors.read().decode(errors="replace").strip()[-ERROR_MOST:]
-                log.warning("no daily plan after %.0f s, status %d: %s", took_s, status, output)
+                log.warning("no plan of the day after %.0f s, status %d: %s", took_s, status, output)
                 return False
         day_plan_store(plan=plan, took_s=took_s, now=now)
         return True
@@ -267,7 +267,7 @@ def _read_plan(answer: IO[bytes]) -> CapacityPlan | None:
         return None
 
 
-# Stored daily plans: the newest counts; older ones are history.
+# Stored plans of the day: the newest counts; older ones are history.
 
 PLANS_KEPT = 48
 """Four hours of plans."""
@@ -320,7 +320,7 @@ def _plan_rows(row: DayPlan, plan: CapacityPlan) -> Iterator[DayPlanPlace]:
             )
 
 
-# The pass of loop `traffic.plan`: forecasts, and the daily plan that follows them.
+# The pass of loop `traffic.plan`: forecasts, and the plan of the day that follows them.
 
 
 class Planner:
@@ -329,7 +329,8 @@ class Planner:
         self._day = day or DayPlanner()
 
     def look(self, *, now: datetime) -> bool:
-        """Call it every few seconds. Returns True after new forecasts; a child process then makes the daily plan."""
+        """Call it every few seconds. Returns True after new forecasts; a child process then makes the plan of the
+        day."""
         has_new = self._forecaster.look(now=now) is not None
         if has_new:
             self._day.begin(now=now)

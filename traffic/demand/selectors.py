@@ -80,7 +80,7 @@ def expected_loads(
 
 
 def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
-    """Returns concurrent requests by class, as leaders report them of their own cell."""
+    """Returns concurrent requests by class, as each leader reports for its cell."""
     found: dict[Place, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for place, classes in _cells_by_class(now):
         for serving_class, count in classes.items():

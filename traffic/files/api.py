@@ -1,6 +1,6 @@
 """OpenAI's Files API under `/v1/files` for applications. Uploads are streamed from the form's parser to the file store
-and downloads from it, so no file is in memory as a whole. Who uploads, how much and how fast is checked before Django
-spools the form (`controlplane.request_bodies`)."""
+and downloads from it, so no file is in memory as a whole. The tenant's limits on size and rate are checked before
+Django spools the form (`controlplane.request_bodies`)."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any

@@ -86,7 +86,7 @@ def test_a_key_binds_messages_as_it_binds_requests() -> None:
     queue = declared(deployments=["sim-70b"])
     queue.key.deployments = ["another"]
     assert not take(queue)
-    assert "not for the model" in queue.refused.get().reason
+    assert "does not include the model" in queue.refused.get().reason
 
 
 def test_a_queue_without_room_or_key_is_not_received_from() -> None:

@@ -95,7 +95,7 @@ async def test_whatever_a_stored_body_says_its_key_opens_no_other_deployment(tmp
         row = await asked_of_the_database(lambda: AsyncRequest.objects.get(id=request.id))
         await asked_of_the_database(connections.close_all)
         assert (row.state, row.status) == ("failed", 403)
-        assert "not for the model `other`" in row.reason
+        assert "does not include the model `other`" in row.reason
         assert cell.requests == []
 
 

@@ -218,7 +218,7 @@ async def test_lists_page_and_raw_responses_are_json(tmp_path: Path) -> None:
         assert raw.parse().id == made[0]
         with pytest.raises(openai.BadRequestError, match="must be a whole number from 1 to 100"):
             await client.batches.list(limit=101)
-        with pytest.raises(openai.BadRequestError, match="must be the id of one of this list"):
+        with pytest.raises(openai.BadRequestError, match="must be an ID in this list"):
             await client.batches.list(after="batch_none")
 
 

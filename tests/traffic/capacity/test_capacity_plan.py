@@ -1,4 +1,4 @@
-"""Daily plans from the fleet's rows, made by a real child process, and their storage."""
+"""Plans of the day from the fleet's rows, made by a real child process, and their storage."""
 
 import sys
 from collections.abc import Iterator

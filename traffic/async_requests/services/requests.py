@@ -273,7 +273,7 @@ def serving_region_check(application: Application, named: str, model: str) -> st
         raise ApplicationRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
     if not application.may_use(deployments):
         raise ApplicationRefused(
-            403, "model_not_allowed", f"This API key is not for the model `{model[:200]}`", "model"
+            403, "model_not_allowed", f"This API key does not include the model `{model[:200]}`", "model"
         )
     return region
 

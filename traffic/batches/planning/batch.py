@@ -356,8 +356,8 @@ def deadline_refusal(
     *, asked_s: float, lines: int, ahead: int, rate: float, is_usual: bool, planned_s: float | None = None
 ) -> str | None:
     """Returns why a batch cannot meet its deadline, and which window it can meet. Returns None if it can, if no rate is
-    known, or for the default window, which clients cannot choose. `planned_s` is when the daily plan has room for it
-    and those ahead; None to use the past rate."""
+    known, or for the default window, which clients cannot choose. `planned_s` is when the plan of the day has room for
+    it and those ahead; None to use the past rate."""
     needed_s = feasible_s(lines, ahead, rate) if planned_s is None else planned_s
     if needed_s is None or needed_s <= asked_s or is_usual:
         return None

@@ -2,8 +2,8 @@
 of lines in flight. Pure.
 
 A batch is at risk if its rate is below the planned one, which leaves a tenth of the window as reserve. The steps are:
-send as near-real-time, ask the daily plan for cells, notify the owner. The deployment's policy limits them. Each step
-happens once and gets time to help before the next, unless the reserve is used up.
+send as near-real-time, ask the plan of the day for cells, notify the owner. The deployment's policy limits them. Each
+step happens once and gets time to help before the next, unless the reserve is used up.
 
 Samples lie on a grid from the start of the batch's work. When the grid is full, every second sample is dropped and the
 step doubles.
@@ -29,7 +29,7 @@ SETTLES_S, SETTLES_SHARE = 600.0, 0.1
 
 
 class AtRiskPolicy(StrEnum):
-    """Tell: notify the owner. Near-real-time: first send it as that. Cells: also ask the daily plan for cells."""
+    """Tell: notify the owner. Near-real-time: first send it as that. Cells: also ask the plan of the day for cells."""
 
     TELL = "tell"
     NEAR_REALTIME = "near_realtime"

@@ -232,7 +232,7 @@ def batches_trim(*, now: datetime) -> int:
 
 DONE = {
     PaceStep.RAISE: "its lines are now sent as near-real-time",
-    PaceStep.ASK: "the daily plan was asked for cells",
+    PaceStep.ASK: "the plan of the day was asked for cells",
     PaceStep.TELL: "its owner was notified",
 }
 

@@ -306,7 +306,7 @@ def _place_loads(
 
 def _opportunistic_shares(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
     """Share of a place's load that is opportunistic batch work. It fills any free capacity, so it asks for cells only
-    through its backlog and the daily plan. Does not apply to deployments for batch work."""
+    through its backlog and the plan of the day. Does not apply to deployments for batch work."""
     own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
     return {place: share for place, share in batch_work_shares(now).items() if place[0] not in own}
 

@@ -1,5 +1,5 @@
-"""Reads the input of the role planner and of the daily plan in a constant number of queries: places, counters and step
-times of cells, expected load, due batches, and available machines. It never writes."""
+"""Reads the input of the role planner and of the plan of the day in a constant number of queries: places, counters and
+step times of cells, expected load, due batches, and available machines. It never writes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping

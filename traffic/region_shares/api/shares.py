@@ -29,7 +29,7 @@ class LoadedRegionSerializer(serializers.Serializer[Any]):
     """A region at the last pass, in concurrent requests."""
 
     region = serializers.CharField()
-    demand = serializers.FloatField(help_text="Demand of its own applications.")
+    demand = serializers.FloatField(help_text="Demand of applications that use its ingresses.")
     load = serializers.FloatField(help_text="Load under these shares.")
     capacity = serializers.FloatField(help_text="Tested capacity, minimum of the last minute.")
     capacity_now = serializers.FloatField(help_text="Tested capacity now.")
@@ -209,8 +209,8 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     batch_at_risk = serializers.ChoiceField(
         choices=choices(AtRiskPolicy),
         allow_null=True,
-        help_text="What is done about batches that will miss their deadlines: their owners are told; they are sent as"
-        " near-real-time first; and the plan of the day buys cells for them. Null: what the installation says.",
+        help_text="Action for batches that will miss their deadlines: notify their owners; first send them as"
+        " near-real-time; also let the plan of the day buy cells for them. Null uses the installation's setting.",
     )
     request_limits = RequestLimitsSerializer(help_text="Most work that one request may ask of a cell.")
     revision = serializers.IntegerField(help_text="Grows with every change; 0 if all values are defaults.")

@@ -1,4 +1,4 @@
-"""Derives the last minute of a deployment in a region from ingress counters: requests per second of its own
+"""Derives the last minute of a deployment in a region from ingress counters: arrivals from
 applications, capacity, loss of capacity and expected demand. Also decides which regions have an incident because no
 cell can serve a deployment, or because the autopilot sends all requests elsewhere. Pure.
 
@@ -31,10 +31,10 @@ SAMPLES_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample of a deployment in a region; `at` is Unix time in seconds. `arrivals_per_s` are requests of its own
-    applications; `in_service` those in its cells, from any region; `capacity` the tested concurrency of its healthy
-    cells; `queued` those that wait for a cell; `to_cells_per_s` all requests for its cells, whether or not there was
-    room."""
+    """A sample of a deployment in a region; `at` is Unix time in seconds. `arrivals_per_s` counts requests of the
+    region's applications; `in_service` those in its cells, from any region; `capacity` the tested concurrency of its
+    healthy cells; `queued` those that wait for a cell; `to_cells_per_s` all requests for its cells, whether or not
+    there was room."""
 
     at: float
     arrivals_per_s: float

@@ -104,7 +104,7 @@ class _Network:
 FILL_SHARE = 0.95
 """Regions are filled to this share of their cap and relieved only above the cap, so that small swings move nothing."""
 FLOOR = 0.01
-"""design.md §5: a live region keeps 1 % of its own requests, which tests its path and keeps its caches warm."""
+"""design.md §5: a live region keeps 1 % of the requests that arrive there, to test its path and warm its caches."""
 CHEAPER_BY = 0.1
 """Smaller price differences are ignored, because moving has a cost."""
 COST_SLACK = 0.05
@@ -125,7 +125,7 @@ _PAST_FILL = 10**16
 class ServingRegion:
     """A region that may serve, in concurrent requests. `capacity` limits additional load, `capacity_now` (never less)
     the load that it may keep; `carried` is its load under the table in force. `starts`: it has no cell yet, and holds
-    requests of its own origin only. `returned`: it had no cell a moment ago, and gets only those requests of other
+    requests that arrive there only. `returned`: it had no cell a moment ago, and gets only those requests of other
     origins that fit nowhere else."""
 
     name: str

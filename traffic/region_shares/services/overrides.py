@@ -284,7 +284,7 @@ def shares_request(
 
 
 def _empties_its_region(override: TrafficOverride) -> bool:
-    """Whether a region with cells of the deployment keeps next to none of its own requests."""
+    """Whether a region with cells of the deployment keeps next to none of the requests that arrive there."""
     served = DeploymentRegion.objects.filter(
         deployment_id=override.deployment_id, region_id=override.region_id, cells__gt=0
     ).exists()

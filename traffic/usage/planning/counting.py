@@ -35,7 +35,7 @@ INGRESS_FIELDS = ("requests", "limited", "errors")
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
 KEY_PREFIX = re.compile(r"[0-9a-f]{4,16}")
 MOST = 2**53
-"""Larger totals are ignored, so that a wrong one cannot break the sums of others."""
+"""Larger totals are ignored, so that a wrong one cannot break other sums."""
 CELL_FIELDS = (
     "requests", "cancelled", "errors", "estimated", "prompt_tokens", "cached_tokens", "completion_tokens",
 )  # fmt: skip
@@ -229,7 +229,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Credit:
-    """What ingresses counted and no cell has claimed: requests and bytes by deployment, requests by key."""
+    """Work that ingresses counted and no cell has claimed: requests and bytes by deployment, requests by key."""
 
     deployments: dict[str, dict[str, int]] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)

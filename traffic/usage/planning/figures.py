@@ -71,7 +71,7 @@ def parse_usage_query(
     if start >= end:
         raise BadQuery("from", f"`from` ({start:%Y-%m-%dT%H:%M:%SZ}) must be before `to` ({end:%Y-%m-%dT%H:%M:%SZ})")
     if end - start > MOST_SPAN:
-        raise BadQuery("from", f"at most {MOST_SPAN.days} days can be requested at once")
+        raise BadQuery("from", f"at most {MOST_SPAN.days} days can be requested together")
     where = tuple((name, _parsed_value(name, given[name])) for name in dimensions if name in given)
     groups = _parsed_group(given.get("group", group), dimensions)
     return UsageQuery(start, end, _parsed_by(given.get("by", By.TOTAL)), groups, where)
