@@ -82,14 +82,14 @@ def ensure_ingresses() -> bool:
 @shared_task(name="traffic.demand", base=ControlLoop)
 def demand() -> bool:
     """Does nothing while another planner measures."""
-    _meter.look(now=clock.now())
+    _meter.sample(now=clock.now())
     return True
 
 
 @shared_task(name="traffic.plan", base=ControlLoop)
 def plan() -> bool:
     """Makes forecasts when they are due, and the plan of the day that follows from them."""
-    _planner.look(now=clock.now())
+    _planner.run(now=clock.now())
     return True
 
 

@@ -222,7 +222,7 @@ class DayPlanner:
         self._under_way = _UnderWay(now, child, answer, errors)
         return True
 
-    def look(self, *, now: datetime) -> bool:
+    def poll(self, *, now: datetime) -> bool:
         """Checks the child and stores its plan. Call it every few seconds. Returns whether there is a new plan."""
         found = self._under_way
         if found is None:
@@ -328,13 +328,13 @@ class Planner:
         self._forecaster = forecaster or Forecaster()
         self._day = day or DayPlanner()
 
-    def look(self, *, now: datetime) -> bool:
+    def run(self, *, now: datetime) -> bool:
         """Call it every few seconds. Returns True after new forecasts; a child process then makes the plan of the
         day."""
-        has_new = self._forecaster.look(now=now) is not None
+        has_new = self._forecaster.run_if_due(now=now) is not None
         if has_new:
             self._day.begin(now=now)
-        self._day.look(now=now)
+        self._day.poll(now=now)
         return has_new
 
     def stop(self) -> None:

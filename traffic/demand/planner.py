@@ -24,7 +24,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class PoolLook:
+class PoolSample:
     """A deployment at the ingresses of a region: `here` counts requests in its cells or waiting for one, `sent` those
     at other regions; `sent_to` is the total sent to each region since the ingresses started."""
 
@@ -32,13 +32,13 @@ class PoolLook:
     sent: float = 0.0
     sent_to: Mapping[str, float] = field(default_factory=dict)
 
-    def __add__(self, other: "PoolLook") -> "PoolLook":
+    def __add__(self, other: "PoolSample") -> "PoolSample":
         regions = self.sent_to.keys() | other.sent_to.keys()
         sent_to = {region: self.sent_to.get(region, 0.0) + other.sent_to.get(region, 0.0) for region in regions}
-        return PoolLook(self.here + other.here, self.sent + other.sent, sent_to)
+        return PoolSample(self.here + other.here, self.sent + other.sent, sent_to)
 
 
-def origin_loads(pools: Mapping[str, PoolLook], before: Mapping[str, PoolLook]) -> dict[str, float]:
+def origin_loads(pools: Mapping[str, PoolSample], before: Mapping[str, PoolSample]) -> dict[str, float]:
     """Returns concurrent requests of each reporting region's applications. Requests at other regions are divided by
     what was sent to each since the previous sample, or in all if nothing was."""
     loads = {region: pool.here + pool.sent for region, pool in pools.items()}
@@ -51,7 +51,7 @@ def origin_loads(pools: Mapping[str, PoolLook], before: Mapping[str, PoolLook]) 
     return {region: max(0.0, load) for region, load in loads.items()}
 
 
-def _sent_by_region(pool: PoolLook, before: PoolLook | None) -> Mapping[str, float]:
+def _sent_by_region(pool: PoolSample, before: PoolSample | None) -> Mapping[str, float]:
     known = before.sent_to if before else {}
     grown = {region: max(0.0, total - known.get(region, 0.0)) for region, total in pool.sent_to.items()}
     return grown if sum(grown.values()) > 0 else pool.sent_to

@@ -19,7 +19,7 @@ from fleet.regions.models import Region
 from kernel import live, wake_ups
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.demand.models import DemandDay, DemandForecast, ForecastRecord
-from traffic.demand.planner import Place, PoolLook, SlotMeans, origin_loads, series_loads, slot_of
+from traffic.demand.planner import Place, PoolSample, SlotMeans, origin_loads, series_loads, slot_of
 from traffic.demand.selectors import FRESH_FOR, in_cells_by_class, series_pasts
 from traffic.region_shares.selectors import IngressView, ingress_views
 
@@ -47,10 +47,10 @@ _WRITE = """
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Sample:
     """A sample by deployment: its pools in regions that have fully reported, and its loads."""
 
-    pools: Mapping[str, Mapping[str, PoolLook]]
+    pools: Mapping[str, Mapping[str, PoolSample]]
     loads: Mapping[SeriesKey, float]
 
     @property
@@ -63,9 +63,9 @@ class DemandMeter:
 
     def __init__(self) -> None:
         self._open: SlotMeans | None = None
-        self._before: Mapping[str, Mapping[str, PoolLook]] = {}
+        self._before: Mapping[str, Mapping[str, PoolSample]] = {}
 
-    def look(self, *, now: datetime) -> int:
+    def sample(self, *, now: datetime) -> int:
         """Takes a sample. Returns the number of series whose past slot was written."""
         if lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_S, now=now) is None:
             self._open = None
@@ -110,9 +110,9 @@ def demand_trim(*, now: datetime) -> None:
     DemandDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
 
 
-def _sample_pools(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -> _Look:
+def _sample_pools(before: Mapping[str, Mapping[str, PoolSample]], now: datetime) -> _Sample:
     views, in_cells = ingress_views(), in_cells_by_class(now)
-    pools: dict[str, dict[str, PoolLook]] = {}
+    pools: dict[str, dict[str, PoolSample]] = {}
     loads: dict[SeriesKey, float] = {}
     for name, own_class in Deployment.objects.values_list("name", "serving_class"):
         pools[name] = {
@@ -120,18 +120,18 @@ def _sample_pools(before: Mapping[str, Mapping[str, PoolLook]], now: datetime) -
         }
         origins = origin_loads(pools[name], before.get(name, {}))
         loads |= series_loads(name, own_class, origins, in_cells)
-    return _Look(pools, loads)
+    return _Sample(pools, loads)
 
 
-def _pool_sample(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolLook | None:
+def _pool_sample(ingresses: list[IngressView], deployment: str, now: datetime) -> PoolSample | None:
     """Returns None if an ingress of the region has no recent report of this deployment."""
-    whole = PoolLook(0.0)
+    whole = PoolSample(0.0)
     for ingress in ingresses:
         row = ingress.telemetry.get("pools", {}).get(deployment)
         if row is None or ingress.seen_at is None or now - ingress.seen_at > FRESH_FOR:
             return None
         # HAProxy's sessions of a backend are those on a server and those in its queue.
-        whole += PoolLook(row.get("in_flight", 0), row.get("spilled_in_flight", 0), row.get("spilled_to", {}))
+        whole += PoolSample(row.get("in_flight", 0), row.get("spilled_in_flight", 0), row.get("spilled_to", {}))
     return whole
 
 
@@ -157,7 +157,7 @@ class Forecaster:
     def __init__(self) -> None:
         self._last: datetime | None = None
 
-    def look(self, *, now: datetime) -> int | None:
+    def run_if_due(self, *, now: datetime) -> int | None:
         """Runs a round if it is due. Returns the number of stored forecasts, or None if it is not due or there is no
         series."""
         made_at = datetime.fromtimestamp(now.timestamp() // HISTORY_SLOT_S * HISTORY_SLOT_S, UTC)

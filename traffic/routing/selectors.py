@@ -248,7 +248,7 @@ class RoutingCache:
             ]
         return self._routable
 
-    def look(self) -> None:
+    def check_written(self) -> None:
         """Checks which tables were written to. Only these are loaded again."""
         self._written.look()
 

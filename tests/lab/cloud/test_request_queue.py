@@ -132,11 +132,11 @@ def _pointer(bucket: str, key: str) -> str:
 
 def test_a_queue_says_how_much_waits_and_one_without_dead_letters_is_not_read(queue: Declared) -> None:
     queue.send()
-    async_to_sync(QueueReaders().look)(queue.row)
+    async_to_sync(QueueReaders().record_length)(queue.row)
     assert RequestQueue.objects.get().waiting == 1
     queue.sqs.set_queue_attributes(QueueUrl=queue.row.url, Attributes={"RedrivePolicy": ""})
     with pytest.raises(CallFailed, match="would never leave it"):
-        async_to_sync(QueueReaders().look)(queue.row)
+        async_to_sync(QueueReaders().record_length)(queue.row)
 
 
 def run_until(condition: Callable[[], bool]) -> None:

@@ -63,7 +63,7 @@ def make(day: DayPlanner) -> DayPlan:
     assert day.begin(now=NOW)
     assert day.child is not None
     day.child.wait(timeout=120)
-    assert day.look(now=NOW + timedelta(seconds=5))
+    assert day.poll(now=NOW + timedelta(seconds=5))
     return DayPlan.objects.get()
 
 
@@ -162,8 +162,8 @@ def test_a_child_that_hangs_is_ended_and_the_next_plan_is_made(ranged: Deploymen
     assert day.begin(now=NOW)
     assert not day.begin(now=NOW), "one at a time"
     child = day.child
-    assert not day.look(now=NOW + timedelta(seconds=ENDED_AFTER_S - 1))
-    assert not day.look(now=NOW + timedelta(seconds=ENDED_AFTER_S))
+    assert not day.poll(now=NOW + timedelta(seconds=ENDED_AFTER_S - 1))
+    assert not day.poll(now=NOW + timedelta(seconds=ENDED_AFTER_S))
     assert child is not None
     assert child.poll() is not None
     assert day.begin(now=NOW)
@@ -176,18 +176,18 @@ def test_a_child_that_breaks_is_told_of(ranged: Deployment, caplog: pytest.LogCa
     assert day.begin(now=NOW)
     assert day.child is not None
     day.child.wait(timeout=60)
-    assert not day.look(now=NOW)
+    assert not day.poll(now=NOW)
     assert "no such solver" in caplog.text
     assert not DayPlan.objects.exists()
 
 
 def test_the_process_plans_after_each_round_of_forecasts(day: DayPlanner, ranged: Deployment) -> None:
     class Round:
-        def look(self, *, now: object) -> int:
+        def run_if_due(self, *, now: object) -> int:
             return 1
 
     forecast_row()
-    Planner(Round(), day).look(now=NOW)  # type: ignore[arg-type]
+    Planner(Round(), day).run(now=NOW)  # type: ignore[arg-type]
     assert day.child is not None
 
 

@@ -22,7 +22,7 @@ BEGINS = MADE + timedelta(seconds=WAITS_S)
 
 def make(now: datetime = BEGINS) -> int | None:
     """A round of a forecaster that has just started."""
-    return Forecaster().look(now=now)
+    return Forecaster().run_if_due(now=now)
 
 
 def test_a_round_forecasts_every_series() -> None:
@@ -94,9 +94,11 @@ def test_a_ledger_of_another_form_begins_again() -> None:
 def test_a_slot_is_forecast_from_once() -> None:
     demand_days(1)
     forecaster = Forecaster()
-    assert forecaster.look(now=MADE + timedelta(seconds=WAITS_S - 1)) is None, "the last slot may still be written"
-    assert forecaster.look(now=BEGINS) == 1
-    assert forecaster.look(now=BEGINS + timedelta(seconds=200)) is None
+    assert forecaster.run_if_due(now=MADE + timedelta(seconds=WAITS_S - 1)) is None, (
+        "the last slot may still be written"
+    )
+    assert forecaster.run_if_due(now=BEGINS) == 1
+    assert forecaster.run_if_due(now=BEGINS + timedelta(seconds=200)) is None
 
 
 def test_one_planner_forecasts_at_a_time() -> None:

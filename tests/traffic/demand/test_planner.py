@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, SeriesKey
 from traffic.demand.planner import (
     LEAST_LEFT_S,
-    PoolLook,
+    PoolSample,
     QueuedWork,
     SlotMeans,
     batch_work_share,
@@ -25,24 +25,24 @@ BEGAN_S = 7 * HISTORY_SLOT_S
 
 
 def test_what_a_region_sent_away_is_its_own_load() -> None:
-    pools = {EAST: PoolLook(10.0, sent=6.0, sent_to={WEST: 40.0}), WEST: PoolLook(9.0)}
+    pools = {EAST: PoolSample(10.0, sent=6.0, sent_to={WEST: 40.0}), WEST: PoolSample(9.0)}
 
     assert origin_loads(pools, {}) == {EAST: 16.0, WEST: 3.0}
 
 
 def test_what_is_away_lies_where_it_went_lately() -> None:
-    before = {EAST: PoolLook(0.0, sent=0.0, sent_to={WEST: 100.0, NORTH: 0.0})}
+    before = {EAST: PoolSample(0.0, sent=0.0, sent_to={WEST: 100.0, NORTH: 0.0})}
     pools = {
-        EAST: PoolLook(0.0, sent=8.0, sent_to={WEST: 102.0, NORTH: 6.0}),
-        WEST: PoolLook(5.0),
-        NORTH: PoolLook(7.0),
+        EAST: PoolSample(0.0, sent=8.0, sent_to={WEST: 102.0, NORTH: 6.0}),
+        WEST: PoolSample(5.0),
+        NORTH: PoolSample(7.0),
     }
 
     assert origin_loads(pools, before) == {EAST: 8.0, WEST: 3.0, NORTH: 1.0}
 
 
 def test_what_a_silent_region_sends_counts_where_it_is_served() -> None:
-    assert origin_loads({WEST: PoolLook(9.0)}, {}) == {WEST: 9.0}
+    assert origin_loads({WEST: PoolSample(9.0)}, {}) == {WEST: 9.0}
 
 
 @given(
@@ -54,7 +54,7 @@ def test_what_a_silent_region_sends_counts_where_it_is_served() -> None:
 def test_loads_are_never_below_zero(told: dict[str, tuple[float, float, float, float]]) -> None:
     others = {EAST: (WEST, NORTH), WEST: (EAST, NORTH), NORTH: (EAST, WEST)}
     pools = {
-        region: PoolLook(here, sent, dict(zip(others[region], (one, other), strict=True)))
+        region: PoolSample(here, sent, dict(zip(others[region], (one, other), strict=True)))
         for region, (here, sent, one, other) in told.items()
     }
 

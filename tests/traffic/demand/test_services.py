@@ -46,7 +46,7 @@ class Metered:
                 telemetry = {"pools": {"sim-70b": self.pools[region]}}
                 reports = IngressReport.objects.filter(ingress__region_id=region)
                 reports.update(last_seen_at=self.now, telemetry=telemetry)
-            written += self.meter.look(now=self.now)
+            written += self.meter.sample(now=self.now)
         return written
 
 

@@ -273,7 +273,7 @@ class QueueReaders:
                 if queue is None:
                     return
                 if monotonic() - facts_at >= FACTS_EVERY_S:
-                    await self.look(queue)
+                    await self.record_length(queue)
                     facts_at = monotonic()
                 may = await self.read_once(queue)
                 wait_s = 0.0 if may.count else LOOK_EVERY_S
@@ -285,7 +285,7 @@ class QueueReaders:
                 await self._note_failure(queue_id, error)
             await _pause_until(wait_s, stopping)
 
-    async def look(self, queue: RequestQueue) -> None:
+    async def record_length(self, queue: RequestQueue) -> None:
         """Records the queue's length.
 
         Raises:

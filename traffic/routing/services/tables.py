@@ -51,7 +51,7 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
     # Read first: a concurrent publisher takes this revision, so a plan never replaces a table that is newer than its
     # input.
     current = dict(known.tables())
-    known.look()
+    known.check_written()
     deployments, cells, ingresses = known.deployments(), known.routable_cells(), known.ingresses()
     shared, unreadable = known.steerings(now)
     _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
