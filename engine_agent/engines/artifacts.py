@@ -101,31 +101,19 @@ class CannotFetch(Exception):
     """The artifact did not arrive. The text names the object or folder, the cause and the remedy."""
 
 
-@dataclass(frozen=True)
 class Entry:
     """The paths of one artifact in the cache."""
 
-    cache: Path
-    hex_digest: str
-
-    @property
-    def folder(self) -> Path:
-        return self.cache / self.hex_digest
-
-    @property
-    def partial(self) -> Path:
+    def __init__(self, cache: Path, hex_digest: str) -> None:
+        self.cache = cache
+        self.hex_digest = hex_digest
+        self.folder = cache / hex_digest
+        self.partial = cache / f"{hex_digest}.partial"
         """An unfinished download: complete files in `files`, incomplete ones in `parts`, the total size in `total`."""
-        return self.cache / f"{self.hex_digest}.partial"
-
-    @property
-    def lock(self) -> Path:
+        self.lock = cache / f"{hex_digest}.lock"
         """Shared by readers or held by one writer; its modification time is the time of last use."""
-        return self.cache / f"{self.hex_digest}.lock"
-
-    @property
-    def damaged(self) -> Path:
+        self.damaged = cache / f"{hex_digest}.damaged"
         """Exists while a file of the folder is known to be wrong."""
-        return self.cache / f"{self.hex_digest}.damaged"
 
     @property
     def is_complete(self) -> bool:
@@ -194,7 +182,7 @@ def make_room(entry: Entry, total: int, limit: int | None) -> None:
             shutil.rmtree(left, ignore_errors=True)
         (entry.partial / "total").write_text(str(total))
         with contextlib.ExitStack() as locks:
-            others = [_inspect(other, locks) for other in _entries(entry.cache) if other != entry]
+            others = [_inspect(other, locks) for other in _entries(entry.cache) if other.folder != entry.folder]
             shortage = _Shortage(entry, total, limit, others)
             chosen: list[_OtherEntry] = []
             for other in sorted(others, key=lambda other: other.used_at_s):

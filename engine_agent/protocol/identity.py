@@ -121,29 +121,14 @@ class IdentityFiles:
 
     def __init__(self, home: Path) -> None:
         self.folder = home / TLS_FOLDER
-        self._clients: dict[bool, tuple[object, ssl.SSLContext]] = {}
-
-    @property
-    def key_file(self) -> Path:
-        return self.folder / KEY_FILE
-
-    @property
-    def certificate_file(self) -> Path:
-        return self.folder / CERTIFICATE_FILE
-
-    @property
-    def bundle_file(self) -> Path:
-        return self.folder / BUNDLE_FILE
-
-    @property
-    def revoked_file(self) -> Path:
+        self.key_file = self.folder / KEY_FILE
+        self.certificate_file = self.folder / CERTIFICATE_FILE
+        self.bundle_file = self.folder / BUNDLE_FILE
+        self.revoked_file = self.folder / REVOKED_FILE
         """The revocation lists of the authorities."""
-        return self.folder / REVOKED_FILE
-
-    @property
-    def combined_file(self) -> Path:
+        self.combined_file = self.folder / COMBINED_FILE
         """Certificate and key in one file, as HAProxy reads them."""
-        return self.folder / COMBINED_FILE
+        self._clients: dict[bool, tuple[object, ssl.SSLContext]] = {}
 
     @property
     def has_bundle(self) -> bool:

@@ -65,9 +65,11 @@ def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
 
 def _python(facts: NodeFacts) -> Result:
     version = tuple(int(part) for part in facts.python.split(".")[:2])
-    if version < PYTHON_LEAST:
-        return Result("python", False, f"the agent's Python is {facts.python}", "Python 3.11 or newer")
-    return Result("python", True, f"the agent's Python is {facts.python}")
+    return _required("python", version >= PYTHON_LEAST, f"the agent's Python is {facts.python}", "Python 3.11 or newer")
+
+
+def _required(check: str, ok: bool, found: str, wanted: str) -> Result:
+    return Result(check, ok, found, "" if ok else wanted)
 
 
 def _devices(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
@@ -92,9 +94,8 @@ def _devices(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
 
 def _device_count(maker: str, there: int, wanted: int) -> Result:
     found = f"{there} of {wanted} devices have a file in /dev"
-    if there < wanted:
-        return Result(f"{maker} devices", False, found, "all; check the kernel log, and give a container each device")
-    return Result(f"{maker} devices", True, found)
+    remedy = "all; check the kernel log, and give a container each device"
+    return _required(f"{maker} devices", there >= wanted, found, remedy)
 
 
 def _neuron(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
@@ -108,10 +109,8 @@ def _neuron(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         ("neuron_collectives", "aws-neuronx-collectives"),
     ):
         version = facts.stack.get(field)
-        if version is None:
-            yield Result(field.replace("_", " "), False, "not found in /opt/aws/neuron/lib", f"install {package}")
-        else:
-            yield Result(field.replace("_", " "), True, f"version {version}")
+        found = "not found in /opt/aws/neuron/lib" if version is None else f"version {version}"
+        yield _required(field.replace("_", " "), version is not None, found, f"install {package}")
     yield _neuron_packages(facts, expected)
 
 
@@ -186,30 +185,25 @@ def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
 def _huge_pages(facts: NodeFacts) -> Result:
     free, size = facts.huge_pages_free or 0, facts.huge_page_bytes // 1024
     found = f"{free} huge pages of {size} KiB are free"
-    if free < HUGE_PAGES_LEAST:
-        wanted = f"at least {HUGE_PAGES_LEAST} of 2048 KiB: sysctl vm.nr_hugepages=5128, as the EFA installer sets it"
-        return Result("huge pages", False, found, wanted)
-    return Result("huge pages", True, found)
+    wanted = f"at least {HUGE_PAGES_LEAST} of 2048 KiB: sysctl vm.nr_hugepages=5128, as the EFA installer sets it"
+    return _required("huge pages", free >= HUGE_PAGES_LEAST, found, wanted)
 
 
 def _host(facts: NodeFacts) -> Iterator[Result]:
     yield _memory(facts)
     if facts.shm_bytes is not None:
         found = f"{facts.shm_bytes / GIB:.1f} GiB"
-        is_enough = facts.shm_bytes >= SHM_LEAST_BYTES
-        yield Result(
-            "shared memory", is_enough, found, "" if is_enough else "at least 1 GiB (--shm-size of a container)"
-        )
+        wanted = "at least 1 GiB (--shm-size of a container)"
+        yield _required("shared memory", facts.shm_bytes >= SHM_LEAST_BYTES, found, wanted)
     if facts.cpu_quota is not None:
         yield Result("processors", None, f"a quota of {facts.cpu_quota:.2f} processors slows ranks down")
     for folder, free in facts.disks_free_bytes.items():
-        is_enough = free >= DISK_LEAST_BYTES
-        wanted = "" if is_enough else f"at least {DISK_LEAST_BYTES // GIB} GiB, plus the size of the weights"
-        yield Result("disk", is_enough, f"{free / GIB:.1f} GiB are free for {folder}", wanted)
+        wanted = f"at least {DISK_LEAST_BYTES // GIB} GiB, plus the size of the weights"
+        yield _required("disk", free >= DISK_LEAST_BYTES, f"{free / GIB:.1f} GiB are free for {folder}", wanted)
     yield _clock(facts)
-    is_enough = facts.open_files >= OPEN_FILES_LEAST
-    wanted = "" if is_enough else f"at least {OPEN_FILES_LEAST} (LimitNOFILE of the service)"
-    yield Result("open files", is_enough, f"at most {facts.open_files} open files", wanted)
+    wanted = f"at least {OPEN_FILES_LEAST} (LimitNOFILE of the service)"
+    found = f"at most {facts.open_files} open files"
+    yield _required("open files", facts.open_files >= OPEN_FILES_LEAST, found, wanted)
     if not facts.kernel_log_readable:
         yield Result("kernel log", None, "/dev/kmsg cannot be read: faults that only the kernel reports are missed")
     else:
@@ -221,8 +215,7 @@ def _memory(facts: NodeFacts) -> Result:
     limited = facts.memory_limit_bytes is not None and facts.memory_limit_bytes < facts.memory_bytes
     usable = facts.memory_limit_bytes or 0 if limited else facts.memory_bytes
     found = f"{usable / GIB:.1f} GiB" + (f" (limit of the cgroup) of {facts.memory_bytes / GIB:.1f}" if limited else "")
-    is_enough = usable >= MEMORY_LEAST_BYTES
-    return Result("memory", is_enough, found, "" if is_enough else f"at least {MEMORY_LEAST_BYTES // GIB} GiB")
+    return _required("memory", usable >= MEMORY_LEAST_BYTES, found, f"at least {MEMORY_LEAST_BYTES // GIB} GiB")
 
 
 def _clock(facts: NodeFacts) -> Result:

@@ -7,7 +7,7 @@ import platform
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,13 +25,6 @@ CLOCK_MOST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class HostFindings:
-    """By make, the number of accelerators without a driver."""
-
-    driverless: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """The control plane's view of the host. `trouble`: why it cannot connect; `local`: the host has this address."""
 
@@ -40,8 +33,10 @@ class Seen:
     trouble: str
 
 
-def failures(facts: MachineFacts, findings: HostFindings, seen: Seen, taken: Sequence[int], ports: str) -> list[str]:
-    """All problems, in the order of repair. `taken`: ports of `ports` in use."""
+def failures(
+    facts: MachineFacts, driverless: Mapping[str, int], seen: Seen, taken: Sequence[int], ports: str
+) -> list[str]:
+    """All problems, in the order of repair. `taken`: ports of `ports` in use; `driverless`: see `read_driverless`."""
     found = []
     if abs(facts.clock_ahead_s) > CLOCK_MOST_S:
         direction = "ahead of" if facts.clock_ahead_s > 0 else "behind"
@@ -54,7 +49,7 @@ def failures(facts: MachineFacts, findings: HostFindings, seen: Seen, taken: Seq
             f"{facts.disk_free_bytes / GIB:.1f} GiB of disk are free, but {DISK_LEAST_BYTES / GIB:.0f} are needed;"
             " free some, or name a folder on another disk with SWITCHYARD_PREFIX"
         )
-    for make, count in findings.driverless.items():
+    for make, count in driverless.items():
         found.append(f"{count} {make} accelerators have no driver; install the {make} driver, or remove them")
     if facts.driver:
         found.append(
@@ -102,11 +97,12 @@ def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: floa
     )
 
 
-def driverless(root: Path = Path("/")) -> HostFindings:
+def read_driverless(root: Path = Path("/")) -> dict[str, int]:
+    """By make, the number of accelerators without a driver."""
     on_bus = devices_on_bus(root)
     found = {"NVIDIA": on_bus["nvidia"], "Neuron": on_bus["neuron"]}
     served = {"NVIDIA": nvidia_device_count(root), "Neuron": neuron_device_count(root)}
-    return HostFindings({make: count for make, count in found.items() if count and not served[make]})
+    return {make: count for make, count in found.items() if count and not served[make]}
 
 
 async def _prepare(monitor: AcceleratorMonitor) -> None:

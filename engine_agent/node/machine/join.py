@@ -27,7 +27,7 @@ from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused,
 from engine_agent.node.identity import Identity
 from engine_agent.node.imds import CLOUD_VARIABLE
 from engine_agent.node.machine import service
-from engine_agent.node.machine.facts import Seen, driverless, failures, read_facts
+from engine_agent.node.machine.facts import Seen, failures, read_driverless, read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.node.machine.releases import let_all_read
 from engine_agent.node.machine.tenant import Tenant
@@ -206,7 +206,7 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
     ahead_s = (began + time.time()) / 2 - float(str(answer["time"]))
     facts = read_facts(address, first, paths.state, clock_ahead_s=ahead_s)
     named = f"{first} to {ports[-1]}" if is_node else ", ".join(map(str, ports))
-    found = failures(facts, driverless(), Seen(address, local, trouble), taken, named)
+    found = failures(facts, read_driverless(), Seen(address, local, trouble), taken, named)
     if found:
         with contextlib.suppress(ControlRefused):
             client.post("/agents/join/refused", {"reason": "; ".join(found)})

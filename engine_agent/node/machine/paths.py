@@ -1,6 +1,5 @@
 """Paths of a machine's installation, and the file with what it learned when it joined."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,75 +20,34 @@ class Joined(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
 class HostPaths:
     """`code` contains releases, and the link `current` to the one in use. The state is next to it or, for root, in
     /var/lib."""
 
-    code: Path
-
-    @property
-    def state(self) -> Path:
-        return ROOT_STATE if self.code == ROOT_CODE else self.code / "state"
-
-    @property
-    def current(self) -> Path:
-        return self.code / "current"
-
-    @property
-    def releases(self) -> Path:
-        return self.code / "releases"
-
-    @property
-    def previous(self) -> Path:
-        return self.code / "previous"
-
-    @property
-    def trial(self) -> Path:
+    def __init__(self, code: Path) -> None:
+        self.code = code
+        self.state = ROOT_STATE if code == ROOT_CODE else code / "state"
+        self.current = code / "current"
+        self.python = self.current / "venv/bin/python"
+        self.releases = code / "releases"
+        self.previous = code / "previous"
+        self.trial = code / "trial"
         """Exists until the current release has confirmed itself; its first line is the release to go back to."""
-        return self.code / "trial"
-
-    @property
-    def trial_tries(self) -> Path:
+        self.trial_tries = code / "trial-tries"
         """One line per start on trial."""
-        return self.code / "trial-tries"
-
-    @property
-    def went_back(self) -> Path:
+        self.went_back = code / "went-back"
         """The former `trial` of the last release that did not confirm itself."""
-        return self.code / "went-back"
-
-    @property
-    def of_releases(self) -> tuple[Path, ...]:
+        start_files = (code / "start", code / "agent.pid")
+        self.of_releases = (self.previous, self.trial, self.trial_tries, self.went_back, *start_files)
         """All files next to `current` for its change."""
-        return self.previous, self.trial, self.trial_tries, self.went_back, self.code / "start", self.code / "agent.pid"
-
-    @property
-    def python(self) -> Path:
-        return self.current / "venv/bin/python"
-
-    @property
-    def home(self) -> Path:
+        self.home = self.state / "machine"
         """The machine agent's credential, certificate and journal."""
-        return self.state / "machine"
-
-    @property
-    def runs(self) -> Path:
+        self.runs = self.state / "runs"
         """The folder of the node or ingress that it runs."""
-        return self.state / "runs"
-
-    @property
-    def cache(self) -> Path:
-        return self.state / "cache"
-
-    @property
-    def log(self) -> Path:
-        return self.state / "machine.log"
-
-    @property
-    def leave_wish(self) -> Path:
+        self.cache = self.state / "cache"
+        self.log = self.state / "machine.log"
+        self.leave_wish = self.state / "leave"
         """Exists when the owner of the host wants it to leave."""
-        return self.state / "leave"
 
     def joined(self) -> Joined:
         return msgspec.json.decode((self.state / "machine.json").read_bytes(), type=Joined)

@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.machine import join, service
-from engine_agent.node.machine.facts import HostFindings, Seen, failures
+from engine_agent.node.machine.facts import Seen, failures
 from engine_agent.node.machine.join import JoinClient, ports_of
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.protocol.machine_messages import MachineFacts
@@ -128,8 +128,10 @@ REACHED = Seen("10.0.0.7", local=True, trouble="")
 PORTS = "21000 to 21019"
 
 
-def found(facts: MachineFacts = GOOD, findings: HostFindings | None = None, seen: Seen = REACHED, *taken: int) -> str:
-    return "\n".join(failures(facts, findings or HostFindings(), seen, taken, PORTS))
+def found(
+    facts: MachineFacts = GOOD, driverless: dict[str, int] | None = None, seen: Seen = REACHED, *taken: int
+) -> str:
+    return "\n".join(failures(facts, driverless or {}, seen, taken, PORTS))
 
 
 def test_a_good_host_may_join() -> None:
@@ -151,7 +153,7 @@ def test_a_full_disk() -> None:
 
 
 def test_accelerators_without_a_driver() -> None:
-    assert found(GOOD, HostFindings({"NVIDIA": 8})) == (
+    assert found(GOOD, {"NVIDIA": 8}) == (
         "8 NVIDIA accelerators have no driver; install the NVIDIA driver, or remove them"
     )
 
