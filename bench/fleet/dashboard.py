@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import random
-import secrets
 import signal
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any
 import httpx
 
 from bench import ROOT, percentile
-from lab.embedded_servers import EmbeddedServers
+from bench.fleet.own_control_plane import database
 
 PORT = 24180
 LIMIT_MS = 300.0
@@ -41,7 +40,8 @@ WRITES_OR_LEAVES = {"login", "logout", "oidc-begin", "oidc-back", "playground-sa
 def main(parser: argparse.ArgumentParser) -> None:
     options = _arguments(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with TemporaryDirectory(prefix="switchyard-bench-") as folder, _database(Path(folder)):
+    with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         started = time.monotonic()
         _seed(options.cells, options.nodes)
         print(f"{options.cells} cells on {options.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
@@ -65,31 +65,6 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 # --- what it runs on -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _database(folder: Path) -> Iterator[None]:
-    servers = EmbeddedServers(folder / "servers")
-    addresses = servers.start()
-    os.environ.update(
-        DATABASE_URL=addresses["database_url"],
-        REDIS_URL=addresses["redis_url"],
-        DJANGO_SETTINGS_MODULE="controlplane.settings",
-        SWITCHYARD_HOME=str(folder / "home"),
-        SWITCHYARD_PORT=str(PORT),
-        SWITCHYARD_SECRET_KEY=secrets.token_hex(),
-    )
-    try:
-        import django
-
-        django.setup()
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        yield
-    finally:
-        from django.db import connections
-
-        connections.close_all()
-        servers.stop()
 
 
 def _seed(cells: int, nodes: int) -> None:

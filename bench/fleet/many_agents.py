@@ -3,7 +3,6 @@
     .venv/bin/python -m bench many_agents --agents 1000 --seconds 60 --storms 2
 
 Starts its own servers, control plane and agents; needs no fleet. Agents hold real WebSockets with the agents' own code.
-With `--plain` they connect without TLS.
 """
 
 import argparse
@@ -23,7 +22,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from bench.fleet.own_control_plane import ControlPlane, bundle, cpu_s, database, seed, shares, start_agents
+from bench import cpu_s, family
+from bench.fleet.own_control_plane import ControlPlane, bundle, database, seed, shares, start_agents
 from bench.fleet.simulated_agents import AgentGroup, GroupStatus, Member
 
 LOOK_EVERY_S = 1.0
@@ -220,18 +220,19 @@ class Bench:
             process.wait()
 
     def _cpu_s(self) -> dict[str, float]:
-        processes = self.plane.processes
-        webs = cpu_s({name: process.pid for name, process in processes.items() if name.startswith("web")})
-        others = {name: process.pid for name, process in processes.items() if not name.startswith("web")}
-        rig = cpu_s({f"rig-{number}": process.pid for number, process in enumerate(self.processes)})
-        rest = cpu_s({**others, "servers": self._servers_pid})
-        return {"web": sum(webs.values()), **rest, "rig": sum(rig.values())}
+        used = {"web": 0.0}
+        for name, process in self.plane.processes.items():
+            kind = "web" if name.startswith("web") else name
+            used[kind] = used.get(kind, 0.0) + cpu_s(family(process.pid))
+        return {
+            **used,
+            "servers": cpu_s(family(self._servers_pid)),
+            "rig": sum(cpu_s(family(each.pid)) for each in self.processes),
+        }
 
 
 def main(parser: argparse.ArgumentParser) -> None:
     options = _arguments(parser)
-    if options.plain:
-        os.environ["SWITCHYARD_PLAIN_LINKS"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with TemporaryDirectory(prefix="switchyard-agents-") as folder, database(Path(folder), options.port) as servers:
         members = seed(options.agents, options.agents * 9 // 20)
@@ -242,8 +243,6 @@ def main(parser: argparse.ArgumentParser) -> None:
                 _run(bench, options)
         finally:
             plane.stop()
-            if options.log:
-                Path(options.log).write_bytes((Path(folder) / "control-plane.log").read_bytes())
 
 
 @contextmanager
@@ -283,6 +282,4 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")
     parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
     parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
-    parser.add_argument("--plain", action="store_true", help="agents come without TLS, to compare")
-    parser.add_argument("--log", help="where the control plane's log is kept")
     return parser.parse_args()

@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import psutil
 
 from bench import ROOT
 from bench.fleet.simulated_agents import AgentGroup, Member
@@ -104,17 +103,12 @@ def _member(node: Any, credential: str, place: Any) -> Member:
     return Member(node.id, credential, node.address, place.cell_id, place.cell.generation, place.rank)
 
 
-def is_plain() -> bool:
-    """Whether agents connect without TLS."""
-    return os.environ.get("SWITCHYARD_PLAIN_LINKS") == "1"
-
-
 def bundle() -> str:
     """The authorities by which agents know the control plane."""
     from fleet.agents.services.authority import authority_ensure
     from kernel import clock
 
-    return "" if is_plain() else authority_ensure(clock.now()).bundle
+    return authority_ensure(clock.now()).bundle
 
 
 class ControlPlane:
@@ -127,8 +121,6 @@ class ControlPlane:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        if is_plain():
-            return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
         environments = ({"SWITCHYARD_PORT": str(port)} for port in self.ports)
         return tuple(f"https://127.0.0.1:{read_configuration(own).agent_port}" for own in environments)
 
@@ -198,24 +190,3 @@ def start_agents(group: AgentGroup) -> subprocess.Popen[bytes]:
 
 def shares(members: list[Member], processes: int) -> list[tuple[Member, ...]]:
     return [tuple(members[number::processes]) for number in range(processes)]
-
-
-def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Returns the CPU seconds of each process and its children, including exited ones."""
-    return {name: sum(map(_own_s, _family(pid))) for name, pid in pids.items()}
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _own_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return float(times.user + times.system + times.children_user + times.children_system)

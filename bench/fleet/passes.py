@@ -27,9 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
-
-from bench.fleet.own_control_plane import cpu_s, database, seed_calm
+from bench import cpu_s, family
+from bench.fleet.own_control_plane import database, seed_calm
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
 
@@ -110,7 +109,7 @@ class Fleet:
 
 
 @contextmanager
-def _measured(figures: Figures, postgres: psutil.Process) -> Iterator[None]:
+def _measured(figures: Figures, postgres_pid: int) -> Iterator[None]:
     from django.db import connection
 
     queries = [0]
@@ -119,18 +118,13 @@ def _measured(figures: Figures, postgres: psutil.Process) -> Iterator[None]:
         queries[0] += 1
         return execute(*arguments)
 
-    before, python, wall = _cpu_s(postgres), time.thread_time(), time.monotonic()
+    before, python, wall = cpu_s(family(postgres_pid)), time.thread_time(), time.monotonic()
     with connection.execute_wrapper(counted):
         yield
     figures.wall_s.append(time.monotonic() - wall)
     figures.python_s.append(time.thread_time() - python)
-    figures.postgres_s += _cpu_s(postgres) - before
+    figures.postgres_s += cpu_s(family(postgres_pid)) - before
     figures.queries.append(queries[0])
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def measure(fleet: Fleet, passes: int, *each_second: str) -> dict[str, Figures]:
@@ -142,12 +136,12 @@ def measure(fleet: Fleet, passes: int, *each_second: str) -> dict[str, Figures]:
     app.loader.import_default_modules()
     figures = {name: Figures() for name in MOVING}
     connection.ensure_connection()
-    postgres = psutil.Process(connection.connection.info.backend_pid)
+    postgres_pid = connection.connection.info.backend_pid
     for _ in range(passes):
         began = time.monotonic()
         fleet.move(*each_second)
         for name in MOVING:
-            with _measured(figures[name], postgres):
+            with _measured(figures[name], postgres_pid):
                 app.tasks[name].run()
         time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
     return figures
@@ -196,13 +190,13 @@ def run_controller(nodes: int, seconds: float, log: Path) -> None:
         from_s = began
         while (now := time.monotonic()) - began < STARTED_AFTER_S + seconds:
             if now - began < STARTED_AFTER_S:
-                used_s = cpu_s({"controller": process.pid})["controller"]
+                used_s = cpu_s(family(process.pid))
                 from_s = now
             fleet.move()
             for one in LoopPass.objects.filter(loop__in=MOVING):
                 took_s[one.loop][one.passed_at] = one.took_s
             time.sleep(max(0.0, TICK_S - (time.monotonic() - now)))
-        cores = (cpu_s({"controller": process.pid})["controller"] - used_s) / (time.monotonic() - from_s)
+        cores = (cpu_s(family(process.pid)) - used_s) / (time.monotonic() - from_s)
     finally:
         process.terminate()
         process.wait(30)
@@ -212,7 +206,7 @@ def run_controller(nodes: int, seconds: float, log: Path) -> None:
         print(f"  {loop}: {len(passes)} passes seen, median {statistics.median(passes):.2f} s, most {passes[-1]:.2f} s")
 
 
-def run(nodes: int, passes: int, phases: list[str], *, steps: bool, controller_s: float, log: Path) -> None:
+def run(nodes: int, passes: int, *, steps: bool, controller_s: float, log: Path) -> None:
     from django.db import connection
 
     fleet = Fleet()
@@ -228,25 +222,17 @@ def run(nodes: int, passes: int, phases: list[str], *, steps: bool, controller_s
         run_controller(nodes, controller_s, log)
         return
     measure(fleet, SETTLE_PASSES)
-    if "idle" in phases:
-        _report(nodes, "idle", measure(fleet, passes))
-    if "1 % change" in phases:
-        _report(nodes, "1 % change", measure(fleet, passes, _FLAP))
-    if "rollout" in phases:
-        _roll_out()
-        _report(nodes, "rollout", measure(fleet, passes))
-    if "fault" in phases:
-        fleet.move(_BREAK, _SILENCE)
-        _report(nodes, "fault", measure(fleet, passes))
-
-
-PHASES = ["idle", "1 % change", "rollout", "fault"]
+    _report(nodes, "idle", measure(fleet, passes))
+    _report(nodes, "1 % change", measure(fleet, passes, _FLAP))
+    _roll_out()
+    _report(nodes, "rollout", measure(fleet, passes))
+    fleet.move(_BREAK, _SILENCE)
+    _report(nodes, "fault", measure(fleet, passes))
 
 
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000, 20_000])
     parser.add_argument("--passes", type=int, default=20, help="of each loop in each phase")
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--steps", action="store_true", help="every rank has five windows of steps to compare")
     parser.add_argument("--controller", type=float, default=0.0, help="seconds")
     options = parser.parse_args()
@@ -259,14 +245,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         if child == 0:  # a process each, because Django keeps to its first database
             with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
                 log = Path(folder) / "controller.log"
-                run(
-                    nodes,
-                    options.passes,
-                    options.phases,
-                    steps=options.steps,
-                    controller_s=options.controller,
-                    log=log,
-                )
+                run(nodes, options.passes, steps=options.steps, controller_s=options.controller, log=log)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

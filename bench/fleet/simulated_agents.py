@@ -54,7 +54,7 @@ class Member(msgspec.Struct, frozen=True):
 
 class AgentGroup(msgspec.Struct, frozen=True):
     """Agents of one process, each with its home in `homes`. They connect over `ramp_s` seconds. Leaders report `load`;
-    `bundle` has the fleet's authorities and is empty if links are plain."""
+    `bundle` has the fleet's authorities."""
 
     servers: tuple[str, ...]
     homes: str
@@ -171,9 +171,8 @@ async def main() -> None:
         )
         for number, member in enumerate(group.members)
     ]
-    if group.bundle:
-        for agent in agents:
-            agent.connection.identity.store_trust(bundle=group.bundle, revoked="")
+    for agent in agents:
+        agent.connection.identity.store_trust(bundle=group.bundle, revoked="")
     running = [asyncio.create_task(agent.run(draw.uniform(0, group.ramp_s))) for agent in agents]
     while True:
         await asyncio.sleep(STATUS_EVERY_S)

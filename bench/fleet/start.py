@@ -15,12 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from bench import CACHE, ROOT, table
+from bench import CACHE, ROOT, cpu_s, table
 from controlplane.embedded.process_ownership import processes_of
 
 START_LIMIT_S = 900
@@ -33,17 +30,7 @@ def start(environment: dict[str, str], home: Path) -> dict[str, float]:
     said = _embedded(environment, "up", "--detach")
     wall_s = time.monotonic() - began
     steps = {name: float(seconds) for name, seconds in _STEP.findall(said)}
-    return steps | {"every cell ready": wall_s, "CPU": cpu_s(home)}
-
-
-def cpu_s(home: Path) -> float:
-    """CPU seconds of a home's processes and of their children that have ended."""
-    total = 0.0
-    for process in processes_of(home):
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+    return steps | {"every cell ready": wall_s, "CPU": cpu_s(processes_of(home))}
 
 
 def _embedded(environment: dict[str, str], *arguments: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from bench import ROOT
+from bench import ROOT, cpu_s, family
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.node.journal import Journal
@@ -85,16 +85,10 @@ class Contender:
     rate: int = 300
 
     def _all(self) -> list[psutil.Process]:
-        return [each for process in self.processes for each in (process, *process.children(recursive=True))]
+        return [each for process in self.processes for each in family(process.pid)]
 
     def cpu_s(self) -> float:
-        """Processor seconds of its processes so far, those of children that ended included."""
-        total = 0.0
-        for each in self._all():
-            with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-        return total
+        return cpu_s(self._all())
 
     def resident_mib(self) -> float:
         """Resident memory of its processes, shared pages counted in each."""
@@ -140,11 +134,11 @@ def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) 
     try:
         yield process
     finally:
-        family = [process, *process.children(recursive=True)] if process.is_running() else []
-        for each in family:
+        members = family(child.pid)
+        for each in members:
             with contextlib.suppress(psutil.Error):
                 each.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(members, timeout=5)
         for each in alive:
             with contextlib.suppress(psutil.Error):
                 each.kill()

@@ -5,7 +5,7 @@ through the routers on PyPI, in rounds that alternate within one run. Every roun
 it up. With `--apart` each contender has one processor for itself, and load and cells have another: where all share two,
 what load and cells take, the same for all, hides a part of what differs.
 
-    .venv/bin/python -m bench proxies [--rounds 5] [--only ingress,direct] [--base-port 27000] [--apart]
+    .venv/bin/python -m bench proxies [--rounds 5] [--only ingress,direct] [--apart]
 """
 
 import argparse
@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,18 +23,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench import ROOT
+from bench import RESULTS, note
 from bench.traffic import contenders
-from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
+from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender, Peer
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 from kernel.authority import Authority, authority_make, certificate_sign, revocations_sign
 
 SOURCE = Path(__file__).with_name("wire.c")
-ZIG = "ziglang==0.13.0"
+ZIG = Peer("zig", "ziglang==0.13.0", ())
 """A C compiler from PyPI, for machines without one."""
 PATIENCE_S = 30.0
+BASE_PORT = 27000
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,15 @@ def wire_build(cache: Path) -> Path:
     if program.exists() and program.stat().st_mtime > SOURCE.stat().st_mtime:
         return program
     cache.mkdir(parents=True, exist_ok=True)
-    compiler = [found] if (found := shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")) else _zig(cache)
+    compiler = [shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or ""]
+    if not compiler[0]:
+        compiler = [str(contenders.install(ZIG, cache) / "python"), "-m", "ziglang", "cc"]
     done = subprocess.run(
         [*compiler, "-O2", "-o", str(program), str(SOURCE), "-lm"], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{SOURCE.name} does not compile: {done.stderr.strip()}")
     return program
-
-
-def _zig(cache: Path) -> list[str]:
-    python = cache / "zig" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "uv", "venv", "--quiet", str(cache / "zig")], check=True)
-        subprocess.run(
-            [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(python), ZIG], check=True
-        )
-    return [str(python), "-m", "ziglang", "cc"]
 
 
 @contextlib.contextmanager
@@ -99,7 +91,6 @@ def wire_ask(program: Path, how: str, port: int, count: int, seconds: float, bod
     return Round(**{name: measured[name] for name in Round.__dataclass_fields__})
 
 
-CACHE = ROOT / ".cache" / "bench"
 FLEET_ID = "f-be0c4be0"
 WHOLE_PATH, PLAIN_PATH = "ingress + cell proxy", "ingress + cell proxy (plain links)"
 CELLS = 2
@@ -156,7 +147,7 @@ def everything(
     program: Path, base: int, only: set[str], processors: set[int]
 ) -> Iterator[tuple[list[Contender], dict[str, str]]]:
     """All contenders, up and answering, on these processors; and of those that are not, why."""
-    folder = CACHE / "runs"
+    folder = RESULTS / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     stubs = [base + number for number in range(CELLS)]
     with ExitStack() as stack:
@@ -187,7 +178,7 @@ def _begin(
         if only and peer.name not in only:
             continue
         try:
-            programs = contenders.install(peer, CACHE)
+            programs = contenders.install(peer, RESULTS)
             port = base + 200 + number
             process = stack.enter_context(contenders.peer_process(peer, programs, folder, port, stubs))
             contenders.wait_until_it_answers(port, process=process)
@@ -248,26 +239,20 @@ def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
 
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--base-port", type=int, default=27000)
     parser.add_argument("--only", default="", help="names of contenders, with commas; direct is always measured")
     parser.add_argument("--apart", action="store_true", help="one processor for the contender, another for all else")
     options = parser.parse_args()
-    results_path = CACHE / ("proxies_apart.jsonl" if options.apart else "proxies.jsonl")
-    program = wire_build(CACHE)
+    bench = "proxies_apart" if options.apart else "proxies"
+    program = wire_build(RESULTS)
     processors = os.sched_getaffinity(0)
     ours, theirs = ({min(processors)}, {max(processors)}) if options.apart else (processors, processors)
     only = {name for name in options.only.split(",") if name}
-    with on_processors(ours), everything(program, options.base_port, only, theirs) as (found, absent):
+    with on_processors(ours), everything(program, BASE_PORT, only, theirs) as (found, absent):
         for name, reason in absent.items():
             print(f"left out: {name}: {reason}")
         for turn in range(options.rounds):
             order = found[turn % len(found) :] + found[: turn % len(found)]
             for contender in order:
-                rows = measure(program, contender)
-                with results_path.open("a", encoding="utf-8") as results:
-                    for row in rows:
-                        stamp = {"at": time.time(), "load": os.getloadavg()[0]}
-                        results.write(json.dumps({**stamp, **row}) + "\n")
-                        print(row, flush=True)
-        with results_path.open("a", encoding="utf-8") as results:
-            results.write(json.dumps({"absent": absent}) + "\n")
+                for row in measure(program, contender):
+                    note(bench, {"at": time.time(), "load": os.getloadavg()[0], **row})
+        note(bench, {"absent": absent})

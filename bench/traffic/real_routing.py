@@ -8,7 +8,6 @@ of this bench without limits or a queue, so that only the rule differs.
 
 import argparse
 import contextlib
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from bench import ROOT, percentile
+from bench import RESULTS, note, percentile
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival, heavy_tailed
 from bench.traffic.contenders import MODEL
@@ -24,7 +23,7 @@ from bench.traffic.sim_cells import Seen, SimCell, ask, body_of, play, sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.ingress.haproxy import find_binary
 
-RESULTS = ROOT / ".cache" / "bench" / "real_routing.jsonl"
+BASE_PORT = 27500
 CELLS, PLACES, SLOW_FACTOR = 8, 16, 3.0
 CELL = ModelParameters(
     prefill_tokens_per_s=5000, decode_step_ms=40, decode_step_per_seq_ms=1, max_num_seqs=PLACES, prefix_block_tokens=0
@@ -83,18 +82,16 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="beginnings of rules' names, with commas; all if none")
-    parser.add_argument("--base-port", type=int, default=27500)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    folder = ROOT / ".cache" / "bench" / "runs" / "routing"
+    folder = RESULTS / "runs" / "routing"
     with ExitStack() as stack:
         factors = [1.0] * (CELLS - 1) + [SLOW_FACTOR]
-        cells = stack.enter_context(sim_cells(folder, options.base_port + 20, CELL, factors))
-        ports = {OURS: options.base_port}
+        cells = stack.enter_context(sim_cells(folder, BASE_PORT + 20, CELL, factors))
+        ports = {OURS: BASE_PORT}
         ends = [cell.endpoint for cell in cells]
-        stack.enter_context(contenders.ingress(folder / "ingress", options.base_port, ends))
+        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, ends))
         for number, (name, rule) in enumerate(RULES.items(), 1):
-            ports[name] = options.base_port + number
+            ports[name] = BASE_PORT + number
             stack.enter_context(plain_haproxy(folder, ports[name], rule, cells))
         for port in ports.values():
             contenders.wait_until_it_answers(port)
@@ -103,7 +100,5 @@ def main(parser: argparse.ArgumentParser) -> None:
             for name, port in ports.items():
                 if not name.startswith(tuple(options.only.split(","))):
                     continue
-                row = {"policy": name, "rate": options.rate, "seed": turn, **uvloop.run(measure(port, arrivals))}
-                with options.results.open("a", encoding="utf-8") as results:
-                    results.write(json.dumps(row) + "\n")
-                print(row, flush=True)
+                measured = uvloop.run(measure(port, arrivals))
+                note("real_routing", {"policy": name, "rate": options.rate, "seed": turn, **measured})

@@ -7,12 +7,10 @@ The cells run on virtual time, so an hour passes in a minute and twice the same.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench import ROOT, percentile
+from bench import note, percentile
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, lru_hit_rate, mooncake
 from bench.traffic.routers import (
     BoundedHash,
@@ -29,7 +27,6 @@ from bench.traffic.routers import (
 )
 from engine_agent.engines.sim.batching import ModelParameters
 
-RESULTS = ROOT / ".cache" / "bench" / "replay.jsonl"
 CELLS = 8
 PLACES = 32
 """Concurrent requests per cell, as the ingress limits them."""
@@ -108,20 +105,12 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", type=int, default=CELLS)
     parser.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS)
     parser.add_argument("--slow", type=float, default=1.0, help="how many times as slow the first cell is")
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.results.parent.mkdir(parents=True, exist_ok=True)
     arrivals = mooncake() if options.trace == "mooncake" else azure()
-    with options.results.open("a", encoding="utf-8") as results:
-        rows = [{"trace": options.trace, "policy": "ideal", "hit_rate": best_hit_rate(arrivals)}]
-        one = lru_hit_rate(arrivals, options.cells * options.cache_tokens)
-        print(f"one cell with the memory of all would find {one:.1%}", flush=True)
-        for factor in map(float, options.factors.split(",")):
-            for policy in options.policies.split(","):
-                rows.append(
-                    run(options.trace, arrivals, policy, factor, options.cells, options.cache_tokens, options.slow)
-                )
-                results.write(json.dumps(rows[-1]) + "\n")
-                results.flush()
-                print(rows[-1], flush=True)
-        results.write(json.dumps(rows[0]) + "\n")
+    one = lru_hit_rate(arrivals, options.cells * options.cache_tokens)
+    print(f"one cell with the memory of all would find {one:.1%}", flush=True)
+    for factor in map(float, options.factors.split(",")):
+        for policy in options.policies.split(","):
+            row = run(options.trace, arrivals, policy, factor, options.cells, options.cache_tokens, options.slow)
+            note("replay", row)
+    note("replay", {"trace": options.trace, "policy": "ideal", "hit_rate": best_hit_rate(arrivals)})

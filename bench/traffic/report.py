@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import PAGES, ROOT, table
+from bench import PAGES, RESULTS, table
 from bench.traffic.contenders import PEERS
 
 Row = dict[str, Any]
@@ -190,10 +190,9 @@ def filled(page: str, name: str, text: str) -> str:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=ROOT / ".cache" / "bench")
-    options = parser.parse_args()
+    parser.parse_args()
     page = filled(PAGE.read_text(encoding="utf-8"), "machine", machine())
-    found = {name: rows for name in SECTIONS if (rows := read(options.results, name))}
+    found = {name: rows for name in SECTIONS if (rows := read(RESULTS, name))}
     for name, rows in found.items():
         page = filled(page, name, SECTIONS[name](rows))
     PAGE.write_text(page, encoding="utf-8")

@@ -7,25 +7,22 @@ Real `sim` cells behind a real ingress.
 
 import argparse
 import asyncio
-import json
 import random
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import uvloop
 
-from bench import ROOT, percentile
+from bench import RESULTS, note, percentile
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival
 from bench.traffic.sim_cells import Seen, ask, body_of, play, sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 
-RESULTS = ROOT / ".cache" / "bench" / "retry_storm.jsonl"
+BASE_PORT = 27400
 CELLS, PLACES = 4, 16
 CELL = ModelParameters(
     prefill_tokens_per_s=20_000, decode_step_ms=40, decode_step_per_seq_ms=0, max_num_seqs=PLACES, prefix_block_tokens=0
@@ -171,18 +168,12 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retries", type=int, default=5)
     parser.add_argument("--patience-s", type=float, default=5.0)
     parser.add_argument("--label", default="")
-    parser.add_argument("--base-port", type=int, default=27400)
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    folder = ROOT / ".cache" / "bench" / "runs" / "storm"
+    folder = RESULTS / "runs" / "storm"
     with ExitStack() as stack:
-        cells = stack.enter_context(sim_cells(folder, options.base_port + 20, CELL, [1.0] * CELLS))
+        cells = stack.enter_context(sim_cells(folder, BASE_PORT + 20, CELL, [1.0] * CELLS))
         ends = [cell.endpoint for cell in cells]
-        stack.enter_context(contenders.ingress(folder / "ingress", options.base_port, ends))
-        contenders.wait_until_it_answers(options.base_port)
-        found = uvloop.run(storm(options.base_port, options))
-    with options.results.open("a", encoding="utf-8") as results:
-        results.write(json.dumps(found) + "\n")
-    for row in found.pop("windows"):
-        sys.stdout.write(f"{row}\n")
-    sys.stdout.write(f"{found}\n")
+        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, ends))
+        contenders.wait_until_it_answers(BASE_PORT)
+        found = uvloop.run(storm(BASE_PORT, options))
+    note("retry_storm", found)

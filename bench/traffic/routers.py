@@ -10,7 +10,6 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -232,7 +231,7 @@ class Simulation:
 
     router: Router
     parameters: ModelParameters
-    slow_factors: Sequence_[float]
+    slow_factors: Sequence[float]
     most: int
 
     def __post_init__(self) -> None:
@@ -241,7 +240,7 @@ class Simulation:
         self._events: list[tuple[float, int, int]] = []
         self.outcomes: list[Outcome] = []
 
-    def run(self, arrivals: Sequence_[Arrival]) -> list[Outcome]:
+    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Serve them all, to the last token."""
         self.outcomes = [Outcome(arrival) for arrival in arrivals]
         coming = 0
@@ -302,6 +301,6 @@ class Simulation:
         self._begin_step(index, now_s)
 
 
-def hit_rate(outcomes: Sequence_[Outcome]) -> float:
+def hit_rate(outcomes: Sequence[Outcome]) -> float:
     """Share of the prompt tokens that were found in a cache."""
     return sum(o.found_tokens for o in outcomes) / sum(o.arrival.prompt_tokens for o in outcomes)

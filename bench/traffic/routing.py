@@ -8,18 +8,15 @@ it up.
 """
 
 import argparse
-import json
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import ROOT, percentile
+from bench import note, percentile
 from bench.traffic.arrivals import heavy_tailed
 from bench.traffic.routers import LeastOutstanding, RandomCell, RoundRobin, Router, Simulation
 from engine_agent.engines.sim.batching import ModelParameters
 
-RESULTS = ROOT / ".cache" / "bench" / "routing.jsonl"
 PLACES = 16
 CELL = ModelParameters(
     prefill_tokens_per_s=20_000,
@@ -73,20 +70,14 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--policies", default=",".join(POLICIES), help="of: " + "; ".join(POLICIES))
-    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    with options.results.open("a", encoding="utf-8") as results:
-
-        def note(row: dict[str, Any]) -> None:
-            results.write(json.dumps(row) + "\n")
-            results.flush()
-            print(row, flush=True)
-
-        for policy in options.policies.split(","):
-            for rate in RATES:
-                for seed in range(options.seeds):
-                    note(run(policy, rate, options.requests, seed, SLOW_FACTOR))
-            for factor in (1.0, SLOW_FACTOR):
-                rate = sustained(policy, options.requests, options.seeds, factor)
-                note({"policy": policy, "slow_factor": factor, "sustained": rate, "bound_ms": BOUND_S * 1000})
+    for policy in options.policies.split(","):
+        for rate in RATES:
+            for seed in range(options.seeds):
+                note("routing", run(policy, rate, options.requests, seed, SLOW_FACTOR))
+        for factor in (1.0, SLOW_FACTOR):
+            rate = sustained(policy, options.requests, options.seeds, factor)
+            note(
+                "routing",
+                {"policy": policy, "slow_factor": factor, "sustained": rate, "bound_ms": BOUND_S * 1000},
+            )

@@ -19,6 +19,7 @@ from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.protocol.ingress_messages import CellEndpoint
 
 PORTS_PER_CELL = 10
+LONGEST_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,11 @@ def sim_cells(
     base: int,
     parameters: ModelParameters,
     slow_factors: Sequence[float],
-    longest_tokens: int = 8192,
-    *,
-    proxy_arguments: Sequence[str] = (),
 ) -> Iterator[list[SimCell]]:
     """A cell for each factor, so many times as slow as `parameters` say, all up and answering."""
     with ExitStack() as stack:
         cells = [
-            stack.enter_context(
-                _cell(
-                    folder, number, base + PORTS_PER_CELL * number, parameters, factor, longest_tokens, proxy_arguments
-                )
-            )
+            stack.enter_context(_cell(folder, number, base + PORTS_PER_CELL * number, parameters, factor))
             for number, factor in enumerate(slow_factors)
         ]
         for cell in cells:
@@ -77,13 +71,11 @@ def _cell(
     base: int,
     parameters: ModelParameters,
     factor: float,
-    longest_tokens: int,
-    proxy_arguments: Sequence[str],
 ) -> Iterator[SimCell]:
     ports = _Ports(*range(base, base + 4))
     name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
-    engine = _engine_command(name, ports, parameters, factor, longest_tokens)
-    proxy = (*_proxy_command(name, ports, parameters.max_num_seqs), *proxy_arguments)
+    engine = _engine_command(name, ports, parameters, factor)
+    proxy = _proxy_command(name, ports, parameters.max_num_seqs)
     with (
         contenders.spawned(engine, folder / f"engine-{number}.log"),
         contenders.spawned(proxy, folder / f"proxy-{number}.log"),
@@ -92,15 +84,13 @@ def _cell(
         yield SimCell(endpoint, ports.engine)
 
 
-def _engine_command(
-    name: Sequence[str], ports: _Ports, parameters: ModelParameters, factor: float, longest_tokens: int
-) -> tuple[str, ...]:
+def _engine_command(name: Sequence[str], ports: _Ports, parameters: ModelParameters, factor: float) -> tuple[str, ...]:
     model = ((f"--{each.name.replace('_', '-')}", str(getattr(parameters, each.name))) for each in fields(parameters))
     return (
         *(sys.executable, "-m", "engine_agent.engines.sim", *name),
         *("--rank", "0", "--role", "leader", "--followers", "0", "--leader", "127.0.0.1:1"),
         *("--port", str(ports.engine), "--admin-port", str(ports.engine_admin)),
-        *("--served-model", contenders.MODEL, "--max-model-len", str(longest_tokens), "--load-time-s", "0"),
+        *("--served-model", contenders.MODEL, "--max-model-len", str(LONGEST_TOKENS), "--load-time-s", "0"),
         *chain.from_iterable(model),
         *(("--fault", json.dumps({"kind": "slow", "factor": factor})) if factor > 1 else ()),
     )
