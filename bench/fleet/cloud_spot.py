@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from os import environ
 from typing import Any
 
@@ -92,7 +93,7 @@ class SpotWarnings:
         self._prepare(case)
         [cell] = self._cells()
         leader = next(node["id"] for node in cell["nodes"] if node["rank"] == 0)
-        instance = next(row["provider_id"] for row in self._rows("machines") if row["node"] == leader)
+        instance = next(row["provider_id"] for row in self._fleet.rows("machines") if row["node"] == leader)
         self._say(f"{name}: whole; {instance} leads {cell['id']}")
         with streaming({self._first: {"balancer": self._url}}, DEPLOYMENT, self._rate) as streams:
             time.sleep(BEFORE_S)
@@ -125,24 +126,21 @@ class SpotWarnings:
         cells = {self._first: 1, **dict.fromkeys(self._rest, case.others)}
         wanted = [{"region": region, "cells": number} for region, number in cells.items()]
         self._fleet.ask("PATCH", f"deployments/{DEPLOYMENT}/", {"regions": wanted})
-        deadline, ended = time.monotonic() + WHOLE_WITHIN_S, set[str]()
-        while problem := self._missing(case, cells, ended):
-            if time.monotonic() > deadline:
-                raise NoLaboratory(f"After {WHOLE_WITHIN_S:g} s the fleet is not as the case wants it: {problem}.")
-            time.sleep(POLL_S)
+        missing = partial(self._missing, case, cells, set[str]())
+        self._fleet.until(missing, WHOLE_WITHIN_S, "the fleet is not as the case wants it")
 
     def _missing(self, case: Case, cells: Mapping[str, int], ended: set[str]) -> str:
         """Returns what is missing; terminates a surplus spare, as an operator might in AWS's console."""
-        ready = [row for row in self._rows("cells") if row["state"] == "ready"]
+        ready = [row for row in self._fleet.rows("cells") if row["state"] == "ready"]
         there = {region: sum(row["region"] == region for row in ready) for region in cells}
-        leaving = [row["id"] for row in self._rows("cells") if row["state"] not in {"ready", "stopped"}]
+        leaving = [row["id"] for row in self._fleet.rows("cells") if row["state"] not in {"ready", "stopped"}]
         if there != dict(cells) or leaving:
             return f"cells ready are {there}, on their way {leaving}"
-        nodes = [row for row in self._rows("nodes") if row["region"] == self._first and row["role"] == "spare"]
+        nodes = [row for row in self._fleet.rows("nodes") if row["region"] == self._first and row["role"] == "spare"]
         idle = [row["id"] for row in nodes if row["state"] == "ready" and not row["cordoned"] and row["connected"]]
         if len(idle) > case.spares and not ended:
             surplus = set(idle[case.spares :])
-            for row in self._rows("machines"):
+            for row in self._fleet.rows("machines"):
                 if row["node"] in surplus:
                     cloud_control.ask("terminate", instance=row["provider_id"])
             ended |= surplus
@@ -151,11 +149,7 @@ class SpotWarnings:
 
     def _cells(self) -> list[Row]:
         """Of the first region, those that have not stopped."""
-        return [row for row in self._rows("cells") if row["region"] == self._first and row["state"] != "stopped"]
-
-    def _rows(self, kind: str) -> list[Row]:
-        rows: list[Row] = self._fleet.ask("GET", f"{kind}/?page_size=500")["results"]
-        return rows
+        return [row for row in self._fleet.rows("cells") if row["region"] == self._first and row["state"] != "stopped"]
 
 
 def main(parser: argparse.ArgumentParser) -> int:

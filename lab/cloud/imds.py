@@ -6,19 +6,20 @@ named after the instance, so STS accepts signatures by them.
 """
 
 import base64
-import contextlib
 import json
 import re
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 from lab.cloud.machines import Machine, Market
+from lab.cloud.server import serving
 from lab.cloud.world import World, moment
 
 TOKENS_AT = "/latest/api/token"
@@ -271,16 +272,7 @@ class _Request(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-@contextlib.contextmanager
-def serve_metadata(world: World, machine_id: str, listener: socket.socket) -> Iterator[None]:
+def serve_metadata(world: World, machine_id: str, listener: socket.socket) -> AbstractContextManager[None]:
     """Answer a machine's questions at a socket that is bound already, by threads of this process. Closes it at the
     end."""
-    server = _Server(listener, Metadata(world, machine_id).reply)
-    thread = threading.Thread(target=server.serve_forever, args=[0.05], name=f"imds-{machine_id}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serving(_Server(listener, Metadata(world, machine_id).reply), f"imds-{machine_id}")

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from socketserver import BaseServer
 
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
@@ -26,13 +27,22 @@ class QuietRequests(MotoRequestHandler):
 def serve(world: World, port: int = 0) -> Iterator[str]:
     """The World on a port of the loopback, by a thread of this process; yields its URL."""
     server = make_server("127.0.0.1", port, world, threaded=True, request_handler=QuietRequests)
-    thread = threading.Thread(target=server.serve_forever, args=[ENDS_WITHIN_S], name="cloud", daemon=True)
-    thread.start()
     world.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield world.endpoint
+        with serving(server, "cloud", ENDS_WITHIN_S):
+            yield world.endpoint
+    finally:
+        world.forget()
+
+
+@contextlib.contextmanager
+def serving(server: BaseServer, name: str, ends_within_s: float = 0.05) -> Iterator[None]:
+    """Serve by a thread of this process, and close the server's socket at the end."""
+    thread = threading.Thread(target=server.serve_forever, args=[ends_within_s], name=name, daemon=True)
+    thread.start()
+    try:
+        yield
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-        world.forget()

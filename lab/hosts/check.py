@@ -1,7 +1,6 @@
 """Whether a laboratory's fleet works: a streamed answer through every ingress, a host that loses its power, and whether
 each connection between hosts is encrypted. It says what it sees, a line each, and collects what is wrong."""
 
-import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from lab.hosts import client
-from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
+from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet
 from lab.hosts.hops import Hop
 from lab.hosts.places import Places
 from lab.hosts.topology import NoLaboratory, Role, Topology
@@ -201,11 +200,11 @@ class Check:
     def _power_off(self) -> None:
         """Of a host on which a cell stands; another takes its place, or itself where there is no other."""
         [cell, *_] = sorted(
-            (each for each in self._rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
+            (each for each in self.fleet.rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
         )
-        machines = {row["node"]: row for row in self._rows("machines")}
+        machines = {row["node"]: row for row in self.fleet.rows("machines")}
         addresses = {str(host.address): name for name, host in self.topology.hosts.items()}
-        members = [row["id"] for row in self._rows("nodes") if row.get("cell") == cell["id"]]
+        members = [row["id"] for row in self.fleet.rows("nodes") if row.get("cell") == cell["id"]]
         hosts = [addresses[machines[node]["address"]] for node in members if node in machines]
         if not hosts:
             raise NoLaboratory(f"No host of {cell['id']} is known: its nodes are {members}.")
@@ -214,13 +213,15 @@ class Check:
         client.ask(self.places, "power-off", name=name)
         self.say(f"{name} of {cell['id']} has lost its power")
         try:
-            self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"the loss of {name} was not noticed")
+            self.fleet.until(
+                lambda: self._ready_still(cell["id"]), NOTICED_WITHIN_S, f"the loss of {name} was not noticed"
+            )
             how = f"without {name}"
             if not self._has_spare(cell["region"]):
                 client.ask(self.places, "boot", name=name)
                 how = f"once {name} has power"
                 self.say(f"{name} has power again, for there is no spare")
-            self._until(self._all_ready, READY_WITHIN_S, f"not every cell is ready again {how}")
+            self.fleet.until(self._not_ready, READY_WITHIN_S, f"not every cell is ready again {how}")
             self.say(f"every cell is ready again {time.monotonic() - began:.1f} s after that")
             self._answers(f" {how}")
         except NoLaboratory as error:
@@ -230,28 +231,17 @@ class Check:
                 client.ask(self.places, "boot", name=name)
 
     def _has_spare(self, region: str) -> bool:
-        rows = self._rows("nodes")
+        rows = self.fleet.rows("nodes")
         return any(row["region"] == region and row["role"] == "spare" and row["state"] == "ready" for row in rows)
 
-    def _is_ready(self, cell: str) -> bool:
-        return any(row["id"] == cell and row["state"] == "ready" for row in self._rows("cells"))
+    def _ready_still(self, cell: str) -> str:
+        ready = any(row["id"] == cell and row["state"] == "ready" for row in self.fleet.rows("cells"))
+        return f"{cell} is ready" if ready else ""
 
-    def _all_ready(self) -> bool:
-        rows = self._rows("cells")
-        return bool(rows) and all(row["state"] in {"ready", "stopped"} for row in rows)
-
-    def _rows(self, kind: str) -> list[Row]:
-        rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
-        return rows
-
-    def _until(self, is_so: Callable[[], bool], within_s: float, otherwise: str) -> None:
-        deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline:
-            with contextlib.suppress(NoLaboratory):  # web may be slow, or away for a moment
-                if is_so():
-                    return
-            time.sleep(PAUSE_S / 4)
-        raise NoLaboratory(f"After {within_s:.0f} s {otherwise}.")
+    def _not_ready(self) -> str:
+        rows = self.fleet.rows("cells")
+        waiting = [f"{row['id']} is {row['state']}" for row in rows if row["state"] not in {"ready", "stopped"}]
+        return "; ".join(waiting) if rows else "there is none"
 
     def _trespassers(self) -> None:
         """An account of an engine, a cell proxy or a HAProxy can read nothing of the agent or of other accounts."""

@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 
 from lab.cloud.entry import healthy_targets
 from lab.cloud.imds import serve_metadata
-from lab.cloud.server import QuietRequests, World, serve
+from lab.cloud.server import QuietRequests, World, serve, serving
 from lab.hosts import client, kernel
 from lab.hosts.cloud_control import PORT, Settings
 from lab.hosts.cloud_control_api import METADATA, Control, Hypervisor
@@ -107,6 +107,7 @@ class Cloud:
 
     def _listen(self, name: str) -> None:
         machine = self._hypervisor.booted(name)
+        listening: contextlib.AbstractContextManager[None]
         if name == CLOUD:
             listening = _serve(self._application, _listener(name, "0.0.0.0", PORT))  # noqa: S104 - a host of the laboratory
         elif machine:
@@ -134,15 +135,8 @@ def _listener(network: str, address: str, port: int) -> socket.socket:
 def _serve(application: Control, listener: socket.socket) -> Iterator[None]:
     listener.listen(256)
     server = make_server("", 0, application, threaded=True, request_handler=QuietRequests, fd=listener.fileno())
-    thread = threading.Thread(target=server.serve_forever, args=[0.05], name="cloud-in-the-lab", daemon=True)
-    thread.start()
-    try:
+    with listener, serving(server, "cloud-in-the-lab"):
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        listener.close()
 
 
 def run(settings: Settings, places: Places, balanced: list[Listener]) -> None:

@@ -182,7 +182,7 @@ class CloudFleet(Fleet):
             self._steps.write(self.trail, self.ask)
 
     def _bring_up(self) -> None:
-        self._until(self._answers, UP_WITHIN_S, "the control plane does not answer")
+        self.until(self._answers, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
         shutil.copy(self.token, self._home / self.token.name)
         stacks = cloud_control.ask("deploy", install=self._install(), networks=self._networks())
@@ -190,16 +190,16 @@ class CloudFleet(Fleet):
         for position, (region, stack) in enumerate(stacks.items()):
             columns = {"provider": "aws", "stack": stack, "position": position, "spares": {INSTANCE_TYPE: 1}}
             self.ask("POST", "regions/", {"name": region, **columns})
-        self._until(self._every_region_is_read, REGION_READ_WITHIN_S, "not every region is ready")
+        self.until(self._every_region_is_read, REGION_READ_WITHIN_S, "not every region is ready")
         self._say("every region is read from its stack")
         cells = [{"region": region, "cells": 1} for region in stacks]
         wanted: dict[str, Any] = {"name": DEPLOYMENT, "model_version": VERSION, "instance_types": [INSTANCE_TYPE]}
         self.ask("POST", "deployments/", {**wanted, "regions": cells})
-        self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
+        self.until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say(f"every cell is ready, on {NODES_PER_CELL} instances each")
         for number, region in enumerate(stacks):
             url = f"http://127.0.0.1:{self._entry + number}/v1"
-            self._until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
+            self.until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
 
     def missing(self) -> str:
         """What is not ready; empty: nothing.
@@ -235,6 +235,6 @@ class CloudFleet(Fleet):
         )
 
     def _every_cell_is_ready(self) -> str:
-        cells = self.ask("GET", "cells/?page_size=500")["results"]
+        cells = self.rows("cells")
         waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] not in {"ready", "stopped"}]
         return "; ".join(waiting) or ("" if cells else "there is none")

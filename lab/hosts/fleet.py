@@ -194,12 +194,12 @@ class Fleet:
         Raises:
             NoLaboratory: one of these did not happen; what was last seen of it.
         """
-        self._until(self._regions, UP_WITHIN_S, "the control plane does not answer")
+        self.until(self._regions, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
         self._give_secrets()
         self._want_cells()
         self._join_all()
-        self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
+        self.until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say("every cell is ready")
 
     def _give_secrets(self) -> None:
@@ -231,12 +231,21 @@ class Fleet:
         return "" if found >= set(self._topology.regions) else f"its regions are {sorted(found)}"
 
     def _every_cell_is_ready(self) -> str:
-        cells = self.ask("GET", "cells/?page_size=500")["results"]
+        cells = self.rows("cells")
         waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] not in {"ready", "stopped"}]
         is_there = cells or self._topology.nodes < NODES_PER_CELL
         return "; ".join(waiting[:3]) if is_there else "there is none"
 
-    def _until(self, missing: Callable[[], str], within_s: float, otherwise: str) -> None:
+    def rows(self, kind: str) -> list[Row]:
+        rows: list[Row] = self.ask("GET", f"{kind}/?page_size=500")["results"]
+        return rows
+
+    def until(self, missing: Callable[[], str], within_s: float, otherwise: str) -> None:
+        """Wait until nothing is missing. The control plane may be away for a moment.
+
+        Raises:
+            NoLaboratory: says `otherwise`, and what was missing last.
+        """
         deadline = time.monotonic() + within_s
         while True:
             try:

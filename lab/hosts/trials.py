@@ -258,7 +258,7 @@ class Trial:
             names = [host.name for host in self.topology.hosts.values() if host.role is role]
             return names[0 if target is Target.INGRESS or first else -1], ""
         hosts = self._hosts()
-        for node in sorted(self._rows("nodes"), key=lambda row: str(row["id"])):
+        for node in sorted(self.fleet.rows("nodes"), key=lambda row: str(row["id"])):
             if node["role"] == target and node["id"] in hosts and node["state"] == "ready":
                 return hosts[node["id"]], node["cell"] or ""
         raise NoLaboratory(f"There is no {target} in this laboratory.")
@@ -270,7 +270,7 @@ class Trial:
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _round(self, number: int, name: str, step: _Step) -> None:
-        since, before = self._last_event(), engines(self._rows("nodes"))
+        since, before = self._last_event(), engines(self.fleet.rows("nodes"))
         with streaming(self._urls(), DEPLOYMENT, self.rate) as streams:
             time.sleep(BEFORE_S)
             began = time.monotonic()
@@ -284,7 +284,7 @@ class Trial:
         problems = ["it was not healed"] if healed_s == inf else []
         problems += self._whole_again()
         problems += unexcused(streams, step.harmed)[:5]
-        problems += restarted(before, engines(self._rows("nodes")), step.harmed)
+        problems += restarted(before, engines(self.fleet.rows("nodes")), step.harmed)
         problems += wrong_events(self._events(since), step.harmed)
         healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
         self.say(f"{number}. {step.title}: {count(streams, step.harmed)}{healed}")
@@ -300,7 +300,7 @@ class Trial:
         deadline = began + READY_WITHIN_S
         while time.monotonic() < deadline:
             with contextlib.suppress(NoLaboratory):  # web may be slow
-                cells = [row for row in self._rows("cells") if row["id"] in harmed.cells]
+                cells = [row for row in self.fleet.rows("cells") if row["id"] in harmed.cells]
                 members = {node["id"] for row in cells for node in row["nodes"]}
                 if cells and all(row["state"] == "ready" for row in cells) and not members & harmed.nodes:
                     return time.monotonic() - began
@@ -316,22 +316,14 @@ class Trial:
 
     def _until_whole(self) -> None:
         """Every host of a region is a node or an ingress that is heard, and every cell is ready."""
-        deadline, problem = time.monotonic() + WHOLE_WITHIN_S, ""
-        while time.monotonic() < deadline:
-            try:
-                if not (problem := self._missing()):
-                    return
-            except NoLaboratory as error:
-                problem = str(error)
-            time.sleep(POLL_S)
-        raise NoLaboratory(f"The fleet is not whole after {WHOLE_WITHIN_S:g} s: {problem}.")
+        self.fleet.until(self._missing, WHOLE_WITHIN_S, "the fleet is not whole")
 
     def _missing(self) -> str:
-        nodes = [row for row in self._rows("nodes") if row["state"] == "ready" and row["connected"]]
+        nodes = [row for row in self.fleet.rows("nodes") if row["state"] == "ready" and row["connected"]]
         wanted = sum(host.role is Role.NODE for host in self.topology.hosts.values())
         if len(nodes) < wanted:
             return f"{len(nodes)} of {wanted} nodes are ready"
-        waiting = [row["id"] for row in self._rows("cells") if row["state"] not in {"ready", "stopped"}]
+        waiting = [row["id"] for row in self.fleet.rows("cells") if row["state"] not in {"ready", "stopped"}]
         return f"{', '.join(waiting)} not ready" if waiting else ""
 
     # --- what is read ------------------------------------------------------------------------------------------------
@@ -347,11 +339,7 @@ class Trial:
     def _hosts(self) -> dict[str, str]:
         """Node -> its host."""
         names = {str(host.address): name for name, host in self.topology.hosts.items()}
-        return {row["node"]: names[row["address"]] for row in self._rows("machines") if row["address"] in names}
-
-    def _rows(self, kind: str) -> list[Row]:
-        rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
-        return rows
+        return {row["node"]: names[row["address"]] for row in self.fleet.rows("machines") if row["address"] in names}
 
     def _last_event(self) -> int:
         newest = self.fleet.ask("GET", "events/?page_size=1")["results"]

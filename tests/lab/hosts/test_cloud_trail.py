@@ -62,7 +62,7 @@ def test_a_run_that_ends_early_leaves_its_trail(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: Any) -> Any:
         raise NoLaboratory("it is refused")
 
-    monkeypatch.setattr(Fleet, "_until", refuse)
+    monkeypatch.setattr(Fleet, "until", refuse)
     monkeypatch.setattr(Fleet, "ask", refuse)
     places = read_places({"SWITCHYARD_HOME": str(tmp_path)})
     running = cloud_fleet.CloudFleet(places, TOPOLOGY, PORTS, lambda text: None)
