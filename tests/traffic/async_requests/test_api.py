@@ -92,7 +92,7 @@ def test_a_tenant_sees_and_cancels_only_its_own() -> None:
     assert AsyncRequest.objects.get(id=request_id).tenant == "acme"
 
 
-def test_where_keys_are_required_nobody_is_served_without_one() -> None:
+def test_where_keys_are_required_requests_without_one_are_refused() -> None:
     acme = key_of("acme")
     keys_require(required=True, actor="root", now=NOW)
     assert code_of(post()) == (401, "missing_api_key")

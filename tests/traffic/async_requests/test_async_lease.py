@@ -119,7 +119,7 @@ def test_a_target_that_has_too_much_is_left_alone() -> None:
     assert len(claim(full=("us-east-1 other",))) == 1
 
 
-def test_what_nobody_sends_expires_at_its_deadline() -> None:
+def test_an_unsent_request_expires_at_its_deadline() -> None:
     waiting, sending = accepted("a", limit_ms="1000"), accepted("b", limit_ms="1000")
     AsyncRequest.objects.filter(id=waiting.id).update(due_at=NOW + timedelta(hours=1))
     (leased,) = claim()

@@ -123,7 +123,7 @@ def test_only_queues_of_this_install_with_a_key_that_opens_are_declared() -> Non
     assert list(kinds) == ["request_queue.declared", "request_queue.withdrawn"]
 
 
-def test_a_queue_that_nobody_reads_is_an_incident_until_somebody_does() -> None:
+def test_an_unread_queue_is_an_incident_until_it_is_read() -> None:
     queue = declared()
     for seconds, state, opened in (
         (0, QueueState.READING, 0), (60, QueueState.UNREAD, 0), (61, QueueState.UNREAD, 1), (62, QueueState.READING, 0),

@@ -169,7 +169,7 @@ def allow(tenant: str, host: str = "app.example.com") -> TenantGrant:
     return tenant_grant_create(tenant=tenant, use=GrantUse.CALLBACK, target=host, actor="ada", now=NOW)
 
 
-def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
+def test_a_callback_url_gets_the_end_once() -> None:
     allow("acme")
     request = accepted("acme", callback_url="https://app.example.com/done", idempotency_key="order-17")
     assert len(request.callback_secret) == 64
@@ -210,7 +210,7 @@ def test_a_callback_goes_to_a_host_of_its_own_tenant_or_nowhere(url: str) -> Non
     assert accepted("acme", callback_url="https://APP.example.com:443/done").callback_url
 
 
-def test_what_waits_for_a_host_that_is_taken_off_the_list_is_given_up_and_nobody_elses() -> None:
+def test_withdrawing_a_host_cancels_its_pending_callbacks_only() -> None:
     row = allow("acme")
     allow("globex")
     told, waits = accepted("acme", callback_url="https://app.example.com/a"), accepted("acme", callback_url=CALLBACK)

@@ -46,7 +46,7 @@ def paced(batch: Batch, now: Any = LATE) -> tuple[int, bool, bool]:
     return noted, batch.at_risk_at is not None, batch.raised_at is not None
 
 
-def test_its_owner_is_told_once_and_its_class_stays(settings: Any) -> None:
+def test_its_owner_is_notified_once_and_its_class_stays(settings: Any) -> None:
     tenant_grant_create(tenant="acme", use=GrantUse.CALLBACK, target="app.example.com", actor="ada", now=NOW)
     tenant_webhook_create(tenant="acme", url="https://app.example.com/x", actor="ada", now=NOW)
     batch = behind()

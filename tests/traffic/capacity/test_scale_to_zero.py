@@ -51,11 +51,11 @@ class Emptied(Scaled):
         return self.cells()[0], self.state().rule
 
 
-def test_nobody_asks_and_there_are_none() -> None:
+def test_without_demand_there_is_no_cell() -> None:
     assert Emptied().look() == (0, "min")
 
 
-def test_a_held_request_starts_a_cell_in_the_next_look() -> None:
+def test_a_held_request_starts_a_cell_in_the_next_pass() -> None:
     fleet = Emptied()
     fleet.hold(1)
     assert fleet.look() == (1, "waiting")

@@ -75,13 +75,13 @@ def test_what_is_as_planned_is_left_alone() -> None:
     assert decide(view(alive("a"), alive("b"))) is None
 
 
-def test_a_dead_entry_gets_nobody_after_half_a_minute_and_without_a_pause() -> None:
+def test_a_dead_entry_gets_no_clients_after_half_a_minute_and_without_a_pause() -> None:
     assert decide(view(dead("a", since_s=29), alive("b"), changed_at=ago(1))) is None
     decision = decide(view(dead("a", since_s=30), alive("b"), changed_at=ago(1)))
     assert decision == PublishEntry({"a": 0, "b": 255}, 4, 5, "the entry of a is dead")
 
 
-def test_an_evacuated_region_gets_nobody_without_a_pause() -> None:
+def test_an_evacuated_region_gets_no_clients_without_a_pause() -> None:
     assert published(view(replace(alive("a"), evacuated=True), alive("b"), changed_at=ago(1))) == {"a": 0, "b": 255}
 
 
@@ -102,7 +102,7 @@ def test_a_region_that_only_just_came_back_is_better_than_none() -> None:
     assert published(seen) == {"a": 0, "b": 255}
 
 
-def test_if_nobody_answers_nothing_is_changed() -> None:
+def test_if_no_entry_answers_nothing_is_changed() -> None:
     assert "a fault of observation" in held(view(dead("a"), dead("b")))
 
 
@@ -137,7 +137,7 @@ def test_a_pending_change_holds_the_next_and_an_urgent_one_for_two_minutes_only(
     assert published(view(*evacuated, pending_since=ago(120))) == {"a": 0, "b": 255}
 
 
-def test_a_strangers_revision_holds_all_else() -> None:
+def test_a_foreign_revision_holds_all_else() -> None:
     decision = decide(view(dead("a"), alive("b"), foreign="somebody wrote rev=9"))
     assert decision == HoldEntry("somebody wrote rev=9", needs_person=True)
 
@@ -152,7 +152,7 @@ def test_without_any_entry_there_is_nothing_to_do() -> None:
     assert decide(view()) is None
 
 
-def test_weights_of_nobody_are_refused() -> None:
+def test_weights_without_a_region_are_refused() -> None:
     with pytest.raises(ValueError, match="no region is left"):
         weights_of({"a": 0.0})
 

@@ -51,9 +51,7 @@ def test_a_file_reads_as_it_was_written(world: World, store: FileStore, content:
     assert store.read("files/a", 0, len(content)) == content if content else True
 
 
-def test_nobody_sees_it_before_it_is_whole_and_nothing_is_left_of_what_is_given_up(
-    world: World, store: FileStore
-) -> None:
+def test_a_file_is_invisible_until_commit_and_aborting_leaves_nothing(world: World, store: FileStore) -> None:
     writer = store.write("files/a")
     writer.write(LONG)
     assert (keys(world), len(uploads(world))) == ([], 1)

@@ -85,7 +85,7 @@ def test_a_key_for_what_is_not_there_or_that_has_expired_is_refused() -> None:
     assert not ApplicationKey.objects.exists()
 
 
-def test_every_change_makes_a_table_whose_ingresses_are_told_all_keys() -> None:
+def test_every_change_publishes_a_table_with_all_keys() -> None:
     rows.deployment()
     ingress()
     assert published_keys(publish()["us-east-1"]) == ()
@@ -115,7 +115,7 @@ def test_ingresses_of_one_region_share_the_limits_of_a_key() -> None:
     assert (key.requests_per_min, key.tokens_per_min, key.max_concurrent) == (51, 0, 1)
 
 
-def test_changing_nothing_tells_nobody() -> None:
+def test_changing_nothing_publishes_nothing() -> None:
     key = new_key(requests_per_min=60).key
     key_change(prefix=key.prefix, actor="ann", now=NOW, requests_per_min=60)
     keys_require(required=False, actor="ann", now=NOW)
@@ -182,13 +182,13 @@ def test_an_ingress_that_said_nothing_yet_may_be_serving_and_is_waited_for() -> 
     assert revocations_confirm(now=NOW) == [key.prefix]
 
 
-def test_without_any_ingress_there_is_nobody_to_wait_for() -> None:
+def test_without_any_ingress_nothing_is_waited_for() -> None:
     key = new_key().key
     key_revoke(prefix=key.prefix, actor="ann", now=NOW)
     assert revocations_confirm(now=NOW) == [key.prefix]
 
 
-def test_a_key_long_expired_is_told_no_ingress_any_more() -> None:
+def test_a_key_long_expired_is_no_longer_published() -> None:
     old, lasting = new_key(expires_at=LATER).key, new_key().key
     assert keys_retire(now=LATER + EXPIRED_TOLD) == []
     assert keys_retire(now=LATER + EXPIRED_TOLD + timedelta(seconds=1)) == [old.prefix]

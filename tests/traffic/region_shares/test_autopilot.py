@@ -54,7 +54,7 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     assert set(TrafficShift.objects.filter(revision__gt=2).values_list("kind", flat=True)) == {"step"}
 
 
-def test_an_ingress_that_lost_its_table_moves_nobody_elsewhere() -> None:
+def test_an_ingress_that_lost_its_table_moves_no_requests() -> None:
     """Its agent starts without its journal, so its reports name no cell until it gets a table."""
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
@@ -83,7 +83,7 @@ def test_a_silent_ingress_holds_the_shares_and_both_ends_of_the_hold_are_events(
     assert [kind for kind in kinds() if kind != "traffic.shift"] == ["traffic.held", "traffic.released"]
 
 
-def test_while_held_an_order_is_carried_out_and_the_hold_goes_on() -> None:
+def test_while_held_an_override_is_carried_out_and_the_hold_continues() -> None:
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
     fleet.silent |= {EAST, WEST}

@@ -110,7 +110,7 @@ def test_a_response_is_kept_with_its_input_for_its_tenant() -> None:
     assert Event.objects.count() == noted, "applications' actions are not in the timeline"
 
 
-def test_a_conversation_goes_on_from_every_turn_of_it() -> None:
+def test_a_conversation_continues_from_every_turn() -> None:
     first = kept(input="one", text="1")
     second = kept(input="two", text="2", previous_response_id=first)
     texts = [

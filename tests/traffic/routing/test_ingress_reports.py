@@ -94,7 +94,7 @@ def test_nul_bytes_are_replaced() -> None:
     assert (kept.reason, kept.cells) == ("a\ufffd", {"c\ufffd": "up"})
 
 
-def test_what_an_ingress_cannot_reach_is_told_to_the_fleet_with_the_generation_that_it_routes_to() -> None:
+def test_unreachable_cells_are_reported_to_the_fleet_with_their_routed_generation() -> None:
     cell = {
         "cell": "c1", "generation": 4, "address": "127.0.0.1", "port": 1, "max_connections": 8
     }  # fmt: skip

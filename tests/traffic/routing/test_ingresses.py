@@ -52,7 +52,7 @@ def test_a_region_has_one_ingress_and_recording_it_again_moves_it() -> None:
     assert (ingress.id, ingress.port, ingress.created_at) == ("i-us-east-1", 9090, later(8080))
 
 
-def test_an_ingress_nobody_has_heard_of_is_booted_once(cloud: Cloud) -> None:
+def test_an_ingress_that_never_reported_is_booted_once(cloud: Cloud) -> None:
     assert ingresses_ensure(now=NOW) == ["i-us-east-1"]
     assert ingresses_ensure(now=later(1)) == []
     (spec,) = cloud.launched
@@ -152,7 +152,7 @@ def test_an_ingress_leaves_with_its_machine_and_the_region_names_another() -> No
     assert Machine.objects.get(id="m-0000000a").state == MachineState.WIPING
 
 
-def test_nobody_waits_for_an_ingress_without_a_machine() -> None:
+def test_an_ingress_without_a_machine_delays_nothing() -> None:
     machine = joined("m-0000000a", "10.0.0.8")
     ingress_machines_follow(now=NOW)
     Machine.objects.filter(id=machine.id).update(state=MachineState.GONE.value, runs="")

@@ -20,7 +20,7 @@ def test_the_secret_of_the_key_before_is_still_believed(settings: Settings) -> N
 
 
 @pytest.mark.django_db
-def test_only_ingresses_of_several_regions_are_told_the_secrets() -> None:
+def test_only_ingresses_of_several_regions_get_hop_secrets() -> None:
     for number, region in enumerate(("east", "west")):
         Region.objects.create(name=region)
         Ingress.objects.create(

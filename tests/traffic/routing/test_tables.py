@@ -95,7 +95,7 @@ def test_a_cell_that_a_table_still_routes_is_not_unrouted() -> None:
     assert drained_cells_mark(now=NOW) == []
 
 
-def test_nothing_is_marked_while_nobody_listens_to_ingresses() -> None:
+def test_nothing_is_marked_while_no_process_listens_to_ingresses() -> None:
     ingress("us-east-1", 8080, revision=1)
     rows.cell("c1", rows.node("n-a"), state=CellState.DRAINING)
     tables_publish(now=NOW)

@@ -76,7 +76,7 @@ def test_another_table_takes_its_place_and_other_regions_go_on(how: Callable[[di
 
 
 @pytest.mark.usefixtures("regions")
-def test_until_then_everybody_who_reads_tables_goes_on() -> None:
+def test_until_then_readers_of_tables_continue() -> None:
     spoil(without_generation)
     Cell.objects.filter(id="c1").update(state=CellState.DRAINING)
     assert RoutingCache().tables_in_force()["us-east-1"].routed == {"c1"}, (

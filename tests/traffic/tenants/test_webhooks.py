@@ -67,7 +67,7 @@ def unwrapped(server: Receiver, secret: str, number: int = -1) -> Any:
     ("before", "end"),
     [("finalizing", "completed"), ("finalizing", "expired"), ("validating", "failed"), ("cancelling", "cancelled")],
 )
-def test_openais_client_verifies_what_a_tenant_is_told_of_an_end(server: Receiver, before: str, end: str) -> None:
+def test_openais_client_verifies_messages_about_an_end(server: Receiver, before: str, end: str) -> None:
     serving_fleet()
     new = told(server)
     batch = begun(jsonl(line(1)), "acme")
@@ -147,7 +147,7 @@ def test_a_secret_that_leaked_counts_no_longer_at_once_also_for_what_waits(serve
     assert all(old.text not in str((event.message, event.detail)) for event in Event.objects.all())
 
 
-def test_only_events_that_were_asked_for_and_of_its_own_tenant_are_told(server: Receiver) -> None:
+def test_only_chosen_events_of_the_same_tenant_are_sent(server: Receiver) -> None:
     told(server, events=[BatchEvent.FAILED])
     assert [notify(event) for event in BatchEvent] == [0, 1, 0, 0, 0]
     assert notify(BatchEvent.FAILED, "globex") == 0
@@ -161,7 +161,7 @@ def test_an_address_is_at_a_host_of_the_tenants_or_refused(server: Receiver, url
         told(server, tenant="globex")
 
 
-def test_an_address_is_told_once_and_a_tenant_has_so_many(server: Receiver) -> None:
+def test_a_url_has_one_webhook_and_a_tenant_a_maximum(server: Receiver) -> None:
     told(server)
     with pytest.raises(Conflict, match="exists already"):
         told(server)

@@ -51,7 +51,7 @@ def test_only_as_many_hours_as_are_asked_for() -> None:
         assert (status, body["error"]["param"]) == (400, "hours")
 
 
-def test_without_a_key_that_opens_nothing_is_told() -> None:
+def test_an_invalid_or_missing_key_shows_no_usage() -> None:
     key = a_key("rufus")
     used_by_tenant("rufus", requests=3)
     key_revoke(prefix=key.key.prefix, actor="ann", now=clock.now())

@@ -49,7 +49,7 @@ def published(now: datetime) -> TableMessage:
     return table_for_ingresses(newest)
 
 
-def test_each_alert_is_an_incident_of_its_own_and_is_told_once() -> None:
+def test_each_alert_opens_one_incident() -> None:
     webhook_create(name="pager", url="https://pager.example.com/x", actor="ann", now=NOW)
     a_budget(hard_stop=False)
     for tokens in (499, 500, 600, 850, 850):
@@ -142,7 +142,7 @@ def test_a_budget_of_machines_alerts_at_what_they_cost() -> None:
     assert incidents() == [("closed", 80)]
 
 
-def test_a_budget_that_is_removed_stops_nobody() -> None:
+def test_a_deleted_budget_stops_no_tenant() -> None:
     row = a_budget()
     used(1000)
     budgets_follow(now=NOW)

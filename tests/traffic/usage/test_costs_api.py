@@ -165,7 +165,7 @@ def test_more_costs_ask_the_database_as_often() -> None:
     assert queries() == few
 
 
-def test_what_batches_cost_and_what_more_of_them_would_is_told_once_hours_differ() -> None:
+def test_average_and_marginal_price_of_batches_need_differing_hours() -> None:
     assert found()["batches"] is None
     for back in range(1, 41):
         batches = 200_000 * (back % 5)

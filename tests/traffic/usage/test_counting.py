@@ -90,7 +90,7 @@ def test_a_row_that_a_proxy_forgot_begins_anew_and_an_old_report_of_it_counts_no
     assert by_cells() == [("rufus", key, "sim-70b", "realtime", 6, 0, 60, 0, 0)]
 
 
-def test_requests_without_a_key_are_used_by_nobody_in_particular() -> None:
+def test_requests_without_a_key_have_no_account() -> None:
     rows.cell("c", rows.node("n-a"))
     ingress_says({}, sent=2)
     cell_says("n-a", UsageRow(1.0, requests_total=2, completion_tokens_total=7))
@@ -119,7 +119,7 @@ def test_what_a_tenant_used_of_a_month_and_what_it_costs_is_written_with_it() ->
 BILL = UsageRow(1.0, "rufus", requests_total=2**53, prompt_tokens_total=2**53, completion_tokens_total=2**53)
 
 
-def test_a_node_that_leads_no_cell_bills_nobody() -> None:
+def test_a_node_that_leads_no_cell_bills_no_tenant() -> None:
     key = a_key()
     leader, follower, spare = (rows.node(name) for name in ("n-leader", "n-follower", "n-spare"))
     rows.cell("c", leader, follower)
@@ -130,7 +130,7 @@ def test_a_node_that_leads_no_cell_bills_nobody() -> None:
     assert usage_count(now=NOW) == 0
 
 
-def test_what_a_node_says_of_a_cell_that_it_is_no_longer_in_bills_nobody() -> None:
+def test_reports_about_a_former_cell_bill_no_tenant() -> None:
     key = a_key()
     rows.cell("c", rows.node("n-a"))
     ingress_says({key: [100, 0, 0]}, sent=100)
@@ -191,7 +191,7 @@ def test_a_tenant_gets_nothing_of_what_another_used() -> None:
     assert [row[:3] for row in by_ingresses(tenant="other")] == [("other", theirs, 5)]
 
 
-def test_use_is_seen_at_the_key_and_a_key_that_nobody_knows_is_passed_over() -> None:
+def test_use_is_shown_at_the_key_and_unknown_keys_are_skipped() -> None:
     key = a_key()
     ingress_says({"ffffffff": [1, 0, 0]})
     assert usage_count(now=NOW) == 0
@@ -265,7 +265,7 @@ def test_what_an_adapter_used_is_counted_apart_and_one_that_the_version_lacks_is
 
 
 @pytest.mark.parametrize("adapter", [7, "a b", "x" * 65, None])
-def test_a_row_of_what_is_no_adapter_counts_nothing_and_stops_nobody(adapter: Any) -> None:
+def test_a_row_of_an_invalid_adapter_is_ignored(adapter: Any) -> None:
     key = a_key()
     rows.cell("c", rows.node("n-a"))
     ingress_says({key: [9, 0, 0]}, sent=9)

@@ -100,7 +100,7 @@ def test_machines_are_looked_at_every_fifteen_seconds() -> None:
     assert [ms for _, ms, *_ in hours()] == [2 * 30_000]
 
 
-def test_an_hour_that_nobody_used_is_idle() -> None:
+def test_an_hour_without_tokens_is_idle() -> None:
     a_cell()
     for minutes in (0, 60, 62):
         machine_hours_count(now=NOW + minutes * MINUTE)
@@ -178,7 +178,7 @@ def test_meters_are_believed_and_those_of_a_host_that_nodes_share_are_not() -> N
     assert not UsageMark.objects.filter(source="energy").exists()
 
 
-def test_what_nobody_rates_is_unknown() -> None:
+def test_an_unrated_machine_is_unknown() -> None:
     a_cell(price=0)
     InstanceType.objects.create(name="odd", accelerator="odd", chips=1)
     Node.objects.update(instance_type="odd")

@@ -166,7 +166,7 @@ def test_a_feasible_window_has_room_for_all_and_is_one(lines: int, ahead: int, r
     assert seconds * rate >= lines + ahead
 
 
-def test_what_cannot_be_done_in_its_time_is_told_the_time_that_can_be_met() -> None:
+def test_an_infeasible_batch_gets_a_feasible_window() -> None:
     late: dict[str, Any] = {"lines": 20_000, "ahead": 1600, "rate": 2.0}
     said = deadline_refusal(asked_s=3600, is_usual=False, **late)
     assert said is not None
@@ -175,5 +175,5 @@ def test_what_cannot_be_done_in_its_time_is_told_the_time_that_can_be_met() -> N
     assert deadline_refusal(asked_s=3600, is_usual=True, **late) is None
 
 
-def test_without_a_measured_rate_nobody_knows() -> None:
+def test_without_a_measured_rate_the_time_is_unknown() -> None:
     assert feasible_s(1, 0, 0.0) is None

@@ -182,7 +182,7 @@ def test_an_answer_is_kept_whole_and_its_tokens_are_counted() -> None:
     }
 
 
-def test_errors_are_told_apart_by_what_there_is() -> None:
+def test_errors_are_distinguished_by_status_and_shape() -> None:
     refused = outcome_of(0, "i", "c", AttemptResponse(400, b'{"error":{"message":"too long","code":"length"}}'))
     assert error_key(refused.text) == ("length", "too long")
     odd = outcome_of(0, "i", "c", AttemptResponse(500, b"boom"))

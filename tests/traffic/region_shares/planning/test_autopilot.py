@@ -25,7 +25,7 @@ def test_the_first_plan_is_taken_whole() -> None:
     assert shift.moved == 0
 
 
-def test_a_region_that_lost_two_thirds_is_relieved_at_once_and_nobody_is_filled_above_the_cap() -> None:
+def test_a_region_that_lost_two_thirds_is_relieved_in_one_step_within_caps() -> None:
     seen = view(region("a", 60, 34, lost=0.66), region("b", 30, 100), region("c", 30, 100))
     shift = shifted(seen)
     assert shift.kind is ShiftKind.RELIEF
@@ -38,7 +38,7 @@ def test_a_region_that_lost_two_thirds_is_relieved_at_once_and_nobody_is_filled_
     assert "a -> b 56.9%, a 43.1%" in shift.reason
 
 
-def test_a_spill_goes_on_to_the_next_region_when_the_nearest_is_full() -> None:
+def test_a_spill_continues_to_the_next_region_when_the_nearest_is_full() -> None:
     shift = shifted(view(region("a", 60, 34), region("b", 60, 100), region("c", 30, 100)))
     row = shift.matrix["a"]
     assert row["b"] == pytest.approx((76 - 60) / 60, abs=1e-3)
@@ -51,7 +51,7 @@ def test_a_region_without_a_healthy_cell_sends_everything_away() -> None:
     assert "a has no healthy cell" in shift.reason
 
 
-def test_what_fits_nowhere_stays_at_home_and_overloads_nobody_else() -> None:
+def test_load_that_fits_nowhere_stays_at_home() -> None:
     seen = view(region("a", 100, 30, lost=0.7), region("b", 70, 100))
     shift = shifted(seen)
     assert utilisations(seen, shift.matrix)["b"] <= 0.8

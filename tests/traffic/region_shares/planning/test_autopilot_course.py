@@ -40,7 +40,7 @@ def falls_at(at: float, to: float, back_at: float = 1e9, name: str = "a") -> Cal
     return lambda region, at_s: to if region == name and at <= at_s < back_at else 100.0
 
 
-def test_a_region_that_loses_two_thirds_is_relieved_in_the_next_pass_and_nobody_exceeds_the_cap() -> None:
+def test_a_region_that_loses_two_thirds_is_relieved_in_the_next_pass_within_caps() -> None:
     loop = ClosedLoop(falls_at(60.0, 33.3), constant({"a": 50.0, "b": 40.0}))
     loop.run(62.0)
     ((at_s, shift, moved),) = loop.moves
@@ -279,7 +279,7 @@ def test_residency_is_never_broken(seen: TrafficView) -> None:
 
 
 @given(seen=worlds())
-def test_a_move_that_relieves_nobody_is_at_most_a_step(seen: TrafficView) -> None:
+def test_a_move_without_relief_is_at_most_a_step(seen: TrafficView) -> None:
     decision = decide(seen)
     if isinstance(decision, ShiftTraffic) and decision.kind == "step":
         for origin, row in decision.matrix.items():

@@ -31,7 +31,7 @@ def test_what_is_dead_is_started_but_not_in_a_storm(
     assert (action.start_whole if action else None) is start_whole
 
 
-def test_an_ingress_nobody_has_heard_of_is_started() -> None:
+def test_an_ingress_that_never_reported_is_started() -> None:
     action = plan_ingress(ProviderStatus.GONE, known=False, disconnected_at=None, started_at=None, now=NOW)
     assert action is not None
     assert action.start_whole
@@ -73,7 +73,7 @@ def test_silence_is_counted_only_while_somebody_listened() -> None:
     assert unrouted([follows("west", 2, 300)], listening_since=ago(9)) == ()
 
 
-def test_nothing_is_unrouted_while_nobody_can_acknowledge() -> None:
+def test_nothing_is_unrouted_while_no_ingress_can_acknowledge() -> None:
     assert unrouted(FOLLOWING, listening_since=None) == ()
 
 

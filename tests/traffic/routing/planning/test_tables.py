@@ -55,7 +55,7 @@ def test_a_region_never_spills_to_one_without_ready_cells() -> None:
 
 
 @pytest.mark.parametrize("state", ["starting", "failed", "lost", "pending", "stopped"])
-def test_cells_that_cannot_serve_are_left_out_and_nobody_serves(state: str) -> None:
+def test_cells_that_cannot_serve_are_left_out(state: str) -> None:
     found = pool("east", cell("c1", state=state))
     assert (found.cells, found.spill, found.fractions) == ((), (), {})
 
@@ -113,7 +113,7 @@ def test_a_pool_that_goes_is_named() -> None:
     assert describe_change((pool("east"),), ()) == "llama is no longer served"
 
 
-def test_what_applications_read_of_a_model_goes_into_the_table_and_its_change_is_told() -> None:
+def test_listed_facts_of_a_model_are_in_the_table_and_their_change_is_described() -> None:
     (known,), (unknown,) = plan_pools("east", [KNOWN], [], GATES), plan_pools("east", [LLAMA], [], GATES)
     assert (known.max_model_len, known.created_at) == (8192, 1790000000)
     assert (unknown.max_model_len, unknown.created_at) == (0, 0)

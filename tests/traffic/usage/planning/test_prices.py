@@ -121,7 +121,7 @@ def test_nothing_is_lost_and_nothing_is_invented(whole: int, busy: int, weights:
 
 
 @given(AMOUNT, st.dictionaries(st.integers(0, 30), st.integers(1, 2**70), min_size=1, max_size=12))
-def test_nobody_gets_a_unit_more_than_the_next_whole_one_of_his_share(amount: int, weights: dict[int, int]) -> None:
+def test_no_share_is_rounded_up_by_more_than_one_unit(amount: int, weights: dict[int, int]) -> None:
     total = sum(weights.values())
     for account, got in shares(amount, weights).items():
         assert amount * weights[account] // total <= got <= -(-amount * weights[account] // total)
