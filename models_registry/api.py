@@ -1,4 +1,4 @@
-"""What the model registry shows under /api/v1/: (path, view set, noun)."""
+"""Routes of the model registry under `/api/v1/`: path, view set, noun."""
 
 from models_registry.benchmarks.api import BenchmarkViewSet, ConfigurationSearchViewSet
 from models_registry.versions.api.version import ModelVersionViewSet, ModelViewSet

@@ -1,4 +1,6 @@
-"""Django's system check of the registry's settings: a bad source is named at start-up, not at the first validation."""
+"""Registers the registry with Django and checks its settings: a bad artifact source stops the start, not the first
+validation.
+"""
 
 from typing import Any
 
@@ -11,7 +13,7 @@ from models_registry.artifacts.planner import parse_place
 
 
 def check_artifact_sources(**_: Any) -> list[CheckMessage]:
-    """An error for each source that is no place of artifacts."""
+    """Returns an error for each configured source that is not a valid artifact URI."""
     errors: list[CheckMessage] = []
     for source in settings.ARTIFACT_SOURCES:
         try:
@@ -26,7 +28,6 @@ class ModelsRegistryConfig(AppConfig):
     verbose_name = "Model registry"
 
     def ready(self) -> None:
-        """Have the settings checked at start-up; register what may need a second approval."""
         from accounts.services.approval import fleet_action_register
         from models_registry.versions.services.drafts import WIDEN
 

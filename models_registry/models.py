@@ -1,4 +1,4 @@
-"""Every table of the registry, where Django looks for them; each noun declares its own."""
+"""Lists every table of the registry for Django; each noun declares its own."""
 
 from models_registry.benchmarks.models import (
     Benchmark,

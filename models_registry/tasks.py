@@ -1,4 +1,4 @@
-"""Celery's way into the model registry's services."""
+"""Celery tasks of the registry. They only call services."""
 
 from celery import shared_task
 from django.conf import settings
@@ -7,7 +7,7 @@ from models_registry.artifacts.planner import ArtifactLimits, parse_place
 from models_registry.versions.services.validation import TASK, Slice, validations_advance
 
 SOFT_LIMIT_S, HARD_LIMIT_S = 540, 570
-"""Above what one file may take (`ArtifactLimits.file_s`), below the broker's visibility timeout."""
+"""Above the limit of one file (`ArtifactLimits.file_s`), below the broker's visibility timeout."""
 
 
 @shared_task(name=TASK, soft_time_limit=SOFT_LIMIT_S, time_limit=HARD_LIMIT_S)

@@ -1,4 +1,6 @@
-"""Checks where artifacts may be read from, and refuses bad manifests before any file is read. Pure."""
+"""Decides which artifact URIs may be read, and rejects bad manifests before any file is read. Pure: it never opens a
+file or a connection.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -23,22 +25,23 @@ _RULE = "it must be file:///absolute/path or s3://bucket/prefix"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """What a validation puts up with. Bytes and seconds as the names say."""
+    """Limits of one validation."""
 
     manifest_bytes: int = MOST_MANIFEST_BYTES
     files: int = MOST_FILES
     artifact_bytes: int = 4 * 1024**4
     validation_s: float = 4 * 3600.0
     file_s: float = 480.0
-    """Below the task's own limit. At one stream's 80 MB/s that is 38 GB; shards of checkpoints have 5 to 10."""
+    """Below the Celery task's limit. One stream of 80 MB/s reads 38 GB; shards of checkpoints have 5 to 10 GB."""
     troubles: int = 5
-    """How often a source may fail to answer before the validation is given up."""
+    """Failed requests to a source after which the validation is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A URI taken apart: `host` is the bucket, or empty for a folder; `path` has no slash at its end, and for a bucket
-    none at its start."""
+    """A parsed URI. `host` is the bucket, or empty for a folder. `path` has no trailing slash and, for a bucket, no
+    leading one.
+    """
 
     scheme: str
     host: str
@@ -63,17 +66,17 @@ def size_words(size_bytes: int) -> str:
 
 
 def parse_place(uri: str) -> Place:
-    """Take the URI of an artifact, or of a source of artifacts, apart.
+    """Parse the URI of an artifact or of an artifact source.
 
     Raises:
-        BadArtifact: it is neither a folder nor a place in S3, or a path that climbs.
+        BadArtifact: it is neither a folder nor an S3 prefix, or its path contains `..`.
     """
     try:
         parts = urlsplit(uri)
     except ValueError as error:
-        raise BadArtifact(f"{uri!r} is no URI ({error}); {_RULE}") from None
+        raise BadArtifact(f"{uri!r} is not a URI ({error}); {_RULE}") from None
     if _UNPRINTABLE.search(uri):
-        raise BadArtifact(f"{uri!r} has blanks, a query or a fragment; {_RULE}, other letters percent-encoded")
+        raise BadArtifact(f"{uri!r} has spaces, a query or a fragment; {_RULE}, with other characters percent-encoded")
     path = unquote(parts.path).rstrip("/")
     if "\x00" in path or ".." in path.split("/"):
         raise BadArtifact(f"{uri!r} leaves its folder; {_RULE}, without ..")
@@ -81,46 +84,50 @@ def parse_place(uri: str) -> Place:
         return Place("file", "", path)
     if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc):
         return Place("s3", parts.netloc, path.lstrip("/"))
-    raise BadArtifact(f"{uri!r} is no place of artifacts; {_RULE}")
+    raise BadArtifact(f"{uri!r} is not an artifact URI; {_RULE}")
 
 
 def check_source(place: Place, sources: Iterable[Place]) -> None:
-    """Check that artifacts may be read from there.
+    """Check that the place is inside an allowed source.
 
     Raises:
-        BadArtifact: no source on the allow-list holds the place.
+        BadArtifact: no allowed source contains it.
     """
     allowed = list(sources)
     if not any(source.holds(place) for source in allowed):
         listed = ", ".join(map(str, allowed)) or "none"
-        raise BadArtifact(f"{place} is in no source that is allowed; SWITCHYARD_ARTIFACT_SOURCES has {listed}")
+        raise BadArtifact(f"{place} is outside the allowed sources; SWITCHYARD_ARTIFACT_SOURCES has {listed}")
 
 
 def check_manifest(place: Place, manifest: Manifest, expected_digest: str, limits: ArtifactLimits) -> None:
-    """Check what a manifest says before anything that it lists is looked at. No expected digest: any will do.
+    """Check a manifest before its files are read. An empty `expected_digest` accepts any digest.
 
     Raises:
-        BadArtifact: it is another artifact than the expected one, or lists too many files, or one that may not be.
+        BadArtifact: the digest differs, too many files are listed, or a listed file is not allowed.
     """
     if expected_digest and manifest.digest != expected_digest:
-        raise BadArtifact(f"{place} holds {manifest.digest}, but the version says {expected_digest}")
+        raise BadArtifact(f"{place} has the digest {manifest.digest}, but the version expects {expected_digest}")
     if wrong := wrong_list(manifest, limits.files):
         raise BadArtifact(f"{place}/{MANIFEST_NAME} {wrong}")
 
 
 def check_sizes(place: Place, manifest: Manifest, sizes: Mapping[str, int], limits: ArtifactLimits) -> None:
-    """Compare what lies there with what the manifest lists.
+    """Compare the files that exist with those in the manifest.
 
     Raises:
-        BadArtifact: a file is missing or not listed, or all together are too large.
+        BadArtifact: a file is missing or not listed, or the total size is over the limit.
     """
     if missing := sorted(manifest.files.keys() - sizes.keys()):
-        raise BadArtifact(f"{place}/{missing[0]} is missing, one of {len(missing)} files of {MANIFEST_NAME}")
+        raise BadArtifact(
+            f"{place}/{missing[0]} is missing; {len(missing)} files of {MANIFEST_NAME} are missing in total"
+        )
     if strange := sorted(sizes.keys() - manifest.files.keys()):
-        raise BadArtifact(f"{place}/{strange[0]} is not in {MANIFEST_NAME}, nor are {len(strange) - 1} others")
+        raise BadArtifact(
+            f"{place}/{strange[0]} is not in {MANIFEST_NAME}; {len(strange)} files are not listed in total"
+        )
     total = sum(sizes.values())
     if total > limits.artifact_bytes:
         raise BadArtifact(
-            f"{place} has {size_words(total)}; an artifact may have {size_words(limits.artifact_bytes)} "
+            f"{place} has {size_words(total)}; the limit is {size_words(limits.artifact_bytes)} "
             "(SWITCHYARD_ARTIFACT_MAX_GIB)"
         )

@@ -1,15 +1,5 @@
-"""Where artifacts are read from, to be checked: what any source offers.
-
-A source lists and reads; whether what it holds is right is for `models_registry.artifacts.planner`.
-
-Artifacts in S3, read to be checked. Talks to the one host that its first request went to, and follows no redirect:
-a bucket of another region is an error that says so.
-
-Opens an artifact where it lies, if it may come from there, and reads its files: those of folders of this machine,
-and through `artifact_bucket` those of S3. Stores and decides nothing.
-
-Uploads a folder of model files to a prefix in S3, once: each file under its SHA-256, the manifest last. Nothing that
-is there is ever written over, so whoever reads a manifest can rely on it for ever.
+"""Reads artifacts from folders and S3 for validation, and uploads a folder to an S3 prefix. It reads only allowed
+sources, follows no redirects and never overwrites an object: an uploaded artifact never changes.
 """
 
 import hashlib
@@ -48,31 +38,32 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class SourceTrouble(Exception):
-    """The source did not answer as it should; trying again may help. The text says what happened."""
+    """The source did not answer as expected; a retry may help."""
 
 
 class ArtifactSource(Protocol):
-    """An artifact at its place. Each call raises `BadArtifact` for what is wrong there and stays so, `SourceTrouble`
-    for what may pass."""
+    """An artifact in a folder or bucket. Calls raise `BadArtifact` for permanent errors and `SourceTrouble` for
+    transient ones.
+    """
 
     def manifest(self) -> bytes:
         """The bytes of `manifest.json`, within the limit."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every other file by its path."""
+        """Size in bytes of every other file, by path."""
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """The content of a file, from its start."""
+        """The content of a file, in chunks."""
 
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 10
 ATTEMPTS = 2
-"""Of botocore, on one request. The validation itself tries again later."""
+"""Of one request, in botocore. The validation has its own retries."""
 
 
 class BucketSource:
-    """An artifact under a prefix of a bucket. Credentials, region and endpoint are boto3's own settings."""
+    """An artifact under a prefix of a bucket. Credentials, region and endpoint come from boto3's settings."""
 
     def __init__(self, place: Place, limits: ArtifactLimits) -> None:
         self._place, self._limits = place, limits
@@ -87,8 +78,8 @@ class BucketSource:
             answer = self._client.get_object(Bucket=self._place.host, Key=self._key(MANIFEST_NAME))
             if answer["ContentLength"] > self._limits.manifest_bytes:
                 raise BadArtifact(
-                    f"{self._place}/{MANIFEST_NAME} has {answer['ContentLength']} bytes; "
-                    f"at most {self._limits.manifest_bytes} may be"
+                    f"{self._place}/{MANIFEST_NAME} has {answer['ContentLength']} bytes; the limit is "
+                    f"{self._limits.manifest_bytes}"
                 )
             return bytes(answer["Body"].read(self._limits.manifest_bytes))
 
@@ -99,8 +90,8 @@ class BucketSource:
             for page in pages:
                 sizes |= {item["Key"][len(start) :]: item["Size"] for item in page.get("Contents", ())}
                 if len(sizes) > self._limits.files + 1:
-                    raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
-        # Consoles make an empty object for a folder; it is no file of the artifact.
+                    raise BadArtifact(f"{self._place} has more than {self._limits.files} files")
+        # Consoles create an empty object for a folder; it is not part of the artifact.
         return {path: size for path, size in sizes.items() if path != MANIFEST_NAME and not path.endswith("/") and path}
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -121,21 +112,25 @@ class BucketSource:
         except ClientError as error:
             raise _explain(error, where, self._place.host) from error
         except NoCredentialsError as error:
-            raise BadArtifact(f"{where}: the control plane has no AWS credentials to read it with") from error
+            raise BadArtifact(f"{where}: the control plane has no AWS credentials for it") from error
         except BotoCoreError as error:
             raise SourceTrouble(f"{where}: {error}") from error
 
 
 def one_host() -> Callable[..., None]:
-    """A handler of botocore's `before-send` that lets requests go to one host alone, that of the first. It raises
-    `BadArtifact` for any other."""
+    """A `before-send` handler for botocore that allows only the host of the first request, so that no redirect is
+    followed.
+
+    Raises:
+        BadArtifact: a request goes to another host.
+    """
     first: list[str] = []
 
     def check(request: Any, **_: Any) -> None:
         host = urlsplit(request.url).netloc
         first[:] = first or [host]
         if host != first[0]:
-            raise BadArtifact(f"a redirect from {first[0]} to {host} is not followed")
+            raise BadArtifact(f"a redirect from {first[0]} to {host} was not followed")
 
     return check
 
@@ -144,13 +139,15 @@ def _explain(error: ClientError, where: str, bucket: str) -> Exception:
     code = str(error.response["Error"]["Code"])
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in ("NoSuchBucket", "InvalidBucketName"):
-        return BadArtifact(f"there is no bucket {bucket}")
+        return BadArtifact(f"bucket {bucket} does not exist")
     if code in ("NoSuchKey", "404"):
-        how = ": upload the artifact by manage.py artifact_push" if where.endswith(MANIFEST_NAME) else ""
-        return BadArtifact(f"{where} is not there{how}")
+        how = ": upload the artifact with manage.py artifact_push" if where.endswith(MANIFEST_NAME) else ""
+        return BadArtifact(f"{where} does not exist{how}")
     if status in (301, 302, 307, 308) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
         region = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", "another region")
-        return BadArtifact(f"bucket {bucket} is in {region}; redirects are not followed: set AWS_REGION to it")
+        return BadArtifact(
+            f"bucket {bucket} is in {region}, and redirects are not followed: set AWS_REGION to {region}"
+        )
     if status in (401, 403):
         return BadArtifact(f"the control plane may not read {where}: it needs s3:GetObject and s3:ListBucket there")
     return SourceTrouble(f"{where}: S3 answered {code} ({status})")
@@ -158,7 +155,7 @@ def _explain(error: ClientError, where: str, bucket: str) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class OpenArtifact:
-    """An artifact whose manifest was read and fits what lies there; `sizes` are bytes by path."""
+    """An artifact whose manifest matches its files. `sizes`: bytes by path."""
 
     uri: str
     source: ArtifactSource
@@ -170,7 +167,7 @@ def artifact_open(artifact: Artifact, sources: tuple[Place, ...], limits: Artifa
     """Read the manifest and the list of files.
 
     Raises:
-        BadArtifact: it may not come from there, is not there, is another one than its digest says, or is too large.
+        BadArtifact: it is not allowed, does not exist, has another digest, or is too large.
         SourceTrouble: the source does not answer.
     """
     place = parse_place(artifact.uri)
@@ -190,10 +187,10 @@ def _source(place: Place, sources: tuple[Place, ...], limits: ArtifactLimits) ->
 
 
 def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], None]) -> str:
-    """Hexadecimal SHA-256 of a file; `progress` is called with the bytes read so far after each piece.
+    """Hexadecimal SHA-256 of a file. Calls `progress` with the number of bytes read after each chunk.
 
     Raises:
-        BadArtifact: the file is not there any more, or longer than it was.
+        BadArtifact: the file was removed or has grown.
         SourceTrouble: the source stopped answering.
     """
     digest, read = hashlib.sha256(), 0
@@ -201,20 +198,20 @@ def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], Non
         digest.update(chunk)
         read += len(chunk)
         if read > artifact.sizes[path]:
-            raise BadArtifact(f"{artifact.uri}/{path} is longer than the {artifact.sizes[path]} bytes that it had")
+            raise BadArtifact(f"{artifact.uri}/{path} has grown beyond its {artifact.sizes[path]} bytes")
         progress(read)
     return digest.hexdigest()
 
 
 class FolderSource:
-    """An artifact in a folder of this machine. Links are followed as long as they stay within the allowed sources."""
+    """An artifact in a local folder. Links are followed within the allowed sources."""
 
     def __init__(self, place: Place, sources: Iterable[Place], limits: ArtifactLimits) -> None:
         self._place, self._limits = place, limits
         self._roots = [Path(source.path).resolve() for source in sources if source.scheme == "file"]
         self._folder = self._within(Path(place.path))
         if not self._folder.is_dir():
-            raise BadArtifact(f"{place} is no folder on the control plane's machine; put the artifact there, or in S3")
+            raise BadArtifact(f"{place} is not a folder on the control plane's host; put the artifact there, or in S3")
 
     def manifest(self) -> bytes:
         path = self._within(self._folder / MANIFEST_NAME)
@@ -232,7 +229,7 @@ class FolderSource:
                 continue
             sizes[path.relative_to(self._folder).as_posix()] = self._within(path).stat().st_size
             if len(sizes) > self._limits.files:
-                raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
+                raise BadArtifact(f"{self._place} has more than {self._limits.files} files")
         return sizes
 
     def chunks(self, path: str) -> Iterator[bytes]:
@@ -241,7 +238,7 @@ class FolderSource:
     def _within(self, path: Path) -> Path:
         real = path.resolve()
         if not any(real.is_relative_to(root) for root in self._roots):
-            raise BadArtifact(f"{path} leads to {real}, outside of the sources that artifacts may come from")
+            raise BadArtifact(f"{path} links to {real}, which is outside the allowed sources")
         return real
 
     def _read(self, path: Path, most: int | None) -> Iterator[bytes]:
@@ -258,40 +255,40 @@ class FolderSource:
 
 
 PART_BYTES = 64 * 1024**2
-"""Of an upload in parts, of which S3 takes 10,000: files of up to 640 GB."""
+"""Of a multipart upload, which has at most 10,000 parts: files of up to 640 GB."""
 PUSH_CONNECT_TIMEOUT_S, PUSH_READ_TIMEOUT_S = 10, 60
 PUSH_ATTEMPTS = 5
 DIGEST_FIELD = "sha256"
-"""Of an object's metadata, by which an upload that broke off finds what it has brought."""
+"""Metadata key of the SHA-256, by which a resumed upload recognizes objects that are already there."""
 _TAKEN = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409")
 
 Say = Callable[[str], None]
 
 
 def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
-    """Upload the folder to the place, and return its manifest. One that was cut off goes on with the missing files.
+    """Upload the folder and return its manifest. An interrupted upload resumes with the missing files.
 
     Raises:
-        BadArtifact: the folder is no artifact, the prefix holds something else already, or S3 refuses.
+        BadArtifact: the folder is not a valid artifact, the prefix has other content, or S3 refuses.
     """
     manifest = _described(folder, say)
     if place.scheme != "s3":
-        raise BadArtifact(f"{place} is no place in S3; it must be s3://bucket/prefix")
+        raise BadArtifact(f"{place} is not an S3 prefix; it must be s3://bucket/prefix")
     prefix = _Prefix(place)
     if prefix.holds(MANIFEST_NAME):
-        raise BadArtifact(f"{place} holds an artifact already, and an artifact never changes: push to another prefix")
+        raise BadArtifact(f"{place} already has another artifact, and artifacts never change: push to another prefix")
     for path, digest in sorted(manifest.files.items()):
         size = (folder / path).stat().st_size
         brought = prefix.upload(folder / path, path, digest, size)
-        say(f"{path}: {size_words(size)}{'' if brought else ', there already'}")
+        say(f"{path}: {size_words(size)}{'' if brought else ', already uploaded'}")
     prefix.finish(manifest_text(manifest).encode())
     return manifest
 
 
 def _described(folder: Path, say: Say) -> Manifest:
-    """The manifest of the folder as it is; one that lies there must say the same."""
+    """The manifest of the folder; an existing manifest file must agree with it."""
     if not folder.is_dir():
-        raise BadArtifact(f"{folder} is no folder")
+        raise BadArtifact(f"{folder} is not a folder")
     files: dict[str, str] = {}
     try:
         for path in sorted(folder.rglob("*")):
@@ -306,8 +303,8 @@ def _described(folder: Path, say: Say) -> Manifest:
         raise BadArtifact(f"{folder} cannot be an artifact: it {wrong}")
     if listed is not None and listed.digest != manifest.digest:
         raise BadArtifact(
-            f"{folder / MANIFEST_NAME} is of {listed.digest}, but the files are {manifest.digest}: remove it to push "
-            "them"
+            f"{folder / MANIFEST_NAME} has the digest {listed.digest}, but the files have {manifest.digest}: "
+            "remove it to push them"
         )
     say(f"{folder}: {len(files)} files, {manifest.digest}")
     return manifest
@@ -319,7 +316,7 @@ def _sha256(path: Path) -> str:
 
 
 def _once(params: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """Parameters of a request that writes an object, which must not be there. boto3's uploads take none for that."""
+    """Parameters of a put that fails if the object exists. boto3's upload functions do not accept them."""
     return {**params, "IfNoneMatch": "*"}
 
 
@@ -327,7 +324,7 @@ class _Prefix:
     """A prefix of a bucket, written with the caller's credentials."""
 
     def __init__(self, place: Place) -> None:
-        import boto3  # takes a while
+        import boto3
         from boto3.s3.transfer import TransferConfig
         from botocore.config import Config
 
@@ -344,10 +341,10 @@ class _Prefix:
         self._transfer = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES)
 
     def holds(self, path: str, digest: str = "") -> bool:
-        """Whether an object is there.
+        """Whether the object exists.
 
         Raises:
-            BadArtifact: it is there, and not of the digest that is given.
+            BadArtifact: it exists with another digest.
         """
         from botocore.exceptions import ClientError
 
@@ -357,11 +354,11 @@ class _Prefix:
         except ClientError:
             return False
         if digest and found.get("Metadata", {}).get(DIGEST_FIELD) != digest:
-            raise BadArtifact(f"{self._place}/{path} is there and is another file: push to another prefix")
+            raise BadArtifact(f"{self._place}/{path} exists with other content: push to another prefix")
         return True
 
     def upload(self, file: Path, path: str, digest: str, size: int) -> bool:
-        """Bring a file, in parts if it is large; False: it is there already."""
+        """Upload a file, in parts if it is large. Returns False if it exists already."""
         from botocore.exceptions import ClientError
 
         if self.holds(path, digest):
@@ -373,11 +370,11 @@ class _Prefix:
                     content, self._place.host, self._key(path), ExtraArgs=extra, Config=self._transfer
                 )
         except ClientError:
-            return not self.holds(path, digest)  # another push was faster, with the same file or not
+            return not self.holds(path, digest)  # another push was faster
         except OSError as error:
             raise BadArtifact(f"{file} cannot be read: {error.strerror}") from error
         if file.stat().st_size != size:
-            raise BadArtifact(f"{file} changed while it was uploaded; push again, to another prefix")
+            raise BadArtifact(f"{file} changed during the upload; push again, to another prefix")
         return True
 
     def finish(self, manifest: bytes) -> None:
@@ -389,7 +386,7 @@ class _Prefix:
                 self._client.put_object(Bucket=self._place.host, Key=key, Body=manifest, ChecksumAlgorithm="SHA256")
         except ClientError as error:
             raise BadArtifact(
-                f"{self._place} got its manifest by another push meanwhile; it was left as it is"
+                f"{self._place}/{MANIFEST_NAME} was written by another push meanwhile and was left unchanged"
             ) from error
 
     def _key(self, path: str) -> str:
@@ -397,7 +394,7 @@ class _Prefix:
 
     @contextmanager
     def _explained(self, path: str, but: tuple[str, ...] = ()) -> Iterator[None]:
-        """Refusals of S3 as `BadArtifact`, except for those whose code is in `but`."""
+        """Turns S3 errors into `BadArtifact`, except those whose code is in `but`."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         where = f"{self._place}/{path}".rstrip("/")
@@ -407,14 +404,16 @@ class _Prefix:
             code = str(error.response["Error"]["Code"])
             if code in but:
                 raise
-            rights = f"you may not write {where}: it needs s3:PutObject, s3:GetObject and s3:ListBucket there"
+            rights = (
+                f"your credentials may not write {where}: they need s3:PutObject, s3:GetObject and s3:ListBucket there"
+            )
             reasons = {
-                "NoSuchBucket": f"there is no bucket {self._place.host}",
+                "NoSuchBucket": f"bucket {self._place.host} does not exist",
                 "AccessDenied": rights,
                 "403": rights,
             }
             raise BadArtifact(reasons.get(code, f"S3 refused {where}: {error}")) from error
         except NoCredentialsError as error:
-            raise BadArtifact(f"{where}: there are no AWS credentials; see `aws configure`, or a role") from error
+            raise BadArtifact(f"{where}: no AWS credentials found; run `aws configure`, or use a role") from error
         except BotoCoreError as error:
             raise BadArtifact(f"{where} was not uploaded: {error}; push again to continue") from error

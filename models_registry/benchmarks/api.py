@@ -1,6 +1,5 @@
-"""Benchmarks over HTTP: ask for one, follow it, cancel it, compare. Decides nothing; services do.
-
-Searches over configurations over HTTP: ask for one, follow it, cancel it. Decides nothing; services do.
+"""Benchmarks and configuration searches over HTTP: create, follow, cancel and compare them. Decides nothing: services
+do.
 """
 
 from typing import Any
@@ -46,13 +45,13 @@ from models_registry.benchmarks.services.configuration_search import (
 from models_registry.versions.planning.lifecycle import choices
 from models_registry.versions.selectors import version_stated
 
-WORKLOAD_HELP = "`1000+150`, `3000+200,prefix=512,groups=8`, `mooncake,longest=4096`, `azure`."
-SLO_HELP = "Milliseconds to the first token, and between tokens on average: `ttft=500,itl=50`."
+WORKLOAD_HELP = "Workload: `1000+150`, `3000+200,prefix=512,groups=8`, `mooncake,longest=4096`, `azure`."
+SLO_HELP = "Limits in milliseconds for the first token and for the mean time between tokens: `ttft=500,itl=50`."
 
 
 class BenchmarkPointSerializer(serializers.ModelSerializer[BenchmarkPoint]):
     verdict = serializers.ChoiceField(choices=choices(PointVerdict))
-    figures = serializers.DictField(help_text="Latencies in milliseconds by quantile, tokens, joules, dollars.")
+    figures = serializers.DictField(help_text="Latencies in milliseconds by quantile, tokens, joules, US dollars.")
 
     class Meta:
         model = BenchmarkPoint
@@ -64,21 +63,23 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
     version = serializers.CharField(source="version.reference", help_text="`model@version`")
     state = serializers.ChoiceField(choices=choices(BenchmarkState))
     tone = serializers.ChoiceField(choices=choices(Tone))
-    key = serializers.CharField(help_text="Equal for those that measured the same; empty until it has begun.")
-    conditions = serializers.CharField(help_text="Equal for those that differ in the version alone.")
+    key = serializers.CharField(help_text="Equal for benchmarks that measured the same; empty until it starts.")
+    conditions = serializers.CharField(help_text="Equal for benchmarks that differ only in the version.")
     workload = serializers.CharField(help_text=WORKLOAD_HELP)
     slo = serializers.CharField(help_text=SLO_HELP)
-    split = serializers.CharField(help_text="How many of its cells had which role: `1p+3d`; empty: all were mixed.")
-    statistics = serializers.DictField(help_text="Mean lengths of the workload, and what of its prompts is repeated.")
-    progress = serializers.DictField(help_text="Of the point that is being measured.")
-    goodput = serializers.FloatField(allow_null=True, help_text="The highest rate that held, in requests a second.")
-    broke_at = serializers.FloatField(allow_null=True, help_text="The lowest rate above it that broke.")
-    concurrency = serializers.FloatField(
-        allow_null=True, help_text="Concurrent requests of an answering cell, at `goodput`."
+    split = serializers.CharField(help_text="Number of cells per role: `1p+3d`. Empty: all cells are mixed.")
+    statistics = serializers.DictField(help_text="Mean lengths of the workload, and the repeated share of its prompts.")
+    progress = serializers.DictField(help_text="Progress of the current point.")
+    goodput = serializers.FloatField(
+        allow_null=True, help_text="Highest rate that met the objective, in requests per second."
     )
-    watts = serializers.FloatField(help_text="As its machines are rated, together.")
-    price_per_hour = serializers.FloatField(help_text="Of its machines together, in US dollars.")
-    points = BenchmarkPointSerializer(many=True, help_text="By rate.")
+    broke_at = serializers.FloatField(allow_null=True, help_text="Lowest higher rate that missed the objective.")
+    concurrency = serializers.FloatField(
+        allow_null=True, help_text="Concurrent requests per answering cell at `goodput`."
+    )
+    watts = serializers.FloatField(help_text="Rated power of all its machines.")
+    price_per_hour = serializers.FloatField(help_text="Price of all its machines, in US dollars.")
+    points = BenchmarkPointSerializer(many=True, help_text="Measured rates, in ascending order.")
 
     class Meta:
         model = Benchmark
@@ -103,20 +104,27 @@ class BenchmarkSerializer(serializers.ModelSerializer[Benchmark]):
 
 
 class StartBenchmarkSerializer(StrictSerializer):
-    version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
+    version = serializers.CharField(max_length=200, help_text="`model@version`; the deployment must serve it.")
     deployment = serializers.CharField(max_length=96)
     region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
     workload = serializers.CharField(max_length=200, help_text=WORKLOAD_HELP)
     slo = serializers.CharField(max_length=80, help_text=SLO_HELP)
     seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False, default=0)
     rules = serializers.DictField(
-        required=False, default=dict, help_text="What differs from the usual length of points: `min_s`, `min_requests`…"
+        required=False, default=dict, help_text="Changes to the default length of points: `min_s`, `min_requests`…"
     )
     first_rate = serializers.FloatField(
-        min_value=0.001, max_value=4096, required=False, allow_null=True, default=None, help_text="Where to begin."
+        min_value=0.001,
+        max_value=4096,
+        required=False,
+        allow_null=True,
+        default=None,
+        help_text="Rate to measure first.",
     )
     beside_traffic = serializers.BooleanField(
-        required=False, default=False, help_text="Measure though the cells serve others, who will feel it."
+        required=False,
+        default=False,
+        help_text="Measure even though the cells serve other requests, which become slower.",
     )
 
     class Meta:
@@ -134,13 +142,13 @@ class HistogramSerializer(serializers.Serializer[Any]):
 
 
 class HistogramsSerializer(serializers.Serializer[Any]):
-    points = HistogramSerializer(many=True, help_text="By rate.")
+    points = HistogramSerializer(many=True, help_text="Measured rates, in ascending order.")
 
 
 class BestSerializer(serializers.Serializer[Any]):
     version = serializers.CharField(help_text="`model@version`")
     instance_type = serializers.CharField()
-    split = serializers.CharField(help_text="How its cells were told apart by role; empty: all were mixed.")
+    split = serializers.CharField(help_text="Number of cells per role; empty: all cells are mixed.")
     benchmark = serializers.IntegerField()
     goodput_per_chip = serializers.FloatField()
     tokens_per_s_per_chip = serializers.FloatField()
@@ -154,7 +162,7 @@ class BestSerializer(serializers.Serializer[Any]):
 
 
 class BestAnswerSerializer(serializers.Serializer[Any]):
-    best = BestSerializer(allow_null=True, help_text="Null where nothing was measured so.")
+    best = BestSerializer(allow_null=True, help_text="Null if nothing was measured with this aim.")
 
 
 class BenchmarkFilter(filters.FilterSet):
@@ -174,7 +182,7 @@ class BenchmarkFilter(filters.FilterSet):
 
 
 class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
-    """The load that versions carry: the highest rate at which enough requests are inside an objective."""
+    """Measures goodput: the highest rate at which enough requests meet an objective."""
 
     serializer_class = BenchmarkSerializer
     filterset_class = BenchmarkFilter
@@ -186,7 +194,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     measured = frozenset({"progress"})
     columns = (
         "ID, VERSION, TYPE=instance_type, STATE, WORKLOAD, SLO, GOODPUT/S=goodput, BROKE AT, "
-        "AT ONCE=concurrency, AGE=created_at:age"
+        "CONCURRENCY=concurrency, AGE=created_at:age"
     )
 
     def get_queryset(self) -> QuerySet[Benchmark]:
@@ -202,8 +210,9 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         operation_id="benchmarks_create", request=StartBenchmarkSerializer, responses={200: BenchmarkSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Have the goodput of a deployment's cells measured. They get load until they break its objective, so nobody
-        else should need them. The work goes on after this answer. 409 if too many wait."""
+        """Measure the goodput of a deployment's cells. The load grows until they exceed the objective, so they should
+        have no other users. The benchmark runs after this response. 409 if too many are waiting.
+        """
         body = StartBenchmarkSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         fields = dict(body.validated_data)
@@ -214,14 +223,14 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     @extend_schema(operation_id="benchmarks_cancel", request=None, responses={200: BenchmarkSerializer})
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
-        """End one that waits or runs; what it measured stays. 409 if it has ended."""
+        """Cancel a benchmark that waits or runs; measured points are kept. 409 if it has ended."""
         row = benchmark_cancel(benchmark_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 
     @extend_schema(operation_id="benchmarks_histograms", responses={200: HistogramsSerializer})
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
     def histograms(self, request: Request, id: str) -> Response:
-        """How long requests took, counted in buckets, for each rate."""
+        """Number of requests by duration bucket, for each rate."""
         points = BenchmarkPoint.objects.filter(benchmark=self.get_object()).order_by("rate")
         return Response(HistogramsSerializer({"points": points}).data)
 
@@ -230,8 +239,8 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         parameters=[
             OpenApiParameter("workload", str, required=True, description=WORKLOAD_HELP),
             OpenApiParameter("slo", str, required=True, description=SLO_HELP),
-            OpenApiParameter("instance_type", str, description="Of this one alone."),
-            OpenApiParameter("aim", str, enum=[aim.value for aim in Aim], description="goodput, unless you say."),
+            OpenApiParameter("instance_type", str, description="Only this instance type."),
+            OpenApiParameter("aim", str, enum=[aim.value for aim in Aim], description="Default: goodput."),
         ],
         responses={200: BestAnswerSerializer},
     )
@@ -246,7 +255,9 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
             field = "slo" if str(wrong).startswith("slo") else "workload"
             raise InvalidInput(field=field, rule="readable", message=str(wrong)) from None
         if (aim := asked.get("aim", Aim.GOODPUT.value)) not in set(Aim):
-            raise InvalidInput(field="aim", rule="choice", message=f"aim is {aim[:40]!r}; it must be {', '.join(Aim)}")
+            raise InvalidInput(
+                field="aim", rule="choice", message=f"aim is {aim[:40]!r}; it must be one of {', '.join(Aim)}"
+            )
         rows = benchmarks_of_use(workload, slo, asked.get("instance_type", ""))
         best = best_configuration(filter(None, map(measured_of, rows)), Aim(aim))
         return Response(BestAnswerSerializer({"best": _best(best) if best else None}).data)
@@ -263,21 +274,22 @@ def _best(best: Any) -> dict[str, Any]:
 
 
 VARIED_HELP = (
-    "Name -> values: `engine_options.NAME` (null: left out), `parallelism.DEGREE`, `max_concurrency`, `speculation`, "
-    '`quantization`, `roles`, `cells` (as a region of a deployment states them: `4`, `{"prefill": 1, "decode": 3}`; '
-    "not more than it has). Every combination is one configuration."
+    "Name -> values: `engine_options.NAME` (null: left out), `parallelism.DEGREE`, `max_concurrency`, "
+    "`speculation`, `quantization`, `roles`, `cells` (as in a region of a deployment: `4`, "
+    '`{"prefill": 1, "decode": 3}`; at most the deployment\'s own number). Every combination is one '
+    "configuration."
 )
 
 
 class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
     number = serializers.IntegerField(source="candidate.number")
-    choice = serializers.SerializerMethodField(help_text="What it differs in, by name.")
-    version = serializers.SerializerMethodField(help_text="`model@version`; null: none was drafted.")
+    choice = serializers.SerializerMethodField(help_text="Name -> value of what this configuration changes.")
+    version = serializers.SerializerMethodField(help_text="`model@version` of its draft; null: it has none.")
     standing = serializers.ChoiceField(choices=choices(Standing))
     reason = serializers.CharField()
-    predicted = serializers.FloatField(allow_null=True, help_text="Requests a second and chip.")
-    scores = serializers.SerializerMethodField(help_text="Share of a point's length -> requests a second and chip.")
-    benchmarks = serializers.SerializerMethodField(help_text="What was measured of it.")
+    predicted = serializers.FloatField(allow_null=True, help_text="Requests per second and chip.")
+    scores = serializers.SerializerMethodField(help_text="Share of the point length -> requests per second and chip.")
+    benchmarks = serializers.SerializerMethodField(help_text="Its benchmarks.")
 
     class Meta:
         examples = {
@@ -303,15 +315,17 @@ class ConfigurationSerializer(serializers.Serializer[CandidateRow]):
 
 
 class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSearch]):
-    version = serializers.CharField(source="version.reference", help_text="`model@version` that is searched around.")
+    version = serializers.CharField(
+        source="version.reference", help_text="`model@version` that the search starts from."
+    )
     state = serializers.ChoiceField(choices=choices(BenchmarkState))
     tone = serializers.ChoiceField(choices=choices(Tone))
     reason = serializers.CharField(help_text="Progress, or the result.")
     workload = serializers.CharField(help_text=WORKLOAD_HELP)
     slo = serializers.CharField(help_text=SLO_HELP)
     varied = serializers.DictField(help_text=VARIED_HELP)
-    best = serializers.SerializerMethodField(help_text="`model@version` of the configuration that was found.")
-    configurations = serializers.SerializerMethodField(help_text="The best first.")
+    best = serializers.SerializerMethodField(help_text="`model@version` of the best configuration.")
+    configurations = serializers.SerializerMethodField(help_text="Best first.")
 
     class Meta:
         model = ConfigurationSearch
@@ -334,16 +348,16 @@ class ConfigurationSearchSerializer(serializers.ModelSerializer[ConfigurationSea
 
 
 class StartSearchSerializer(StrictSerializer):
-    version = serializers.CharField(max_length=200, help_text="`model@version`, which the deployment must serve.")
+    version = serializers.CharField(max_length=200, help_text="`model@version`; the deployment must serve it.")
     deployment = serializers.CharField(
-        max_length=96, help_text="Of one region, without other users meanwhile: it is rolled out repeatedly."
+        max_length=96, help_text="In one region and without other users: it is rolled out repeatedly."
     )
     region = serializers.CharField(max_length=64, required=False, allow_blank=True, default="")
     varied = serializers.DictField(help_text=VARIED_HELP)
     workload = serializers.CharField(max_length=200, help_text=WORKLOAD_HELP)
     slo = serializers.CharField(max_length=80, help_text=SLO_HELP)
     seed = serializers.IntegerField(min_value=0, max_value=2**31 - 1, required=False, default=0)
-    rules = serializers.DictField(required=False, default=dict, help_text="Of points at their whole length.")
+    rules = serializers.DictField(required=False, default=dict, help_text="Length of full points.")
     most_trials = serializers.IntegerField(min_value=1, max_value=MOST_TRIALS, required=False, default=40)
     most_hours = serializers.FloatField(min_value=0.01, max_value=MOST_HOURS, required=False, default=12.0)
 
@@ -364,7 +378,7 @@ class ConfigurationSearchFilter(filters.FilterSet):
 
 
 class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
-    """Searches for the configuration of a version that carries most per chip within an objective."""
+    """Searches for the configuration of a version with the highest goodput per chip."""
 
     serializer_class = ConfigurationSearchSerializer
     filterset_class = ConfigurationSearchFilter
@@ -385,8 +399,10 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
         responses={200: ConfigurationSearchSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Search around what a deployment serves: versions are drafted, validated, rolled out to it and measured, one
-        after the other; at the end it serves again what it did. 409 while another search of it runs."""
+        """Search around the version that a deployment serves: drafts are created, validated, rolled out and measured
+        one by one, and finally the original version is rolled out again. 409 while another search of this deployment
+        runs.
+        """
         body = StartSearchSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         fields = dict(body.validated_data)
@@ -399,7 +415,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
     )
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
-        """Measure nothing more, and let the deployment serve what it did. 409 if it has ended."""
+        """Stop measuring and roll back to the original version. 409 if it has ended."""
         row = search_cancel(search_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 

@@ -1,7 +1,4 @@
-"""Benchmarks of model versions and what was measured. What has ended is never changed: the database refuses it.
-
-Tables of searches over configurations: what is varied, each configuration, and each measurement of one.
-"""
+"""Tables of benchmarks, configuration searches and their measurements. The database rejects changes to ended ones."""
 
 from django.db import models
 
@@ -21,17 +18,15 @@ from models_registry.versions.planning.lifecycle import choices
 
 
 class Benchmark(models.Model):
-    """One search for the goodput of a version. `key` is the digest of what it is known by, `conditions` that of all but
-    the version; several may have the same. At most one is running.
+    """One measurement of a version's goodput. `key` is the digest of everything that was measured, `conditions` that of
+    everything except the version; several benchmarks may share them. At most one runs.
 
-    `workload` and `slo` are sentences (`models_registry.benchmarks.planning.workload`). `cells`, `chips`, `watts`
-    (rated, of all
-    nodes) and `price_per_hour` are those of the deployment's cells in the region as it began; `split`: how many of them
-    had which role (`1p+3d`), empty: all were mixed. `rules` states what differs from `GoodputRules`. `progress` is of
-    the point that is being measured, `statistics` says what the workload has of shared prefixes. `goodput` is the
-    highest rate that held, in requests a second of all cells, and `broke_at` the lowest that broke; null: none.
-    `concurrency`: requests at once, on average, of a cell that answers, at the rate that held.
-    `troubles` counts points that came to nothing.
+    `workload` and `slo` are texts (`models_registry.benchmarks.planning.workload`). `cells`, `chips`, `watts` (rated)
+    and `price_per_hour` are totals over the deployment's cells in the region at the start. `split` is the number of
+    cells per role (`1p+3d`); empty: all are mixed. `rules` has the changes to `GoodputRules`. `progress` is that of the
+    current point; `statistics` describes shared prefixes of the workload. `goodput` is the highest rate that held, in
+    requests per second of all cells, `broke_at` the lowest that broke; null: none. `concurrency` is the mean number of
+    concurrent requests per answering cell at `goodput`. `troubles` counts failed points.
     """
 
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="benchmarks")
@@ -85,14 +80,14 @@ class Benchmark(models.Model):
         return BENCHMARK_TONE[BenchmarkState(self.state)]
 
     def known_by(self) -> BenchmarkKey:
-        """The subject of the measurement, as in its key."""
+        """What was measured, as in its key."""
         workload = self.parsed_workload().digest
         machine = (self.instance_type, self.fingerprint)
         return BenchmarkKey(self.version_digest, *machine, workload, self.slo, self.seed, self.split)
 
     @property
     def answering(self) -> int:
-        """Its cells that answer; the others read prompts for them."""
+        """Cells that answer; the others are prefill cells."""
         return self.cells - int(self.split.partition("p")[0] or 0)
 
     def parsed_workload(self) -> Workload:
@@ -103,9 +98,10 @@ class Benchmark(models.Model):
 
 
 class BenchmarkPoint(models.Model):
-    """One rate that was measured: requests a second of all cells together. `figures` has the numbers of
-    `models_registry.benchmarks.planning.measurements`, `histograms` the counts by bucket of
-    `engine_agent.protocol.metrics`."""
+    """One measured rate: requests per second of all cells together. `figures` are those of
+    `models_registry.benchmarks.planning.measurements`, `histograms` counts by bucket of
+    `engine_agent.protocol.metrics`.
+    """
 
     benchmark = models.ForeignKey(Benchmark, on_delete=models.CASCADE, related_name="points")
     number = models.PositiveIntegerField()
@@ -128,11 +124,11 @@ class BenchmarkPoint(models.Model):
 
 
 class ConfigurationSearch(models.Model):
-    """A search around a version. `varied`: name -> values; `rules`: of points at their whole length, as of a benchmark.
+    """A search around a version. `varied`: name -> values; `rules`: those of full points, as for a benchmark.
 
-    It has the states of a benchmark. `reason`: what it does now, or what was found. `ends_as`: the state that it will
-    have once the deployment serves the version again that it had before; empty: it goes on. `best`: the configuration
-    that was found. `cells_before`: the cells that the deployment had, where they are varied or apart; null: they stay.
+    It has the states of a benchmark. `reason`: the current step, or the result. `ends_as`: the state that it enters
+    once the deployment serves its original version again; empty while it measures. `best`: the best configuration.
+    `cells_before`: the deployment's original cells, if they are varied or have roles; null: unchanged.
     """
 
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="+")
@@ -179,8 +175,9 @@ class ConfigurationSearch(models.Model):
 
 
 class SearchCandidate(models.Model):
-    """One configuration. `choice`: pairs of name and value. `version`: its draft, once there is one; `refused`: why it
-    cannot be measured."""
+    """One configuration. `choice`: pairs of name and value. `version`: its draft, if any; `refused`: why it cannot be
+    measured.
+    """
 
     search = models.ForeignKey(ConfigurationSearch, on_delete=models.CASCADE, related_name="candidates")
     number = models.PositiveIntegerField()
@@ -200,8 +197,9 @@ class SearchCandidate(models.Model):
 
 
 class SearchTrial(models.Model):
-    """One measurement of a configuration, with points of `fidelity` of their length. `score`: requests a second and
-    chip, 0 where no rate held; null: it goes on."""
+    """One measurement of a configuration with points of `fidelity` times the full length. `score`: requests per second
+    and chip, 0 if no rate held; null while it runs.
+    """
 
     candidate = models.ForeignKey(SearchCandidate, on_delete=models.CASCADE, related_name="trials")
     fidelity = models.FloatField()

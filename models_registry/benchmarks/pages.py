@@ -1,5 +1,6 @@
-"""What benchmarks of a model say together: tokens a second of each chip against tokens a second of each user, at every
-rate that held, with those that nothing else beats. Versions are compared within one use: workload and objective."""
+"""Benchmarks of a model for its page: tokens per second and chip against tokens per second and user, at every rate that
+held, with the Pareto set. Compares versions only within one workload and objective.
+"""
 
 import json
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ from models_registry.benchmarks.selectors import (
 )
 
 SHOWN = 60
-"""Benchmarks of a model that are looked at, the newest."""
+"""Newest benchmarks of a model that are read."""
 SEARCHES_SHOWN = 3
 CONFIGURATIONS_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPoint:
-    """One rate that held. `is_best`: no other point beats it in both numbers."""
+    """One rate that held. `is_best`: no other point is better in both numbers."""
 
     benchmark: Benchmark
     point: BenchmarkPoint
@@ -38,8 +39,9 @@ class HeldPoint:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarksView:
-    """`uses`: workload and objective, the newest first; `chosen` is the one that is shown. `rows`: its
-    benchmarks in every state; `best`: the best and why, empty if nothing held."""
+    """`uses`: workload and objective, newest first; `chosen` is the displayed one. `rows`: its benchmarks in every
+    state; `best`: the best with its reason, empty if none held.
+    """
 
     model: str
     uses: tuple[str, ...]
@@ -50,21 +52,21 @@ class BenchmarksView:
 
     @property
     def figure(self) -> str:
-        """What Plotly draws, as JSON: a colour for each version, and a line through the best."""
+        """Plotly figure as JSON: one colour per version, and a line through the best points."""
         versions = list(dict.fromkeys(one.benchmark.version.reference for one in self.points))[: MOST_SERIES - 1]
         traces = [_markers(name, self.points, BY_PLACE[place]) for place, name in enumerate(versions)]
         front = sorted((one for one in self.points if one.is_best), key=lambda one: one.per_user)
         traces.append(_trace("best", front, "lines", line={"color": Colour.IDLE, "width": 1, "dash": "dot"}))
         axes = {
-            "xaxis": {"title": {"text": "tokens/s of each user"}, "rangemode": "tozero"},
-            "yaxis": {"title": {"text": "tokens/s of each chip"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": "tokens/s per user"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "tokens/s per chip"}, "rangemode": "tozero"},
         }
         layout = {"height": 2 * HEIGHT_PX, "showlegend": True, "hovermode": "closest", **axes}
         return json.dumps({"data": traces, "layout": layout}, separators=(",", ":"))
 
 
 def model_benchmarks(model: str, use: str) -> BenchmarksView:
-    """Of the use that is asked for, or the newest. Two queries."""
+    """The requested use, or the newest. Two queries."""
     rows = list(whole_benchmarks(benchmarks_described()).filter(version__model_id=model).order_by("-id")[:SHOWN])
     uses = tuple(dict.fromkeys(map(_use, rows)))
     chosen = use if use in uses else next(iter(uses), "")
@@ -101,14 +103,14 @@ def _trace(name: str, points: Sequence[HeldPoint], mode: str, **style: Any) -> d
         "name": name,
         "x": [round(one.per_user, 3) for one in points],
         "y": [round(one.per_chip, 3) for one in points],
-        "hovertemplate": "%{y:,.1f} of a chip, %{x:,.1f} of a user",
+        "hovertemplate": "%{y:,.1f} per chip, %{x:,.1f} per user",
         **style,
     }
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPanel:
-    """A search with its configurations, the best first; `hidden`: more than a page shows."""
+    """A search with its configurations, best first; `hidden` counts those beyond the page."""
 
     search: ConfigurationSearch
     rows: tuple[CandidateRow, ...]
@@ -122,7 +124,7 @@ class SearchesView:
 
 
 def model_searches(model: str) -> SearchesView:
-    """The newest around versions of a model. In a constant number of queries."""
+    """Newest searches around versions of a model, in a constant number of queries."""
     found = searches_described().filter(version__model_id=model).order_by("-id")[:SEARCHES_SHOWN]
     return SearchesView(model, tuple(_search_panel(row) for row in found))
 

@@ -1,10 +1,6 @@
-"""What a benchmark measures, and where its requests go. Only the fleet and traffic know; traffic registers both.
-
-The registry is below them and imports none of their modules.
-
-Benchmarks as readers see them, and what they say together.
-
-Searches over configurations as planners take them, and as readers see them.
+"""Reads benchmarks and searches, and defines the hooks by which traffic and the fleet tell the registry which cells to
+measure, where requests enter, and how to serve a version. The registry never imports them, and this module never
+writes.
 """
 
 import ssl
@@ -44,9 +40,10 @@ from models_registry.versions.models import ModelVersion
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkTarget:
-    """The cells of a deployment in a region. `cells` are their names with their generations: while they stay, the same
-    is measured. `fingerprint` is that of their machines and engine. `in_flight`: requests that they have now. `split`:
-    how many of them have which role (`1p+3d`); empty: all are mixed."""
+    """The cells of a deployment in a region. `cells`: names with generations; the measurement is valid while they stay
+    the same. `fingerprint`: that of their machines and engine. `in_flight`: current requests. `split`: number of cells
+    per role (`1p+3d`); empty: all are mixed.
+    """
 
     deployment: str
     region: str
@@ -57,16 +54,15 @@ class BenchmarkTarget:
     machines: Machines
     in_flight: int
     regions: tuple[str, ...] = ()
-    """In which the deployment should have cells."""
+    """Regions in which the deployment should have cells."""
     split: str = ""
     stated: Cells | None = None
-    """Cells that a person stated for it there, as its API takes them; None: something else decides how many, or which
-    roles they have."""
+    """Cells that an operator stated for it there, as in the API; None if the load decides their number or roles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Where requests for a deployment go in. `server_name`: whose certificate must be shown there."""
+    """Where requests of a deployment enter. `server_name`: the expected name in the certificate."""
 
     host: str
     port: int
@@ -77,7 +73,7 @@ class Entrance:
 
 
 class ServingState(StrEnum):
-    """Whether a deployment serves a version: it does, it is on its way, or it could not."""
+    """Whether a deployment serves a version: yes, not yet, or failed."""
 
     SERVES = "serves"
     MOVING = "moving"
@@ -86,7 +82,7 @@ class ServingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """`reason`: what it does meanwhile, or why it could not."""
+    """`reason`: the current step, or why it failed."""
 
     state: ServingState
     reason: str = ""
@@ -94,8 +90,9 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """Let a deployment serve a version (`model@version`). A rollout to it that failed after `since` is the answer.
-    `cells`: with so many cells of each role; None: with those that it has."""
+    """Make a deployment serve a version (`model@version`). A rollout to it that failed after `since` is a failure.
+    `cells`: number of cells per role; None: unchanged.
+    """
 
     deployment: str
     region: str
@@ -107,11 +104,11 @@ class ServeRequest:
 
 
 class NoTarget(Exception):
-    """Nothing there can be measured; the text says why, and what would help."""
+    """Nothing can be measured; the text says why, and what would help."""
 
 
 Describe = Callable[[str, str], BenchmarkTarget]
-"""Of a deployment and a region ("": its only one); raises `NoTarget`."""
+"""Arguments: deployment and region ("": its only one). Raises `NoTarget`."""
 Enter = Callable[[str, str], Entrance]
 Serve = Callable[[ServeRequest], Serving]
 
@@ -132,31 +129,31 @@ def register_benchmark_targets(*, describe: Describe, enter: Enter, serve: Serve
 
 
 def benchmark_target(deployment: str, region: str) -> BenchmarkTarget:
-    """What serves a deployment in a region.
+    """The cells that serve a deployment in a region.
 
     Raises:
-        NoTarget: nothing that can be measured.
+        NoTarget: none can be measured.
         LookupError: traffic has not registered.
     """
     if _traffic.describe is None:
-        raise LookupError("traffic has not registered what benchmarks measure")
+        raise LookupError("traffic has not registered its benchmark targets")
     return _traffic.describe(deployment, region)
 
 
 def benchmark_entrance(deployment: str, region: str) -> Entrance:
-    """Where its requests go in.
+    """Where its requests enter.
 
     Raises:
-        NoTarget: nowhere.
+        NoTarget: there is no entrance.
         LookupError: traffic has not registered.
     """
     if _traffic.enter is None:
-        raise LookupError("traffic has not registered where benchmarks enter")
+        raise LookupError("traffic has not registered its benchmark entrances")
     return _traffic.enter(deployment, region)
 
 
 def benchmark_serve(request: ServeRequest) -> Serving:
-    """Have a deployment serve a version: begins what is needed, and is asked again until it has come to an end.
+    """Make a deployment serve a version. Starts what is needed; call it again until it is served or has failed.
 
     Raises:
         LookupError: traffic has not registered.
@@ -167,7 +164,7 @@ def benchmark_serve(request: ServeRequest) -> Serving:
 
 
 COMPARED = 200
-"""Benchmarks of one use that are looked at, the newest."""
+"""Newest benchmarks of one use that are read."""
 
 
 def benchmarks_described() -> QuerySet[Benchmark]:
@@ -177,19 +174,18 @@ def benchmarks_described() -> QuerySet[Benchmark]:
 
 
 def benchmarks_of_use(workload: str, slo: str, instance_type: str = "") -> list[Benchmark]:
-    """Done ones of this workload and objective, newest first, without those that a search measured for less than their
-    length; sentences as they are stored."""
+    """Finished benchmarks of this stored workload and objective, newest first, without a search's shortened ones."""
     rows = whole_benchmarks(benchmarks_described()).filter(state=BenchmarkState.DONE.value, workload=workload, slo=slo)
     return list((rows.filter(instance_type=instance_type) if instance_type else rows)[:COMPARED])
 
 
 def whole_benchmarks(rows: QuerySet[Benchmark]) -> QuerySet[Benchmark]:
-    """Those whose points had their whole length."""
+    """Benchmarks with points of full length."""
     return rows.filter(Q(trial=None) | Q(trial__fidelity__gte=1))
 
 
 def measured_of(row: Benchmark) -> Measured | None:
-    """What a benchmark of `benchmarks_described` found; None if no rate held."""
+    """Result of a benchmark of `benchmarks_described`; None if no rate held."""
     figures = figures_at_goodput(row)
     if not row.goodput or figures is None:
         return None
@@ -208,13 +204,14 @@ def measured_of(row: Benchmark) -> Measured | None:
 
 
 def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
-    """The numbers at the highest rate that held."""
+    """The figures at the highest rate that held."""
     return next((point.figures for point in row.points.all() if point.rate == row.goodput), None)
 
 
 def goodput_compared(before: ModelVersion, after: ModelVersion, instance_type: str) -> tuple[ComparedGoodput, ...]:
-    """All conditions under which both were measured as they are now, by the newest benchmark of each: one query. None
-    where one of them is not served."""
+    """All conditions under which both versions, as they are now, were measured, from the newest benchmark of each: one
+    query. None if one of them does not name the instance type.
+    """
     if any(instance_type not in version.parallelism for version in (before, after)):
         return ()
     versions = {version.pk: version_digest(version.spec(), instance_type) for version in (before, after)}
@@ -252,8 +249,9 @@ STANDING_TONE = {
 
 @dataclass(frozen=True, slots=True)
 class SearchView:
-    """A search as of now. `measured`: by choice and fidelity, `refused`: why a choice takes no part; `trials`: begun so
-    far."""
+    """A search. `measured`: scores by choice and fidelity. `refused`: why a choice is left out. `trials`: number of
+    started ones.
+    """
 
     candidates: dict[Choice, SearchCandidate]
     predicted: dict[Choice, float]
@@ -268,7 +266,7 @@ class SearchView:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """A configuration as it is shown. `scores`: fidelity -> requests a second and chip."""
+    """A configuration for display. `scores`: fidelity -> requests per second and chip."""
 
     candidate: SearchCandidate
     standing: Standing
@@ -279,12 +277,12 @@ class CandidateRow:
 
     @property
     def text(self) -> str:
-        """What it differs in, in a line."""
+        """Its differences, in one line."""
         return choice_text(self.candidate.as_choice())
 
     @property
     def by_fidelity(self) -> tuple[float | None, ...]:
-        """Scores by share of the length, None where there is none."""
+        """Scores by share of the length, None if not measured."""
         return tuple(self.scores.get(fidelity) for fidelity in FIDELITIES)
 
     @property
@@ -327,7 +325,7 @@ def search_view(row: ConfigurationSearch) -> SearchView:
 
 
 def candidate_rows(row: ConfigurationSearch) -> tuple[CandidateRow, ...]:
-    """Every configuration of a search, the best first."""
+    """Every configuration of a search, best first."""
     view = search_view(row)
     found = standings(view.choices, view.predicted, view.measured, view.refused, is_over=bool(row.ends_as))
     rows = [
@@ -371,7 +369,7 @@ def _step(point: BenchmarkPoint, cells: int) -> LoadedStep | None:
 
 def _usual(row: ConfigurationSearch) -> Usual:
     spec = row.version.spec()
-    if row.instance_type in spec.parallelism:  # a draft may have lost it since
+    if row.instance_type in spec.parallelism:  # its draft may have been deleted since
         spec = spec.on(row.instance_type)
     stated = {f"engine_options.{name.replace('-', '_')}": value for name, value in spec.engine_options.items()}
     places, budget = stated.get(PLACES[0]), stated.get(BUDGET)

@@ -1,4 +1,4 @@
-"""Calibrations of what a version guesses, over HTTP, as actions of the version. Decides nothing; services do."""
+"""Calibrations of a version over HTTP, as actions of the version. Decides nothing: services do."""
 
 from typing import Any
 
@@ -17,31 +17,31 @@ from models_registry.versions.selectors import latest_calibration
 
 
 class StoreCalibrationSerializer(StrictSerializer):
-    calibration = serializers.DictField(help_text="The `calibration.json` that the trainer wrote next to the heads.")
+    calibration = serializers.DictField(help_text="The `calibration.json` that the trainer wrote with the heads.")
     step_costs = serializers.ListField(
         child=serializers.DictField(),
         required=False,
         default=list,
-        help_text="Step costs by number of verified tokens, one per instance type.",
+        help_text="Step costs by number of verified tokens, one object per instance type.",
     )
 
 
 class CalibratedTaskSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
-    positions = serializers.IntegerField(help_text="Of answers that heads were judged by.")
+    positions = serializers.IntegerField(help_text="Number of calibration answers.")
     accuracies = serializers.ListField(
         child=serializers.ListField(child=serializers.FloatField()),
         help_text="By head, then by rank: share of positions at which this guess was right.",
     )
     chain = serializers.ListField(
-        child=serializers.FloatField(), help_text="Tokens of a step, by how many are guessed one after the other."
+        child=serializers.FloatField(), help_text="Tokens per step, by number of guessed tokens in a chain."
     )
     paths = serializers.ListField(
         child=serializers.ListField(child=serializers.IntegerField()),
         help_text="The first n are the tree of size n.",
     )
     counts = serializers.ListField(child=serializers.IntegerField(), help_text="Positions at which a path was right.")
-    tree = serializers.ListField(child=serializers.FloatField(), help_text="Tokens of a step, by size of the tree.")
+    tree = serializers.ListField(child=serializers.FloatField(), help_text="Tokens per step, by size of the tree.")
 
     class Meta:
         examples = {"name": "plan"}
@@ -51,17 +51,17 @@ class ChoiceSerializer(serializers.Serializer[Any]):
     task = serializers.CharField()
     instance_type = serializers.CharField()
     source = serializers.CharField(  # type: ignore[assignment] # the name that the document should show
-        help_text="Of what steps cost: `measured` or `given`."
+        help_text="Source of step costs: `measured` or `given`."
     )
     hardware = serializers.CharField()
     is_tree = serializers.BooleanField()
-    tokens = serializers.IntegerField(help_text="Guessed with one sequence; paths, where it is a tree.")
-    gain = serializers.FloatField(help_text="Tokens a second against without, with one sequence.")
+    tokens = serializers.IntegerField(help_text="Guessed tokens for one sequence; for a tree, its paths.")
+    gain = serializers.FloatField(help_text="Tokens per second relative to no speculation, for one sequence.")
     ranges = serializers.ListField(
         child=serializers.ListField(child=serializers.IntegerField()),
-        help_text="As `tokens_per_batch_size` of a version on vLLM takes them.",
+        help_text="`tokens_per_batch_size` for a version on vLLM.",
     )
-    off_from = serializers.IntegerField(allow_null=True, help_text="Batch size from which it is off.")
+    off_from = serializers.IntegerField(allow_null=True, help_text="Batch size from which speculation is off.")
     gains = serializers.DictField(child=serializers.FloatField(), help_text="By batch size.")
     reason = serializers.CharField()
 
@@ -81,12 +81,14 @@ class CalibrationSerializer(serializers.ModelSerializer[SpeculationCalibration])
 
 
 class CalibrationActions:
-    """Of the view set of model versions."""
+    """Actions of the view set of model versions."""
 
     @extend_schema(operation_id="model_versions_calibration", responses={200: CalibrationSerializer})
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
     def calibration(self, request: Request, id: str) -> Response:
-        """How often this version's guesses are right, and how much it should guess. 404 before the first one."""
+        """How often this version's guesses are right, and how many tokens it should guess. 404 before the first
+        calibration.
+        """
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
         found = latest_calibration(version)
         if found is None:
@@ -100,8 +102,9 @@ class CalibrationActions:
     )
     @action(detail=True, methods=["post"])
     def calibrate(self, request: Request, id: str) -> Response:
-        """Store a calibration of the heads that this version guesses with. The newest counts; the version stays as it
-        is. 400 if it cannot be read, or is of another method, model, or fewer heads."""
+        """Store a calibration of this version's heads. The newest counts; the version does not change. 400 if it cannot
+        be read, or if its method, model or number of heads differs.
+        """
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
         body = StoreCalibrationSerializer(data=request.data)
         body.is_valid(raise_exception=True)

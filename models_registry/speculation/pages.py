@@ -1,4 +1,4 @@
-"""What a version guesses and what its newest calibration says, for its page: figures, and tables of the same."""
+"""A version's speculation for its page: what its newest calibration says, as figures and tables. Reads only."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ from models_registry.versions.selectors import latest_calibration
 
 TREE_SIZES = (7, 15, 31, 63)
 LEGIBLE_SIZES = (1, 2, 4, 8, 16, 32, 63)
-"""Marked on the axis of sizes, which is logarithmic: four guesses of a chain and 63 paths of a tree share it."""
+"""Ticks on the logarithmic axis of sizes, which chains of four tokens and trees of 63 paths share."""
 SHORT_AXIS = 8
-"""Sizes up to here are all marked."""
+"""Sizes up to this one all have a tick."""
 LEGEND_PX = 64
 """Five names take three lines on a narrow screen."""
 GAIN_TASKS = MOST_SERIES // 2
@@ -26,8 +26,9 @@ GAIN_TASKS = MOST_SERIES // 2
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """`heads`: of each, the share at which its first guess was right, and one of its first ten. `chain` and `tree`:
-    size and tokens of a step."""
+    """`heads`: share of right first guesses, and of right guesses among the first ten, per head. `chain` and `tree`:
+    size and tokens per step.
+    """
 
     name: str
     positions: int
@@ -38,7 +39,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRow:
-    """`ranges`: first batch size, and how many tokens are guessed from it on."""
+    """`ranges`: first batch size, and the number of guessed tokens from there on."""
 
     task: str
     instance_type: str
@@ -51,8 +52,9 @@ class ChoiceRow:
 
 @dataclass(frozen=True, slots=True)
 class GainRow:
-    """One task and batch size on one kind of machine: how much faster it is than without, by how many are guessed from
-    none on, and how many were chosen."""
+    """One task and batch size on one instance type: speedup by number of guessed tokens, from 0 on, and the chosen
+    number.
+    """
 
     task: str
     batch: int
@@ -61,14 +63,14 @@ class GainRow:
 
     @property
     def told(self) -> tuple[tuple[int, float], ...]:
-        """Size and gain, of as many as a line of a table holds."""
+        """Sizes and speedups that fit in a table row."""
         sizes = range(len(self.gains)) if len(self.gains) <= SHORT_AXIS + 1 else sorted({*LEGIBLE_SIZES, self.chosen})
         return tuple((size, self.gains[size]) for size in sizes if size < len(self.gains))
 
 
 @dataclass(frozen=True, slots=True)
 class CostFigure:
-    """One kind of machine. `what`: tokens of a chain, or paths of a tree."""
+    """One instance type. `what`: tokens of a chain, or paths of a tree."""
 
     name: str
     instance_type: str
@@ -79,8 +81,9 @@ class CostFigure:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRow:
-    """What the cells of one deployment guessed of late. `tokens`: of a draft, the model's own counted; `expected`: the
-    same by task of the calibration, for as many guesses."""
+    """Recent speculation of a deployment's cells. `tokens`: per step, including the model's own. `expected`: the
+    calibrated number by task, for the same number of guesses.
+    """
 
     deployment: str
     cells: int
@@ -91,15 +94,15 @@ class AcceptedRow:
 
     @property
     def is_low(self) -> bool:
-        """Below what the task that is guessed worst should bring."""
+        """Below the calibrated number of the worst task."""
         return bool(self.expected) and self.tokens - 1 < SHARE_LEAST * (min(each for _, each in self.expected) - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationView:
-    """`method`: by instance type there may be several; empty: it guesses nothing. `calibrated_at` None: nobody has
-    calibrated it. `tokens_figure`: tokens of a step by size; `costs`: what they are worth on each kind of machine whose
-    steps were measured."""
+    """`method`: several if it differs by instance type; empty: no speculation. `calibrated_at` None: never calibrated.
+    `tokens_figure`: tokens per step by size; `costs`: speedups on each instance type with measured step costs.
+    """
 
     reference: str
     method: str
@@ -132,7 +135,7 @@ def version_speculation(version: ModelVersion) -> SpeculationView:
 
 
 def version_accepted(version: ModelVersion, now: datetime) -> tuple[AcceptedRow, ...]:
-    """What its cells guessed and accepted in the last hour, in three queries."""
+    """Guessed and accepted tokens of its cells in the last hour, in three queries."""
     own = [each for each in cell_guesses(now) if each.cell.model_version_id == version.pk]
     found = latest_calibration(version) if own else None
     return tuple(_accepted(own, found.figures if found else ()))
@@ -175,7 +178,7 @@ def _choice(chosen: dict[str, Any]) -> ChoiceRow:
 
 
 def _tokens_figure(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Chains with marks, trees as lines, a colour for each task. What Plotly draws, as JSON."""
+    """Plotly figure as JSON: chains with markers, trees as lines, one colour per task."""
     traces = []
     for place, task in enumerate(figures[: len(BY_PLACE)]):
         for kind, dash in (("tree", "solid"), ("chain", "dot")):
@@ -204,7 +207,7 @@ def _cost_figures(
 
 
 def _gains_figure(rows: Sequence[GainRow]) -> str:
-    """Of one sequence a line, of the largest batch a dashed one, with a ring at what was chosen."""
+    """One sequence as a line, the largest batch dashed, with a ring at the chosen number."""
     batches = sorted({row.batch for row in rows})
     dashes = {batches[-1]: "dash", batches[0]: "solid"} if batches else {}
     tasks = list(dict.fromkeys(row.task for row in rows))[:GAIN_TASKS]

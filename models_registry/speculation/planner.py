@@ -1,12 +1,8 @@
-"""What a calibration of speculation says: how often Medusa heads guessed right, and what follows from that. Pure.
-
-It holds, for each position of answers that heads were judged by, at which rank each head guessed right. That is all
-that any chain or tree needs: heads are not independent of each other, so shares by head alone would misjudge paths.
-
-How much to guess: tokens of a step by a calibration, over what the step costs on a kind of machine. Pure.
-
-A step that verifies v tokens of each of b sequences takes s(b, v) seconds, and guessing for them g(b). With t tokens of
-a step, its own and those guessed right, a sequence gets t / (s(b, v) + g(b)) a second, and 1 / s(b, 1) without.
+"""Reads calibrations and step costs, and decides how many tokens to guess at each batch size. A calibration has, for
+each position of its answers, the rank at which each Medusa head guessed right: heads are correlated, so shares per head
+would misjudge paths. A step that verifies v tokens of each of b sequences takes s(b, v) seconds, and guessing takes
+g(b): with t tokens per step a sequence gets t / (s(b, v) + g(b)) tokens per second, and 1 / s(b, 1) without
+speculation. Pure: it never changes a version.
 """
 
 from bisect import bisect_right
@@ -31,13 +27,14 @@ RANKS = frozenset("0123456789" + NO_RANK)
 
 
 class BadCalibration(ValueError):
-    """Not a calibration; the text names what is wrong and what would be right."""
+    """Not a calibration; the text names the error and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kind of prompt. `answers`: of each answer, `heads` characters for every position: the rank at which each head
-    guessed right, or `-`."""
+    """One kind of prompt. `answers`: for each answer, `heads` characters per position: the rank at which each head
+    guessed right, or `-`.
+    """
 
     name: str
     heads: int
@@ -48,7 +45,7 @@ class Task:
         return sum(map(len, self.answers)) // self.heads
 
     def paths(self, answers: Sequence[str] | None = None) -> list[list[Path]]:
-        """Of each answer, position by position, the longest run of right guesses from the first head on."""
+        """For each answer and position, the longest run of right guesses from the first head on."""
         return [
             [_right(answer[place : place + self.heads]) for place in range(0, len(answer), self.heads)]
             for answer in (self.answers if answers is None else answers)
@@ -57,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """`heads_sha256`: digest of the weights that guessed. `model`: of the model whose answers they are."""
+    """`heads_sha256`: digest of the guessing weights. `model`: the model that gave the answers."""
 
     model: str
     heads_sha256: str
@@ -67,11 +64,12 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class TaskFigures:
-    """What follows for one task. `accuracies`: by head, then by rank, the share of positions at which that guess was
-    right. `chain[k]`: tokens of a step that verifies the best guesses of the first k heads, exactly, as decoding goes
-    through the answers. `paths`: the most probable ones, each after its prefix, so that the first n are the tree of
-    size n; `counts` at how many positions each was right. `tree[n]`: tokens of a step with that tree, built on one half
-    of the answers and judged by the other."""
+    """Figures of one task. `accuracies`: by head, then by rank, the share of positions at which that guess was right.
+    `chain[k]`: exact tokens per step when the best guesses of the first k heads are verified while decoding the
+    answers. `paths`: most probable first, each after its prefix, so that the first n are the tree of size n; `counts`:
+    positions at which each was right. `tree[n]`: tokens per step with that tree, built on one half of the answers and
+    evaluated on the other.
+    """
 
     name: str
     positions: int
@@ -86,10 +84,10 @@ def read_calibration(stated: Any) -> Calibration:
     """A calibration as the trainer writes it (`engine_agent.engines.medusa`).
 
     Raises:
-        BadCalibration: it is none.
+        BadCalibration: it cannot be read.
     """
     if not isinstance(stated, Mapping) or stated.get("format") != 1:
-        raise BadCalibration("the calibration has no format 1; give the calibration.json that the trainer wrote")
+        raise BadCalibration("the calibration does not have format 1; give the calibration.json that the trainer wrote")
     heads = stated.get("heads")
     if type(heads) is not int or not 1 <= heads <= MOST_HEADS:
         raise BadCalibration(f"heads is {heads!r}; it must be a whole number from 1 to {MOST_HEADS}")
@@ -98,9 +96,9 @@ def read_calibration(stated: Any) -> Calibration:
         raise BadCalibration(f"tasks must be a list of 1 to {MOST_TASKS} objects with name and answers")
     read = tuple(_task(each, heads) for each in tasks)
     if len({task.name for task in read}) < len(read):
-        raise BadCalibration("two tasks have the same name; each must have its own")
+        raise BadCalibration("two tasks have the same name; names must be unique")
     if sum(len(answer) for task in read for answer in task.answers) > MOST_CHARACTERS:
-        raise BadCalibration(f"the answers have more than {MOST_CHARACTERS} characters; judge by fewer")
+        raise BadCalibration(f"the answers have more than {MOST_CHARACTERS} characters; calibrate with fewer")
     return Calibration(_text(stated, "model"), _text(stated, "heads_sha256"), heads, read)
 
 
@@ -157,7 +155,7 @@ def task_figures(task: Task) -> TaskFigures:
 
 
 def path_counts(paths: Sequence[Sequence[Path]]) -> Counter[Path]:
-    """At how many positions each path was right, every prefix counted with it."""
+    """Number of positions at which each path was right, with all its prefixes."""
     counts: Counter[Path] = Counter()
     for answer in paths:
         for path in answer:
@@ -166,15 +164,17 @@ def path_counts(paths: Sequence[Sequence[Path]]) -> Counter[Path]:
 
 
 def most_probable(counts: Mapping[Path, int], most: int) -> tuple[Path, ...]:
-    """The paths that were right most often, each after its prefix: a prefix is right at least as often. Of equal ones
-    the shorter comes first, then that of lower ranks."""
+    """The paths that were right most often, each after its prefix, which is right at least as often. Ties go to the
+    shorter path, then to lower ranks.
+    """
     ordered = sorted(counts, key=lambda path: (-counts[path], len(path), path))
     return tuple(islice(ordered, most))
 
 
 def _walk(paths: Sequence[Sequence[Path]], tree: frozenset[Path]) -> tuple[int, int]:
-    """Tokens and steps of decoding these answers with a tree: each step gives its own token and those of the longest
-    path in the tree that is right there."""
+    """Tokens and steps of decoding these answers with a tree: each step adds its own token and those of the longest
+    right path.
+    """
     tokens = steps = 0
     for answer in paths:
         place = 0
@@ -198,19 +198,20 @@ def _accuracies(task: Task) -> tuple[tuple[float, ...], ...]:
 
 
 LEAST_GAIN = 1.05
-"""Below it, guessing is off: two measurements of one step differ by as much."""
+"""Below this speedup speculation is off: two measurements of one step differ by as much."""
 MOST_POINTS = 1024
 MOST_BATCH = 4096
 
 
 class BadStepCost(ValueError):
-    """Not what steps cost; the text names what is wrong and what would be right."""
+    """Not a step cost; the text names the error and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """`steps`: batch -> verified tokens of each sequence -> seconds; `guess`: batch -> seconds. `source`: `measured` or
-    `given`; `hardware` and `software` as whoever measured says."""
+    """`steps`: batch -> verified tokens per sequence -> seconds. `guess`: batch -> seconds. `source`: `measured` or
+    `given`. `hardware` and `software`: as reported by the measurement.
+    """
 
     instance_type: str
     source: str
@@ -224,20 +225,21 @@ class StepCost:
         return max(self.steps)
 
     def most_verified(self) -> int:
-        """The most that every batch was measured with."""
+        """The largest number that was measured for every batch."""
         return min(max(row) for row in self.steps.values())
 
     def step_s(self, batch: int, verified: int) -> float:
-        """Seconds, between what was measured along straight lines; below the first of either, as the first."""
+        """Seconds, interpolated linearly; constant below the first measurement."""
         by_batch = {each: _between(row, verified) for each, row in self.steps.items()}
         return _between(by_batch, batch) + (_between(self.guess, batch) if verified > 1 and self.guess else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """For one task: `tokens` guessed with one sequence (paths of the tree, where `is_tree`), and how much faster that
-    is than without. `ranges`: how many at which batch size. `off_from`: the smallest batch size at which it is off;
-    None: it pays as far as was measured. `gains`: batch size -> with what is chosen there, against without."""
+    """For one task: guessed `tokens` for one sequence (paths, if `is_tree`), and its speedup. `ranges`: guessed tokens
+    by batch size. `off_from`: the smallest batch size without speculation; None if it pays at every measured size.
+    `gains`: batch size -> speedup of the chosen number.
+    """
 
     task: str
     is_tree: bool
@@ -250,10 +252,10 @@ class Choice:
 
 
 def read_step_cost(stated: Any) -> StepCost:
-    """Reads step costs from a document. Rows of several contexts are averaged.
+    """Read step costs from a document. Rows of several contexts are averaged.
 
     Raises:
-        BadStepCost: it is none.
+        BadStepCost: it cannot be read.
     """
     if not isinstance(stated, Mapping):
         raise BadStepCost("the step cost must be an object with instance_type, source and steps")
@@ -285,8 +287,9 @@ def read_step_cost(stated: Any) -> StepCost:
 
 
 def gains_by_size(tokens: Sequence[float], cost: StepCost, batch: int) -> tuple[float, ...]:
-    """How much faster `batch` sequences are than without, by how many are guessed, from none on; as far as steps were
-    measured. `tokens`: of a step, by the same."""
+    """Speedup for `batch` sequences by number of guessed tokens, from 0 on, within the measured range. `tokens`: tokens
+    per step, by the same.
+    """
     plain = cost.step_s(batch, 1)
     return tuple(
         each * plain / cost.step_s(batch, size + 1) for size, each in enumerate(tokens[: cost.most_verified()])
@@ -299,7 +302,7 @@ def guessed_at(ranges: Sequence[Sequence[int]], batch: int) -> int:
 
 
 def choose(figures: TaskFigures, cost: StepCost, *, is_tree: bool, least_gain: float = LEAST_GAIN) -> Choice:
-    """Returns the best draft length at each batch size, measured or between. Larger batches never guess more."""
+    """Returns the best draft length at each batch size, measured or interpolated. Larger batches never guess more."""
     tokens = figures.tree if is_tree else figures.chain
     most = len(tokens) - 1
     chosen: dict[int, int] = {}
@@ -343,11 +346,13 @@ def _reason(
     figures: TaskFigures, cost: StepCost, chosen: Mapping[int, int], gains: Mapping[int, float], tokens: Sequence[float]
 ) -> str:
     if not chosen[1]:
-        return f"no guess makes {figures.name} {LEAST_GAIN:g} times as fast on {cost.instance_type}, even alone"
+        return (
+            f"no guess makes {figures.name} {LEAST_GAIN:g} times as fast on {cost.instance_type}, even for one sequence"
+        )
     dear = cost.step_s(1, chosen[1] + 1) / cost.step_s(1, 1)
     return (
-        f"{chosen[1]} guessed tokens make {tokens[chosen[1]]:.2f} tokens of a step that takes {dear:.2f} times as "
-        f"long: {gains[1]:.2f} times as fast with one sequence"
+        f"{chosen[1]} guessed tokens give {tokens[chosen[1]]:.2f} tokens per step, which takes {dear:.2f} "
+        f"times as long: {gains[1]:.2f} times as fast with one sequence"
     )
 
 

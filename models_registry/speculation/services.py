@@ -1,5 +1,4 @@
-"""Stores calibrations of speculation, with what follows from them. It changes no version: what a version guesses is in
-the version, and a calibration says what would be better."""
+"""Stores calibrations and their figures. It never changes a version: a calibration only recommends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,16 +26,16 @@ from models_registry.versions.planning.spec import VersionSpec
 from models_registry.versions.planning.speculation import Method
 
 MOST_STEP_COSTS = 8
-"""Kinds of machine that one calibration is for."""
+"""Instance types in one calibration."""
 
 
 def calibration_store(
     *, version_id: int, document: Any, step_costs: Sequence[Any], actor: str, now: datetime
 ) -> SpeculationCalibration:
-    """Store a calibration; it replaces none, and counts from now on.
+    """Store a calibration; earlier ones are kept, and the newest counts.
 
     Raises:
-        InvalidInput: it cannot be read, or is not of what the version guesses with.
+        InvalidInput: it cannot be read, or does not fit the version's heads.
     """
     read, costs = _calibration(document), _costs(step_costs)
     figures = [task_figures(task) for task in read.tasks]
@@ -59,7 +58,7 @@ def calibration_store(
         )
         event_record(
             kind="version.calibrated",
-            message=f"{version.reference} is calibrated by {actor}: {_sentence(figures, is_tree=is_tree)}",
+            message=f"{version.reference} calibrated by {actor}: {_sentence(figures, is_tree=is_tree)}",
             now=now,
             actor=actor[:64],
             detail={"version": version.reference, "calibration": row.pk},
@@ -77,7 +76,7 @@ def _calibration(document: Any) -> Calibration:
 
 def _costs(step_costs: Sequence[Any]) -> list[StepCost]:
     if len(step_costs) > MOST_STEP_COSTS:
-        message = f"step_costs has {len(step_costs)}; at most {MOST_STEP_COSTS} kinds of machine may be"
+        message = f"step_costs has {len(step_costs)} entries; at most {MOST_STEP_COSTS} are allowed"
         raise InvalidInput(field="step_costs", rule="count", message=message)
     try:
         return [read_step_cost(each) for each in step_costs]
@@ -86,10 +85,11 @@ def _costs(step_costs: Sequence[Any]) -> list[StepCost]:
 
 
 def _guessing(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec]:
-    """The version on the instance types where it guesses by these heads; under no name, as it is on all of them.
+    """The version on the instance types where it uses these heads; one entry with an empty name if it is the same on
+    all.
 
     Raises:
-        InvalidInput: there is none; the text says why not on the first.
+        InvalidInput: there is none; the text explains the first.
     """
     spec = version.spec()
     there = {kind: spec.on(kind) for kind in spec.instance_types} if spec.by_type else {"": spec}
@@ -102,17 +102,14 @@ def _guessing(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec
 
 
 def _on(version: ModelVersion, guessing: Mapping[str, VersionSpec], cost: StepCost) -> VersionSpec:
-    """The version on the machines that steps were measured on.
+    """The version on the instance type of a step cost.
 
     Raises:
-        InvalidInput: it does not guess by these heads there.
+        InvalidInput: it does not use these heads there.
     """
     found = guessing.get("", guessing.get(cost.instance_type))
     if found is None:
-        message = (
-            f"step_costs has one of {cost.instance_type}; {version.reference} guesses by these heads on "
-            f"{', '.join(guessing)}"
-        )
+        message = f"step_costs has {cost.instance_type}; {version.reference} uses these heads on {', '.join(guessing)}"
         raise InvalidInput(field="step_costs", rule="instance_type", message=message)
     return found
 
@@ -122,20 +119,21 @@ def _is_tree(spec: VersionSpec) -> bool:
 
 
 def _check_fits(spec: VersionSpec, read: Calibration) -> InvalidInput | None:
-    """What can be told without the weights: the method, how many heads there are, and which model answered. None if it
-    fits."""
+    """Checks without the weights: method, number of heads, and model. None if it fits."""
     stated = spec.speculation
     if stated.get("method") != Method.MEDUSA:
-        message = f"{spec.reference} guesses by {stated.get('method', 'nothing')}; a calibration is of medusa"
+        message = (
+            f"{spec.reference} uses speculation method {stated.get('method', 'none')}; a calibration is for medusa"
+        )
         return InvalidInput(field="calibration", rule="method", message=message)
     wanted = stated.get("tokens", stated.get("heads", 0))
     if isinstance(wanted, int) and wanted > read.heads:
-        message = f"the calibration is of {read.heads} heads; {spec.reference} guesses with {wanted}"
+        message = f"the calibration has {read.heads} heads; {spec.reference} uses {wanted}"
         return InvalidInput(field="calibration", rule="heads", message=message)
     if spec.artifact_digest and read.model != spec.artifact_digest:
         message = (
-            f"the calibration is of answers of {read.model}, and {spec.reference} serves {spec.artifact_digest}; "
-            "train heads for this model"
+            f"the calibration has answers of {read.model}, but {spec.reference} serves "
+            f"{spec.artifact_digest}; train heads for this model"
         )
         return InvalidInput(field="calibration", rule="model", message=message)
     return None
@@ -151,4 +149,4 @@ def _sentence(figures: Sequence[TaskFigures], *, is_tree: bool) -> str:
     def most(each: TaskFigures) -> float:
         return (each.tree if is_tree else each.chain)[-1]
 
-    return ", ".join(f"{each.name} {most(each):.2f} tokens a step" for each in figures)
+    return ", ".join(f"{each.name} {most(each):.2f} tokens per step" for each in figures)

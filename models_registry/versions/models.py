@@ -1,5 +1,6 @@
-"""Models, their versions, and validations of drafts. A version describes how a model is served, and is immutable once
-it was validated."""
+"""Tables of models, versions and validations of drafts. A version describes how a model is served, and is immutable
+once validated.
+"""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -22,7 +23,7 @@ NO_ALLOWANCES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Model(models.Model):
-    """Something that answers prompts, under the name that applications ask for."""
+    """A model under the name that applications request."""
 
     name = models.SlugField(max_length=96, primary_key=True)
     description = models.TextField(blank=True)
@@ -36,16 +37,15 @@ class Model(models.Model):
 
 
 class ModelVersion(models.Model):
-    """One way to serve a model. `revision` grows with every change and is what changes compare and set.
+    """One way to serve a model. `revision` increases with every change, for compare-and-set.
 
-    `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.versions.planning.machines`);
-    `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}, and
-    `golden_waiver` says why it is empty, where it is. `attention_heads`, `kv_heads` and `layers` are the model's own
-    and let degrees be checked; null is unknown. `speculation` and `quantization` are read by the modules of these names
-    in `models_registry.planning`, as are `adapters`, a list of objects, and `roles`, role -> object. `by_type` maps
-    instance type -> the fields that are others there (`models_registry.versions.planning.spec.BY_TYPE`). `reason` is
-    why
-    it is in its state; `state_since` null: since it was registered.
+    `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.versions.planning.machines`).
+    `engine_options` has the engine's options by name. `golden_prompts` is a list of {"prompt", "expect"};
+    `golden_waiver` says why it is empty. `attention_heads`, `kv_heads` and `layers` are those of the model, against
+    which degrees are checked; null is unknown. `speculation`, `quantization`, `adapters` (list of objects) and `roles`
+    (role -> object) are read in `models_registry.versions.planning`. `by_type` maps instance type -> fields that differ
+    there (`models_registry.versions.planning.spec.BY_TYPE`). `reason` explains the state; `state_since` null: since it
+    was created.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
@@ -96,7 +96,7 @@ class ModelVersion(models.Model):
         return VERSION_TONE[VersionState(self.state)]
 
     def spec(self, allowances: Mapping[str, Sequence[str]] = NO_ALLOWANCES) -> VersionSpec:
-        """The row as the pure planners take it. `allowances`: what admins allow, by engine (`engine_allowances`)."""
+        """The row as planner input. `allowances`: what admins allow, by engine (`engine_allowances`)."""
         return VersionSpec(
             model=self.model_id,
             version=self.version,
@@ -122,8 +122,9 @@ class ModelVersion(models.Model):
 
 
 class EngineAllowance(models.Model):
-    """An option (`--trust-remote-code`) or variable (`LD_PRELOAD`) that an admin allows an engine beyond the lists of
-    `engine_agent.protocol.engine_options`."""
+    """An option (`--trust-remote-code`) or variable (`LD_PRELOAD`) that an admin allows an engine in addition to the
+    lists in `engine_agent.protocol.engine_options`.
+    """
 
     engine = models.CharField(max_length=32)
     name = models.CharField(max_length=128)
@@ -140,11 +141,11 @@ class EngineAllowance(models.Model):
 
 
 class Validation(models.Model):
-    """One attempt to show that a draft can be served; at most one of a version is running.
+    """One validation of a draft; at most one per version is running.
 
-    `version_revision` is the draft's as it was looked at. `checked` holds, while it runs, the digests of the files that
-    were read: artifact URI -> path -> hexadecimal SHA-256, so that a crash costs one file. `troubles` counts how often
-    a source did not answer. `evidence` is what was found, once it has passed.
+    `version_revision` is that of the validated draft. While it runs, `checked` has the digests of the files read so far
+    (artifact URI -> path -> hexadecimal SHA-256), so that a crash repeats only one file. `troubles` counts failures of
+    sources. `evidence` has the results once it has passed.
     """
 
     version = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, related_name="validations")
@@ -182,19 +183,19 @@ class Validation(models.Model):
 
     @property
     def percent(self) -> float:
-        """How much of the artifacts was read, in percent; 0 while the total is unknown."""
+        """Share of the artifacts that was read, in percent; 0 while the total is unknown."""
         return 100.0 * self.bytes_done / self.bytes_total if self.bytes_total else 0.0
 
 
-# Calibrations of what versions guess. The database refuses to change one; the newest of a version counts.
+# Calibrations of what versions guess. The database rejects changes; the newest of a version counts.
 
 
 class SpeculationCalibration(models.Model):
-    """How often the guesses of a version's heads are right, and how much it should guess.
+    """How often the guesses of a version's heads are right, and how many tokens it should guess.
 
-    `document` is what the trainer wrote (`models_registry.speculation.planner`), `step_costs` what steps cost by kind
-    of machine (`models_registry.speculation.planner`). `figures` (by task) and `choices` (by task and kind of
-    machine) follow from them.
+    `document` is the trainer's output, `step_costs` has step costs by instance type
+    (`models_registry.speculation.planner`). `figures` (by task) and `choices` (by task and instance type) follow from
+    them.
     """
 
     version = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, related_name="calibrations")

@@ -1,16 +1,6 @@
-"""What only the fleet knows of versions: which instance types there are, and what uses a version. The fleet registers
-both.
-
-The registry lies below the fleet and imports nothing of it. Without a registered fleet every call is an error,
-never "not in use".
-
-Models and their versions as readers see them, in a number of queries that does not grow with their number.
-
-What a version is on each instance type it names: its degrees and engine arguments, or why it cannot be served.
-
-What admins allow engines beyond the lists of `engine_agent.protocol.engine_options`.
-
-Calibrations as readers see them.
+"""Reads models, versions, renderings, allowances and calibrations, in a constant number of queries; and defines the
+hooks by which the fleet tells the registry its instance types and who uses a version. The registry never imports the
+fleet. Without a registered fleet every hook raises: it never reports "not in use". Never writes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +15,7 @@ from models_registry.versions.planning.machines import Degrees, InstanceShape
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 Uses = Callable[[int], list[str]]
-"""Id of a version -> what uses it, as operators name it (`deployment smollm2`); empty if nothing does."""
+"""Id of a version -> its users (`deployment smollm2`); empty if there are none."""
 InstanceShapes = Callable[[], Mapping[str, InstanceShape]]
 
 
@@ -44,18 +34,18 @@ def register_fleet_hooks(*, uses: Uses, shapes: InstanceShapes) -> None:
 
 
 def version_uses(version_id: int) -> list[str]:
-    """What uses a version, as operators name it.
+    """Users of a version, as operators name them.
 
     Raises:
         LookupError: no fleet has registered.
     """
     if _fleet.uses is None:
-        raise LookupError("no fleet has registered who uses model versions")
+        raise LookupError("no fleet has registered the users of model versions")
     return _fleet.uses(version_id)
 
 
 def instance_shapes() -> Mapping[str, InstanceShape]:
-    """The instance types that there are, by name.
+    """Instance types by name.
 
     Raises:
         LookupError: no fleet has registered.
@@ -86,28 +76,29 @@ def latest_validation(version: ModelVersion) -> Validation | None:
 
 
 def version_by_reference(versions: QuerySet[ModelVersion], reference: str) -> ModelVersion | None:
-    """The version that `model@version` names, or None."""
+    """The version `model@version`, or None."""
     model, _, version = reference.partition("@")
     return versions.filter(model_id=model, version=version).first()
 
 
 def version_stated(reference: str, *, field: str, versions: QuerySet[ModelVersion] | None = None) -> ModelVersion:
-    """The version that a request names in this field, of `versions` or of all.
+    """The version that a request names in this field, from `versions` or all.
 
     Raises:
-        InvalidInput: there is none.
+        InvalidInput: it does not exist.
     """
     version = version_by_reference(ModelVersion.objects.all() if versions is None else versions, reference)
     if version is None:
-        message = f"there is no model version {reference!r}; it reads model@version"
+        message = f"unknown model version {reference!r}; the form is model@version"
         raise InvalidInput(field=field, rule="exists", message=message)
     return version
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRendering:
-    """One instance type, with what the version is there. Where `problem` says something, there are no degrees and no
-    arguments; where nothing of it can be read, no engine either."""
+    """The version on one instance type. With a `problem` there are no degrees and arguments, and no engine if its
+    fields cannot be read.
+    """
 
     instance_type: str
     problem: str = ""
@@ -121,7 +112,7 @@ class InstanceRendering:
 
 
 def renderings(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> list[InstanceRendering]:
-    """By instance type, on the machines that there are."""
+    """Renderings by instance type, on existing machines."""
     spec = version.spec()
     return [_rendered(spec, name, machines) for name in spec.instance_types]
 
@@ -139,7 +130,9 @@ def _rendered(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape
         max_concurrency=on_type.max_concurrency,
     )
     if name not in machines:
-        return replace(found, problem=f"there is no instance type {name!r}; there are {', '.join(sorted(machines))}")
+        return replace(
+            found, problem=f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
+        )
     try:
         rendering = render_version(on_type, machines[name])
     except InvalidVersion as error:
@@ -156,12 +149,12 @@ def engine_allowances() -> Mapping[str, Sequence[str]]:
 
 
 def latest_calibration(version: ModelVersion) -> SpeculationCalibration | None:
-    """The one that counts, without the ranks that it is made of; None before the first."""
+    """The newest calibration, without its raw ranks; None before the first."""
     return version.calibrations.defer("document").order_by("-id").first()
 
 
 def chains_expected(versions: Iterable[int]) -> dict[int, dict[str, tuple[float, ...]]]:
-    """Of versions that are calibrated: task -> tokens of a step by how many are guessed, from none on."""
+    """For calibrated versions: task -> tokens per step by number of guessed tokens, from 0 on."""
     rows = SpeculationCalibration.objects.filter(version__in=versions).order_by("id").values_list("version", "figures")
     return {
         version: {str(each["name"]): tuple(map(float, each["chain"])) for each in figures} for version, figures in rows

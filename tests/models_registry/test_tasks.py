@@ -31,7 +31,7 @@ def test_a_validation_reads_from_the_sources_in_the_settings(settings: Settings,
 def test_a_bad_source_is_named(settings: Settings) -> None:
     settings.ARTIFACT_SOURCES = ["s3://models", "models"]
     (error,) = check_artifact_sources()
-    assert error.msg.startswith("SWITCHYARD_ARTIFACT_SOURCES: 'models' is no place of artifacts")
+    assert error.msg.startswith("SWITCHYARD_ARTIFACT_SOURCES: 'models' is not an artifact URI")
 
 
 def test_no_validation_outlives_the_brokers_patience() -> None:

@@ -1,16 +1,8 @@
-"""Parameters that a search may vary, and the draft's columns for one choice. Pure.
-
-Of a version: `engine_options.NAME`, `parallelism.DEGREE` (of the instance type that is searched on), `max_concurrency`,
-and the whole of `speculation`, `quantization` and `roles`. Whether an engine takes the values is judged where drafts
-are written. Of its deployment: `cells`, a number of mixed ones or an object with `prefill`, `decode` and `mixed`.
-
-Searches configurations for the best goodput per chip: the product of what may vary, pruned by predictions, then
-halved while points become longer. Pure: it says what to measure next, and who measures brings the results.
-
-One configuration of each shape (what it computes with, whatever its limits) is measured first; what that tells of a
-step predicts the others of its shape (`step_model`), and what is predicted far from the best is never measured. The
-rest is measured with points of 25 % of their length, the better half with 50 %, and the better half of these in full
-(successive halving, Jamieson and Talwalkar 2016).
+"""Decides which configuration of a version to measure next, for the best goodput per chip. Candidates are the product
+of the varied values. The first of each shape (all that determines the cost of a step) is measured; a step model
+predicts the rest of its shape, and those predicted far below the best are pruned. Successive halving (Jamieson and
+Talwalkar 2016) measures the others with points of 25 % of their length, the better half with 50 %, and the better half
+of these in full. Pure: it never measures and never checks whether an engine accepts the values.
 """
 
 import math
@@ -26,29 +18,29 @@ from models_registry.versions.planning.spec import VersionSpec
 MOST_VALUES = 32
 OBJECTS = ("speculation", "quantization", "roles")
 CELLS = "cells"
-"""How many cells its deployment has of each role: no column of a version."""
+"""Number of cells per role: a field of the deployment, not of a version."""
 Cells = int | Mapping[str, int]
-"""As the API of deployments takes them."""
+"""As in the API of deployments."""
 _POOLS = ("prefill", "decode", "mixed")
 WHOLE = ("max_concurrency", *OBJECTS, CELLS)
 PLACES, BUDGET = ("engine_options.max_num_seqs", "max_concurrency"), "engine_options.max_num_batched_tokens"
 """Options for concurrent requests of an engine (the first stated one counts), and for tokens per step."""
 LIMITS = frozenset({*PLACES, BUDGET})
-"""Bound what a step has, and do not change what it costs."""
+"""They limit a step and do not change its cost."""
 
 
 class InvalidVaried(ValueError):
-    """What may not be varied so; the text names it and says what would be right."""
+    """The varied parameters cannot be read; the text names the error and the expected form."""
 
 
 def parse_varied(stated: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """What is varied, by name, each with its values.
+    """Varied parameters by name, each with its values.
 
     Raises:
-        InvalidVaried: nothing, an unknown name, no list of values, or a value twice.
+        InvalidVaried: it is empty, or has an unknown name, a value that is not a list, or a duplicate.
     """
     if not stated:
-        raise InvalidVaried("nothing is varied; name something, such as engine_options.max_num_seqs: [32, 64]")
+        raise InvalidVaried("nothing is varied; name a parameter, such as engine_options.max_num_seqs: [32, 64]")
     return {_name(name): _values(name, values) for name, values in stated.items()}
 
 
@@ -94,17 +86,17 @@ def _check_pools(value: Mapping[str, Any]) -> None:
     is_whole = all(isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 100_000 for count in counts)
     if value.keys() - set(_POOLS) or not is_whole or not all(counts[:2]):
         raise InvalidVaried(
-            f"{CELLS} has {value!r}; each value must be a whole number of mixed cells, or an object with prefill and "
-            "decode from 1, and mixed where there are such cells"
+            f"{CELLS} has {value!r}; each value must be a number of mixed cells, or an object with prefill "
+            "and decode from 1, and optionally mixed"
         )
 
 
 def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
-    """The columns in which the choice's draft differs from its base. Of an option null takes it away. Where the version
-    serves on other instance types too, it stays there as it is: what differs is then stated in `by_type`.
+    """The columns in which the choice's draft differs from its base. A null option removes it. If the version names
+    other instance types, the differences go to `by_type`, so that those stay unchanged.
 
     Raises:
-        InvalidVersion: the base is not served on this instance type.
+        InvalidVersion: the base does not name this instance type.
     """
     there = base.on(instance_type)
     degrees: dict[str, Any] = {}
@@ -147,12 +139,12 @@ def _laid_over(before: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 
 def _same(one: Any, other: Any) -> bool:
-    """As engines see it: `True` is not 1."""
+    """Compares as engines do: `True` is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def cells_of(choice: Iterable[tuple[str, Any]]) -> Cells | None:
-    """The cells that its deployment has, as its API takes them; None: the choice does not say."""
+    """The cells of this choice, as in the API of deployments; None if it does not vary them."""
     stated = dict(choice).get(CELLS)
     return dict(stated) if isinstance(stated, Mapping) else stated
 
@@ -162,7 +154,7 @@ def cells_count(cells: Cells) -> int:
 
 
 def is_apart(choice: Iterable[tuple[str, Any]]) -> bool:
-    """Whether some of its cells read prompts for others."""
+    """Whether the configuration has prefill cells."""
     return isinstance(dict(choice).get(CELLS), Mapping)
 
 
@@ -173,14 +165,14 @@ def places_of(choice: Iterable[tuple[str, Any]], usual: int) -> int:
 
 
 def budget_of(choice: Iterable[tuple[str, Any]]) -> int | None:
-    """Tokens of a step at most; None: the choice does not say."""
+    """Maximum tokens of a step; None if the choice does not set it."""
     stated = dict(choice).get(BUDGET)
     return stated if isinstance(stated, int) and not isinstance(stated, bool) else None
 
 
 def choice_text(choice: Iterable[tuple[str, Any]]) -> str:
-    """In a line: `max_num_seqs=32, tp=2`."""
-    return ", ".join(f"{name.rpartition('.')[2]}={_value_text(value)}" for name, value in choice) or "as it is"
+    """One line: `max_num_seqs=32, tp=2`."""
+    return ", ".join(f"{name.rpartition('.')[2]}={_value_text(value)}" for name, value in choice) or "unchanged"
 
 
 def _value_text(value: Any) -> str:
@@ -192,12 +184,12 @@ def _value_text(value: Any) -> str:
 
 
 def split_text(prefill: int, decode: int, mixed: int = 0) -> str:
-    """As people write it: `1p+3d`, `1p+3d+2m`."""
+    """Cells by role as displayed: `1p+3d`, `1p+3d+2m`."""
     return f"{prefill}p+{decode}d" + (f"+{mixed}m" if mixed else "")
 
 
 class FrozenObject(Mapping[str, Any]):
-    """An object of JSON that can be part of a key, and is never changed."""
+    """An immutable JSON object, which can be part of a key."""
 
     def __init__(self, stated: Mapping[str, Any]) -> None:
         self._stated = dict(stated)
@@ -219,31 +211,31 @@ class FrozenObject(Mapping[str, Any]):
 
 
 def frozen_choice(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
-    """A choice as it is stored, in a form that can be a key."""
+    """A stored choice in hashable form."""
     return tuple((name, FrozenObject(value) if isinstance(value, Mapping) else value) for name, value in pairs)
 
 
 FIDELITIES = (0.25, 0.5, 1.0)
 HOPEFUL_SHARE = 0.7
-"""Of the best there is: a fitted model errs by less than the rest."""
+"""Share of the best goodput below which candidates are pruned; a fitted model errs by less than the rest."""
 MOST_CANDIDATES = 512
 
 Choice = tuple[tuple[str, Any], ...]
 """Differences from the base version by name, in the order in which they were stated."""
 Measured = Mapping[tuple[Choice, float], float]
-"""Goodput per chip by choice and fidelity, 0 where no rate held."""
+"""Goodput per chip by choice and fidelity, 0 if no rate held."""
 
 
 class TooMany(ValueError):
-    """More configurations than a search takes."""
+    """There are more configurations than a search accepts."""
 
 
 class Standing(StrEnum):
-    """What became of a configuration so far."""
+    """State of a configuration."""
 
     WAITING = "waiting"
     UNMEASURED = "unmeasured"
-    """The search ended before its turn came."""
+    """The search ended before it was measured."""
     PRUNED = "pruned"
     DROPPED = "dropped"
     REFUSED = "refused"
@@ -252,8 +244,6 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Limits that end a search early."""
-
     most_trials: int = 40
     most_s: float = 12 * 3600.0
 
@@ -266,7 +256,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Measure this choice with points of so large a share of their length."""
+    """Measure this choice with points of this share of their length."""
 
     choice: Choice
     fidelity: float
@@ -275,7 +265,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The search is over; `choice` None: nothing held at all. `is_whole`: it came to its end within its limits."""
+    """The search is over. `choice` is None if no rate held. `is_whole`: it ended within its limits."""
 
     choice: Choice | None
     reason: str
@@ -286,16 +276,16 @@ def choices_of(varied: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
     """Every combination, in a fixed order.
 
     Raises:
-        TooMany: more than a search takes.
+        TooMany: there are more than a search accepts.
     """
     count = math.prod(len(values) for values in varied.values())
     if count > MOST_CANDIDATES:
-        raise TooMany(f"{count} combinations; a search takes {MOST_CANDIDATES}: vary fewer options")
+        raise TooMany(f"{count} combinations; a search accepts {MOST_CANDIDATES}: vary fewer options")
     return tuple(tuple(zip(varied, values, strict=True)) for values in product(*varied.values()))
 
 
 def shape_of(choice: Choice) -> str:
-    """Equal for configurations whose steps cost the same and that differ in limits alone."""
+    """Equal for configurations whose steps cost the same and that differ only in limits."""
     return repr([(name, value) for name, value in choice if name not in LIMITS])
 
 
@@ -306,8 +296,9 @@ def plan_search(
     limits: SearchLimits = SearchLimits(),
     spent: Spent = Spent(),
 ) -> Trial | Searched:
-    """The next trial, or the end. `choices`: without those that could not be measured at all; `predicted`: goodput per
-    chip of those that nobody has measured yet, as far as something says it."""
+    """The next trial, or the end. `choices`: those that can be measured. `predicted`: goodput per chip of unmeasured
+    choices that a step model covers.
+    """
     for fidelity, left in _rounds(choices, predicted, measured):
         waiting = [choice for choice in left if (choice, fidelity) not in measured]
         if not waiting:
@@ -324,7 +315,7 @@ def plan_search(
 
 
 def hopeful(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> tuple[Choice, ...]:
-    """Candidates worth measuring or already measured, best first. Those without a prediction are kept."""
+    """Candidates that are measured or worth measuring, best first. Those without a prediction are kept."""
     known = {choice: value for choice in choices if (value := _known(choice, predicted, measured)) is not None}
     best = max(known.values(), default=0.0)
     kept = [
@@ -343,21 +334,22 @@ def standings(
     *,
     is_over: bool = False,
 ) -> dict[Choice, tuple[Standing, str]]:
-    """What became of each, and why. `refused`: why a choice could not be measured at all; `is_over`: no further one
-    will be."""
+    """State of each configuration, with the reason. `refused`: why a choice cannot be measured. `is_over`: no further
+    one will be measured.
+    """
     found: dict[Choice, tuple[Standing, str]] = {choice: (Standing.REFUSED, why) for choice, why in refused.items()}
     there = [choice for choice in choices if choice not in refused]
     kept = hopeful(there, predicted, measured)
     best = max((value for one in there if (value := _known(one, predicted, measured)) is not None), default=0.0)
     for choice in set(there) - set(kept):
-        told = f"predicted {predicted[choice]:.4g}/s a chip, below {HOPEFUL_SHARE:.0%} of the best, {best:.4g}"
+        told = f"predicted {predicted[choice]:.4g}/s per chip, below {HOPEFUL_SHARE:.0%} of the best, {best:.4g}"
         found[choice] = (Standing.PRUNED, told)
     before: tuple[Choice, ...] = ()
     for fidelity, left in _rounds(there, predicted, measured):
         for choice in set(before) - set(left):
             shorter = FIDELITIES[FIDELITIES.index(fidelity) - 1]
             value = measured[choice, shorter]
-            told = f"{value:.4g}/s a chip at {shorter:.0%} of the length, not in the better half"
+            told = f"{value:.4g}/s per chip at {shorter:.0%} of the length, not in the better half"
             found[choice] = (Standing.DROPPED, told)
         for choice in left:
             found[choice] = _standing(choice, fidelity, predicted, measured, is_over=is_over)
@@ -369,8 +361,8 @@ def _standing(
     choice: Choice, fidelity: float, predicted: Mapping[Choice, float], measured: Measured, *, is_over: bool
 ) -> tuple[Standing, str]:
     if (choice, fidelity) in measured:
-        return Standing.LEFT, f"{measured[choice, fidelity]:.4g}/s a chip at {fidelity:.0%} of the length"
-    told = f", {predicted[choice]:.4g}/s a chip predicted" if choice in predicted else ""
+        return Standing.LEFT, f"{measured[choice, fidelity]:.4g}/s per chip at {fidelity:.0%} of the length"
+    told = f", {predicted[choice]:.4g}/s per chip predicted" if choice in predicted else ""
     if is_over:
         return Standing.UNMEASURED, f"the search ended before it was measured at {fidelity:.0%} of the length{told}"
     return Standing.WAITING, f"to be measured at {fidelity:.0%} of the length{told}"
@@ -379,7 +371,7 @@ def _standing(
 def _rounds(
     choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured
 ) -> Iterator[tuple[float, tuple[Choice, ...]]]:
-    """Each round that has begun: its fidelity, and who is in it."""
+    """Each round that has begun: its fidelity and its choices."""
     left = hopeful(choices, predicted, measured)
     for fidelity in FIDELITIES:
         yield fidelity, left
@@ -390,14 +382,14 @@ def _rounds(
 
 
 def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
-    """First one of each shape, with the widest limits, which sees most loads; then those without a prediction."""
+    """First one of each shape, with the widest limits because it sees most loads; then those without a prediction."""
     shapes = {shape_of(other) for other, _ in measured}
     widest = math.prod(value for name, value in choice if name in LIMITS and isinstance(value, int) and value > 0)
     return shape_of(choice) in shapes, choice in predicted, -float(widest)
 
 
 def _known(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> float | None:
-    """As measured for longest, else as predicted."""
+    """The score of the longest measurement, else the prediction."""
     for fidelity in reversed(FIDELITIES):
         if (choice, fidelity) in measured:
             return measured[choice, fidelity]
@@ -410,29 +402,29 @@ def _searched(choices: Sequence[Choice], predicted: Mapping[Choice, float], meas
         last = left
     ranked = sorted(last, key=lambda choice: -measured[choice, FIDELITIES[-1]])
     if not ranked or measured[ranked[0], FIDELITIES[-1]] <= 0:
-        return Searched(None, "no configuration held the objective at any rate")
-    second = f", {measured[ranked[1], FIDELITIES[-1]]:.4g} of the next" if len(ranked) > 1 else ""
+        return Searched(None, "no configuration met the objective at any rate")
+    second = f", {measured[ranked[1], FIDELITIES[-1]]:.4g} for the next best" if len(ranked) > 1 else ""
     found = measured[ranked[0], FIDELITIES[-1]]
-    return Searched(ranked[0], f"{found:.4g} requests a second and chip{second}")
+    return Searched(ranked[0], f"{found:.4g} requests per second and chip{second}")
 
 
 def _exceeded(limits: SearchLimits, spent: Spent) -> str:
     if spent.trials >= limits.most_trials:
-        return f"after {spent.trials} trials, the most of this search"
+        return f"after {spent.trials} trials, the limit of this search"
     if spent.seconds >= limits.most_s:
-        return f"after {spent.seconds / 3600:.1f} hours, the most of this search"
+        return f"after {spent.seconds / 3600:.1f} hours, the limit of this search"
     return ""
 
 
 def _cut_short(choices: Sequence[Choice], measured: Measured, told: str) -> Searched:
-    """The best of the longest measurements that there are."""
+    """The best of the longest measurements."""
     for fidelity in reversed(FIDELITIES):
         of_round = {choice: measured[choice, fidelity] for choice in choices if measured.get((choice, fidelity), 0) > 0}
         if of_round:
             best = max(of_round, key=lambda choice: of_round[choice])
-            reason = f"{of_round[best]:.4g} requests a second and chip at {fidelity:.0%} of the length, {told}"
+            reason = f"{of_round[best]:.4g} requests per second and chip at {fidelity:.0%} of the length, {told}"
             return Searched(best, reason, is_whole=False)
-    return Searched(None, f"no configuration held the objective {told}", is_whole=False)
+    return Searched(None, f"no configuration met the objective {told}", is_whole=False)
 
 
 def without(choices: Sequence[Choice], refused: Collection[Choice]) -> tuple[Choice, ...]:

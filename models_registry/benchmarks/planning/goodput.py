@@ -1,13 +1,10 @@
-"""Finds goodput: the highest rate of requests at which enough of them are inside their objective. Pure.
-
-Rates are doubled until one breaks (or halved until one holds), then the bracket is bisected. All of them lie on one
-grid, powers of 2^(1/32), so that repeated searches measure the same rates wherever they begin, and their answers differ
-by whole steps of 2.2 %.
-
-A point is judged by a sequential test: whether the share inside is above or below what is asked, looked at when 25,
-50, 100, … requests are known, with the error spent over the looks (a half, a quarter, …), so that looking often makes
-no verdict more likely. Requests that are under way at once meet the same burst: of so many only one counts as a look of
-its own.
+"""Decides which rate to measure next, and when a point is over, to find goodput: the highest rate at which enough
+requests meet their objective. Rates double until one breaks (or halve until one holds); then the bracket is bisected.
+All rates are powers of 2^(1/32), so repeated searches measure the same rates and results differ by whole steps of 2.2
+%. A point is judged by a sequential test at 25, 50, 100, … known requests, whose error is divided over the interim
+tests (a half, a quarter, …). Concurrent requests meet the same burst, so together they count as one observation. Also
+predicts goodput of unmeasured configurations from others of the same shape. Pure: it never sends a request or reads a
+clock.
 """
 
 import math
@@ -20,7 +17,7 @@ from models_registry.benchmarks.planning.measurements import LoadedStep, NoFit, 
 from models_registry.benchmarks.planning.workload import Slo
 
 STEPS_PER_DOUBLING = 32
-"""2^(1/32) = 1.0219: the bracket that is left is narrower than the 3 % that are asked for."""
+"""2^(1/32) = 1.0219: the final bracket is narrower than the required 3 %."""
 FIRST_LOOK = 25
 
 
@@ -31,10 +28,10 @@ class PointVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GoodputRules:
-    """What is asked of points and of the search. Times in seconds, rates in requests a second.
+    """Limits of points and of the search. Times in seconds, rates in requests per second.
 
-    A point lasts `min_s`, until `min_requests` were sent, and `p99_times` times the 99th percentile of a request's
-    duration, whichever is longest, and `most_s` at most, after its warm-up.
+    After its warm-up a point lasts `min_s`, until `min_requests` were sent, or `p99_times` times the 99th percentile of
+    request durations, whichever is longest, and at most `most_s`.
     """
 
     share: float = 0.99
@@ -50,13 +47,13 @@ class GoodputRules:
 
 
 LENGTHS = ("min_s", "min_requests", "p99_times", "most_s")
-"""Rules that say how long a point is."""
+"""Rules for the length of a point."""
 
 
 def rules_at(
     fidelity: float, rules: Mapping[str, float], bounds: Mapping[str, tuple[float, float]]
 ) -> dict[str, float]:
-    """The rules of points of so large a share of their length; `bounds`: what each may be."""
+    """The rules of points of this share of their length. `bounds`: the allowed range of each."""
     shorter = {
         name: min(bounds[name][1], max(bounds[name][0], rules[name] * fidelity)) for name in LENGTHS if name in rules
     }
@@ -67,8 +64,7 @@ def rules_at(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A request whose end is known, or that is already too late: whether it was inside its objective, and how long it
-    took (of one that is too late: so far)."""
+    """A request that has ended or is already too late: whether it met its objective, and its duration so far."""
 
     is_inside: bool
     duration_s: float
@@ -76,8 +72,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class PointJudgement:
-    """`is_early`: the test decided before the point's length. `is_proven`: by the test, not by the share alone. `low`
-    and `high` bound the share inside with the rules' confidence."""
+    """`is_early`: decided before the point's full length. `is_proven`: decided by the test, not by the share alone.
+    `low` and `high` bound the share that met the objective, with the rules' confidence.
+    """
 
     verdict: PointVerdict
     inside: int
@@ -93,21 +90,23 @@ class PointJudgement:
 
 
 def length_s(rate: float, durations_s: Sequence[float], rules: GoodputRules) -> float:
-    """How long a point of this rate lasts, by what its requests took so far."""
+    """How long a point of this rate lasts, from the durations of its requests so far."""
     ordered = sorted(durations_s)
     p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
     return min(rules.most_s, max(rules.min_s, rules.min_requests / rate, rules.p99_times * p99_s))
 
 
 def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
-    """How long a point runs before it counts: as long as a request may take that is inside its objective, after which
-    as many end as begin."""
+    """Warm-up: the longest duration of a request that meets its objective. After it, requests end as fast as they
+    begin.
+    """
     return min(rules.most_s, max(rules.warm_up_min_s, longest_inside_s))
 
 
 def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement | None:
-    """Returns the verdict, or None if more requests are needed. `outcomes` are in the order in which requests were due,
-    without a gap: those that end first are the quick ones. `rate`: at which they were due; 0: they are independent."""
+    """Returns the verdict, or None if more requests are needed. `outcomes` are in due order without a gap, because fast
+    requests end first. `rate`: the rate at which they were due; 0 if they are independent.
+    """
     look = _look(len(outcomes))
     if look is None:
         return None
@@ -118,8 +117,9 @@ def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 
 
 
 def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement:
-    """The verdict at the end of a point: by the test if it can tell, else by the share as it is. No request at all is
-    a point that broke."""
+    """The verdict at the end of a point: by the test if it is conclusive, else by the observed share. A point without
+    requests is broken.
+    """
     inside, requests = sum(outcome.is_inside for outcome in outcomes), len(outcomes)
     if not requests:
         return PointJudgement(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
@@ -137,7 +137,7 @@ def _judgement(
 
 
 def _independent(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
-    """How many of how many were inside, counting each once for all that were under way with it (Little's law)."""
+    """Successes and trials, with concurrent requests counted as one trial (Little's law)."""
     requests = len(outcomes)
     at_once = max(1.0, rate * sum(outcome.duration_s for outcome in outcomes) / requests)
     counted = max(1, round(requests / at_once))
@@ -168,7 +168,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The search is over. `rate` held, `broke_at` is the lowest that broke, None if none did; 0: nothing held.
+    """The search is over. `rate` held; `broke_at` is the lowest rate that broke, None if none did. `rate` 0: none held.
 
     `is_exact`: the two are neighbours on the grid.
     """
@@ -180,24 +180,25 @@ class Found:
 
     @property
     def estimate(self) -> float:
-        """The geometric middle of the interval, or the rate that held where nothing broke."""
+        """Geometric mean of the interval, or the rate that held if none broke."""
         return math.sqrt(self.rate * self.broke_at) if self.broke_at else self.rate
 
 
 def first_rate(latency_s: float, concurrency: int, rules: GoodputRules) -> float:
-    """Where to begin, on the grid: one request alone takes `latency_s`, so what is possible lies between one at a time
-    and `concurrency` at once without any slowing down; the geometric middle of both."""
+    """First rate to try, on the grid. If a single request takes `latency_s`, the limit lies between one request at a
+    time and `concurrency` requests without any slowdown; this is their geometric mean.
+    """
     return _on_grid(math.sqrt(max(1, concurrency)) / max(latency_s, 1e-3), rules)
 
 
 def plan_goodput(points: Mapping[float, PointVerdict], first: float, rules: GoodputRules) -> Measure | Found:
-    """The next rate to measure, or the end. `points`: verdicts so far by rate; `first`: a rate to begin with."""
+    """The next rate to measure, or the end. `points`: verdicts by rate; `first`: the initial rate."""
     held = max((rate for rate, verdict in points.items() if verdict is PointVerdict.HELD), default=None)
     broken = min((rate for rate in _broken(points) if held is None or rate > held), default=None)
     if held is not None and broken is not None and _steps(held, broken) <= 1:
         return Found(held, broken, True, f"{held:.4g}/s held and {broken:.4g}/s, 2.2 % more, broke")
     if len(points) >= rules.most_points:
-        return _given_up(held, broken, f"after {len(points)} points, the most that one run takes")
+        return _given_up(held, broken, f"after {len(points)} points, the limit of one benchmark")
     if held is None:
         return _downward(broken, first, rules)
     if broken is None:
@@ -208,21 +209,21 @@ def plan_goodput(points: Mapping[float, PointVerdict], first: float, rules: Good
 
 def _downward(broken: float | None, first: float, rules: GoodputRules) -> Measure | Found:
     if broken is None:
-        return Measure(_on_grid(first, rules), "the first rate, by what one request alone took")
+        return Measure(_on_grid(first, rules), "the first rate, from the duration of a single request")
     if broken / 2 < rules.lowest_rate:
-        return Found(0.0, broken, False, f"even {broken:.4g}/s broke: no rate holds this objective")
+        return Found(0.0, broken, False, f"even {broken:.4g}/s broke: no rate meets this objective")
     return Measure(broken / 2, f"half of {broken:.4g}/s, which broke")
 
 
 def _upward(held: float, rules: GoodputRules) -> Measure | Found:
     if held * 2 > rules.highest_rate:
-        return Found(held, None, False, f"{held:.4g}/s held, and more than {rules.highest_rate:g}/s is not tried")
+        return Found(held, None, False, f"{held:.4g}/s held, and the highest rate to try is {rules.highest_rate:g}/s")
     return Measure(held * 2, f"twice {held:.4g}/s, which held")
 
 
 def _given_up(held: float | None, broken: float | None, when: str) -> Found:
     if held is None:
-        return Found(0.0, broken, False, f"nothing held {when}")
+        return Found(0.0, broken, False, f"no rate held {when}")
     told = f"{held:.4g}/s held" + (f" and {broken:.4g}/s broke" if broken else "")
     return Found(held, broken, False, f"{told} {when}")
 
@@ -249,31 +250,31 @@ def _on_grid(rate: float, rules: GoodputRules) -> float:
     return math.exp2(round(math.log2(bounded)))
 
 
-# Shares of requests, with how sure one can be of them: exact tests and intervals of a binomial.
-# The interval is Clopper's and Pearson's (Biometrika 26, 1934): never narrower than its confidence says.
+# Exact binomial tests, and Clopper-Pearson intervals (Biometrika 26, 1934), which are never narrower than their
+# confidence.
 
 HALVINGS = 50
-"""Halvings of [0, 1], beyond any shown precision."""
+"""Bisections of [0, 1], beyond any displayed precision."""
 
 
 def at_most_by_chance(successes: int, trials: int, share: float) -> float:
-    """Probability that `trials`, each a success with probability `share`, give no more than so many successes."""
+    """Probability of at most this many successes in `trials` with success probability `share`."""
     return sum(_chance(k, trials, share) for k in range(successes + 1)) if successes < trials else 1.0
 
 
 def at_least_by_chance(successes: int, trials: int, share: float) -> float:
-    """Probability that `trials`, each a success with probability `share`, give so many successes or more."""
+    """Probability of at least this many successes in `trials` with success probability `share`."""
     return sum(_chance(k, trials, share) for k in range(successes, trials + 1)) if successes > 0 else 1.0
 
 
 def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Between which shares the true one lies, with this confidence.
+    """Confidence interval of a share.
 
     Raises:
-        ValueError: no trials, or more successes than trials.
+        ValueError: there are no trials, or more successes than trials.
     """
     if not 0 <= successes <= trials or trials == 0:
-        raise ValueError(f"{successes} of {trials} is no share")
+        raise ValueError(f"{successes} of {trials} is not a share")
     tail = (1 - confidence) / 2
     low = _crossing(lambda share: at_least_by_chance(successes, trials, share) >= tail) if successes else 0.0
     high = _crossing(lambda share: at_most_by_chance(successes, trials, share) < tail) if successes < trials else 1.0
@@ -288,7 +289,7 @@ def _chance(successes: int, trials: int, share: float) -> float:
 
 
 def _crossing(is_beyond: Callable[[float], bool]) -> float:
-    """The share from which on a test holds that holds at 1 and not at 0."""
+    """The share at which a test that fails at 0 and passes at 1 begins to pass."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -296,14 +297,14 @@ def _crossing(is_beyond: Callable[[float], bool]) -> float:
     return (low + high) / 2
 
 
-# Predicts the goodput of configurations that nobody measured, from what points of others of their shape tell of a
-# step.
+# Predicts the goodput of unmeasured configurations from measured points of the same shape.
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredShape:
-    """Points of configurations of one shape. `prompt`, `output`: tokens of a request, on average. `cells_per_chip`:
-    requests of a cell by it are those of a chip."""
+    """Points of configurations of one shape. `prompt`, `output`: mean tokens per request. `cells_per_chip` converts
+    rates of a cell to rates of a chip.
+    """
 
     points: tuple[LoadedStep, ...]
     prompt: float
@@ -313,7 +314,7 @@ class MeasuredShape:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """The base version's concurrent requests and tokens per step, where a choice states none."""
+    """The base version's concurrent requests and tokens per step, used where a choice sets none."""
 
     places: int
     step_tokens: int | None = None
@@ -322,8 +323,9 @@ class Usual:
 def predict_goodput(
     choices: Iterable[Choice], shapes: Mapping[str, MeasuredShape], slo: Slo, usual: Usual
 ) -> dict[Choice, float]:
-    """Goodput per chip of those whose shape was measured, as far as its points tell what a step costs. Of cells apart
-    it tells nothing: what bounds them is now the one role, now the other."""
+    """Goodput per chip of configurations whose shape was measured, if its points fit a step model. Configurations with
+    prefill and decode cells are left out: either role may be the bottleneck.
+    """
     models = {name: model for name, shape in shapes.items() if (model := _model(shape)) is not None}
     found: dict[Choice, float] = {}
     for choice in choices:

@@ -1,18 +1,10 @@
-"""What requests of one point say together: quantiles, tokens, goodput, energy and money. Pure.
-
-Latencies count from the moment at which a request was due, not from when it was sent: who is late in sending because
-an answer is awaited hides what users would wait (coordinated omission).
-
-What a step of an engine costs, fitted to a few measurements, and the goodput that follows from it. Pure.
-
-A step of n sequences that also reads p prompt tokens takes a + b n + c p seconds. With requests of P prompt and O
-output tokens at a rate r, Little's law gives n = r O T for a mean step of T seconds, and p = r P T, so that
-T = a / (1 - r (c P + b O)): where T reaches the objective between tokens, the rate is (1 - a / itl) / (c P + b O).
-
-Which measured configuration is best for a use, and which are best at something: the Pareto set. Pure.
-
-Two are compared only if they were measured under the same workload and objective; machines may differ, so that what is
-compared is per chip, per user, per token.
+"""Computes the figures of a point (quantiles, tokens, goodput, energy, money), fits a step model to measurements, and
+chooses the best measured configurations (Pareto set). Latencies count from the time a request was due: counting from
+when it was sent would hide the wait behind slow answers (coordinated omission). Step model: a step of n sequences that
+reads p prompt tokens takes a + b n + c p seconds. For requests of P prompt and O output tokens at rate r, Little's law
+gives n = r O T and p = r P T, so T = a / (1 - r (c P + b O)); T reaches the objective between tokens at r = (1 - a /
+itl) / (c P + b O). Configurations are compared only under the same workload and objective, per chip, user or token
+because machines differ. Pure: it never reads a clock or a row.
 """
 
 import math
@@ -31,8 +23,9 @@ Numbers = dict[str, float | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. Seconds of the generator's clock; `first_s` and `ended_s` 0: that never came. `gaps_s` lie between
-    pieces of its answer. `status` 0: no answer at all. `cell`: which one says that it answered."""
+    """One request. Times in seconds of the generator's clock; `first_s` and `ended_s` are 0 if that never happened.
+    `gaps_s`: times between chunks of the answer. `status` 0: no response. `cell`: the cell named in the response.
+    """
 
     due_s: float
     sent_s: float
@@ -60,7 +53,7 @@ class Sample:
 
     @property
     def itl_s(self) -> float | None:
-        """Mean time between its tokens, as `vllm bench serve` has it (TPOT)."""
+        """Mean time between tokens, defined as in `vllm bench serve` (TPOT)."""
         if self.completion_tokens < 2:
             return None
         return (self.ended_s - self.first_s) / (self.completion_tokens - 1)
@@ -71,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What served: `watts` as they are rated, of all together; `price_per_hour` in US dollars."""
+    """The machines that served: total rated `watts`, and `price_per_hour` in US dollars."""
 
     cells: int
     chips: int
@@ -80,11 +73,10 @@ class Machines:
 
 
 def point_figures(samples: Sequence[Sample], span_s: float, slo: Slo, machines: Machines) -> Numbers:
-    """The numbers of a point; `span_s`: for how long requests were due. Times in milliseconds, money in US dollars.
+    """The figures of a point. `span_s`: how long requests were due. Times in milliseconds, money in US dollars.
 
-    Tokens are those of whole answers, over the span and what the last one took beyond it: none is counted in a shorter
-    time than it took. Concurrency is by Little's law: the others were under way beyond the span as those before it were
-    within.
+    Tokens are those of complete answers, divided by the span plus the time that the last answer took beyond it.
+    Concurrency follows from Little's law: requests that end after the span stand for those from before it.
     """
     whole = [sample for sample in samples if sample.is_whole]
     began_s = min((sample.due_s for sample in samples), default=0.0)
@@ -115,7 +107,7 @@ def point_figures(samples: Sequence[Sample], span_s: float, slo: Slo, machines: 
 
 
 def histograms(samples: Iterable[Sample]) -> dict[str, dict[str, int]]:
-    """Counts by bucket of whole answers: times to first token, gaps between pieces, durations."""
+    """Counts of complete answers by bucket: times to first token, gaps between chunks, durations."""
     whole = [sample for sample in samples if sample.is_whole]
     return {
         "ttft": _counts(sample.ttft_s for sample in whole),
@@ -125,7 +117,7 @@ def histograms(samples: Iterable[Sample]) -> dict[str, dict[str, int]]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share does not exceed, of sorted ones."""
+    """The smallest of the sorted values that this share does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
@@ -138,7 +130,7 @@ def _quantiles(name: str, values: list[float]) -> Numbers:
 
 
 def _per_user(whole: Sequence[Sample]) -> float | None:
-    """Tokens a second that the median user sees: the reciprocal of the median time between tokens."""
+    """Tokens per second for the median user: reciprocal of the median time between tokens."""
     paces = sorted(itl_s for sample in whole if (itl_s := sample.itl_s))
     return 1 / quantile(paces, 0.5) if paces else None
 
@@ -156,7 +148,7 @@ def _counts(values: Iterable[float]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """A step, or the mean of many: its sequences, the prompt tokens that it read, and its seconds."""
+    """A step or the mean of many: its sequences, its prompt tokens, and its seconds."""
 
     sequences: float
     prompt_tokens: float
@@ -165,7 +157,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Seconds: of any step, for each sequence in it, and for each prompt token that it reads."""
+    """Seconds of any step, for each sequence in it, and for each of its prompt tokens."""
 
     base_s: float
     per_sequence_s: float
@@ -177,17 +169,18 @@ class StepModel:
     def goodput(
         self, prompt: float, output: float, slo: Slo, concurrency: int, step_tokens: int | None = None
     ) -> float:
-        """Requests a second at which the mean step takes as long as the objective allows, no more are at once than the
-        engine runs, and no step has more than `step_tokens`; 0 where even an empty engine is too slow."""
+        """Requests per second at which the mean step takes as long as the objective allows, within the engine's
+        concurrency and `step_tokens`; 0 if even an empty engine is too slow.
+        """
         steps = 1 if step_tokens is None else math.ceil(prompt / max(1, step_tokens))
         prefill_s = (steps - 1) * self.base_s + self.step_s(1, prompt)
         if self.base_s >= slo.itl_s or prefill_s > slo.ttft_s:
             return 0.0
         work_s = self.per_prompt_token_s * prompt + self.per_sequence_s * output
         by_pace = (1 - self.base_s / slo.itl_s) / work_s if work_s > 0 else float("inf")
-        # With `concurrency` sequences in every step, each holds its place for `output` of them.
+        # With `concurrency` sequences in every step, each is there for `output` steps.
         by_places = 1 / (output * (self.base_s / concurrency + self.per_sequence_s) + self.per_prompt_token_s * prompt)
-        # r (prompt + output) tokens come a second, and a step of r (prompt + output) T must not have more than it may.
+        # r (prompt + output) tokens arrive per second, so a step has r (prompt + output) T, at most `step_tokens`.
         by_tokens = (
             float("inf")
             if step_tokens is None
@@ -197,14 +190,14 @@ class StepModel:
 
 
 class NoFit(ValueError):
-    """The measurements do not tell the parts of a step from each other; the text says what would."""
+    """The measurements do not determine a model; the text says which are missing."""
 
 
 def fit_step_model(samples: Sequence[StepSample]) -> StepModel:
-    """The model that these steps fit best, by least squares of relative errors; parts below zero are zero.
+    """The model with the least squares of relative errors; negative parts become zero.
 
     Raises:
-        NoFit: fewer than three, or all alike in sequences or in prompt tokens.
+        NoFit: there are fewer than three steps, or all have the same sequences or prompt tokens.
     """
     rows = [(1 / one.seconds, one.sequences / one.seconds, one.prompt_tokens / one.seconds) for one in samples]
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
@@ -217,19 +210,19 @@ def fit_step_model(samples: Sequence[StepSample]) -> StepModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
-    """What a point tells of steps: requests that a cell ended a second, and its mean seconds between tokens."""
+    """One point: requests that a cell ended per second, and its mean seconds between tokens."""
 
     rate: float
     seconds: float
 
 
 def fit_loaded_steps(points: Sequence[LoadedStep], prompt: float) -> StepModel:
-    """The model that points of one workload tell, by least squares of relative errors. In them sequences and prompt
-    tokens grow together, so that only the work of a whole request can be told from what each step costs: T = a + r T w.
-    All of it is counted by prompt tokens, which gives the same goodput.
+    """The model for points of one workload, by least squares of relative errors. Sequences and prompt tokens grow
+    together here, so only the work of a whole request can be separated from the fixed cost of a step: T = a + r T w.
+    All work is counted as prompt tokens, which gives the same goodput.
 
     Raises:
-        NoFit: fewer than two points, all of one load, or steps that become faster with more load.
+        NoFit: there are fewer than two points, all have one load, or steps become faster with more load.
     """
     rows = [(1 / one.seconds, one.rate) for one in points if one.seconds > 0 and one.rate > 0]
     aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
@@ -238,12 +231,12 @@ def fit_loaded_steps(points: Sequence[LoadedStep], prompt: float) -> StepModel:
         raise NoFit("a step model needs two points of different load")
     base_s, work_s = (sa * bb - sb * ab) / whole, (aa * sb - ab * sa) / whole
     if work_s <= 0 or base_s <= 0:
-        raise NoFit("steps did not become slower with more load: nothing follows for other limits")
+        raise NoFit("steps did not become slower with more load, so other limits cannot be predicted")
     return StepModel(base_s, 0.0, work_s / max(1.0, prompt))
 
 
 def _solved(matrix: list[list[float]], wanted: list[float]) -> list[float] | None:
-    """Three equations by Cramer's rule; None where they do not determine it."""
+    """Three equations by Cramer's rule; None if they are singular."""
     whole = _determinant(matrix)
     scale = matrix[0][0] * matrix[1][1] * matrix[2][2]
     if abs(whole) <= 1e-9 * abs(scale):
@@ -266,7 +259,7 @@ def _determinant(m: list[list[float]]) -> float:
 
 
 class Aim(StrEnum):
-    """What is wanted most: requests inside the objective per chip, a fast stream, few dollars, or few joules."""
+    """What to optimize: goodput per chip, speed of a stream, dollars, or joules."""
 
     GOODPUT = "goodput"
     SPEED = "speed"
@@ -276,8 +269,9 @@ class Aim(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A benchmark that is done, at the rate that held. `split`: how its cells were told apart by role, empty: all were
-    mixed. None if unknown, such as for a machine without a price."""
+    """A finished benchmark at the rate that held. `split`: number of cells per role, empty if all were mixed. None:
+    unknown, such as the cost of a machine without a price.
+    """
 
     benchmark: int
     version: str
@@ -291,7 +285,7 @@ class Measured:
 
     @property
     def text(self) -> str:
-        """The version, its region, and how its cells are distinguished."""
+        """The version, its instance type, and its split by role."""
         return f"{self.version} on {self.instance_type}" + (f" as {self.split}" if self.split else "")
 
 
@@ -303,16 +297,16 @@ class Best:
 
 _WORDS: Mapping[Aim, tuple[str, Callable[[Measured], float | None], bool]] = MappingProxyType(
     {
-        Aim.GOODPUT: ("requests a second and chip", lambda one: one.goodput_per_chip, True),
-        Aim.SPEED: ("tokens a second for each user", lambda one: one.tokens_per_s_per_user, True),
-        Aim.COST: ("dollars a million tokens", lambda one: one.dollars_per_mtoken, False),
-        Aim.ENERGY: ("joules a token", lambda one: one.joules_per_token, False),
+        Aim.GOODPUT: ("requests per second and chip", lambda one: one.goodput_per_chip, True),
+        Aim.SPEED: ("tokens per second for each user", lambda one: one.tokens_per_s_per_user, True),
+        Aim.COST: ("dollars per million tokens", lambda one: one.dollars_per_mtoken, False),
+        Aim.ENERGY: ("joules per token", lambda one: one.joules_per_token, False),
     }
 )
 
 
 def best_configuration(measured: Iterable[Measured], aim: Aim) -> Best | None:
-    """The best, and why; None where nothing was measured that says so. Of equals the newest."""
+    """The best with its reason; None if nothing was measured with this aim. The newest of equals wins."""
     words, value, is_more = _WORDS[aim]
     known = [(number, one) for one in measured if (number := value(one)) is not None]
     if not known:
@@ -322,13 +316,13 @@ def best_configuration(measured: Iterable[Measured], aim: Aim) -> Best | None:
     others = [pair for pair in ranked if pair[1].text != chosen.text]
     reason = f"{number:.4g} {words}"
     if not others:
-        return Best(chosen, f"{reason}; nothing else was measured so")
+        return Best(chosen, f"{reason}; the only measured one")
     second, other = others[0]
-    return Best(chosen, f"{reason}, {second:.4g} of {other.text} behind it")
+    return Best(chosen, f"{reason}, {second:.4g} for the next, {other.text}")
 
 
 def pareto_set(points: Mapping[int, tuple[float, float]]) -> frozenset[int]:
-    """Those that no other beats in both numbers, more being better."""
+    """Those that no other beats in both numbers; higher is better."""
     front, best = set(), float("-inf")
     by_first = sorted(points, key=lambda name: (-points[name][0], -points[name][1]))
     for name in by_first:

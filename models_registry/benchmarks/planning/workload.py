@@ -1,12 +1,7 @@
-"""What a benchmark sends, as a sentence and as data: `1000+150`, `3000+200,arrival=uniform,prefix=512,groups=8`,
-`mooncake,longest=4096`. Pure: requests themselves are drawn elsewhere, from this and a seed.
-
-Prompts are token ids, so that every engine counts as many as the workload says; engines that take none are sent words.
-
-What a benchmark is known by, and which states it has. Pure.
-
-Two benchmarks of one key measured the same thing and may be compared; neither replaces the other. Those that agree in
-all but the version compare versions: `conditions`.
+"""Reads and writes workloads (`1000+150`, `3000+200,arrival=uniform,prefix=512,groups=8`, `mooncake,longest=4096`) and
+objectives, and defines the states of a benchmark and the key by which benchmarks are compared. Prompts are token ids,
+so that every engine counts the same number; engines that do not accept ids receive words. Equal keys mean the same
+measurement; equal `conditions` differ only in the version. Pure: it never draws a request.
 """
 
 import hashlib
@@ -26,11 +21,11 @@ MOST_TOKENS = 131_072
 
 
 class InvalidWorkload(ValueError):
-    """A workload or an objective that cannot be read; the text names what is wrong and what would be right."""
+    """The workload or objective cannot be read; the text names the error and the expected form."""
 
 
 class Arrival(StrEnum):
-    """`poisson`: independent of each other. `uniform`: evenly spaced. `trace`: as recorded, faster or slower."""
+    """`poisson`: independent. `uniform`: evenly spaced. `trace`: as recorded, scaled to the rate."""
 
     POISSON = "poisson"
     UNIFORM = "uniform"
@@ -38,7 +33,7 @@ class Arrival(StrEnum):
 
 
 class Prompts(StrEnum):
-    """`ids`: token ids. `words`: text, about a token a word."""
+    """`ids`: token ids. `words`: text of about one token per word."""
 
     IDS = "ids"
     WORDS = "words"
@@ -47,15 +42,15 @@ class Prompts(StrEnum):
 TRACES: Mapping[str, str] = MappingProxyType(
     {"azure": "azure_llm_2023_conv.csv.xz", "mooncake": "mooncake_conversation.jsonl.xz"}
 )
-"""Recorded traffic that comes with the sources, in models_registry/traces."""
+"""Recorded traffic in models_registry/traces."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Lengths in tokens. Of a trace, `prompt` and `output` are 0: it brings its own, cut to `longest` together.
+    """Lengths in tokens. A trace has its own lengths, cut to `longest` in total; then `prompt` and `output` are 0.
 
-    `sigma` is the spread of log-normal lengths around their medians (0: all alike). Of each prompt the first `prefix`
-    tokens are one of `groups` texts.
+    `sigma` is the spread of log-normal lengths around their medians (0: constant). The first `prefix` tokens of each
+    prompt are one of `groups` texts.
     """
 
     source: str
@@ -70,7 +65,7 @@ class Workload:
 
     @property
     def text(self) -> str:
-        """The sentence that is read back into this."""
+        """The text that `parse_workload` reads."""
         stated = [f"{self.prompt}+{self.output}" if self.source == "synthetic" else self.source]
         plain = Workload(self.source, self.prompt, self.output, arrival=_usual(self.source))
         stated += [
@@ -104,19 +99,19 @@ class Slo:
         return {"ttft_ms": round(self.ttft_s * 1000, 6), "itl_ms": round(self.itl_s * 1000, 6)}
 
     def is_inside(self, ttft_s: float, end_s: float, tokens: int) -> bool:
-        """Whether a request keeps it that had its first token after `ttft_s`, and all `tokens` after `end_s`."""
+        """Whether a request with its first token after `ttft_s` and all `tokens` after `end_s` meets the objective."""
         return ttft_s <= self.ttft_s and (tokens < 2 or (end_s - ttft_s) / (tokens - 1) <= self.itl_s)
 
     def longest_s(self, tokens: float) -> float:
-        """How long a request of so many tokens may take."""
+        """Longest duration of a request of this many tokens that meets the objective."""
         return self.ttft_s + self.itl_s * max(0.0, tokens - 1)
 
 
 def parse_workload(text: str) -> Workload:
-    """Read a workload's sentence.
+    """Read a workload.
 
     Raises:
-        InvalidWorkload: no source, an unknown option, or a value out of its bounds.
+        InvalidWorkload: it has no source, an unknown option, or a value out of bounds.
     """
     source, *stated = [part.strip() for part in text.split(",")]
     base = _base(source)
@@ -124,7 +119,9 @@ def parse_workload(text: str) -> Workload:
     for part in stated:
         name, equals, value = part.partition("=")
         if name not in OPTIONS or not equals or name in fields:
-            raise InvalidWorkload(f"workload has {part!r}; after its source it has, each once, {_choices()}")
+            raise InvalidWorkload(
+                f"workload has {part!r}; after its source it may have each of these once: {_choices()}"
+            )
         fields[name] = value
     return _checked(base, fields)
 
@@ -138,17 +135,17 @@ def _base(source: str) -> Workload:
         raise InvalidWorkload(f"workload begins with {source[:40]!r}; it must be PROMPT+OUTPUT (1000+150) or {known}")
     lengths = [_whole("workload", part, 1, MOST_TOKENS) for part in (prompt, output)]
     if sum(lengths) > MOST_TOKENS:
-        raise InvalidWorkload(f"workload has {source}; prompt and output have {MOST_TOKENS} tokens together at most")
+        raise InvalidWorkload(f"workload has {source}; prompt and output may have {MOST_TOKENS} tokens in total")
     return Workload("synthetic", lengths[0], lengths[1])
 
 
 def _checked(base: Workload, stated: Mapping[str, str]) -> Workload:
     is_trace = base.source in TRACES
     if is_trace and (wrong := sorted(stated.keys() & {"sigma", "prefix", "groups"})):
-        raise InvalidWorkload(f"workload {base.source} has {wrong[0]}; a trace brings its own lengths and prefixes")
+        raise InvalidWorkload(f"workload {base.source} has {wrong[0]}; a trace has its own lengths and prefixes")
     arrival = _choice("arrival", stated.get("arrival", base.arrival), Arrival)
     if arrival is Arrival.TRACE and not is_trace:
-        raise InvalidWorkload("workload has arrival=trace; made-up lengths come poisson or uniform")
+        raise InvalidWorkload("workload has arrival=trace; without a trace it must be poisson or uniform")
     prefix = _whole("prefix", stated.get("prefix", "0"), 0, max(0, base.prompt - 1))
     return Workload(
         base.source,
@@ -167,17 +164,17 @@ def parse_slo(text: str) -> Slo:
     """Read `ttft=500,itl=50`, in milliseconds.
 
     Raises:
-        InvalidWorkload: one of both is missing, or no number above 0.
+        InvalidWorkload: one of them is missing or is not a number above 0.
     """
     stated = dict(part.strip().partition("=")[::2] for part in text.split(","))
     if stated.keys() != {"ttft", "itl"}:
-        raise InvalidWorkload(f"slo is {text[:60]!r}; it must be ttft=MS,itl=MS, as ttft=500,itl=50")
+        raise InvalidWorkload(f"slo is {text[:60]!r}; it must be ttft=MS,itl=MS, such as ttft=500,itl=50")
     ttft_ms, itl_ms = (_number(f"slo {name}", stated[name], 0.1, 600_000) for name in ("ttft", "itl"))
     return Slo(ttft_ms / 1000, itl_ms / 1000)
 
 
 def digest_of(value: Any) -> str:
-    """Sixteen hexadecimal digits that are equal exactly where these JSON values are."""
+    """Sixteen hexadecimal digits, equal exactly for equal JSON values."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -238,8 +235,8 @@ BENCHMARK_TONE: Mapping[BenchmarkState, Tone] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkKey:
-    """`version` and `workload` are digests; `fingerprint` is that of the machines with the engine's software, without
-    what the version states itself; `slo` its sentence. `split`: how many cells had which role; empty: all were mixed.
+    """`version` and `workload` are digests. `fingerprint` covers machines and engine software, without the version's
+    own fields. `slo` is its text. `split`: number of cells per role; empty: all are mixed.
     """
 
     version: str
@@ -256,7 +253,7 @@ class BenchmarkKey:
 
     @property
     def conditions(self) -> str:
-        """Digest of all but the version."""
+        """Digest of everything but the version."""
         return digest_of(self._conditions)
 
     @property
@@ -267,8 +264,9 @@ class BenchmarkKey:
 
 @dataclass(frozen=True, slots=True)
 class ComparedGoodput:
-    """Two versions under the same conditions: requests a second of a cell, 0 where no rate held. `label`: what was
-    sent, and within which objective."""
+    """Two versions under the same conditions: requests per second and cell, 0 if no rate held. `label`: workload and
+    objective.
+    """
 
     label: str
     before: float
@@ -276,10 +274,10 @@ class ComparedGoodput:
 
 
 def version_digest(spec: VersionSpec, instance_type: str) -> str:
-    """Digest of what a cell of a version computes with on an instance type, whatever the version is called.
+    """Digest of everything that a cell of a version computes with on an instance type, without the version's name.
 
     Raises:
-        InvalidVersion: it is not served there.
+        InvalidVersion: it does not name this instance type.
     """
     spec = spec.on(instance_type)
     return digest_of(

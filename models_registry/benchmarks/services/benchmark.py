@@ -1,5 +1,6 @@
-"""Begins, notes and ends benchmarks. Each change is compare-and-set on the state, with its event in the same
-transaction; who measures finds out by the next note that a benchmark was cancelled."""
+"""Starts, updates and ends benchmarks. Each change is compare-and-set on the state, with its event in the same
+transaction. It never measures; the process that does finds a cancellation at its next update.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -39,19 +40,19 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "most_points": (1, 40),
     "share": (0.5, 0.999),
 }
-"""Of the rules that may be stated."""
+"""Allowed range of each rule."""
 
 
 def benchmark_rules(stated: Mapping[str, Any]) -> GoodputRules:
-    """The rules with what is stated.
+    """The default rules with the given changes.
 
     Raises:
-        InvalidInput: an unknown rule, or a value out of its bounds.
+        InvalidInput: an unknown rule, or a value out of bounds.
     """
     usual = GoodputRules()
     for name, value in stated.items():
         if name not in BOUNDS:
-            message = f"there is no rule {name!r}; there are {', '.join(BOUNDS)}"
+            message = f"unknown rule {name!r}; the rules are {', '.join(BOUNDS)}"
             raise InvalidInput(field=f"rules.{name}", rule="choice", message=message)
         low, high = BOUNDS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
@@ -62,7 +63,7 @@ def benchmark_rules(stated: Mapping[str, Any]) -> GoodputRules:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRequest:
-    """A requested measurement; an empty `region` means the deployment's only one. See `Benchmark`."""
+    """A requested measurement. An empty `region` means the deployment's only one. See `Benchmark`."""
 
     version: ModelVersion
     deployment: str
@@ -76,17 +77,17 @@ class BenchmarkRequest:
 
 
 def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Benchmark:
-    """Have the goodput of a deployment's cells measured, once those before are done.
+    """Queue a benchmark of a deployment's cells.
 
     Raises:
-        InvalidInput: workload, objective or rules that cannot be read, or what runs there is another version.
-        Conflict: too many wait already.
+        InvalidInput: workload, objective or rules cannot be read, or another version runs there.
+        Conflict: too many are waiting.
     """
     workload, slo = readable_use(asked)
     region = _region_of(asked)
     benchmark_rules(asked.rules)
     if Benchmark.objects.filter(state__in=[state.value for state in BENCHMARK_OPEN]).count() >= MOST_OPEN:
-        raise Conflict(f"{MOST_OPEN} benchmarks wait or run already; cancel one or wait")
+        raise Conflict(f"{MOST_OPEN} benchmarks are waiting or running; cancel one or wait")
     with transaction.atomic():
         row = Benchmark.objects.create(
             version=asked.version,
@@ -100,14 +101,14 @@ def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Be
             beside_traffic=asked.beside_traffic,
             actor=actor[:64],
             created_at=now,
-            reason="waits for its turn",
+            reason="waits for earlier benchmarks",
         )
-        _record(row, "queued", f"{row} is asked for by {actor}: {row.workload} within {row.slo}", now)
+        _record(row, "queued", f"{row} requested by {actor}: {row.workload} within {row.slo}", now)
     return row
 
 
 def readable_use(asked: BenchmarkRequest) -> tuple[str, str]:
-    """Workload and objective as they are stored.
+    """Workload and objective in their stored form.
 
     Raises:
         InvalidInput: one of them cannot be read.
@@ -126,12 +127,14 @@ def _region_of(asked: BenchmarkRequest) -> str:
         raise InvalidInput(field="deployment", rule="serves", message=str(wrong)) from None
     if target.version_id != asked.version.pk:
         serves = f"{asked.deployment} does not serve {asked.version.reference} in {target.region}"
-        raise InvalidInput(field="version", rule="serves", message=f"{serves}; roll it out, or name what runs")
+        raise InvalidInput(
+            field="version", rule="serves", message=f"{serves}; roll it out, or name the running version"
+        )
     return target.region
 
 
 def benchmark_cancel(*, benchmark_id: int, actor: str, now: datetime) -> Benchmark:
-    """End a benchmark that waits or runs; what it measured stays.
+    """Cancel a benchmark that waits or runs; measured points are kept.
 
     Raises:
         Conflict: it has ended.
@@ -139,14 +142,14 @@ def benchmark_cancel(*, benchmark_id: int, actor: str, now: datetime) -> Benchma
     with transaction.atomic():
         row = Benchmark.objects.select_for_update().get(pk=benchmark_id)
         if BenchmarkState(row.state) not in BENCHMARK_OPEN:
-            raise Conflict(f"benchmark {row.pk} is {row.state} already")
+            raise Conflict(f"benchmark {row.pk} has ended: it is {row.state}")
         _end(row, BenchmarkState.CANCELLED, f"cancelled by {actor}", now, actor=actor)
     row.refresh_from_db()
     return row
 
 
 def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping[str, Any], now: datetime) -> bool:
-    """Set what it is known by, from what runs now. False: it was cancelled."""
+    """Set its key and conditions from the current cells. Returns False if it was cancelled."""
     version = row.version
     key = BenchmarkKey(
         version_digest(version.spec(), target.instance_type),
@@ -176,7 +179,7 @@ def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping
 
 
 def benchmark_note(row: Benchmark, *, now: datetime, **columns: Any) -> bool:
-    """Stores the progress. Returns False if the benchmark was ended meanwhile."""
+    """Store the progress. Returns False if the benchmark has ended."""
     noted = Benchmark.objects.filter(pk=row.pk, state=BenchmarkState.RUNNING.value).update(seen_at=now, **columns)
     if noted:
         for name, value in columns.items():
@@ -186,7 +189,7 @@ def benchmark_note(row: Benchmark, *, now: datetime, **columns: Any) -> bool:
 
 
 def benchmark_point_add(row: Benchmark, point: MeasuredPoint, reason: str, now: datetime) -> bool:
-    """Store a point for good. False: the benchmark was ended, or has this rate already."""
+    """Store a point permanently. Returns False if the benchmark has ended or already has this rate."""
     judged = point.judgement
     figures = point_figures(point.samples, point.span_s, row.parsed_slo(), row_machines(row))
     figures |= {
@@ -216,7 +219,7 @@ def benchmark_point_add(row: Benchmark, point: MeasuredPoint, reason: str, now: 
 
 
 def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
-    """Write what was found; the benchmark is final."""
+    """Store the result and end the benchmark."""
     at_best = row.points.filter(rate=found.rate).first() if found.rate else None
     concurrency = at_best.figures.get("concurrency") if at_best else None
     with transaction.atomic():
@@ -232,7 +235,7 @@ def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
 
 
 def benchmark_fail(row: Benchmark, reason: str, now: datetime) -> None:
-    """Nothing (more) can be measured."""
+    """End a benchmark that cannot be measured."""
     with transaction.atomic():
         _end(row, BenchmarkState.FAILED, reason[:1000], now)
 

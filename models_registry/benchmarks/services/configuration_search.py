@@ -1,5 +1,6 @@
-"""Begins, notes and ends searches over configurations, and writes down what became of their trials. Each change is
-compare-and-set on the state; who advances a search finds out by the next note that it was cancelled."""
+"""Starts, updates and ends configuration searches, and records their trials. Each change is compare-and-set on the
+state. It never measures; the process that does finds a cancellation at its next update.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,13 +69,13 @@ class SearchRequest:
 
 
 def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> ConfigurationSearch:
-    """Search around what a deployment serves, which must have no other users meanwhile: it is rolled out to one version
-    after the other, and at the end to what it has now.
+    """Start a search around the version that a deployment serves. The deployment must have no other users: its versions
+    are rolled out one by one, and finally the original one.
 
     Raises:
-        InvalidInput: what is varied, the workload, the objective or a rule cannot be read, no configuration can be
-            made, or the deployment serves something else, or in several regions.
-        Conflict: a search of the deployment runs already.
+        InvalidInput: an input cannot be read, no configuration is possible, or the deployment serves another version or
+            several regions.
+        Conflict: the deployment has a running search.
     """
     request = BenchmarkRequest(asked.version, asked.deployment, asked.workload, asked.slo, asked.region)
     workload, slo = readable_use(request)
@@ -88,7 +89,7 @@ def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> Configur
         for place, choice in enumerate(choices)
     }
     if all(refused.values()):
-        message = f"none of {len(choices)} configurations can be made: {refused[0]}"
+        message = f"none of {len(choices)} configurations is possible: {refused[0]}"
         raise InvalidInput(field="varied", rule="possible", message=message)
     try:
         with transaction.atomic():
@@ -105,9 +106,9 @@ def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> Configur
                 )
                 for place, choice in enumerate(choices)
             )
-            _record(row, "started", f"{row} of {len(choices)} configurations is asked for by {actor}", now, actor)
+            _record(row, "started", f"{row} of {len(choices)} configurations requested by {actor}", now, actor)
     except IntegrityError:
-        raise Conflict(f"a search of {asked.deployment} runs already; cancel it or wait") from None
+        raise Conflict(f"a search of {asked.deployment} is running; cancel it or wait") from None
     return row
 
 
@@ -117,7 +118,7 @@ def _check_limits(asked: SearchRequest) -> None:
         ("most_hours", asked.most_hours, MOST_HOURS),
     ):
         if not 0 < value <= most:
-            message = f"{name} is {value:g}; it must be more than 0 and {most:g} at most"
+            message = f"{name} is {value:g}; it must be above 0 and at most {most:g}"
             raise InvalidInput(field=name, rule="range", message=message)
 
 
@@ -135,41 +136,41 @@ def _target(asked: SearchRequest) -> BenchmarkTarget:
     except NoTarget as wrong:
         raise InvalidInput(field="deployment", rule="serves", message=str(wrong)) from None
     if target.version_id != asked.version.pk:
-        message = f"{asked.deployment} does not serve {asked.version.reference}; search around what it serves"
+        message = f"{asked.deployment} does not serve {asked.version.reference}; name the version that it serves"
         raise InvalidInput(field="version", rule="serves", message=message)
     if len(target.regions) > 1:
         listed = ", ".join(target.regions)
         message = (
-            f"{asked.deployment} has cells in {listed}, and a rollout moves all of them; search in one of one region"
+            f"{asked.deployment} has cells in {listed}, and a rollout changes all of them; use a deployment "
+            "of one region"
         )
         raise InvalidInput(field="deployment", rule="alone", message=message)
     return target
 
 
 def _cells_before(target: BenchmarkTarget, *, is_varied: bool) -> Cells | None:
-    """The cells that a search may tell apart, and that its deployment has again at the end; None: they stay as they
-    are, since they are mixed, or since their load decides."""
+    """The cells to restore at the end; None if they stay unchanged: they are mixed, or the load decides."""
     if not is_varied:
         return target.stated if target.split else None
     if target.stated is None:
         message = (
-            f"cells are varied, and how many {target.deployment} has in {target.region}, or of which role, is not "
-            "stated but decided by its load; state a number (switchyard scale) and roles=stated first"
+            f"cells are varied, but the number or roles of cells of {target.deployment} in {target.region} "
+            "follow its load; state a number (switchyard scale) and roles=stated first"
         )
         raise InvalidInput(field="varied", rule="stated", message=message)
     return target.stated
 
 
 def _too_many_cells(choice: Choice, before: Cells | None) -> str:
-    """Why a configuration has more cells than its deployment; empty: it has not."""
+    """Why a configuration has more cells than its deployment; empty if it does not."""
     cells = cells_of(choice)
     if cells is None or before is None or cells_count(cells) <= cells_count(before):
         return ""
-    return f"{choice_text(choice)} takes {cells_count(cells)} cells, and the deployment has {cells_count(before)}"
+    return f"{choice_text(choice)} needs {cells_count(cells)} cells, but the deployment has {cells_count(before)}"
 
 
 def _objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
-    """Why no draft can be made of a configuration; empty: one can."""
+    """Why no draft can be made of a configuration; empty if one can."""
     spec, machine = _changed(base, choice, instance_type).spec(engine_allowances()), instance_shapes()[instance_type]
     try:
         check_draft(spec)
@@ -180,7 +181,7 @@ def _objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
 
 
 def _changed(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVersion:
-    """An unsaved copy of the base with what the choice differs in."""
+    """An unsaved copy of the base with the choice's changes."""
     copy = ModelVersion.objects.get(pk=base.pk)
     for name, value in choice_columns(base, choice, instance_type).items():
         setattr(copy, name, value)
@@ -188,12 +189,12 @@ def _changed(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVer
 
 
 def choice_columns(base: ModelVersion, choice: Choice, instance_type: str) -> dict[str, Any]:
-    """The columns of a draft of this choice that differ from its base."""
+    """The columns in which a draft of this choice differs from its base."""
     return varied_columns(base.spec(), choice, instance_type)
 
 
 def search_cancel(*, search_id: int, actor: str, now: datetime) -> ConfigurationSearch:
-    """End a search: nothing more is measured, and the deployment goes back to what it had.
+    """Cancel a search: measuring stops, and the deployment rolls back to its original version.
 
     Raises:
         Conflict: it has ended, or is ending.
@@ -201,18 +202,18 @@ def search_cancel(*, search_id: int, actor: str, now: datetime) -> Configuration
     with transaction.atomic():
         row = ConfigurationSearch.objects.select_for_update().get(pk=search_id)
         if row.state != RUNNING or row.ends_as:
-            raise Conflict(f"search {row.pk} is {'ending' if row.state == RUNNING else row.state} already")
+            raise Conflict(f"search {row.pk} is already {'ending' if row.state == RUNNING else row.state}")
         going = Benchmark.objects.filter(trial__candidate__search=row, state__in=[one.value for one in BENCHMARK_OPEN])
         for benchmark in going:
             benchmark_cancel(benchmark_id=benchmark.pk, actor=actor, now=now)
         row.ends_as, row.found, row.seen_at = BenchmarkState.CANCELLED.value, f"cancelled by {actor}", now
         row.save(update_fields=["ends_as", "found", "seen_at"])
-        _record(row, "cancelled", f"{row} is cancelled by {actor}", now, actor)
+        _record(row, "cancelled", f"{row} cancelled by {actor}", now, actor)
     return row
 
 
 def search_note(row: ConfigurationSearch, reason: str, *, now: datetime) -> bool:
-    """Note what it does. False: it has ended."""
+    """Store the current step. Returns False if the search has ended."""
     noted = ConfigurationSearch.objects.filter(pk=row.pk, state=RUNNING).update(reason=reason[:1000], seen_at=now)
     if noted and row.reason != reason:
         live.push("benchmarks", str(row.pk))
@@ -220,7 +221,7 @@ def search_note(row: ConfigurationSearch, reason: str, *, now: datetime) -> bool
 
 
 def trial_begin(candidate: SearchCandidate, trial: Trial, *, now: datetime) -> SearchTrial:
-    """Measure this next. A repeated begin is the same."""
+    """Record the start of a trial. Idempotent."""
     row, _ = SearchTrial.objects.get_or_create(candidate=candidate, fidelity=trial.fidelity, defaults={"begun_at": now})
     live.push("benchmarks", str(candidate.search_id))
     return row
@@ -232,7 +233,7 @@ def trial_score(trial: SearchTrial, score: float) -> None:
 
 
 def candidate_refuse(candidate: SearchCandidate, why: str, *, now: datetime) -> None:
-    """It cannot be measured: with what was measured of it so far it takes no part any more."""
+    """Mark a configuration that cannot be measured; its earlier scores no longer count."""
     with transaction.atomic():
         SearchCandidate.objects.filter(pk=candidate.pk).update(refused=why[:1000] or "it could not be measured")
         what = f"{candidate} ({choice_text(candidate.as_choice())}) cannot be measured: {why[:500]}"
@@ -240,7 +241,7 @@ def candidate_refuse(candidate: SearchCandidate, why: str, *, now: datetime) -> 
 
 
 def search_found(row: ConfigurationSearch, found: Searched, best: SearchCandidate | None, *, now: datetime) -> None:
-    """Nothing more is measured: the deployment goes back, and then it has ended."""
+    """Store the result and start the rollback; measuring is over."""
     ends_as = BenchmarkState.DONE if best is not None else BenchmarkState.FAILED
     text = f"{choice_text(best.as_choice())}: {found.reason}" if best is not None else found.reason
     with transaction.atomic():
@@ -250,8 +251,9 @@ def search_found(row: ConfigurationSearch, found: Searched, best: SearchCandidat
 
 
 def search_end(row: ConfigurationSearch, note: str, *, now: datetime) -> None:
-    """The deployment serves what it did before; `note`: or why it does not. Of the versions that the search made only
-    the one that it found stays."""
+    """End the search once the deployment serves its original version; `note`: why it does not. Of the search's drafts
+    only the best stays.
+    """
     state = BenchmarkState(row.ends_as)
     with transaction.atomic():
         rows = ConfigurationSearch.objects.filter(pk=row.pk, state=RUNNING)
@@ -264,8 +266,9 @@ def search_end(row: ConfigurationSearch, note: str, *, now: datetime) -> None:
 
 
 def _retire_losers(row: ConfigurationSearch, now: datetime) -> str:
-    """Retire what the search made and did not find, each with what became of it; what was never valid is deleted.
-    Returns which could not be, and why."""
+    """Retire the search's drafts except the best, each with its result; drafts that were never valid are deleted.
+    Returns those that failed, with the reason.
+    """
     rows = candidate_rows(row)
     best = next((one.candidate.version_id for one in rows if one.is_best), None)
     left = {row.version_id, best, None}
@@ -280,7 +283,7 @@ def _retire_losers(row: ConfigurationSearch, now: datetime) -> str:
             if version.state == VersionState.DRAFT:
                 draft_delete(version_id=version.pk, actor="switchyard", now=now)
             elif version.state == VersionState.VALIDATED:  # not one that was released meanwhile
-                why = f"{row} ended without it: {why}"
+                why = f"{row} ended without choosing it: {why}"
                 version_retire(version_id=version.pk, why=why, actor="switchyard", now=now)
         except Conflict as used:
             kept.append(str(used))

@@ -1,10 +1,7 @@
-"""Sends one streamed completion over HTTP/1.1 and notes when each piece came. Connections are kept for later requests.
-
-A separate client, because it must cost little: it shares a host with what it measures, and a stream of tokens is a
-piece every few milliseconds. It reads what Switchyard's own proxies and OpenAI-compatible engines answer.
-
-Offers load at one rate until its point is judged. Open loop: each request is sent when it is due, whatever became of
-the others, and its latency counts from then. It decides nothing: when a point is over is planned elsewhere.
+"""Offers load at one rate until its point is over, with a small HTTP/1.1 client that sends streamed completions and
+records when each chunk arrived. Open loop: each request is sent when it is due, even if others are late, and its
+latency counts from then. The client is separate because it shares a host with the cells that it measures and must be
+cheap. It never decides when a point is over.
 """
 
 import asyncio
@@ -33,7 +30,7 @@ ERROR_BYTES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Where requests go. `server_name`: what the certificate there must be of; `model`: as requests name it."""
+    """Where requests go. `server_name`: the expected name in the certificate; `model`: its name in requests."""
 
     host: str
     port: int
@@ -73,7 +70,7 @@ class LoadClient:
         self._head = f"POST {target.path} HTTP/1.1\r\n" + "".join(f"{name}: {text}\r\n" for name, text in names.items())
 
     async def complete(self, body: bytes, due_s: float) -> Sample:
-        """Send it now. Never raises for what the other side does; cancelling it closes its connection."""
+        """Send a completion. Never raises for errors of the other side. Cancelling it closes its connection."""
         sent_s, connection = self._now_s(), None
         seen = _Seen()
         try:
@@ -116,7 +113,7 @@ class LoadClient:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes, seen: "_Seen"
     ) -> bool:
-        """Whether the connection can be used again."""
+        """Whether the connection can be reused."""
         writer.write(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
         await writer.drain()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -135,7 +132,7 @@ class LoadClient:
         return headers.get("connection", "").lower() != "close"
 
     def _read(self, text: bytes, seen: "_Seen") -> bytes:
-        """Take the whole events off the text; what is left is the beginning of another."""
+        """Splits complete events off the text and returns the rest."""
         *events, rest = text.split(b"\n\n")
         for event in events:
             data = event.removeprefix(b"data: ")
@@ -174,7 +171,7 @@ class _Seen:
 
 
 async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-    """The body in pieces, as they come."""
+    """The body in chunks, as they arrive."""
     if "chunked" in headers.get("transfer-encoding", ""):
         while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
             yield (await reader.readexactly(size + 2))[:-2]
@@ -190,19 +187,19 @@ async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> As
 LOOK_EVERY_S = 0.1
 TELL_EVERY_S = 1.0
 MOST_AT_ONCE = 4096
-"""Requests under way. A cell with so many is far beyond any objective, and this host must not run out of sockets."""
+"""Concurrent requests. This is far beyond any objective, and below this host's limit of sockets."""
 HOPELESS_AFTER = 20
 REFUSALS = frozenset({400, 401, 403, 404, 405, 413, 415, 422})
 """Errors that a lower rate would not avoid."""
 
 
 class HopelessPoint(Exception):
-    """Nothing can be measured there; the text says why."""
+    """Nothing can be measured; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """`samples` are the requests that count, in the order in which they were due; `span_s`: how long that was."""
+    """`samples`: the requests that count, in due order. `span_s`: how long requests were due."""
 
     rate: float
     judgement: PointJudgement
@@ -212,7 +209,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of a point under way: requests that count and are known, of about how many, and which of them were inside."""
+    """Progress of a point: requests that have ended, about how many are needed, and which met the objective."""
 
     rate: float
     known: int
@@ -222,7 +219,7 @@ class Progress:
 
 Tell = Callable[[Progress], Awaitable[None]]
 Offered = tuple[float, bytes, int]
-"""When it is due, in seconds from the beginning; its body; how many tokens it asks for."""
+"""Seconds from the start at which it is due, its body, and the number of requested tokens."""
 
 
 async def measure_point(
@@ -235,11 +232,11 @@ async def measure_point(
     warm_s: float,
     tell: Tell,
 ) -> MeasuredPoint:
-    """Offer the requests and judge those that are due after `warm_s`. `tell` is called about every second and may raise
-    to end it all.
+    """Offer the requests and judge those due after `warm_s`. Calls `tell` about every second; an exception in it ends
+    the point.
 
     Raises:
-        HopelessPoint: the first requests that count were all refused for what they are, or never answered.
+        HopelessPoint: the first requests that count were all rejected with an error that a lower rate cannot avoid.
     """
     point = _Point(target, rate, slo, rules, warm_s)
     sending = asyncio.get_running_loop().create_task(point.send(offered))
@@ -289,7 +286,7 @@ class _Point:
                 await tell(Progress(self._rate, len(self._outcomes), expected, inside))
 
     async def end(self) -> None:
-        """Cut what is under way, so that the next point finds an empty cell."""
+        """Cancel open requests, so that the next point finds an empty cell."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -318,13 +315,14 @@ class _Point:
         return judge_whole(self._outcomes, self._rules, self._rate)
 
     def _is_over(self, length_s: float) -> bool:
-        """Whether so much time has passed, and what became of each request that was due in it is known: those that take
-        long would be left out else."""
+        """Whether the time is over and the result of each request due in it is known; otherwise slow requests would be
+        left out.
+        """
         is_known = self._next >= len(self._due) or self._due[self._next] - self._began_s >= length_s
         return is_known and self._now_s() - self._began_s >= length_s
 
     def _take(self, number: int) -> bool:
-        """Note what became of a request; False: that is not known yet."""
+        """Record the result of a request. Returns False if it is not known yet."""
         sample, due_s = self._samples.get(number), self._due[number]
         counts = due_s - self._began_s >= self._warm_s
         if sample is not None:
@@ -341,7 +339,7 @@ class _Point:
         return length_s(self._rate, [outcome.duration_s for outcome in self._outcomes], self._rules)
 
     def _counted(self) -> list[Sample]:
-        """In the order in which they were due; of one that was too late, and had not ended, that it was."""
+        """Samples in due order; a request that was too late and has not ended counts as such."""
         counted = range(self._next)
         return [
             self._samples.get(number) or Sample(self._due[number], self._due[number], error="it had not ended")

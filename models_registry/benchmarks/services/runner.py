@@ -1,10 +1,7 @@
-"""Draws the requests of a workload: when each is due, how long it is, and the bytes that are sent. The same workload,
-seed and rate give the same requests. It sends nothing.
-
-The process of benchmarks: takes the one whose turn it is, measures point after point, and stores each. Any number
-may run, and any may be killed at any moment: the holder of the lease continues from the stored points.
-
-It decides nothing: which rate comes next and when a point is over is planned elsewhere.
+"""The benchmark process: draws the requests of a workload, takes the next benchmark, measures point after point and
+stores each. The same workload, seed and rate give the same requests. Any number of processes may run and be killed at
+any time: the holder of the lease continues from the stored points. It never decides the next rate or the end of a
+point; the planner does.
 """
 
 import asyncio
@@ -73,15 +70,15 @@ from models_registry.benchmarks.services.load import (
 FOLDER = Path(__file__).resolve().parents[2] / "traces"
 BLOCK_TOKENS = 512
 FIRST_ID, IDS = 1000, 8000
-"""Token ids that every tokenizer of a language model has, behind its special ones."""
+"""Token ids that every tokenizer of a language model has, after its special ones."""
 STATISTICS_OVER = 2000
 STRETCH = 200
-"""Requests within which Poisson arrivals have exactly their rate: as many as a point has at least."""
+"""Number of requests for which Poisson arrivals have exactly their rate: the minimum of a point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`due_s` counts from the beginning; `blocks` are names of what its prompt begins with, `block_tokens` each."""
+    """`due_s`: seconds from the start. `blocks`: names of its prompt's first blocks, of `block_tokens` each."""
 
     due_s: float
     prompt_tokens: int
@@ -91,10 +88,10 @@ class Request:
 
 
 def requests(workload: Workload, rate: float, seed: int) -> Iterator[Request]:
-    """Requests in the order in which they are due, without an end; a trace begins anew.
+    """Endless requests in due order; a trace repeats.
 
     Raises:
-        InvalidWorkload: the trace is not on this host.
+        InvalidWorkload: the trace file is missing on this host.
     """
     chance = random.Random(f"{seed} {workload.digest}")
     due_s = 0.0
@@ -104,8 +101,9 @@ def requests(workload: Workload, rate: float, seed: int) -> Iterator[Request]:
 
 
 def body_of(request: Request, model: str, workload: Workload, own: str) -> bytes:
-    """The completion that is asked for. Equal blocks give equal text; the rest follows from `own`, which no other
-    request to this engine may have: a cache that knows a prompt of an earlier point would not read it again."""
+    """The completion request. Equal blocks give equal text; the rest follows from `own`, which must be unique for this
+    engine: otherwise its prefix cache would have the prompt of an earlier point.
+    """
     pieces = [(block, request.block_tokens) for block in request.blocks]
     pieces.append((own, request.prompt_tokens - request.block_tokens * len(request.blocks)))
     ids = [id_ for name, tokens in pieces if tokens > 0 for id_ in _ids(name, tokens)]
@@ -125,7 +123,7 @@ def body_of(request: Request, model: str, workload: Workload, own: str) -> bytes
 
 
 def prefix_statistics(workload: Workload, seed: int) -> dict[str, float]:
-    """Of the first requests: mean lengths, and the share of prompt tokens in beginnings that had come before."""
+    """Figures of the first requests: mean lengths, and the share of prompt tokens in prefixes that were sent before."""
     known: set[tuple[str, ...]] = set()
     prompt = output = repeated = 0
     drawn = requests(workload, 1.0, seed)
@@ -157,10 +155,10 @@ def _shapes(workload: Workload, chance: random.Random) -> Iterator[tuple[Request
 
 
 def arrival_gaps(arrival: Arrival, chance: random.Random) -> Iterator[float]:
-    """Gaps between requests in units of the mean gap, without an end; of a trace, which brings its own, all alike.
+    """Endless gaps between requests in units of the mean gap; constant for a trace, which has its own.
 
-    Poisson arrivals come in stretches that have the rate that is asked for, as those of `vllm bench serve` do: of 200
-    requests alone the rate would be off by 7 %, and with it whatever is found.
+    Poisson arrivals come in stretches of exactly the requested rate, as in `vllm bench serve`: otherwise the rate of
+    200 requests, and so the result, would be off by 7 %.
     """
     while True:
         if arrival is not Arrival.POISSON:
@@ -188,7 +186,7 @@ def _trace(workload: Workload) -> Sequence[tuple[Request, float]]:
     try:
         rows = _mooncake(path) if workload.source == "mooncake" else _azure(path)
     except OSError:
-        raise InvalidWorkload(f"the trace {path.name} is not on this host; it comes with the sources") from None
+        raise InvalidWorkload(f"the trace {path.name} is not on this host; it is part of the source tree") from None
     fitting = [row for row in rows if row.prompt_tokens + row.output_tokens <= workload.longest]
     if len(fitting) < 2:
         raise InvalidWorkload(f"no request of {workload.source} has at most {workload.longest} tokens")
@@ -236,20 +234,20 @@ LEASE_TTL_S = 12.0
 LOOK_EVERY_S = 5.0
 DATABASE_PAUSE_S = 2.0
 MOST_TROUBLES = 3
-"""Points that came to nothing, of one benchmark."""
+"""Failed points of one benchmark after which it is given up."""
 ALONE = 4
-"""Requests one after the other, to know what one alone takes; the first is not counted."""
+"""Sequential requests that measure the duration of a single one; the first is not counted."""
 ALONE_LIMIT_S = 120.0
 LATE_SHARE = 0.1
-"""Of the objective for the first token: so late may the generator be (99th percentile) for a point to count."""
+"""Share of the first-token objective: a point counts if the 99th percentile of the generator's delay is below it."""
 FOREIGN_SHARE = 0.01
-"""Of requests that other cells may have answered."""
+"""Share of requests that cells outside the benchmark may answer."""
 
 log = logging.getLogger(__name__)
 
 
 class _Ended(Exception):
-    """The benchmark was ended, or another process has the lease."""
+    """The benchmark has ended, or another process has the lease."""
 
 
 class BenchmarkRunner:
@@ -259,7 +257,7 @@ class BenchmarkRunner:
         self._holder = this_holder()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Measure until `stopping` is set; a point under way is cut then, and measured anew by the next process."""
+        """Measure until `stopping` is set. A point in progress is cancelled; the next process repeats it."""
         working = asyncio.get_running_loop().create_task(self._work())
         stopped = asyncio.get_running_loop().create_task(stopping.wait())
         await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +268,7 @@ class BenchmarkRunner:
         await in_thread(connections.close_all)
 
     async def step(self) -> bool:
-        """Measure one point, or begin or end a benchmark. False: there is nothing to do here."""
+        """Measure one point, or start or end a benchmark. Returns False if there is none."""
         row = await in_thread(self._claimed)
         if row is None:
             return False
@@ -279,7 +277,7 @@ class BenchmarkRunner:
         except (NoTarget, HopelessPoint, InvalidWorkload) as wrong:
             await in_thread(partial(benchmark_fail, row, str(wrong), self._now()))
         except _Ended:
-            log.info("benchmark %s was ended, or is another process's", row.pk)
+            log.info("benchmark %s has ended, or another process has its lease", row.pk)
         return True
 
     async def _work(self) -> None:
@@ -296,7 +294,7 @@ class BenchmarkRunner:
             await asyncio.sleep(pause_s)
 
     def _claimed(self) -> Benchmark | None:
-        """The benchmark that runs, else the oldest that waits, if it is ours."""
+        """The running benchmark, else the oldest waiting one, if this process gets the lease."""
         rows = Benchmark.objects.select_related("version")
         row = rows.filter(state=BenchmarkState.RUNNING.value).first()
         row = row or rows.filter(state=BenchmarkState.QUEUED.value).order_by("id").first()
@@ -328,11 +326,11 @@ class BenchmarkRunner:
 
     async def _begin(self, row: Benchmark, target: BenchmarkTarget) -> None:
         if target.version_id != row.version_id:
-            raise NoTarget(f"{row.deployment} serves another version by now; ask again for the one that runs")
+            raise NoTarget(f"{row.deployment} serves another version now; start a benchmark of that version")
         if target.in_flight and not row.beside_traffic:
             raise NoTarget(
-                f"{row.deployment} serves {target.in_flight} requests in {row.region}, which would count with ours; "
-                "measure where nobody asks, or say beside_traffic"
+                f"{row.deployment} serves {target.in_flight} requests in {row.region}, which would distort "
+                "the result; measure without traffic, or set beside_traffic"
             )
         statistics = await asyncio.to_thread(prefix_statistics, row.parsed_workload(), row.seed)
         await in_thread(partial(benchmark_begin, row, target, statistics, self._now()))
@@ -355,7 +353,7 @@ class BenchmarkRunner:
             await self._note_trouble(row, trouble)
             return
         judged = point.judgement
-        how = "early" if judged.is_early else "after its length"
+        how = "early" if judged.is_early else "at its full length"
         reason = f"{step.reason}; {judged.inside} of {judged.requests} inside, judged {how}"
         await in_thread(partial(benchmark_point_add, row, point, reason, self._now()))
 
@@ -380,10 +378,10 @@ class BenchmarkRunner:
         log.warning("benchmark %s: %s", row.pk, trouble)
         if row.troubles + 1 >= MOST_TROUBLES:
             raise HopelessPoint(f"{trouble}; given up after {MOST_TROUBLES} tries")
-        await self._note(row, troubles=row.troubles + 1, reason=f"{trouble}; measured again")
+        await self._note(row, troubles=row.troubles + 1, reason=f"{trouble}; repeating the point")
 
     async def _alone_s(self, row: Benchmark, to: LoadTarget) -> float:
-        """How long one request takes where there is no other.
+        """Duration of a request without concurrent ones.
 
         Raises:
             HopelessPoint: it is not answered.
@@ -395,10 +393,10 @@ class BenchmarkRunner:
                 async with asyncio.timeout(ALONE_LIMIT_S):
                     sample = await client.complete(body, asyncio.get_running_loop().time())
                 if not sample.is_whole:
-                    raise HopelessPoint(f"a request alone got status {sample.status or 'none'}: {sample.error[:300]}")
+                    raise HopelessPoint(f"a single request got status {sample.status or 'none'}: {sample.error[:300]}")
                 taken_s.append(sample.duration_s)
         except TimeoutError:
-            raise HopelessPoint(f"a request alone was not answered within {ALONE_LIMIT_S:g} s") from None
+            raise HopelessPoint(f"a single request was not answered within {ALONE_LIMIT_S:g} s") from None
         finally:
             client.close()
         return quantile(sorted(taken_s[1:]), 0.5)
@@ -423,17 +421,16 @@ def _load_target(entrance: Entrance) -> LoadTarget:
 
 
 def _check_same(row: Benchmark, target: BenchmarkTarget) -> None:
-    """
-    Raises:
-        NoTarget: what is measured is not what it was as it began.
+    """Raises:
+    NoTarget: the cells have changed since the start.
     """
     now = (target.version_id, target.instance_type, target.fingerprint, len(target.cells))
     if now != (row.version_id, row.instance_type, row.fingerprint, row.cells):
-        raise NoTarget(f"{row.deployment} in {row.region} is not what it was: version, cells or software have changed")
+        raise NoTarget(f"version, cells or software of {row.deployment} in {row.region} have changed since the start")
 
 
 def _trouble(point: MeasuredPoint, target: BenchmarkTarget, ttft_slo_s: float) -> str:
-    """Why a point says nothing, empty if it does."""
+    """Why a point is invalid, empty if it is valid."""
     late = sorted(sample.sent_s - sample.due_s for sample in point.samples)
     if late and quantile(late, 0.99) > LATE_SHARE * ttft_slo_s:
         ms = quantile(late, 0.99) * 1000
@@ -441,5 +438,8 @@ def _trouble(point: MeasuredPoint, target: BenchmarkTarget, ttft_slo_s: float) -
     ours = {name.partition("#")[0] for name in target.cells}
     foreign = sum(sample.cell not in ours for sample in point.samples if sample.cell)
     if foreign > FOREIGN_SHARE * len(point.samples):
-        return f"{foreign} of {len(point.samples)} requests were answered by cells elsewhere; hold its shares meanwhile"
+        return (
+            f"{foreign} of {len(point.samples)} requests were answered by cells elsewhere; hold the traffic "
+            "shares during the benchmark"
+        )
     return ""

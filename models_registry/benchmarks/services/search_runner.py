@@ -1,7 +1,6 @@
-"""Advances searches over configurations: a draft, its validation, a rollout, a benchmark, the next. All of it is in
-rows, so any process may be killed at any moment, and another continues.
-
-It decides nothing: what is measured next, and when it is over, is planned elsewhere.
+"""Advances configuration searches: a draft, its validation, a rollout, a benchmark, the next draft. All progress is in
+the database, so any process may be killed and another continues. It never decides what to measure next; the planner
+does.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ LEASE_TTL_S = 12.0
 LOOK_EVERY_S = 5.0
 STEPS_AT_ONCE = 20
 SERVES_WITHIN = timedelta(hours=1)
-"""So long may a configuration take to be validated and rolled out, and the deployment to go back."""
+"""Limit for validation and rollout of one configuration, and for the final rollback."""
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class SearchRunner:
         self._holder = this_holder()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Advance until `stopping` is set."""
+        """Advance searches until `stopping` is set."""
         while not stopping.is_set():
             try:
                 await sync_to_async(self.step, thread_sensitive=True)()
@@ -76,7 +75,7 @@ class SearchRunner:
         await sync_to_async(self._release, thread_sensitive=True)()
 
     def step(self) -> None:
-        """Advance every search as far as it goes now."""
+        """Advance every search as far as possible."""
         close_old_connections()
         running = list(ConfigurationSearch.objects.filter(state=RUNNING).select_related("version").order_by("id"))
         if not running or lease_take(name=LEASE, holder=self._holder, ttl_s=LEASE_TTL_S, now=self._now()) is None:
@@ -92,7 +91,7 @@ class SearchRunner:
 
 
 def search_advance(row: ConfigurationSearch, *, now: datetime) -> bool:
-    """One step. False: there is something to wait for."""
+    """One step. Returns False if the search has to wait."""
     if row.ends_as:
         return _restore(row, now)
     going = SearchTrial.objects.filter(candidate__search=row, candidate__refused="", score=None)
@@ -136,7 +135,6 @@ def _advance_trial(row: ConfigurationSearch, trial: SearchTrial, now: datetime) 
 
 
 def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) -> ModelVersion:
-    """The draft of a configuration, named after its search."""
     columns = choice_columns(row.version, candidate.as_choice(), row.instance_type)
     with transaction.atomic():  # an unrecorded draft would block the next process
         version = _like(row, columns) or draft_create(
@@ -152,8 +150,9 @@ def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) 
 
 
 def _like(row: ConfigurationSearch, columns: Mapping[str, Any]) -> ModelVersion | None:
-    """A version that is this configuration already: that which is searched around, or one of the search's own of which
-    another number of cells was measured."""
+    """A version with this configuration that exists already: the base, or a draft of the search that was measured with
+    another number of cells.
+    """
     if not columns:
         return row.version
     made = row.candidates.exclude(version=None).select_related("version")
@@ -209,7 +208,7 @@ def _follow(row: ConfigurationSearch, trial: SearchTrial, benchmark: Benchmark, 
 
 
 def _restore(row: ConfigurationSearch, now: datetime) -> bool:
-    """Have the deployment serve what it did before, and end."""
+    """Roll the deployment back to its original version, and end the search."""
     serving = _serve(row, row.version, row.cells_before, since=row.seen_at, now=now)
     if serving.state is ServingState.MOVING and now - row.seen_at <= SERVES_WITHIN:
         reason = f"{row.found}; {serving.reason}"

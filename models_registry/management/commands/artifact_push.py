@@ -1,4 +1,6 @@
-"""`manage.py artifact_push`: uploads a folder of model files to S3 under a manifest. Touches no database."""
+"""`manage.py artifact_push`: uploads a folder of model files to S3, the manifest last. It never reads or writes the
+database.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,21 +14,22 @@ from models_registry.artifacts.services import artifact_push
 
 class Command(BaseCommand):
     help = (
-        "Upload a folder of model files to a prefix in S3, its manifest last, and nothing over what is there. Uses "
-        "your own AWS credentials, AWS_REGION and AWS_ENDPOINT_URL. Prints the artifact_digest of a model version."
+        "Upload a folder of model files to an S3 prefix, the manifest last. Never overwrites an object. Uses "
+        "your own AWS credentials, AWS_REGION and AWS_ENDPOINT_URL. Prints the artifact_digest of a model "
+        "version."
     )
     requires_system_checks = []
     requires_migrations_checks = False
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("folder", type=Path, help="its files, and those of folders in it, are the artifact")
-        parser.add_argument("uri", help="s3://bucket/prefix, which holds nothing yet")
+        parser.add_argument("folder", type=Path, help="the folder to upload, with its subfolders")
+        parser.add_argument("uri", help="target, s3://bucket/prefix, which must be empty")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Upload.
+        """Upload the folder.
 
         Raises:
-            CommandError: the folder is no artifact, the prefix is taken, or S3 refuses.
+            CommandError: the folder is not a valid artifact, the prefix is taken, or S3 refuses.
         """
         try:
             manifest = artifact_push(options["folder"], parse_place(options["uri"]), self.stderr.write)

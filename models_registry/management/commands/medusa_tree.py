@@ -1,4 +1,6 @@
-"""`manage.py medusa_tree`: reads a calibration, writes the tree that accepts most. Touches no database."""
+"""`manage.py medusa_tree`: reads a calibration and writes the Medusa tree with the most accepted tokens. It never reads
+or writes the database.
+"""
 
 import json
 import sys
@@ -28,31 +30,33 @@ independent of each other. --task then names one of its tasks.
 
 
 class Command(BaseCommand):
-    help = "Build the sparse Medusa tree with the longest expected accepted length." + EXAMPLE
+    help = "Build the sparse Medusa tree with the highest expected number of accepted tokens." + EXAMPLE
     requires_system_checks = []
     requires_migrations_checks = False
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """The parser, with the example's lines kept as they are."""
+        """The parser, which keeps the line breaks of the example."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.formatter_class = RawDescriptionHelpFormatter
         return parser
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Add the input, size, depth and output."""
         parser.add_argument("accuracies", help="JSON file with accuracies or a calibration; - reads standard input")
-        parser.add_argument("--task", default="", help="of a calibration (its first)")
+        parser.add_argument("--task", default="", help="task of the calibration (default: its first)")
         parser.add_argument(
-            "--size", type=int, default=63, help="paths in the tree (63, a step then verifies 64 tokens)"
+            "--size",
+            type=int,
+            default=63,
+            help="number of paths in the tree (default: 63; a step then verifies 64 tokens)",
         )
-        parser.add_argument("--depth", type=int, help="longest path (the number of heads)")
-        parser.add_argument("--output", type=Path, help="file to write the tree to (standard output)")
+        parser.add_argument("--depth", type=int, help="longest path (default: the number of heads)")
+        parser.add_argument("--output", type=Path, help="output file (default: standard output)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Build, check and write the tree.
 
         Raises:
-            CommandError: the input is no accuracies, or the tree asked for cannot be had.
+            CommandError: the input has no accuracies, or the requested tree is impossible.
         """
         stated = _stated(options["accuracies"])
         if isinstance(stated, dict) and "tasks" in stated:
@@ -66,7 +70,8 @@ class Command(BaseCommand):
             options["output"].write_text(text)
         self.stderr.write(
             f"{len(tree.paths)} paths on {heads} heads, longest {max(map(len, tree.paths))}: "
-            f"{1 + tree.expected_accepted:.2f} tokens a step expected, medusa_speculation_length {len(tree.paths) + 1}"
+            f"{1 + tree.expected_accepted:.2f} tokens per step expected, medusa_speculation_length "
+            f"{len(tree.paths) + 1}"
         )
 
 
@@ -80,7 +85,7 @@ def _of_accuracies(accuracies: Accuracies, options: dict[str, Any]) -> tuple[Med
 
 
 def _of_calibration(stated: dict[str, Any], options: dict[str, Any]) -> tuple[MedusaTree, int]:
-    """By how often whole paths were right."""
+    """From counts of whole paths."""
     try:
         read = read_calibration(stated)
     except BadCalibration as error:
@@ -95,7 +100,7 @@ def _of_calibration(stated: dict[str, Any], options: dict[str, Any]) -> tuple[Me
     counts = {path: each for path, each in path_counts(task.paths()).items() if len(path) <= depth}
     paths = most_probable(counts, min(options["size"], MOST_PATHS))
     if not paths:
-        raise CommandError(f"no guess of task {task.name} was right at the depth {depth}, so there is no tree")
+        raise CommandError(f"no guess of task {task.name} was right at depth {depth}, so there is no tree")
     return MedusaTree(paths, sum(counts[path] for path in paths) / task.positions), read.heads
 
 
@@ -105,7 +110,7 @@ def _stated(name: str) -> Any:
     except OSError as error:
         raise CommandError(f"cannot read {name}: {error.strerror}") from error
     except ValueError as error:
-        raise CommandError(f"{name} is no calibration ({error})") from error
+        raise CommandError(f"{name} is not a calibration ({error})") from error
 
 
 def _accuracies(name: str, stated: Any) -> Accuracies:
@@ -114,5 +119,5 @@ def _accuracies(name: str, stated: Any) -> Accuracies:
         return tuple(tuple(float(share) for share in head) for head in heads)
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(
-            f'{name} is no calibration ({error!r}); it must be {{"accuracies": [[0.6, 0.1], [0.4, 0.1]]}}'
+            f'{name} is not a calibration ({error!r}); it must be {{"accuracies": [[0.6, 0.1], [0.4, 0.1]]}}'
         ) from error

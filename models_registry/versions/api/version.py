@@ -1,6 +1,5 @@
-"""Models over HTTP: create, read, describe and delete them. Decides nothing; services do.
-
-Model versions over HTTP: draft, edit, validate, release, retire, delete and compare them. Decides nothing.
+"""Models and model versions over HTTP: create, edit, validate, release, retire, delete and compare them. Decides
+nothing: services do.
 """
 
 from functools import cache
@@ -72,7 +71,7 @@ class ModelSerializer(serializers.ModelSerializer[Model]):
 
 
 class CreateModelSerializer(StrictSerializer):
-    name = serializers.SlugField(max_length=96, help_text="What applications ask for.")
+    name = serializers.SlugField(max_length=96, help_text="The model name in inference requests.")
     description = serializers.CharField(max_length=2000, required=False, allow_blank=True, default="")
 
     class Meta:
@@ -94,7 +93,7 @@ class ModelFilter(filters.FilterSet):
 
 
 class ModelViewSet(ReadOnlyModelViewSet[Model]):
-    """What answers prompts, under the name that applications ask for."""
+    """A model under the name that applications request."""
 
     serializer_class = ModelSerializer
     filterset_class = ModelFilter
@@ -110,7 +109,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
 
     @extend_schema(operation_id="models_create", request=CreateModelSerializer, responses={200: ModelSerializer})
     def create(self, request: Request) -> Response:
-        """Add a model; its versions come one by one. 409 if the name is taken."""
+        """Create a model without versions. 409 if the name is taken."""
         body = CreateModelSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         model = model_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
@@ -127,15 +126,16 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
 
     @extend_schema(operation_id="models_delete", responses={200: ModelSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a model without versions. Answers what it was. 409 while it has versions: drafts can be deleted, all
-        others are retired and stay readable."""
+        """Delete a model without versions. Returns the deleted model. 409 while it has versions: drafts can be deleted;
+        other versions can only be retired.
+        """
         model = self.get_object()
         shown = ModelSerializer(model).data
         model_delete(name=model.name, actor=actor_of(request), now=clock.now())
         return Response(shown)
 
 
-ANY_VALUE = "Any JSON value; null where this side has none."
+ANY_VALUE = "Any JSON value; null if this side has none."
 
 
 class DiffLineSerializer(serializers.Serializer[Any]):
@@ -151,19 +151,19 @@ class DiffLineSerializer(serializers.Serializer[Any]):
 class InstanceTypeDiffSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
     change = serializers.ChoiceField(choices=choices(Change))
-    problem_before = serializers.CharField(help_text="Why no cell can be made of it there; empty if one can.")
-    problem_after = serializers.CharField(help_text="Why no cell can be made of it there; empty if one can.")
+    problem_before = serializers.CharField(help_text="Why no cell is possible there; empty if one is.")
+    problem_after = serializers.CharField(help_text="Why no cell is possible there; empty if one is.")
     degrees = DiffLineSerializer(many=True)
-    arguments = DiffLineSerializer(many=True, help_text="Of the engine; JSON inside one is compared name by name.")
+    arguments = DiffLineSerializer(many=True, help_text="Arguments of the engine; JSON values are compared key by key.")
 
     class Meta:
         examples = {"problem_before": "", "problem_after": ""}
 
 
 class VersionDiffSerializer(serializers.Serializer[Any]):
-    """What differs between two versions, side by side."""
+    """Differences between two versions."""
 
-    before = serializers.CharField(help_text="`model@version` that the other is compared against.")
+    before = serializers.CharField(help_text="`model@version` to compare with.")
     after = serializers.CharField(help_text="`model@version`")
     same = serializers.BooleanField()
     fields = DiffLineSerializer(many=True)  # type: ignore[assignment] # the name that the document should show
@@ -182,7 +182,7 @@ class GoldenPromptSerializer(serializers.Serializer[Any]):
 
 
 class AdapterSerializer(serializers.Serializer[Any]):
-    name = serializers.CharField(help_text="What clients send as `model`.")
+    name = serializers.CharField(help_text="The `model` in requests.")
     artifact_uri = serializers.CharField(default="")
     artifact_digest = serializers.CharField(default="")
     rank = serializers.IntegerField(allow_null=True, default=None, help_text="Null: not stated.")
@@ -194,34 +194,34 @@ class AdapterSerializer(serializers.Serializer[Any]):
 class DegreesSerializer(serializers.Serializer[Any]):
     nodes = serializers.IntegerField()
     tp = serializers.IntegerField(help_text="Tensor-parallel ranks of the whole cell.")
-    cp = serializers.IntegerField(help_text="Context parallelism of prefill, a share of `tp`.")
-    dp = serializers.IntegerField(help_text="Data parallelism of decode, a share of `tp`.")
+    cp = serializers.IntegerField(help_text="Context parallelism of prefill; divides `tp`.")
+    dp = serializers.IntegerField(help_text="Data parallelism of decode; divides `tp`.")
     pp = serializers.IntegerField(help_text="Pipeline stages.")
 
 
 class RenderingSerializer(serializers.Serializer[Any]):
     instance_type = serializers.CharField()
-    engine = serializers.CharField(help_text="That serves it there; empty where nothing of it can be read.")
+    engine = serializers.CharField(help_text="Engine on this instance type; empty if its fields cannot be read.")
     artifact_uri = serializers.CharField()
     artifact_digest = serializers.CharField()
-    max_concurrency = serializers.IntegerField(help_text="Concurrent requests of one cell.")
+    max_concurrency = serializers.IntegerField(help_text="Concurrent requests per cell.")
     problem = serializers.CharField(help_text="Why it cannot be served there: field, value and rule. Empty if it can.")
-    degrees = DegreesSerializer(allow_null=True, help_text="Stated ones, and the defaults of the instance type.")
+    degrees = DegreesSerializer(allow_null=True, help_text="Stated degrees, and defaults of the instance type.")
     arguments = serializers.ListField(
-        child=serializers.CharField(), help_text="The engine's arguments, as on every rank."
+        child=serializers.CharField(), help_text="The engine's arguments, equal on every rank."
     )
-    notes = serializers.ListField(child=serializers.CharField(), help_text="Allowed, but worth knowing.")
+    notes = serializers.ListField(child=serializers.CharField(), help_text="Warnings about allowed settings.")
 
     class Meta:
         examples = {"problem": "", "arguments": ["--max-model-len", "2048", "--tensor-parallel-size", "2"], "notes": []}
 
 
 class ValidationSerializer(serializers.ModelSerializer[Validation]):
-    """The last attempt to show that a draft can be served."""
+    """The last validation of a draft."""
 
     state = serializers.ChoiceField(choices=choices(ValidationState))
     tone = serializers.ChoiceField(choices=choices(Tone))
-    evidence = serializers.DictField(help_text="What was found: artifacts, instance types, golden prompts.")
+    evidence = serializers.DictField(help_text="Results: artifacts, instance types, golden prompts.")
     bytes_total = serializers.IntegerField(help_text="0 until the manifests were read.")
     bytes_done = serializers.IntegerField()
 
@@ -238,8 +238,8 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     id = serializers.CharField(source="reference", help_text="`model@version`")
     model = serializers.CharField(source="model_id")
     tone = serializers.ChoiceField(choices=choices(Tone))
-    reason = serializers.CharField(help_text="Why it is in its state.")
-    revision = serializers.IntegerField(help_text="Grows with every change.")
+    reason = serializers.CharField(help_text="Reason for its state.")
+    revision = serializers.IntegerField(help_text="Increases with every change.")
     ready_timeout_s = serializers.FloatField()
     parallelism = serializers.DictField(
         child=serializers.DictField(child=serializers.IntegerField()),
@@ -248,21 +248,21 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     engine_options = serializers.DictField(help_text="The engine's own options, by name.")
     engine_env = serializers.DictField(help_text="Environment variables of the engine; viewers see their names only.")
     golden_prompts = GoldenPromptSerializer(many=True)
-    golden_waiver = serializers.CharField(help_text="Why there are no golden prompts, if there are none.")
+    golden_waiver = serializers.CharField(help_text="Why it has no golden prompts; empty if it has some.")
     speculation = serializers.DictField(
-        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and settings; empty: none."
+        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings; empty: none."
     )
-    quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
+    quantization = serializers.DictField(help_text="Quantization of the weights, in the engine's terms; empty: none.")
     adapters = AdapterSerializer(many=True, help_text="LoRA adapters, each served under its own name.")
     roles = serializers.DictField(
         child=serializers.DictField(),
         help_text="Differences of `prefill` and `decode` cells; empty: none.",
     )
     by_type = serializers.DictField(
-        child=serializers.DictField(), help_text="Instance type -> what differs there; empty: it is the same on all."
+        child=serializers.DictField(), help_text="Instance type -> fields that differ there; empty: equal on all."
     )
-    renderings = serializers.SerializerMethodField(help_text="Its cell on each instance type.")
-    validation = serializers.SerializerMethodField(help_text="Null before the first one.")
+    renderings = serializers.SerializerMethodField(help_text="A cell on each instance type.")
+    validation = serializers.SerializerMethodField(help_text="Null before the first validation.")
 
     class Meta:
         model = ModelVersion
@@ -281,7 +281,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         }
 
     def to_representation(self, instance: ModelVersion) -> dict[str, Any]:
-        """Without the values of variables, for who only looks."""
+        """Hides values of variables from viewers."""
         shown: dict[str, Any] = super().to_representation(instance)
         if not access_of(self.context["request"]).operate:
             shown |= {name: without_values(name, shown[name]) for name in (FIELD, BY_TYPE)}
@@ -313,8 +313,7 @@ class AgainstSerializer(StrictSerializer):
 
 
 class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]):
-    """Descriptions of how a model is served, newest first. One is named `model@version`; a draft may change, all others
-    are immutable."""
+    """Model versions, newest first, named `model@version`. A draft may change; all other versions are immutable."""
 
     serializer_class = ModelVersionSerializer
     filterset_class = ModelVersionFilter
@@ -331,7 +330,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         return versions_described()
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """With the instance types, which are looked up once for a whole list."""
+        """Adds the instance types, which are read once for a whole list."""
         return {**super().get_serializer_context(), "machines": cache(instance_shapes)}
 
     def watch_key(self, row: ModelVersion) -> str:
@@ -350,8 +349,9 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         operation_id="model_versions_create", request=CreateDraftSerializer, responses={200: ModelVersionSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Add a draft. `renderings` of the answer say where a cell could be made of it, and what is wrong elsewhere.
-        409 if the model has a version of this name."""
+        """Create a draft. `renderings` in the response says on which instance types a cell is possible, and what is
+        wrong elsewhere. 409 if the model has a version of this name.
+        """
         fields = _validated(CreateDraftSerializer(data=request.data))
         names = {name: fields.pop(name) for name in ("model", "version", "based_on")}
         made = draft_create(**names, columns=fields, actor=actor_of(request), now=clock.now())
@@ -361,7 +361,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         operation_id="model_versions_change", request=EditDraftSerializer, responses={200: ModelVersionSerializer}
     )
     def partial_update(self, request: Request, id: str) -> Response:
-        """Change what is given of a draft. 409 if it is no draft any more, is in use, or has a newer revision."""
+        """Change fields of a draft. 409 if it is no longer a draft, is in use, or has a newer revision."""
         version = self.get_object()
         fields = _validated(EditDraftSerializer(data=request.data))
         revision = fields.pop("revision", None)
@@ -370,7 +370,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
 
     @extend_schema(operation_id="model_versions_delete", responses={200: ModelVersionSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Remove a draft. Answers what it was. 409 if it is no draft any more, or is in use."""
+        """Delete a draft. Returns the deleted draft. 409 if it is no longer a draft, or is in use."""
         version = self.get_object()
         shown = self.get_serializer(version).data
         draft_delete(version_id=version.pk, actor=actor_of(request), now=clock.now())
@@ -379,10 +379,10 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     @extend_schema(operation_id="model_versions_validate", request=None, responses={200: ModelVersionSerializer})
     @action(detail=True, methods=["post"])
     def validate(self, request: Request, id: str) -> Response:
-        """Have a draft validated: its artifacts are read and compared with their digests, a cell must be possible on an
-        instance type, and golden prompts or a waiver must be there. The work continues after this response;
-        `validation`
-        shows how far it is, and why it failed. 409 if it is no draft, or is being validated."""
+        """Start the validation of a draft: its artifacts are read and compared with their digests, a cell must be
+        possible on an instance type, and it needs golden prompts or a waiver. The validation continues after this
+        response; `validation` shows its progress and why it failed. 409 if it is not a draft, or is being validated.
+        """
         version = self.get_object()
         validation_start(version_id=version.pk, actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
@@ -392,7 +392,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     )
     @action(detail=True, methods=["post"])
     def release(self, request: Request, id: str) -> Response:
-        """Promote a validated version: it may be rolled out. 409 if it is not validated."""
+        """Release a validated version, so that it can be rolled out. 409 if it is not validated."""
         return self._move(version_release, request)
 
     @extend_schema(
@@ -400,7 +400,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     )
     @action(detail=True, methods=["post"])
     def retire(self, request: Request, id: str) -> Response:
-        """Take a version out of service for good. 409 while a deployment, an active rollout or a live cell uses it."""
+        """Retire a version permanently. 409 while a deployment, an active rollout or a live cell uses it."""
         return self._move(version_retire, request)
 
     @extend_schema(
@@ -410,8 +410,9 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     )
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, id: str) -> Response:
-        """What differs between this version and another: what they say, and what a cell of each is on every instance
-        type, side by side."""
+        """Differences between this version and another: their fields, and a cell of each on every instance type, side
+        by side.
+        """
         fields = _validated(AgainstSerializer(data=request.query_params.dict()))
         version = self._found(self.get_queryset())
         against = version_stated(fields["against"], field="against", versions=self.get_queryset())

@@ -1,6 +1,5 @@
-"""The request bodies of model versions. Types and ranges are checked here; what values mean is for the services.
-
-What admins allow engines beyond the lists, over HTTP. Decides nothing; services do.
+"""Request bodies of model versions, and the API of engine allowances. Checks types and ranges only; services check what
+values mean.
 """
 
 from typing import Any
@@ -30,7 +29,7 @@ TOKENS_MAX = 10_000_000
 
 
 class DegreeSerializer(serializers.DictField):
-    """Degrees of one instance type; 65,536 ranks are more than any machine of today has."""
+    """Degrees on one instance type; 65,536 ranks are more than any current machine has."""
 
     child = serializers.IntegerField(min_value=1, max_value=65_536)
 
@@ -43,7 +42,7 @@ class AskedGoldenPromptSerializer(StrictSerializer):
 
 
 class AskedAdapterSerializer(StrictSerializer):
-    name = serializers.CharField(max_length=64, help_text="What clients send as `model`.")
+    name = serializers.CharField(max_length=64, help_text="The `model` in requests.")
     artifact_uri = serializers.CharField(
         max_length=512, default="", allow_blank=True, help_text="`file:///folder` or `s3://bucket/prefix`."
     )
@@ -54,13 +53,14 @@ class AskedAdapterSerializer(StrictSerializer):
         help_text="`sha256:` and the digest of its manifest; left empty, validation computes it.",
     )
     rank = serializers.IntegerField(
-        min_value=1, max_value=RANKS[-1], default=None, allow_null=True, help_text="Of its matrices; left out: 16."
+        min_value=1, max_value=RANKS[-1], default=None, allow_null=True, help_text="Rank of its matrices; default: 16."
     )
 
 
 class OnTypeSerializer(StrictSerializer):
-    """What differs on one instance type. What is left out is as the version says; of another engine, `engine_options`,
-    `engine_env`, `speculation`, `quantization` and `roles` are empty."""
+    """Fields that differ on one instance type; others are as in the version. If the engine differs, `engine_options`,
+    `engine_env`, `speculation`, `quantization` and `roles` start empty.
+    """
 
     engine = serializers.ChoiceField(choices=ENGINES, required=False)
     artifact_uri = serializers.CharField(
@@ -74,21 +74,23 @@ class OnTypeSerializer(StrictSerializer):
     )
     max_concurrency = serializers.IntegerField(min_value=1, max_value=65_536, required=False)
     ready_timeout_s = serializers.FloatField(min_value=1, max_value=READY_TIMEOUT_MAX_S, required=False)
-    engine_options = serializers.DictField(required=False, help_text="Laid over the version's; null takes one away.")
+    engine_options = serializers.DictField(
+        required=False, help_text="Merged into the version's; null removes an entry."
+    )
     engine_env = serializers.DictField(
         child=serializers.CharField(allow_blank=True, allow_null=True, max_length=4000, trim_whitespace=False),
         required=False,
-        help_text="Laid over the version's; null takes one away.",
+        help_text="Merged into the version's; null removes an entry.",
     )
-    speculation = serializers.DictField(required=False, help_text="In place of the version's; empty: none.")
-    quantization = serializers.DictField(required=False, help_text="In place of the version's; empty: none.")
+    speculation = serializers.DictField(required=False, help_text="Replaces the version's; empty: none.")
+    quantization = serializers.DictField(required=False, help_text="Replaces the version's; empty: none.")
     roles = serializers.DictField(
-        child=serializers.DictField(), required=False, help_text="In place of the version's; empty: none."
+        child=serializers.DictField(), required=False, help_text="Replaces the version's; empty: none."
     )
 
 
 class ChangeDraftSerializer(StrictSerializer):
-    """Whatever is left out stays as it is."""
+    """Omitted fields stay unchanged."""
 
     engine = serializers.ChoiceField(choices=ENGINES, required=False)
     artifact_uri = serializers.CharField(
@@ -121,7 +123,7 @@ class ChangeDraftSerializer(StrictSerializer):
         max_length=1000,
         required=False,
         allow_blank=True,
-        help_text="Why there are no golden prompts, if there are none.",
+        help_text="Why it has no golden prompts.",
     )
     attention_heads = serializers.IntegerField(min_value=1, max_value=COUNT_MAX, required=False, allow_null=True)
     kv_heads = serializers.IntegerField(min_value=1, max_value=COUNT_MAX, required=False, allow_null=True)
@@ -130,7 +132,9 @@ class ChangeDraftSerializer(StrictSerializer):
         required=False,
         help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings.",
     )
-    quantization = serializers.DictField(required=False, help_text="How weights are quantized, in the engine's terms.")
+    quantization = serializers.DictField(
+        required=False, help_text="Quantization of the weights, in the engine's terms."
+    )
     adapters = serializers.ListField(
         child=AskedAdapterSerializer(),
         max_length=ADAPTERS_MAX,
@@ -146,13 +150,18 @@ class ChangeDraftSerializer(StrictSerializer):
     by_type = serializers.DictField(
         child=OnTypeSerializer(),
         required=False,
-        help_text="Instance type of `parallelism` -> what else differs there: engine, artifact, options and the like.",
+        help_text=(
+            "Instance type of `parallelism` -> other fields that differ there: engine, artifact, options and others."
+        ),
     )
 
 
 class EditDraftSerializer(ChangeDraftSerializer):
     revision = serializers.IntegerField(
-        min_value=1, max_value=COUNT_MAX, required=False, help_text="The one you looked at: 409 if there is a newer."
+        min_value=1,
+        max_value=COUNT_MAX,
+        required=False,
+        help_text="Revision that you have read; 409 if there is a newer one.",
     )
 
     class Meta:
@@ -170,7 +179,7 @@ class CreateDraftSerializer(ChangeDraftSerializer):
         required=False,
         allow_blank=True,
         default="",
-        help_text="`model@version`: what is left out is taken from there.",
+        help_text="`model@version` from which omitted fields are copied.",
     )
 
     class Meta:
@@ -179,15 +188,15 @@ class CreateDraftSerializer(ChangeDraftSerializer):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if not attrs["based_on"] and "engine" not in attrs:
             raise serializers.ValidationError(
-                {"engine": serializers.ErrorDetail("is required, unless the draft is based_on a version", "required")}
+                {"engine": serializers.ErrorDetail("is required without based_on", "required")}
             )
         return attrs
 
 
 class ReasonSerializer(StrictSerializer):
-    """A change that cannot be taken back needs a reason."""
+    """An irreversible change needs a reason."""
 
-    why = serializers.CharField(max_length=200, help_text="Your reason, for the timeline.")
+    why = serializers.CharField(max_length=200, help_text="Reason, shown in the timeline.")
 
 
 class EngineAllowanceSerializer(serializers.ModelSerializer[EngineAllowance]):
@@ -203,7 +212,9 @@ class EngineAllowanceSerializer(serializers.ModelSerializer[EngineAllowance]):
 class AllowSerializer(StrictSerializer):
     engine = serializers.ChoiceField(choices=ENGINES)
     name = serializers.CharField(max_length=128, help_text="`trust_remote_code`, `--trust-remote-code`, `LD_PRELOAD`.")
-    why = serializers.CharField(max_length=200, help_text="Your reason: it lets versions run what the lists do not.")
+    why = serializers.CharField(
+        max_length=200, help_text="Reason: the allowance lets versions use an option outside the lists."
+    )
 
     class Meta:
         examples = {"name": "--trust-remote-code"}
@@ -218,8 +229,9 @@ class EngineAllowanceFilter(filters.FilterSet):
 
 
 class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[EngineAllowance]):
-    """Options and variables that engines may be given beyond the lists that come with Switchyard. Each lets operators
-    have nodes run what those lists keep out."""
+    """Options and variables that engines may get beyond Switchyard's lists. Each lets operators run something on nodes
+    that the lists exclude.
+    """
 
     serializer_class = EngineAllowanceSerializer
     filterset_class = EngineAllowanceFilter
@@ -240,8 +252,9 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
         responses={200: EngineAllowanceSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Allow an engine one more option or variable. 409 if it may be given it already; 202 where that needs
-        two-person approval."""
+        """Allow an engine one more option or variable. 409 if it is allowed already; 202 if it needs two-person
+        approval.
+        """
         body = AllowSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = engine_allowance_request(**body.validated_data, actor=actor_of(request), now=clock.now())

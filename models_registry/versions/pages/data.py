@@ -1,5 +1,6 @@
-"""Models and their versions: the list, one model, and one version with its configuration, cells, validation, use,
-measured performance and difference to another."""
+"""Reads models and versions for their pages: the list, a model, and a version with its configuration, cells,
+validation, use, measurements and differences. Decides and writes nothing.
+"""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -40,7 +41,7 @@ VERSIONS_SHOWN = 200
 SIBLINGS_OFFERED = 100
 MEASURED_FOR = timedelta(hours=1)
 CELLS_MEASURED = 50
-"""Of a version, the longest ready ones: an hour of each is 240 windows."""
+"""Cells of a version that are read, longest ready first: an hour of each is 240 windows."""
 
 _MEASURED = """
 SELECT cell.deployment_id, cell.region_id, cell.instance_type_id, count(DISTINCT cell.id),
@@ -59,8 +60,9 @@ GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """A version. `degrees`: the shape of one cell, by instance type; `deployments` that serve it, `cells`
-    counts its live cells."""
+    """A version. `degrees`: the shape of a cell by instance type. `deployments`: those that serve it. `cells`: number
+    of live cells.
+    """
 
     version: ModelVersion
     degrees: tuple[tuple[str, str], ...]
@@ -77,7 +79,7 @@ class VersionList:
 
 @dataclass(frozen=True, slots=True)
 class ModelPage:
-    """A model with its versions, youngest first. `serving`: the deployments of any of them."""
+    """A model with its versions, newest first. `serving`: deployments of any of them."""
 
     model: Model
     versions: VersionList
@@ -88,13 +90,13 @@ class ModelPage:
 
     @property
     def released(self) -> str:
-        """The youngest released version, "" if none is."""
+        """The newest released version, "" if none."""
         return next((row.version.version for row in self.versions.rows if row.version.state == "released"), "")
 
 
 @dataclass(frozen=True, slots=True)
 class CellOfVersion:
-    """A cell on one instance type: `degrees` as text, `arguments` as one line per flag."""
+    """A cell on one instance type: `degrees` as text, `arguments` one line per flag."""
 
     instance_type: str
     problem: str
@@ -118,7 +120,7 @@ class VersionPage:
 
 @dataclass(frozen=True, slots=True)
 class RegionCells:
-    """Cells of a deployment in a region that run the version: how many are in each state, with its tone."""
+    """A deployment's cells of the version in a region: number in each state, with its tone."""
 
     deployment: str
     region: str
@@ -128,7 +130,7 @@ class RegionCells:
 
 @dataclass(frozen=True, slots=True)
 class VersionRuns:
-    """`deployments` want the version; `cells` by deployment and region; `rollouts` go to it or away from it now."""
+    """`deployments` that want it, its `cells` by deployment and region, and active `rollouts` to or from it."""
 
     version: ModelVersion
     deployments: tuple[Deployment, ...]
@@ -138,7 +140,7 @@ class VersionRuns:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines of a comparison: those that differ, and those that are the same."""
+    """Lines of a comparison: different ones and equal ones."""
 
     differing: tuple[Line, ...]
     alike: tuple[Line, ...]
@@ -146,7 +148,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class DiffPage:
-    """`diff` None: nothing to compare with was named. `siblings` are the other versions of the model."""
+    """`diff` None: no version to compare with. `siblings`: other versions of the model."""
 
     version: ModelVersion
     against: str
@@ -155,23 +157,23 @@ class DiffPage:
 
     @property
     def side_labels(self) -> tuple[str, str]:
-        """Short names of what is compared: without the model, where it is the same."""
+        """Short names of the two versions, without the model if it is the same."""
         sides = (self.against, self.version.reference)
         models = {side.partition("@")[0] for side in sides}
         return (sides[0].partition("@")[2], sides[1].partition("@")[2]) if len(models) == 1 else sides
 
     def options(self) -> Lines:
-        """Engine, artifacts and prompts of the two."""
+        """Engine, artifacts and prompts of both."""
         return _lines(self.diff.fields) if self.diff else _lines(())
 
     def instance_types(self) -> tuple["InstanceTypeLines", ...]:
-        """Instance types, with the degrees of a cell there, and its engine arguments where both sides have some."""
+        """Instance types with the degrees of a cell, and with engine arguments if both sides have some."""
         return tuple(_instance_type_lines(kind, self) for kind in self.diff.instance_types) if self.diff else ()
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceTypeLines:
-    """`impossible`: versions of which no cell can be made there, each with why, and whether it names the type."""
+    """`impossible`: versions without a possible cell, with the reason, and whether they name the instance type."""
 
     instance_type: str
     impossible: tuple[tuple[str, str, bool], ...]
@@ -180,7 +182,9 @@ class InstanceTypeLines:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCells:
-    """Cells of one place. Peaks are of one cell in 15 s; latencies those of the worst cell and window."""
+    """Cells of one deployment and region. Peaks are of one cell within 15 s; latencies are those of the worst cell and
+    window.
+    """
 
     deployment: str
     region: str
@@ -196,7 +200,7 @@ class MeasuredCells:
 
 
 def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
-    """Versions by model, youngest first, in two queries."""
+    """Versions by model, newest first, in two queries."""
     versions = _versions()
     if text:
         versions = versions.filter(
@@ -206,7 +210,7 @@ def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
 
 
 def model_find(name: str) -> ModelPage | None:
-    """One model with its versions, in three queries; None if there is none of this name."""
+    """One model with its versions, in three queries; None if it does not exist."""
     model = Model.objects.filter(name=name).first()
     return ModelPage(model, _list(_versions().filter(model=model), False, VERSIONS_SHOWN)) if model else None
 
@@ -252,12 +256,12 @@ def _lines(lines: tuple[Line, ...]) -> Lines:
 
 
 def version_find(reference: str) -> ModelVersion | None:
-    """The version that `model@version` names, with its last validation, or None."""
+    """The version `model@version` with its last validation, or None."""
     return version_by_reference(versions_described().select_related("model"), reference)
 
 
 def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
-    """With or without the `values` of the engine's variables."""
+    """With or without the values of the engine's variables."""
     said = {name: value for name, value in said_by(version.spec()).items() if _is_option(name)}
     shown = {name: value if values else without_values(name, value) for name, value in said.items()}
     return VersionPage(
@@ -275,7 +279,6 @@ def _is_option(name: str) -> bool:
 
 
 def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
-    """Its cell on each instance type."""
     return tuple(
         CellOfVersion(
             instance_type=each.instance_type,
@@ -304,7 +307,7 @@ def argument_lines(arguments: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def version_runs(version: ModelVersion) -> VersionRuns:
-    """Where it runs, and is going to, in three queries."""
+    """Where it runs, and where a rollout will run it, in three queries."""
     either = Q(from_version=version) | Q(to_version=version)
     live = Cell.objects.filter(model_version=version).exclude(state=CellState.STOPPED.value)
     counted: dict[tuple[str, str], Counter[str]] = {}
@@ -324,8 +327,9 @@ def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionC
 
 
 def version_diff(version: ModelVersion, against: str, *, values: bool) -> DiffPage:
-    """How it differs from the version that `against` names; from any, also of another model. With or without the
-    `values` of the engine's variables."""
+    """Differences from the version `against`, also of another model. With or without the values of the engine's
+    variables.
+    """
     other = version_by_reference(ModelVersion.objects.all(), against) if against else None
     diff = diff_versions(other.spec(), version.spec(), instance_shapes()) if other else None
     shown = diff_without_values(diff) if diff is not None and not values else diff
@@ -338,7 +342,7 @@ def _siblings(version: ModelVersion) -> tuple[str, ...]:
 
 
 def version_measures(version: ModelVersion, now: datetime) -> tuple[MeasuredCells, ...]:
-    """Measurements of its cells in the last hour, each since it became ready, in one query."""
+    """Measurements of its cells in the last hour, from the time each became ready, in one query."""
     values: dict[str, Any] = {
         "version": version.pk,
         "since": now - MEASURED_FOR,

@@ -1,6 +1,5 @@
-"""The form of a draft: a field for each option of a version, with its present text and its error.
-
-Drafts of model versions: create one from a version, and edit its fields, validated as in the API.
+"""The form of a draft: creates a draft from a version and edits its fields, validated as in the API. Services do the
+changes.
 """
 
 import json
@@ -55,7 +54,7 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftField:
-    """`text` is the present content, `options` the values of a choice."""
+    """`text`: the current content; `options`: the values of a choice."""
 
     name: str
     kind: FieldKind
@@ -76,7 +75,7 @@ class DraftField:
 def draft_fields(
     version: ModelVersion, texts: Mapping[str, str] | None = None, errors: Mapping[str, str] | None = None
 ) -> tuple[DraftField, ...]:
-    """Of the version as it is, or with the `texts` of a form that was sent; `errors` by field."""
+    """Fields of the version, or with the submitted `texts`; `errors` by field."""
     kinds = {"engine": FieldKind.CHOICE}
     kinds |= dict.fromkeys(TEXTS, FieldKind.TEXT) | dict.fromkeys(NUMBERS, FieldKind.NUMBER)
     kinds |= dict.fromkeys(NESTED, FieldKind.JSON)
@@ -95,7 +94,7 @@ def draft_fields(
 
 
 def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of a form as the API takes them, and, by field, why a text is no JSON."""
+    """The submitted values in the form of the API, and JSON errors by field."""
     values: dict[str, Any] = {}
     errors: dict[str, str] = {}
     for name, text in texts.items():
@@ -125,7 +124,7 @@ FIELDS = ("engine", *TEXTS, *NUMBERS, *NESTED)
 
 @action(VERSION_TARGET)
 def draft_new(form: Submission, base: ModelVersion) -> HttpResponse:
-    """A draft with the configuration of this version, to be edited."""
+    """Create a draft with the configuration of this version, for editing."""
     data = {"model": base.model_id, "version": form.text("version"), "based_on": base.reference}
     serializer = CreateDraftSerializer(data=data)
     if not serializer.is_valid():
@@ -145,7 +144,7 @@ def draft_new(form: Submission, base: ModelVersion) -> HttpResponse:
 @needs(Role.OPERATOR)
 @require_http_methods(["GET", "HEAD", "POST"])
 def draft_edit(request: HttpRequest, key: str) -> HttpResponse:
-    """The form of a draft; by POST, save it. Each error stands at its field."""
+    """Show the form of a draft; on POST, save it. Errors are shown at their fields."""
     version = VERSION_TARGET.find(key)
     form = Submission(request, clock.now())
     if not form.is_post:
@@ -191,7 +190,7 @@ def _form_page(
 
 
 def _first_error(errors: Any) -> str:
-    """The first error of a serializer, with its place inside the field."""
+    """The first error of a serializer, with its path inside the field."""
     if isinstance(errors, dict):
         field, nested = next(iter(errors.items()))
         text = _first_error(nested)

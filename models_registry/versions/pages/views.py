@@ -1,4 +1,4 @@
-"""The list of model versions, the page of a model, the page of a version with its actions, and the diff of two."""
+"""Pages: the list of model versions, a model, a version with its actions, and the diff of two. Decides nothing."""
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
@@ -40,8 +40,10 @@ from models_registry.versions.services.validation import validation_start
 
 EVENTS_OF_ONE_VERSION = 30
 EFFECTS: dict[str, str] = {
-    "validate": "Its artifacts are read and compared with their digests, which can take minutes. If all match, the "
-    "version is validated and can no longer be edited.",
+    "validate": (
+        "Its artifacts are read and compared with their digests, which can take minutes. If all match, the "
+        "version is validated and can no longer be edited."
+    ),
     "release": "It can be rolled out. No cell changes until a rollout.",
     "retire": "It can never be rolled out again. This cannot be undone.",
     "delete": "The draft and its validations are deleted. This cannot be undone.",
@@ -133,7 +135,7 @@ def _actions(request: PageRequest) -> ActionMenu:
 
 
 def _offered(page: VersionPage) -> tuple[str, ...]:
-    """What the version's state allows; what is in use can be neither retired nor deleted."""
+    """Actions that the version's state allows; a version in use can be neither retired nor deleted."""
     match VersionState(page.version.state):
         case VersionState.DRAFT:
             is_running = page.validation is not None and page.validation.state == ValidationState.RUNNING
@@ -197,7 +199,11 @@ VERSION = Page(
             _speculation,
         ),
         Fragment(
-            "version-accepted", "Guessed, last hour", ("load",), "models_registry/speculation/accepted.html", _accepted
+            "version-accepted",
+            "Speculation, last hour",
+            ("load",),
+            "models_registry/speculation/accepted.html",
+            _accepted,
         ),
         Fragment(
             "version-cells",

@@ -1,9 +1,6 @@
-"""What differs between two versions of a model: what they say, and what a cell of each is on every instance type. Pure.
-
-It judges nothing; which difference matters is for the reader. Objects are compared name by name, however deep, so that
-one changed number inside a long option shows as itself.
-
-The values of an engine's variables, which may be secrets (`HF_TOKEN`): who only looks sees their names. Pure.
+"""Compares two versions of a model: their fields, and a cell of each on every instance type. Objects are compared key
+by key, so that one changed number in a long option is visible. Also hides values of the engine's variables from
+viewers, because they may be secrets (`HF_TOKEN`). Pure: it never rates a difference.
 """
 
 import json
@@ -18,7 +15,7 @@ from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 LEFT_OUT = ("model", "version", "allowances", "differs_on")
 SHOWN_APART = ("parallelism", "heads")
-"""The first goes with what it renders to; the second is named as the API names it."""
+"""`parallelism` is shown with the rendered cells; `heads` under its names in the API."""
 
 
 NOT_NAMED = "it does not name this instance type"
@@ -33,7 +30,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One name with its value on both sides, None where a side has none."""
+    """One name with its value on both sides, None if a side has none."""
 
     name: str
     before: Any
@@ -43,8 +40,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class InstanceTypeDiff:
-    """An instance type that one of the versions names, or both. `problem_…` says why no cell can be made of a version
-    there; then it has no degrees and no arguments."""
+    """An instance type that at least one version names. `problem_…`: why no cell of a version is possible there; then
+    it has no degrees and no arguments.
+    """
 
     instance_type: str
     problem_before: str
@@ -60,7 +58,7 @@ class InstanceTypeDiff:
 
 @dataclass(frozen=True, slots=True)
 class VersionDiff:
-    """`before` is the version that the other, `after`, is compared against."""
+    """`before` is the version that `after` is compared with."""
 
     before: str
     after: str
@@ -69,7 +67,7 @@ class VersionDiff:
 
     @property
     def same(self) -> bool:
-        """Whether cells of both are the same in every respect that versions speak of."""
+        """Whether cells of both are equal in every stated field."""
         changes = [line.change for line in self.fields] + [kind.change for kind in self.instance_types]
         return all(change is Change.SAME for change in changes)
 
@@ -86,7 +84,7 @@ def diff_versions(before: VersionSpec, after: VersionSpec, machines: Mapping[str
 
 
 def said_by(spec: VersionSpec) -> dict[str, Any]:
-    """What a version says of its engine, artifacts and prompts, by dotted name; what it leaves empty is left out."""
+    """A version's engine, artifacts and prompts by dotted name, without empty fields."""
     stated = {name: value for name, value in asdict(spec).items() if name not in (*LEFT_OUT, *SHOWN_APART)}
     stated |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}
     stated["golden_prompts"] = [{"prompt": prompt, "expect": expect} for prompt, expect in spec.golden_prompts]
@@ -123,7 +121,7 @@ def _line(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Lin
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """As engines see it: `True` is not 1."""
+    """Compares as engines do: `True` is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -144,7 +142,7 @@ def _rendered(spec: VersionSpec, kind: str, machines: Mapping[str, InstanceShape
     if kind not in spec.parallelism:
         return None, NOT_NAMED
     if kind not in machines:
-        return None, "there is no such instance type"
+        return None, "this instance type does not exist"
     try:
         return render_version(spec, machines[kind]), ""
     except InvalidVersion as error:
@@ -152,7 +150,7 @@ def _rendered(spec: VersionSpec, kind: str, machines: Mapping[str, InstanceShape
 
 
 def _degrees(spec: VersionSpec, kind: str, rendering: Rendering | None) -> dict[str, Any]:
-    """As rendered, with what else the version states there; as stated, where it cannot be rendered."""
+    """As rendered, with other fields that the version states there; as stated if it cannot be rendered."""
     stated = dict(spec.parallelism.get(kind, {}))
     return {**stated, **asdict(rendering.degrees)} if rendering else stated
 
@@ -185,15 +183,16 @@ HIDDEN = "(hidden)"
 
 
 def without_values(path: str, value: Any) -> Any:
-    """What a version says at a dotted path, as who only looks sees it: variables by their names, also those that
-    `by_type` states. What is not there stays so."""
+    """A version's value at a dotted path, as viewers see it: only names of variables, also in `by_type`. Missing values
+    stay missing.
+    """
     if path == BY_TYPE and isinstance(value, Mapping):
         return {kind: _of_type(stated) for kind, stated in value.items()}
     return _names_only(value) if _is_variable(path) else value
 
 
 def diff_without_values(diff: VersionDiff) -> VersionDiff:
-    """A difference that says which variables differ, and not in what."""
+    """A diff that names changed variables without their values."""
     return replace(diff, fields=tuple(map(_line_without_value, diff.fields)))
 
 
@@ -202,7 +201,7 @@ def _line_without_value(line: Line) -> Line:
 
 
 def _is_variable(path: str) -> bool:
-    """Names of instance types have dots, so that of the field is looked for behind them."""
+    """Instance types have dots in their names, so the field name is searched after them."""
     is_of_type = path.startswith(f"{BY_TYPE}.") and f".{FIELD}." in f"{path}."
     return is_of_type or path == FIELD or path.startswith(f"{FIELD}.")
 

@@ -1,6 +1,5 @@
-"""Renders a model version into the plan that agents run. Pure: the same version gives the same plan everywhere.
-
-What only a node knows (ports, rank, paths) is added by the agent's engine adapter.
+"""Renders a model version into the engine plan that agents run. The same version always gives the same plan. The
+agent's engine adapter adds values that only a node knows: ports, rank, paths. Pure.
 """
 
 import json
@@ -59,13 +58,13 @@ STATED_ELSEWHERE: Mapping[str, str] = {
 }
 """Options of vLLM that have their own field of a version -> that field."""
 SCHEDULING_POLICIES = ("fcfs", "priority")
-"""vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
+"""Policies of vLLM. With `priority` the cell proxy sends the priority of each request's serving class to the engine."""
 LEAST_BATCH_PROMPT_TOKENS = 16
-"""Of a step: a block of vLLM's cache. Fewer would make a step a line's worth of work for every few words."""
+"""Per step: a block of vLLM's cache. A smaller number would need a step for every few words."""
 NEURON_OWN_OPTIONS = ("neuron_config", NEURON_TARGET_OPTION, "enable_prefix_caching", "block_size")
 MEDUSA_UNSERVED = (
-    "vLLM's plugins for Neuron load Medusa and end at the first request, so nothing serves it yet; it must be eagle or "
-    "eagle3"
+    "vLLM's Neuron plugins load Medusa and crash at the first request, so it is not supported; it must be "
+    "eagle or eagle3"
 )
 
 
@@ -79,10 +78,10 @@ class Rendering:
 
 
 def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
-    """How many nodes of this instance type one cell takes.
+    """Number of nodes of this instance type per cell.
 
     Raises:
-        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+        InvalidVersion: the version does not name this instance type, or its degrees are invalid.
     """
     return stated_degrees(spec.reference, spec.parallelism, instance_type).get("nodes", 1)
 
@@ -91,7 +90,7 @@ def network_nodes_shared(spec: VersionSpec, instance_type: str) -> int:
     """How many network nodes, counted from the widest, all nodes of a cell must share; 0: any.
 
     Raises:
-        InvalidVersion: what the version says of it is nonsense.
+        InvalidVersion: the version's value is invalid.
     """
     return stated_within(spec.reference, spec.parallelism, instance_type)
 
@@ -109,14 +108,14 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     """Check a version for cells of these machines and render it.
 
     Raises:
-        InvalidVersion: it is not served there; unknown engine, degrees or speculation or quantization that the engine
-            cannot run, or an option of a type that no command line can carry. The text names field, value and rule.
+        InvalidVersion: it does not name them; engine, degrees, speculation, quantization or an option's type are not
+            supported. The text names field, value and rule.
     """
     spec = spec.on(machine.name)
     if spec.engine not in ENGINES:
         raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
     if spec.engine in WITH_WEIGHTS and not spec.artifact_uri:
-        raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the place of the weights")
+        raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the location of the weights")
     degrees = degrees_on(spec.reference, spec.parallelism, machine)
     notes = check_degrees(spec, degrees, machine)
     target = target_on(spec, machine) if spec.engine == "neuron" else None
@@ -140,7 +139,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         widened=_widened(spec),
         adapters=tuple(adapter.planned for adapter in adapters),
     )
-    if isinstance(speculation, Medusa):  # last: what else is wrong with it is said first
+    if isinstance(speculation, Medusa):  # last, because other errors are more specific
         raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
     return Rendering(degrees, plan, notes)
 
@@ -156,23 +155,23 @@ def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:
 
 
 def _check_adapters(spec: VersionSpec, adapters: tuple[VersionAdapter, ...], degrees: Degrees) -> None:
-    """vLLM names an adapter to its workers by a path, which is the leader's: another node may keep it elsewhere."""
+    """vLLM sends an adapter to its workers as a path on the leader, which may differ on other nodes."""
     if adapters and spec.engine == "vllm" and degrees.nodes > 1:
         raise InvalidVersion(
             f"{spec.reference}: adapters has {len(adapters)}, and cells there have {degrees.nodes} nodes; "
-            "adapters are served by cells of one node"
+            "adapters need cells of one node"
         )
 
 
 def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None:
-    """The field with the first option or variable that its engine may not be given, and why; None if all of them may.
+    """The field with the first disallowed option or variable, and why it is disallowed; None if all are allowed.
 
     Rendering does not check this: a version from before a list became shorter keeps running until its agent restarts
     it.
     """
     for name, value in spec.engine_options.items():
         if (spec.engine == "neuron" and name in NEURON_OWN_OPTIONS) or _stated_elsewhere(name):
-            continue  # read, or refused, where the version is rendered
+            continue  # rendering reads or rejects it
         if refused := refused_option(spec.engine, name, value, spec.widened):
             return f"engine_options.{name}", refused
     for name in spec.engine_env:
@@ -182,11 +181,11 @@ def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None
 
 
 def check_engine_options(spec: VersionSpec, instance_type: str) -> None:
-    """Check what the engine is given on this instance type against the lists.
+    """Check the engine's options and variables on this instance type against the lists.
 
     Raises:
-        InvalidVersion: it may not be given one of them; the text names it and the nearest that it may. Or the version
-            is not served there.
+        InvalidVersion: one is not allowed (the text suggests the closest allowed name), or the version does not name
+            the instance type.
     """
     spec = spec.on(instance_type)
     if refused := refused_engine_option(spec):
@@ -194,12 +193,12 @@ def check_engine_options(spec: VersionSpec, instance_type: str) -> None:
 
 
 def _stated_elsewhere(name: str) -> str:
-    """The field that states this option, however it is spelled; empty if none does."""
+    """The field that states this option in any spelling; empty if none does."""
     return STATED_ELSEWHERE.get(name.replace("-", "_"), "")
 
 
 def _widened(spec: VersionSpec) -> tuple[str, ...]:
-    """Of what admins allow, what this version uses."""
+    """The admin allowances that this version uses."""
     used = {option_name(name) for name in spec.engine_options} | set(spec.engine_env)
     return tuple(name for name in spec.widened if name in used and not is_agents_own(name))
 
@@ -239,7 +238,7 @@ def _options(
 
 
 def _native_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
-    """Flags of the plugin without NxDI, which takes vLLM's own for what those say: caches, blocks, degrees."""
+    """vLLM's own flags for caches, blocks and degrees, which the plugin without NxDI uses."""
     stated = {
         name: value for name, value in spec.engine_options.items() if name not in ("neuron_config", "neuron_target")
     }
@@ -253,19 +252,19 @@ def _native_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
 
 def _generic_options(spec: VersionSpec) -> dict[str, Any]:
     """Raises:
-    InvalidVersion: no program is named.
+    InvalidVersion: the command is missing.
     """
     if not spec.engine_options.get("command"):
         raise InvalidVersion(
-            f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program that "
-            "nodes have, as llama-cpp"
+            f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program "
+            "on the nodes, such as llama-cpp"
         )
     return {"context_length": spec.context_length, **spec.engine_options}
 
 
 def _check_batch_prompt_tokens(spec: VersionSpec) -> None:
     """Raises:
-    InvalidVersion: no such number of tokens, or an engine that is not told which requests are batch work.
+    InvalidVersion: it is not a valid number of tokens, or the engine does not receive priorities.
     """
     if (tokens := spec.engine_options.get("batch_prompt_tokens")) is None:
         return
@@ -278,7 +277,7 @@ def _check_batch_prompt_tokens(spec: VersionSpec) -> None:
 
 def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[str, Any]:
     return {
-        "enable_prompt_tokens_details": True,  # else usage does not say which tokens came from the cache
+        "enable_prompt_tokens_details": True,  # otherwise usage does not report cached tokens
         **({"tensor_parallel_size": degrees.tp} if degrees.tp > 1 else {}),
         **({"pipeline_parallel_size": degrees.pp} if degrees.pp > 1 else {}),
         **({"quantization": quantization.method} if isinstance(quantization, VllmQuantization) else {}),
@@ -288,9 +287,9 @@ def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[s
 def _neuron_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
     """Flags of the Neuron plugin.
 
-    vLLM's block count must be the compiled one, which without prefix caching is one block a sequence. On several
-    nodes vLLM itself stays at degree 1: the plugin's worker is one per node, and its platform would replace the
-    executor if vLLM's own world were larger.
+    vLLM's block count must equal the compiled one, which is one block per sequence without prefix caching. On several
+    nodes vLLM itself stays at degree 1: the plugin has one worker per node, and a larger world size would make its
+    platform replace the executor.
     """
     flags: dict[str, Any] = {"tensor_parallel_size": degrees.tp} if degrees.nodes == 1 and degrees.tp > 1 else {}
     cached = prefix_caching(spec)
@@ -325,19 +324,19 @@ def _flags(options: Mapping[str, Any], reference: str) -> list[str]:
 # Renders a version's speculation for vLLM: its option `--speculative-config`.
 
 GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
-"""Methods whose guesses wait for the sampled tokens on the host: vLLM does not plan their next step ahead."""
+"""Methods whose guesses wait for the sampled tokens on the host, so vLLM cannot schedule their next step ahead."""
 
 
 def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
-    """Returns vLLM's options for it. A draft model is at its URI; the agent replaces the path of a fetched one.
+    """vLLM's option `--speculative-config`. A draft model is at its URI; the agent replaces the path of a fetched one.
 
     Raises:
-        InvalidVersion: another option of the version does not go with it.
+        InvalidVersion: another option of the version conflicts with it.
     """
     config = _method(spec, speculation)
     if config["method"] in GUESSED_ON_THE_HOST and spec.engine_options.get("async_scheduling"):
         raise InvalidVersion(
-            f"{spec.reference}: engine_options.async_scheduling is true; vLLM does not start so with "
+            f"{spec.reference}: engine_options.async_scheduling is true; vLLM does not start with it and "
             f"speculation.method {config['method']}, leave it out"
         )
     if speculation.by_batch:

@@ -1,10 +1,7 @@
-"""The states of model versions and of their validations, which changes are allowed, and how each feels. Pure.
-
-A draft may be edited. From `validated` on nothing of a version changes but its state, which goes forward only.
-
-Checks model versions: what a draft may say at all, field by field, so that a mistake is named as soon as it is
-written (`check_draft`); and whether it may be called validated, which looks at the fields together: where a cell can be
-made of it, and what proves that it answers right (`judge_version`). Its artifacts are read elsewhere. Pure.
+"""The states of versions and validations with their allowed changes; the rules for each field of a draft
+(`check_draft`); and the decision whether a draft can be validated, which needs a possible cell and evidence of correct
+answers (`judge_version`). Only a draft may be edited; later only its state changes, and only forward. Pure: artifacts
+are read elsewhere.
 """
 
 import re
@@ -68,28 +65,28 @@ VALIDATION_TONE: dict[ValidationState, Tone] = {
 
 
 def states_before(to: VersionState) -> frozenset[VersionState]:
-    """The states from which a version may go to this one."""
+    """The states from which a version may enter this one."""
     return frozenset(state for state, allowed in VERSION_ALLOWED.items() if to in allowed)
 
 
 def may_be_rolled_out(state: VersionState, *, allow_unreleased: bool) -> bool:
-    """Released versions, and validated ones where `allow_unreleased`. Drafts still change, so never."""
+    """Released versions, and validated ones if `allow_unreleased`. Never drafts, because they still change."""
     return state is VersionState.RELEASED or (allow_unreleased and state is VersionState.VALIDATED)
 
 
 def choices(states: type[StrEnum]) -> list[tuple[str, str]]:
-    """Django's `choices` for an enum: value and label."""
+    """Django's `choices` of an enum: value and label."""
     return [(state.value, state.value.capitalize()) for state in states]
 
 
 GOLDEN_PROMPTS_MAX = 16
-"""Each is sent before a cell takes traffic, one after the other."""
+"""Each is sent sequentially before a cell takes traffic."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass
 class BrokenRule(ValueError):
-    """A field of a draft breaks a rule: dotted path of the field, the rule's short name, and what would be right."""
+    """A field of a draft breaks a rule: dotted path of the field, short name of the rule, and the expected value."""
 
     field: str
     rule: str
@@ -115,7 +112,7 @@ def check_draft(spec: VersionSpec) -> None:
 
 
 def _check_fields(spec: VersionSpec) -> None:
-    """Those that may differ by instance type."""
+    """The fields that may differ by instance type."""
     if spec.engine not in ENGINES:
         raise BrokenRule("engine", "choice", f"engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
     _check_artifact(spec)
@@ -127,7 +124,7 @@ def _check_fields(spec: VersionSpec) -> None:
 
 
 def _check_type(spec: VersionSpec, kind: str) -> None:
-    """Names a field that breaks a rule on this instance type where the version states it."""
+    """Names a field that breaks a rule on this instance type, if the version states it there."""
     _read("by_type", spec.on, kind)
     on_type = spec.on(kind)
     try:
@@ -169,7 +166,7 @@ def _check_artifact(spec: VersionSpec) -> None:
             "validation then computes it",
         )
     if spec.artifact_digest and not spec.artifact_uri:
-        raise BrokenRule("artifact_digest", "place", "artifact_digest is given, and artifact_uri says no place of it")
+        raise BrokenRule("artifact_digest", "place", "artifact_digest is set without artifact_uri")
 
 
 def _check_engine(spec: VersionSpec) -> None:
@@ -179,7 +176,9 @@ def _check_engine(spec: VersionSpec) -> None:
             raise BrokenRule(f"engine_options.{name}", "type", message)
     for name in spec.engine_env:
         if not _VARIABLE.fullmatch(name):
-            message = f"engine_env names {name!r}; a variable has letters, digits and _, and starts with no digit"
+            message = (
+                f"engine_env names {name!r}; a variable has letters, digits and _, and does not start with a digit"
+            )
             raise BrokenRule("engine_env", "name", message)
     if refused := refused_engine_option(spec):
         field, why = refused
@@ -189,16 +188,16 @@ def _check_engine(spec: VersionSpec) -> None:
 def _check_golden(spec: VersionSpec) -> None:
     if len(spec.golden_prompts) > GOLDEN_PROMPTS_MAX:
         many = len(spec.golden_prompts)
-        raise BrokenRule("golden_prompts", "count", f"{many} golden prompts; at most {GOLDEN_PROMPTS_MAX} may be")
+        raise BrokenRule("golden_prompts", "count", f"{many} golden prompts; the limit is {GOLDEN_PROMPTS_MAX}")
     if spec.golden_prompts and spec.golden_waiver:
-        message = "golden_waiver says why there are no golden prompts, and there are some; empty one of the two"
+        message = "golden_waiver is set although there are golden prompts; empty one of the two"
         raise BrokenRule("golden_waiver", "either", message)
 
 
 def _check_storable(spec: VersionSpec) -> None:
     for field in ("parallelism", "by_type", "adapters", *OF_AN_ENGINE):
         if _has_nul(getattr(spec, field)):
-            raise BrokenRule(field, "nul", f"{field} holds a NUL character, which no column takes")
+            raise BrokenRule(field, "nul", f"{field} has a NUL character, which the database rejects")
 
 
 def _has_nul(value: Any) -> bool:
@@ -212,30 +211,31 @@ def _has_nul(value: Any) -> bool:
 
 
 PLAN_BYTES_MAX = 192 * 1024
-"""Encoded. An agent is sent it in one frame of at most 256 KiB, together with its cell's other facts."""
+"""Encoded. An agent receives it in one frame of at most 256 KiB, with other facts of its cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`problems` says of each instance type why no cell can be made of it there, empty where one can. `objection` is
-    why the version cannot be validated, empty if it can as far as this module knows."""
+    """`problems`: why no cell is possible, by instance type; empty if one is. `objection`: why the version cannot be
+    validated; empty if this module found nothing.
+    """
 
     problems: Mapping[str, str]
     objection: str
 
 
 def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> Judgement:
-    """Judge a version on the instance types that there are."""
+    """Judge a version on the existing instance types."""
     problems = {name: _problem(spec, name, machines) for name in sorted(spec.parallelism)}
     return Judgement(problems, _objection(spec, problems))
 
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
-    """The weights that a version names, on any instance type: its own, those of its draft model, then those of its
-    adapters, each once. A digest may be empty: not known yet.
+    """The weights of a version on any instance type: its own, its draft model's, then its adapters', each once. A
+    digest may be empty: unknown.
 
     Raises:
-        InvalidVersion: its speculation or an adapter is nonsense.
+        InvalidVersion: its speculation or an adapter is invalid.
     """
     everywhere = (spec, *(spec.on(kind) for kind in spec.by_type))
     return tuple(dict.fromkeys(artifact for each in everywhere for artifact in _artifacts_of(each)))
@@ -251,7 +251,7 @@ def _artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
 
 def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]) -> str:
     if name not in machines:
-        return f"there is no instance type {name!r}; there are {', '.join(sorted(machines))}"
+        return f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
     try:
         check_engine_options(spec, name)
         plan = render_version(spec, machines[name]).plan
@@ -261,15 +261,18 @@ def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]
         return str(error)
     size = len(msgspec.json.encode(plan))
     if size > PLAN_BYTES_MAX:
-        return f"its engine plan has {size} bytes; agents take {PLAN_BYTES_MAX}: shorten options or golden prompts"
+        return (
+            f"its engine plan has {size} bytes; the limit of agents is {PLAN_BYTES_MAX}: shorten options or "
+            "golden prompts"
+        )
     return ""
 
 
 def _objection(spec: VersionSpec, problems: Mapping[str, str]) -> str:
     if not problems:
-        return "parallelism names no instance type, so there is nothing that a cell could be made of"
+        return "parallelism names no instance type, so no cell is possible"
     if all(problems.values()):
         return "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     if not spec.golden_prompts and not spec.golden_waiver.strip():
-        return "it has no golden prompts; add some, or say in golden_waiver why it has none"
+        return "it has no golden prompts; add some, or state the reason in golden_waiver"
     return ""

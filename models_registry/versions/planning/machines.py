@@ -1,20 +1,9 @@
-"""Public prices, ratings and emissions of machines, as dated data with their sources. Figures only: what an operator
-states, or a provider answers, comes before them (`fleet.capacity.planning.rates`).
-
-Prices: US dollars an hour, on demand, Linux, us-east-1. Watts: the most that may be drawn for long. Emissions: grams of
-CO2 equivalent for a kilowatt-hour of the grid, a year's average by place, without what a tariff is said to offset.
-
-The machines that cells are made of, as planners see them, and the public figures of those we know.
-
-This is the one place that says which tensor-parallel degree a machine suits. It decides nothing about a model.
-
-How one replica of a model is split over the machines of a cell: reads the degrees and fills in what is unsaid.
-
-Pure. Whether an engine can run such a split is for `models_registry.versions.planning.machines`.
-
-Which splits an engine can run on which machines: refuses the others, naming field, value, rule and what would do.
-
-Pure. It knows what divides what; it neither chooses degrees nor renders them.
+"""The instance types that cells are made of, with public prices, power ratings and emissions and their sources; and how
+a cell is split over machines: reads the degrees of a version, fills in defaults and rejects splits that an engine
+cannot run. It is the only place that knows which tensor-parallel degree fits a machine. Figures of operators and
+providers take precedence (`fleet.capacity.planning.rates`). Prices: US dollars per hour, on demand, Linux, us-east-1.
+Watts: maximum sustained power. Emissions: grams of CO2 equivalent per kilowatt-hour of the grid, yearly average by
+place, without offsets. Pure: it never chooses a split for a model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +17,7 @@ from models_registry.versions.planning.spec import FieldReader, InvalidVersion, 
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """Where figures come from, and when they were read there."""
+    """Source of figures, and the date on which it was read."""
 
     read_on: date
     source: str
@@ -38,7 +27,7 @@ PRICES_FROM = Dated(
     date(2026, 1, 19),
     "https://github.com/aws/karpenter-provider-aws/blob/main/pkg/providers/pricing/zz_generated.pricing_aws.go",
 )
-"""Generated there from AWS's price list; Apache-2.0. Trainium2 is in no such list."""
+"""Generated there from AWS's price list; Apache-2.0. It lacks Trainium2."""
 
 ON_DEMAND: Mapping[str, float] = {
     "c7i.2xlarge": 0.357, "g4dn.xlarge": 0.526, "g4dn.12xlarge": 3.912, "g5.xlarge": 1.006, "g5.12xlarge": 5.672,
@@ -51,18 +40,21 @@ ON_DEMAND: Mapping[str, float] = {
 }  # fmt: skip
 
 CHIP_WATTS: Mapping[str, float] = {"h100": 700, "h200": 700, "b200": 1000, "a100": 400, "l40s": 350, "l4": 72}
-"""By accelerator, from NVIDIA's data sheets, "Max thermal design power", of SXM modules where there are some; read on
-2026-11-26. AWS publishes no figures for its chips: their power draw is unknown until an operator states it."""
+"""By accelerator, from NVIDIA's data sheets, "Max thermal design power", of SXM modules if there are any; read on
+2026-11-26. AWS publishes no figures for its chips: their power draw is unknown until an operator states it.
+"""
 
 VCPU_WATTS, VCPU_IDLE_WATTS = 3.5, 0.74
-"""Of a machine with processors alone, for each vCPU at full and at no load. Cloud Carbon Footprint, "Methodology",
-average of AWS's processors by SPECpower; read on 2026-11-26."""
+"""Per vCPU of a machine without accelerators, at full load and idle. Cloud Carbon Footprint, "Methodology", average of
+AWS's processors by SPECpower; read on 2026-11-26.
+"""
 IDLE_SHARE = VCPU_IDLE_WATTS / VCPU_WATTS
-"""Of its most that a machine draws while it has nothing to do."""
+"""Share of its maximum that an idle machine draws."""
 
 DGX_WATTS = 10_200
-"""NVIDIA DGX H100 and H200, data sheets, "System power usage": a machine of eight such modules and what is around them;
-read on 2026-11-26. AWS publishes none of its machines."""
+"""NVIDIA DGX H100 and H200, data sheets, "System power usage": a whole machine with eight modules; read on 2026-11-26.
+AWS publishes no figures for its machines.
+"""
 
 MACHINE_WATTS: Mapping[str, float] = {
     "local.cpu": VCPU_WATTS,
@@ -85,7 +77,7 @@ GRIDS: Mapping[str, float] = {
     "me-central-1": 404.1, "me-south-1": 505.9, "sa-east-1": 61.7,
 }  # fmt: skip
 GRID_ANYWHERE = 392.782
-"""Their average, of the same source: for a place that no table has."""
+"""Average of the same source, for places without an entry."""
 
 OVERHEADS_FROM = Dated(date(2026, 11, 26), "AWS, Sustainability Report 2024, power usage effectiveness by region")
 OVERHEADS: Mapping[str, float] = {
@@ -94,19 +86,19 @@ OVERHEADS: Mapping[str, float] = {
     "ap-northeast-1": 1.27, "me-central-1": 1.27, "ap-southeast-1": 1.32, "me-south-1": 1.33, "eu-central-1": 1.35,
     "ap-southeast-3": 1.4, "ap-south-1": 1.42,
 }  # fmt: skip
-"""Power usage effectiveness: energy of a data centre for each that its machines take."""
+"""Power usage effectiveness: energy of a data centre per unit of energy that its machines use."""
 OVERHEAD_ANYWHERE = 1.15
-"""AWS's own average, of the same report."""
+"""AWS's average, from the same report."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceShape:
-    """One kind of machine.
+    """One instance type.
 
-    `cores` are the accelerator's units that take one rank each (NeuronCores, GPUs; the whole machine where it is a
-    CPU), 0 where unknown. `tensor_parallel_degree` is the degree per machine that a version gets when it names
-    none. `memory_gib` is the accelerators' memory, `price_per_hour` US dollars on demand in us-east-1, `watts` the
-    most that the whole machine draws for long; both 0 where no list states one (`machine_rates`).
+    `cores` are the accelerator's units that run one rank each (NeuronCores, GPUs; the whole machine if it is a CPU), 0
+    if unknown. `tensor_parallel_degree` is the default per machine. `memory_gib` is the accelerators' memory,
+    `price_per_hour` US dollars on demand in us-east-1, `watts` the maximum sustained power of the whole machine; both
+    are 0 if no list has one (`machine_rates`).
     """
 
     name: str
@@ -137,7 +129,7 @@ _SHAPES = (
     InstanceShape("p5en.48xlarge", "h200", 8, 8, 1128, tensor_parallel_degree=8),
     # https://aws.amazon.com/ec2/instance-types/g6/: 4 L4 of 24 GB.
     InstanceShape("g6.12xlarge", "l4", 4, 4, 96, tensor_parallel_degree=4),
-    # https://aws.amazon.com/ec2/instance-types/c7i/: for ingresses. No host is taken for one by what it lacks.
+    # https://aws.amazon.com/ec2/instance-types/c7i/: for ingresses. A missing accelerator alone does not identify one.
     InstanceShape("c7i.2xlarge", "none", cores=1, memory_gib=16),
 )
 
@@ -153,10 +145,10 @@ INSTANCE_TYPES: Mapping[str, InstanceShape] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The split of one cell. Every degree counts over the whole cell, not over one of its nodes.
+    """The split of one cell. Every degree counts over the whole cell.
 
     `nodes` machines; `tp` tensor-parallel ranks; `cp` context parallelism of prefill and `dp` data parallelism of
-    decode, both of which share out the tensor-parallel ranks among themselves; `pp` pipeline stages.
+    decode, which both divide the tensor-parallel ranks; `pp` pipeline stages.
     """
 
     nodes: int = 1
@@ -172,22 +164,23 @@ class Degrees:
 
     @property
     def ranks_per_node(self) -> int:
-        """Number of ranks on every node, where the degrees allow a cell at all."""
+        """Number of ranks on every node; valid only for checked degrees."""
         return self.world_size // self.nodes
 
 
 NAMES = tuple(field.name for field in fields(Degrees))
 WITHIN = "within"
-"""Stated with the degrees, from which it follows: how many network nodes, counted from the widest, the machines of
-a cell must share (EC2 names three or four). Unsaid: any."""
+"""Stated next to the degrees: how many network nodes, counted from the widest, the machines of a cell must share (EC2
+names three or four). Default: any.
+"""
 WITHIN_MAX = 8
 
 
 def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> dict[str, int]:
-    """The degrees that a version states for this instance type, without those it leaves to the defaults.
+    """The degrees that a version states for this instance type, without defaults.
 
     Raises:
-        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+        InvalidVersion: the version does not name this instance type, or a degree is invalid.
     """
     stated = parallelism.get(instance_type)
     if stated is None:
@@ -202,23 +195,23 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
 
 
 def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> int:
-    """How many network nodes the machines of a cell must share, 0 where the version does not say.
+    """How many network nodes the machines of a cell must share, 0 if not stated.
 
     Raises:
-        InvalidVersion: it is no whole number from 1 to `WITHIN_MAX`.
+        InvalidVersion: it is not a whole number from 1 to `WITHIN_MAX`.
     """
     read = FieldReader(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
     levels = read.whole(WITHIN, default=0)
     if levels > WITHIN_MAX:
-        raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out where nodes may be anywhere")
+        raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out if nodes may be anywhere")
     return levels
 
 
 def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:
-    """The degrees of a cell of these machines. Unsaid, `tp` is what one machine suits times the nodes, over `pp`.
+    """The degrees of a cell of these machines. Default of `tp`: the machine's degree times the nodes, over `pp`.
 
     Raises:
-        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+        InvalidVersion: the version does not name this instance type, or a degree is invalid.
     """
     stated = stated_degrees(reference, parallelism, machine.name)
     suited = machine.tensor_parallel_degree * stated.get("nodes", 1)
@@ -231,15 +224,16 @@ NEURON_RANKS_PER_NODE: Mapping[str, tuple[int, ...]] = {
     "trainium2": (1, 2, 4, 8, 16, 32, 64),
     "inferentia2": (1, 2, 4, 8, 24),
 }
-"""Ranks on one machine that the Neuron runtime's collectives take, by accelerator. Source:
-https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html
-(tensor-parallelism support)."""
+"""Ranks per machine that the Neuron runtime's collectives support, by accelerator. Source: https://awsdocs-
+neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html (tensor-parallelism
+support).
+"""
 
 
 def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> tuple[str, ...]:
-    """Check that the engine can run the split; returns what is allowed but worth knowing, as sentences.
+    """Check that the engine can run the split; returns warnings about allowed degrees.
 
-    `sim` computes nothing, so any degrees go; what a machine or model has not stated is not checked.
+    `sim` computes nothing and accepts any degrees. Values that a machine or model does not state are not checked.
 
     Raises:
         InvalidVersion: it cannot; the first broken rule.
@@ -271,8 +265,10 @@ class _Rules:
         if degrees.world_size % degrees.nodes:
             raise self.broken(
                 "tp",
-                f"every node takes as many ranks, so tp x pp = {degrees.world_size} must be a multiple of "
-                f"nodes = {degrees.nodes}",
+                (
+                    f"every node has the same number of ranks, so tp x pp = {degrees.world_size} must be a "
+                    f"multiple of nodes = {degrees.nodes}"
+                ),
             )
         if cores and degrees.ranks_per_node > cores:
             raise self.broken(
@@ -297,7 +293,7 @@ class _Rules:
         if degrees.cp > 1:
             raise self.broken("cp", "context parallelism needs engine neuron; on engine vllm it must be 1")
         if degrees.dp > 1:
-            raise self.broken("dp", "engine vllm takes 1: more replicas are more cells of the deployment")
+            raise self.broken("dp", "engine vllm supports 1: add cells to the deployment for more replicas")
         self._check_executor_over_nodes()
         if heads.attention is not None and heads.attention % degrees.tp:
             raise self.broken("tp", f"it must divide {heads.attention} attention heads: {self._fitting_degrees()}")
@@ -307,17 +303,18 @@ class _Rules:
             raise self.broken("pp", f"every stage needs a layer, so it must be at most {heads.layers}")
 
     def _check_executor_over_nodes(self) -> None:
-        """Over several nodes our executor drives one worker a node, each a rank of one tensor-parallel group
-        (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees ends at its start. On one node
-        vLLM's own executor drives all devices."""
+        """Over several nodes Switchyard's executor drives one worker per node, each a rank of one tensor-parallel group
+        (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees fails at its start. On one node
+        vLLM's own executor drives all devices.
+        """
         nodes = self.degrees.nodes
         if nodes == 1:
             return
         if self.degrees.pp > 1:
-            rule = "over several nodes engine vllm has no pipeline stages yet, so it must be 1, or nodes = 1"
+            rule = "over several nodes engine vllm does not support pipeline stages, so it must be 1, or nodes = 1"
             raise self.broken("pp", rule)
         if self.degrees.tp != nodes:
-            rule = f"over several nodes engine vllm drives one device a node yet, so it must be {nodes}, or nodes = 1"
+            rule = f"over several nodes engine vllm supports one device per node, so it must be {nodes}, or nodes = 1"
             raise self.broken("tp", rule)
 
     def _fitting_degrees(self) -> str:
@@ -331,8 +328,8 @@ class _Rules:
             if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and self.degrees.nodes in (1, tp)
         ]
         if not fitting:
-            return f"none does on {self.degrees.nodes} nodes; pad the heads or change nodes"
-        return f"{', '.join(map(str, fitting))} would do"
+            return f"no value fits {self.degrees.nodes} nodes; pad the heads or change nodes"
+        return f"use one of {', '.join(map(str, fitting))}"
 
     def check_neuron(self) -> None:
         """The rules of NxDI's NeuronConfig (`validate_attention_data_parallel` and around it)."""
@@ -347,8 +344,10 @@ class _Rules:
             listed = ", ".join(map(str, ranks))
             raise self.broken(
                 "tp",
-                f"that is {degrees.ranks_per_node} ranks a node, and collectives of {self.machine.accelerator} take "
-                f"{listed}",
+                (
+                    f"that is {degrees.ranks_per_node} ranks per node, and collectives of "
+                    f"{self.machine.accelerator} support {listed}"
+                ),
             )
         if degrees.tp % degrees.cp:
             raise self.broken("cp", f"it must divide tp = {degrees.tp}")
@@ -359,15 +358,17 @@ class _Rules:
         if batch % degrees.dp:
             raise self.broken("dp", f"it must divide max_concurrency = {batch}, the batch that it shares out")
         if degrees.cp > 1 and degrees.dp > 1 and degrees.cp % degrees.dp:
-            raise self.broken("dp", f"where both are over 1 it must divide cp = {degrees.cp}")
+            raise self.broken("dp", f"if both are over 1 it must divide cp = {degrees.cp}")
         self._check_kv_heads_of_decode()
         if self.spec.heads.attention is not None and degrees.tp > self.spec.heads.attention:
-            raise self.broken("tp", f"the model has {self.spec.heads.attention} attention heads; more ranks would idle")
+            raise self.broken(
+                "tp", f"the model has {self.spec.heads.attention} attention heads; more ranks would be idle"
+            )
 
     def _check_kv_heads_of_decode(self) -> None:
-        """A rank writes in prefill the KV heads that it reads in decode (`validate_tp_prefill_to_dp_decode` of NxDI's
-        modules/attention/utils.py); with `cp` and another `dp`, one of them
-        (`get_kv_head_indices_context_parallel_dp_decode`)."""
+        """A rank writes the KV heads in prefill that it reads in decode (`validate_tp_prefill_to_dp_decode` of NxDI's
+        modules/attention/utils.py; with `cp` and a different `dp`, `get_kv_head_indices_context_parallel_dp_decode`).
+        """
         degrees, kv = self.degrees, self.spec.heads.kv
         if kv is None or degrees.dp in (1, degrees.cp):
             return
@@ -375,15 +376,16 @@ class _Rules:
         prefill = max(kv // degrees.tp, 1)
         if degrees.cp == 1 and decode != prefill:
             rule = (
-                f"{kv} KV heads are {decode} on a rank in decode and {prefill} in prefill, which NxDI does not convert"
+                f"each rank has {decode} of {kv} KV heads in decode and {prefill} in prefill, which NxDI does "
+                "not convert"
             )
             raise self.broken("dp", f"{rule}; it must be less, or tp more")
         if degrees.cp > 1 and degrees.tp // degrees.dp < kv:
-            rule = f"beside another cp, tp / dp must be {kv} or more, the model's KV heads"
+            rule = f"with a different cp, tp / dp must be at least {kv}, the model's KV heads"
             raise self.broken("dp", f"{rule}; it is {degrees.tp // degrees.dp}")
 
     def neuron_notes(self) -> Iterator[str]:
-        """NxDI pads attention heads and copies KV heads where degrees do not divide them; both cost memory."""
+        """Warnings: NxDI pads attention heads and copies KV heads if degrees do not divide them. Both cost memory."""
         heads, tp = self.spec.heads, self.degrees.tp
         if heads.attention is not None and heads.attention % tp:
             padded = -(-heads.attention // tp) * tp
@@ -392,4 +394,6 @@ class _Rules:
             if tp % heads.kv == 0:
                 yield f"{heads.kv} KV heads on tp = {tp}: NxDI keeps {tp // heads.kv} copies of each"
             else:  # fewer ranks than KV heads included: `determine_sharding_strategy` of its modules/attention/gqa.py
-                yield f"tp = {tp} is no multiple of {heads.kv} KV heads: NxDI gives every attention head its own copy"
+                yield (
+                    f"tp = {tp} is not a multiple of {heads.kv} KV heads: NxDI gives every attention head its own copy"
+                )

@@ -1,12 +1,6 @@
-"""Renders a model version into the configuration of NxDI, `override_neuron_config` of the vLLM Neuron plugin.
-
-Pure, and the same on every rank of a cell: what differs between ranks (`start_rank_id`) is added by the agent. Keys
-and rules are those of the plugins 0.4.1 and 0.5.0 with the NxDI of Neuron SDK 2.28 and 2.29.
-
-Renders a model version into `neuron_config`, the settings of the vLLM Neuron plugin without NxDI. Pure.
-
-Keys and rules are those of its NeuronConfig and of how its worker reads buckets; what vLLM itself has an option for is
-stated there.
+"""Renders a model version into `override_neuron_config` of the vLLM Neuron plugin with NxDI (plugins 0.4.1 and 0.5.0,
+Neuron SDK 2.28 and 2.29), and into `neuron_config` of the plugin without NxDI. The result is the same on every rank:
+the agent adds `start_rank_id`. It never renders an unknown key, because NxDI would ignore it. Pure.
 """
 
 from collections.abc import Mapping
@@ -61,14 +55,14 @@ _NAMES = """
     weight_gather_seq_len_threshold weights_to_skip_layout_optimization windowed_context_encoding_size world_size
 """
 NEURON_CONFIG_KEYS = frozenset(_NAMES.split())
-"""The names that NxDI's configuration knows, because it only logs a warning about others and then ignores them. Not
-those that name classes or files: attn_cls, lora_config, tensor_capture_config, tensor_replacement_config.
-
-Of NeuronConfig and MoENeuronConfig in the library of Neuron SDK 2.29, the last that takes INT8, Medusa, Trn1 and Inf2:
-https://github.com/aws-neuron/neuronx-distributed-inference, src/neuronx_distributed_inference/models/config.py."""
+"""The names in NxDI's configuration: it ignores unknown names with a warning. Without those that name classes or files:
+attn_cls, lora_config, tensor_capture_config, tensor_replacement_config. From NeuronConfig and MoENeuronConfig in the
+library of Neuron SDK 2.29, the last that supports INT8, Medusa, Trn1 and Inf2: https://github.com/aws-neuron/neuronx-
+distributed-inference, src/neuronx_distributed_inference/models/config.py.
+"""
 
 NOT_IN_TARGET: Mapping[str, frozenset[str]] = {NXDI_2_28.name: frozenset({"enable_ve_data_parallel"})}
-"""Names of these that an older NxDI does not know yet: the same file at the commits of 0.8.0 and 0.9.0."""
+"""Names that an older NxDI lacks: the same file at the commits of 0.8.0 and 0.9.0."""
 
 
 JsonObject = dict[str, Any]
@@ -80,7 +74,7 @@ SAMPLING_KEYS = (
 )
 SAMPLING = "on_device_sampling_config"
 PREFIX_BLOCK_TOKENS = 32
-"""The block size that the plugin's guide recommends with prefix caching (32 or 16)."""
+"""The block size that the plugin's guide recommends for prefix caching (32 or 16)."""
 
 DECIDED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tp_degree", "cp_degree", "attention_dp_degree", "pp_degree", "world_size"), "parallelism"),
@@ -99,10 +93,10 @@ DECIDED_ELSEWHERE: Mapping[str, str] = {
 
 
 def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
-    """Block size in tokens and number of blocks where the version asks for prefix caching, else None.
+    """Block size in tokens and number of blocks if the version uses prefix caching, else None.
 
     Raises:
-        InvalidVersion: the option is no truth value, or the block size no whole number.
+        InvalidVersion: the option is not a boolean, or the block size is not a whole number.
     """
     options = FieldReader(f"{spec.reference}: engine_options", spec.engine_options)
     if not options.flag("enable_prefix_caching"):
@@ -112,19 +106,19 @@ def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
 
 
 def longest_prompt(spec: VersionSpec) -> int:
-    """Tokens of the longest prompt that the compiled model takes: its largest bucket, where buckets are stated.
+    """Tokens of the longest prompt that the compiled model accepts: its largest stated bucket.
 
-    Call it on a version whose NxDI settings have been checked.
+    Requires checked NxDI settings.
     """
     buckets: list[int] = spec.engine_options.get("neuron_config", {}).get("context_encoding_buckets") or []
     return max(buckets, default=spec.context_length)
 
 
 def additional_config(spec: VersionSpec, override: JsonObject) -> JsonObject:
-    """`--additional-config` around a rendered configuration.
+    """The value of `--additional-config` for a rendered configuration.
 
-    Where prompts may be shorter than the context alone, the plugin 0.4.1 must know: it then answers 400 to a longer
-    one, which would end the engine otherwise. With 0.5.0 it does not, so the cell proxy does (`longest_prompt`).
+    If prompts must be shorter than the context, plugin 0.4.1 needs the limit to answer 400 to longer ones, which would
+    crash the engine. Plugin 0.5.0 has no such option, so the cell proxy checks the length (`longest_prompt`).
     """
     longest = longest_prompt(spec)
     limit = {"max_prompt_length": longest} if longest < spec.context_length else {}
@@ -141,8 +135,8 @@ def neuron_configuration(
     """`override_neuron_config` of a version on checked degrees.
 
     Raises:
-        InvalidVersion: what the version adds in `engine_options.neuron_config` is unknown, decided elsewhere, of a
-            wrong form, or does not go together with the rest.
+        InvalidVersion: a key in `engine_options.neuron_config` is unknown, follows from another field, has an invalid
+            value, or conflicts with another key.
     """
     added = _added(spec, target)
     rendered: JsonObject = {
@@ -182,18 +176,17 @@ def _batching(spec: VersionSpec) -> JsonObject:
 
 
 def _sampling(degrees: Degrees, speculation: Speculation | None) -> JsonObject:
-    """Every request's own temperature, top-k and top-p, as the plugin has it by default.
+    """Each request's own temperature, top-k and top-p, as by default in the plugin.
 
-    Each node draws different random numbers and feeds back its tokens, so over several nodes they must not be
-    drawn: their shares of one sequence would be of different texts. Medusa's guesses are read at places that its
-    library's own number of guesses gives.
+    Over several nodes random sampling is off: each node would draw different tokens, so their shares of one sequence
+    would diverge. Medusa needs the number of guesses that its library reads.
     """
     guesses = {"global_topk": MEDUSA_GUESSES} if isinstance(speculation, Medusa) else {}
     return {"dynamic": True, "deterministic": degrees.nodes > 1, **guesses}
 
 
 def sampling_notes(spec: VersionSpec, degrees: Degrees, target: NeuronTarget) -> tuple[str, ...]:
-    """What a checked version should know of how it samples over several nodes."""
+    """Warnings about sampling over several nodes, for a checked version."""
     if (
         degrees.nodes == 1
         or target.settings != NXDI_SETTINGS
@@ -201,8 +194,11 @@ def sampling_notes(spec: VersionSpec, degrees: Degrees, target: NeuronTarget) ->
     ):
         return ()
     return (
-        f"{degrees.nodes} nodes must sample alike, so NxDI draws no random numbers: at any temperature a prompt is "
-        f"always answered alike. With engine_options.neuron_config.{SAMPLING} null the hosts sample, from one seed",
+        (
+            f"{degrees.nodes} nodes must sample the same tokens, so NxDI samples without randomness: a prompt "
+            f"always gets the same answer at any temperature. With engine_options.neuron_config.{SAMPLING} null "
+            "the hosts sample with a common seed"
+        ),
     )
 
 
@@ -255,7 +251,7 @@ def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
         if name not in NEURON_CONFIG_KEYS:
             raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
         if name in NOT_IN_TARGET.get(target.name, ()):
-            raise fields.wrong(name, f"target {target.name} does not know it yet; {NXDI_2_29.name} does")
+            raise fields.wrong(name, f"target {target.name} does not support it; {NXDI_2_29.name} does")
     for name in BUCKETS:
         _check_buckets(fields, name, spec.context_length)
     if stated.get(SAMPLING, {}) is not None:  # null: the host samples
@@ -268,7 +264,7 @@ def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
 
 def _known(name: str) -> str:
     if name in NATIVE_KEYS:
-        return f"only target {NATIVE_0_24.name} has it: state engine_options.neuron_target"
+        return f"only target {NATIVE_0_24.name} supports it: state engine_options.neuron_target"
     near = one_of(sorted(NEURON_CONFIG_KEYS), name).rpartition("(")[2].rstrip("?)")
     hint = f", {near}?" if near.startswith("did you mean") else ""
     return f"NxDI would ignore it: its NeuronConfig has no such key{hint}"
@@ -280,13 +276,13 @@ def _check_buckets(fields: FieldReader, name: str, longest: int) -> None:
         return
     whole = isinstance(buckets, list) and all(isinstance(size, int) and 0 < size <= longest for size in buckets)
     if not whole or not buckets or buckets != sorted(set(buckets)):
-        raise fields.wrong(name, f"it must be a rising list of whole numbers from 1 to context_length, {longest}")
+        raise fields.wrong(name, f"it must be an increasing list of whole numbers from 1 to context_length, {longest}")
 
 
 def _check_together(
     spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, rendered: Mapping[str, Any]
 ) -> None:
-    """The rules of NeuronConfig between keys; each would otherwise be an exception on every node."""
+    """NeuronConfig's rules between keys. Each violation would be an exception on every node."""
     if isinstance(speculation, Medusa):
         _check_medusa(spec, rendered)
     _check_sampling(spec, degrees, speculation, rendered[SAMPLING])
@@ -330,13 +326,13 @@ def _check_sampling(
         return
     if degrees.nodes > 1 and sampling.get("deterministic") is not True:
         raise InvalidVersion(
-            f"{where}.deterministic is {sampling.get('deterministic')}; over {degrees.nodes} nodes it must be true, or "
-            f"{SAMPLING} null: each node would draw tokens of its own"
+            f"{where}.deterministic is {sampling.get('deterministic')}; over {degrees.nodes} nodes it must be "
+            f"true, or {SAMPLING} null: otherwise each node would sample different tokens"
         )
     if isinstance(speculation, Medusa) and sampling.get("global_topk") != MEDUSA_GUESSES:
         raise InvalidVersion(
             f"{where}.global_topk is {sampling.get('global_topk')}; with speculation.method medusa it must be "
-            f"{MEDUSA_GUESSES}, the number of guesses that NxD reads of each head"
+            f"{MEDUSA_GUESSES}, the number of guesses that NxD reads per head"
         )
 
 
@@ -363,8 +359,9 @@ SHARDING: Mapping[str, str] = {
     **dict.fromkeys(("attention_dp_size", "embedding_dp_size", "lm_head_dp_size", "mlp_dp_size"), "dp"),
     "apply_prefill_dcp": "cp",
 }
-"""Keys that share a replica out beyond tensor parallelism, and the degree that would say so. Each needs more engines
-than the one that a cell has."""
+"""Keys that divide a replica beyond tensor parallelism, and the degree that corresponds. Each needs more engines than
+the one of a cell.
+"""
 SEGMENTS = (512, 1024, 2048, 4096, 8192)
 SINGLE_SHOT_MOST = 16 * 1024
 CONTEXT_TILE = 128
@@ -374,11 +371,11 @@ _WHERE = "engine_options.neuron_config"
 
 
 def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
-    """`neuron_config` of a version on checked degrees: what it states, once it is checked.
+    """`neuron_config` of a version on checked degrees: its stated keys, checked.
 
     Raises:
-        InvalidVersion: a degree, a quantization or an adapter that this plugin has not here, or a key that is unknown,
-            of a wrong form, or does not go together with the rest.
+        InvalidVersion: the plugin does not support a degree, quantization or adapter, or a key is unknown, has an
+            invalid value, or conflicts with another key.
     """
     for name in ("cp", "dp", "pp"):
         if (degree := getattr(degrees, name)) > 1:
@@ -387,8 +384,9 @@ def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
             )
     if spec.quantization:
         raise InvalidVersion(
-            f"{spec.reference}: quantization is {dict(spec.quantization)!r}; target {NATIVE_0_24.name} takes a "
-            f"checkpoint as it was quantized (state {_WHERE}.quantization) and has no INT8, so it must be empty"
+            f"{spec.reference}: quantization is {dict(spec.quantization)!r}; target {NATIVE_0_24.name} uses "
+            f"the checkpoint's own quantization (state {_WHERE}.quantization) and does not support INT8, so "
+            "it must be empty"
         )
     where = f"{spec.reference}: {_WHERE}"
     stated = spec.engine_options.get("neuron_config", {})
@@ -403,7 +401,7 @@ def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
     if fields.whole("ep_degree", default=1) > 1 and spec.engine_options.get("enable_expert_parallel") is not True:
         raise fields.wrong("ep_degree", "over 1 it needs engine_options.enable_expert_parallel")
     if fields.given("quantization") == "mxfp4":
-        raise fields.wrong("quantization", "its worker takes mxfp4 on Trn3 alone; leave it out")
+        raise fields.wrong("quantization", "its worker supports mxfp4 only on Trn3; leave it out")
     _check_native_buckets(fields, spec)
     if stated.get(SAMPLING, {}) is not None:
         sampling = FieldReader(f"{where}.{SAMPLING}", stated.get(SAMPLING, {}))
@@ -416,7 +414,7 @@ def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
 
 
 def _check_native_buckets(fields: FieldReader, spec: VersionSpec) -> None:
-    """Rising lists; the largest of sequences is max_concurrency, of tokens max_num_batched_tokens."""
+    """Increasing lists; the largest number of sequences is max_concurrency, of tokens max_num_batched_tokens."""
     batched = spec.engine_options.get("max_num_batched_tokens")
     largest = {"num_seqs_buckets": spec.max_concurrency, "num_batched_tokens_buckets": batched}
     for name in NATIVE_BUCKETS:
@@ -424,7 +422,7 @@ def _check_native_buckets(fields: FieldReader, spec: VersionSpec) -> None:
             continue
         whole = isinstance(buckets, list) and bool(buckets) and all(type(size) is int and size > 0 for size in buckets)
         if not whole or buckets != sorted(set(buckets)):
-            raise fields.wrong(name, "it must be a rising list of whole numbers")
+            raise fields.wrong(name, "it must be an increasing list of whole numbers")
         most = largest.get(name)
         if most is not None and buckets[-1] != most:
             field = "max_concurrency" if name == "num_seqs_buckets" else "engine_options.max_num_batched_tokens"
@@ -435,11 +433,11 @@ def _check_native_buckets(fields: FieldReader, spec: VersionSpec) -> None:
 
 
 def _check_segments(fields: FieldReader, spec: VersionSpec) -> None:
-    """A prompt that is longer than a step takes is read in segments, of a size that the kernel has."""
+    """A prompt longer than a step is read in segments of a size that the kernel supports."""
     sizes = ", ".join(map(str, SEGMENTS))
     batched, segments = spec.engine_options.get("max_num_batched_tokens"), fields.given("kv_segment_size_buckets")
     if segments is not None and (len(segments) != 1 or segments[0] not in SEGMENTS):
-        raise fields.wrong("kv_segment_size_buckets", f"it must be a list of one of {sizes}")
+        raise fields.wrong("kv_segment_size_buckets", f"it must be a list with one of {sizes}")
     if isinstance(batched, int) and batched < spec.max_model_len and batched not in SEGMENTS:
         raise InvalidVersion(
             f"{spec.reference}: engine_options.max_num_batched_tokens is {batched}; below the context of "

@@ -1,7 +1,7 @@
-"""Rules of NxDI's NeuronConfig between keys that a version may state: each would be an exception on every node, after
-machines were waited for. Pure. From `src/neuronx_distributed_inference/models/config.py` of
-https://github.com/aws-neuron/neuronx-distributed-inference at 0.8.0 and 0.9.0, which have the same;
-`bench/models/neuron_configurations.py` holds them against the classes themselves.
+"""Rules between keys of NxDI's NeuronConfig, and which build of the Neuron stack fits a machine: each violation would
+otherwise be an exception on every node after machines were started. Rules are from
+`src/neuronx_distributed_inference/models/config.py` of https://github.com/aws-neuron/neuronx-distributed-inference,
+equal in 0.8.0 and 0.9.0; `bench/models/neuron_configurations.py` compares them with the classes. Pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ QKV_KERNELS = ("qkv_kernel_enabled", "qkv_nki_kernel_enabled")
 ATTENTION_KERNELS = (
     "attn_block_tkg_nki_kernel_enabled", "attn_tkg_nki_kernel_enabled", "attn_tkg_builtin_kernel_enabled",
 )  # fmt: skip
-"""Each of the last two turns the first on."""
+"""Each of the last two enables the first."""
 
 
 def broken_rule(rendered: Rendered) -> str:
-    """The first rule that a rendered configuration breaks, as `KEY is VALUE; it …`; empty if it keeps all."""
+    """The first rule that a rendered configuration breaks, as `KEY is VALUE; it …`; empty if none."""
     for key, rule, is_broken in _RULES:
         if rendered.get(key) and is_broken(rendered):
             return f"{key} is {rendered[key]!r}; {rule}"
@@ -43,7 +43,7 @@ def _with(*keys: str) -> Holds:
 
 
 def _cte_kernels_off(rendered: Rendered) -> bool:
-    """Those that are off unless stated, and one that is not."""
+    """Kernels that are off unless stated, and one that is on."""
     off = [key for key in (*QKV_KERNELS, "out_proj_kernel_enabled") if not rendered.get(key)]
     return bool(off) or rendered.get("attn_kernel_enabled") is False
 
@@ -63,7 +63,7 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
     ),
     (
         "activation_quantization_type",
-        "it goes with neither mlp_kernel_enabled nor quantized_mlp_kernel_enabled",
+        "it conflicts with mlp_kernel_enabled and quantized_mlp_kernel_enabled",
         _with("mlp_kernel_enabled", "mlp_tkg_nki_kernel_enabled", "quantized_mlp_kernel_enabled"),
     ),
     (
@@ -86,7 +86,7 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
         for kernel in ATTENTION_KERNELS[:1]
     ),
     *(
-        (kernel, "it does not go with flash_decoding_enabled", _with("flash_decoding_enabled"))
+        (kernel, "it conflicts with flash_decoding_enabled", _with("flash_decoding_enabled"))
         for kernel in ATTENTION_KERNELS
     ),
     *(
@@ -95,7 +95,7 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
     ),
     (
         "k_cache_transposed",
-        "it goes with neither flash_decoding_enabled nor prefix caching",
+        "it conflicts with flash_decoding_enabled and prefix caching",
         _with("flash_decoding_enabled", "is_block_kv_layout"),
     ),
     (
@@ -125,17 +125,17 @@ def _listed(value: Any) -> list[int]:
     return value if isinstance(value, list) and value else [value if isinstance(value, int) else 0]
 
 
-# Chooses the build of the Neuron stack for a machine, and refuses what that build does not support.
+# Chooses the build of the Neuron stack for a machine, and rejects what that build does not support.
 
 NEURON_TARGET_OPTION = "neuron_target"
-"""Of a version's `engine_options`: the name of a target; left out, its machines' default."""
+"""In a version's `engine_options`: the name of a target; default: that of its machines."""
 
 
 def target_on(spec: VersionSpec, machine: InstanceShape) -> NeuronTarget:
-    """The build that cells of these machines run, of degrees that are checked: they are machines of Neuron.
+    """The build for cells of these machines, which must be Neuron machines.
 
     Raises:
-        InvalidVersion: no such build, or one that AWS does not support there.
+        InvalidVersion: the build is unknown, or AWS does not support it there.
     """
     where = f"{spec.reference}: engine_options.{NEURON_TARGET_OPTION}"
     if (name := spec.engine_options.get(NEURON_TARGET_OPTION)) is None:
@@ -147,39 +147,40 @@ def target_on(spec: VersionSpec, machine: InstanceShape) -> NeuronTarget:
         fitting = [each.name for each in TARGETS if machine.accelerator in each.accelerators]
         raise InvalidVersion(
             f"{where} is {name!r}; {machine.name} has {machine.accelerator}, and that target is for "
-            f"{', '.join(target.accelerators)}: {' or '.join(fitting) or 'none of them'} would do"
+            f"{', '.join(target.accelerators)}: use {' or '.join(fitting) or 'another machine'}"
         )
     return target
 
 
 def check_target(spec: VersionSpec, degrees: Degrees, machine: InstanceShape, target: NeuronTarget) -> None:
-    """Check what the build, and the machines' network, make of a cell.
+    """Check that the build and the machines' network support the cell.
 
     Raises:
-        InvalidVersion: more nodes than it or they can join, a method of speculation or a quantization that it has not.
+        InvalidVersion: it has too many nodes, or an unsupported method of speculation or quantization.
     """
     nodes = f"{spec.reference}: parallelism.{machine.name}.nodes is {degrees.nodes}"
     if degrees.nodes > 1 and is_without_efa(machine):
         raise InvalidVersion(
-            f"{nodes}; {machine.name} has no EFA, over which the nodes of a cell reach each other's devices: it must "
-            "be 1, or the machine a trn1.32xlarge, trn1n.32xlarge or of Trn2"
+            f"{nodes}; {machine.name} has no EFA, which cells of several nodes need: it must be 1, or the "
+            "machine a trn1.32xlarge, trn1n.32xlarge or of Trn2"
         )
     if target.most_nodes and degrees.nodes > target.most_nodes:
         raise InvalidVersion(
-            f"{nodes}; target {target.name} puts vLLM's own executor in the place of that of a cell of several nodes, "
+            f"{nodes}; target {target.name} replaces Switchyard's executor for several nodes with vLLM's own, "
             f"so it must be {target.most_nodes}, or engine_options.{NEURON_TARGET_OPTION} nxdi-2.29"
         )
     method = spec.speculation.get("method")
     if method is not None and method != "medusa" and method not in target.speculation:
         raise InvalidVersion(
-            f"{spec.reference}: speculation.method is {method!r}; target {target.name} has "
+            f"{spec.reference}: speculation.method is {method!r}; target {target.name} supports "
             f"{', '.join(target.speculation)}"
         )
 
 
 def is_without_efa(machine: InstanceShape) -> bool:
-    """Inf2, and Trn1 of a single chip: "Supported instance types" of
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html."""
+    """Inf2, and Trn1 with a single chip: "Supported instance types" of
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html.
+    """
     return machine.accelerator == "inferentia2" or (machine.accelerator == "trainium" and machine.chips == 1)
 
 

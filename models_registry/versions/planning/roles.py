@@ -1,9 +1,6 @@
-"""Renders a version for each role, and fingerprints the KV layout that prefill cells hand over to decode cells. Pure.
-
-A version is the same weights in every role; its field `roles` states what prefill and decode cells have otherwise: how
-tensors are split, options of the engine, how many concurrent requests. What must be equal for a handover cannot be
-stated
-there. `engine_agent` does the handover; the fleet decides how many cells have which role.
+"""Renders a version for each role, and fingerprints the KV layout that prefill cells hand over to decode cells. Both
+roles have the same weights; a version's field `roles` states their differences: tensor parallelism, engine options,
+concurrency. It rejects differences that would break a handover. The fleet decides how many cells have which role. Pure.
 """
 
 from collections.abc import Mapping
@@ -19,18 +16,18 @@ from models_registry.versions.planning.spec import FieldReader, InvalidVersion, 
 
 APART = (CellRole.PREFILL.value, CellRole.DECODE.value)
 CONNECTORS: Mapping[str, str] = MappingProxyType({"sim": "sim-1", "vllm": "NixlConnector-1"})
-"""By engine: what carries a prompt from cell to cell, and the version of how it is used. Engines that are not named
-hand over nothing."""
+"""By engine: the connector between cells, and the version of its use. Other engines hand over nothing."""
 OF_LAYOUT = ("block_size", "dtype", "kv_cache_dtype", "max_model_len", "quantization")
-"""Engine options that determine layout or content of the KV cache: the same in every role."""
+"""Engine options that determine layout or content of the KV cache, so they must be equal in every role."""
 GUESSES_FROM_TEXT = "ngram"
-"""The way to speculate that needs no second KV cache."""
+"""The speculation method that needs no second KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
-    """Differences of a role's cells from the version. `tp`: instance type -> tensor-parallel degree;
-    `max_concurrency` None: the version's."""
+    """A role's differences from the version. `tp`: instance type -> tensor-parallel degree; `max_concurrency` None: the
+    version's.
+    """
 
     tp: Mapping[str, int]
     engine_options: Mapping[str, Any]
@@ -38,10 +35,10 @@ class RoleOptions:
 
 
 def role_spec(spec: VersionSpec, role: CellRole, instance_type: str) -> VersionSpec:
-    """The version as cells of this role run it on this instance type.
+    """The version for cells of this role on this instance type.
 
     Raises:
-        InvalidVersion: it is not served there, or what it says of the role is nonsense.
+        InvalidVersion: it does not name the instance type, or its `roles` are invalid.
     """
     spec = spec.on(instance_type)
     options = read_roles(spec).get(role)
@@ -49,7 +46,7 @@ def role_spec(spec: VersionSpec, role: CellRole, instance_type: str) -> VersionS
 
 
 def with_role(spec: VersionSpec, options: RoleOptions) -> VersionSpec:
-    """The version with what a role has otherwise."""
+    """The version with a role's differences."""
     split = {
         kind: {**degrees, "tp": options.tp[kind]} for kind, degrees in spec.parallelism.items() if kind in options.tp
     }
@@ -62,10 +59,10 @@ def with_role(spec: VersionSpec, options: RoleOptions) -> VersionSpec:
 
 
 def read_roles(spec: VersionSpec) -> Mapping[CellRole, RoleOptions]:
-    """What the version states of roles.
+    """Read the version's roles.
 
     Raises:
-        InvalidVersion: an unknown role or field, or one that breaks a rule; the text names it.
+        InvalidVersion: a role or field is unknown or breaks a rule; the text names it.
     """
     fields = FieldReader(where := f"{spec.reference}: roles", spec.roles)
     stated = {CellRole(name): fields.given(name) for name in APART}
@@ -88,7 +85,7 @@ def _options(spec: VersionSpec, where: str, stated: Any) -> RoleOptions:
     for name in options:
         if name.replace("-", "_") in OF_LAYOUT:
             raise given.wrong(
-                name, "cells that hand over must have it alike; state it in engine_options of the version"
+                name, "it must be equal in cells that hand over; state it in engine_options of the version"
             )
     at_once = fields.whole("max_concurrency") if fields.given("max_concurrency") is not None else None
     fields.finish()
@@ -101,7 +98,7 @@ def role_concurrency(stored: Mapping[str, Any]) -> dict[str, int]:
 
 
 def apart_objection(spec: VersionSpec, machine: InstanceShape) -> str:
-    """Why cells of this version cannot be told apart on these machines; empty: they can."""
+    """Why cells of this version cannot have roles on these machines; empty if they can."""
     try:
         check_apart(spec, machine)
     except InvalidVersion as wrong:
@@ -113,18 +110,19 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     """Check that cells of the version can hand prompts over on these machines.
 
     Raises:
-        InvalidVersion: they cannot; the text says why, and what would do.
+        InvalidVersion: they cannot; the text says why, and what to change.
     """
     spec = spec.on(machine.name)
     place = f"{spec.reference} cannot have prefill and decode cells"
     if spec.engine not in CONNECTORS:
-        raise InvalidVersion(f"{place}: engine {spec.engine} hands over nothing, {' and '.join(CONNECTORS)} do")
+        raise InvalidVersion(f"{place}: engine {spec.engine} does not hand over, {' and '.join(CONNECTORS)} do")
     if spec.adapters:
-        raise InvalidVersion(f"{place}: it has adapters, whose prompts cannot be handed over yet; keep its cells mixed")
+        raise InvalidVersion(f"{place}: handover does not support adapters; keep its cells mixed")
     method = spec.speculation.get("method")
     if method not in (None, GUESSES_FROM_TEXT):
         raise InvalidVersion(
-            f"{place}: speculation.method is {method!r}, whose own KV cache is not handed over; use {GUESSES_FROM_TEXT}"
+            f"{place}: speculation.method is {method!r}, which has its own KV cache, and that is not handed "
+            f"over; use {GUESSES_FROM_TEXT}"
         )
     degrees = [
         render_version(role_spec(spec, role, machine.name), machine).degrees
@@ -133,20 +131,20 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     for one in degrees:
         if one.nodes > 1 or one.pp > 1:
             what = f"{one.nodes} nodes" if one.nodes > 1 else f"{one.pp} pipeline stages"
-            raise InvalidVersion(f"{place} on {machine.name}: its cells have {what}; a handover takes cells of one")
+            raise InvalidVersion(f"{place} on {machine.name}: its cells have {what}; a handover supports one")
     prefill, decode = degrees[0].tp, degrees[1].tp
     if max(prefill, decode) % min(prefill, decode):
         raise InvalidVersion(
-            f"{place} on {machine.name}: tp is {prefill} of prefill and {decode} of decode cells; "
-            "one must divide the other"
+            f"{place} on {machine.name}: tp of prefill cells is {prefill} and of decode cells {decode}; one "
+            "must divide the other"
         )
 
 
 def render_role(spec: VersionSpec, role: CellRole, machine: InstanceShape) -> Rendering:
-    """The version as cells of this role run it on these machines.
+    """The version rendered for cells of this role on these machines.
 
     Raises:
-        InvalidVersion: see `render_version`; and of a role apart, `check_apart`.
+        InvalidVersion: see `render_version` and, for prefill and decode, `check_apart`.
     """
     if role is not CellRole.MIXED:
         check_apart(spec, machine)
@@ -154,10 +152,11 @@ def render_role(spec: VersionSpec, role: CellRole, machine: InstanceShape) -> Re
 
 
 def kv_layout(spec: VersionSpec, machine: InstanceShape, software: str = "") -> str:
-    """Fingerprint of what cells of the version hand over on these machines, the same in both roles: two cells may pair
-    only if theirs are equal. `software`: what the engine of the cell is, where that is known.
+    """Fingerprint of the KV layout that cells of the version hand over on these machines, equal in both roles: only
+    cells with equal fingerprints may pair. `software`: the cell's engine, if known.
 
-    Instance type, weights, data types, block size, how tensors are split in both roles, the connector and its version.
+    It covers instance type, weights, data types, block size, tensor parallelism of both roles, connector and its
+    version.
 
     Raises:
         InvalidVersion: nothing is handed over, see `check_apart`.

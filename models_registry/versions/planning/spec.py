@@ -1,17 +1,7 @@
-"""Reads a JSON object of a model version field by field, and says exactly which field has which wrong value.
-
-It knows types and ranges; what values mean together is for the modules that use it.
-
-What a model version says, as plain data, and what it is on one of its instance types. Whether it can be run there is
-judged elsewhere.
-
-One version is one behaviour: model, length of context, adapters and golden prompts are the same everywhere. How it is
-computed may differ by instance type, as `by_type` says.
-
-What a model version says of quantization. Reads and checks the field `quantization`; pure.
-
-What a model version says of LoRA adapters: small changes to the model's weights, each served under a name of its own
-by the same engine. Reads and checks the field `adapters`; who else has a name is for the fleet. Pure.
+"""A model version as plain data, and its fields on one of its instance types; reads and checks `quantization`,
+`adapters` and other JSON fields, with errors that name field and value. Model, context length, adapters and golden
+prompts are the same on all instance types; other fields may differ (`by_type`). Pure: whether a version can run is
+decided elsewhere, and so are conflicts of adapter names with other models.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,21 +20,21 @@ class InvalidVersion(ValueError):
 
 
 def one_of(names: Iterable[str], wrong: str) -> str:
-    """`it must be one of a, b (did you mean b?)` for the error about a wrong name."""
+    """`it must be one of a, b (did you mean b?)`, for the error about a wrong name."""
     known = list(names)
     close = get_close_matches(wrong, known, n=1)
     return f"it must be one of {', '.join(known)}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 class FieldReader:
-    """One JSON object. Names that are not read are refused by `finish`.
+    """Reads one JSON object. `finish` rejects names that were not read.
 
     Args:
-        where: what the object is, in errors: `llama@3: speculation`.
+        where: the object's place for errors: `llama@3: speculation`.
         values: the object.
 
     Raises:
-        InvalidVersion: `values` is no object.
+        InvalidVersion: `values` is not an object.
     """
 
     def __init__(self, where: str, values: Any) -> None:
@@ -55,20 +45,20 @@ class FieldReader:
         self._read: list[str] = []
 
     def wrong(self, name: str, rule: str) -> InvalidVersion:
-        """The error that says that this field breaks this rule."""
+        """The error that a field breaks a rule."""
         return InvalidVersion(f"{self._where}.{name} is {self._values.get(name)!r}; {rule}")
 
     def wrong_because(self, name: str, reason: str) -> InvalidVersion:
-        """The error that says what is wrong inside a field whose value is too long to repeat."""
+        """The error inside a field whose value is too long to repeat."""
         return InvalidVersion(f"{self._where}.{name}: {reason}")
 
     def given(self, name: str) -> Any:
-        """The raw value, None where there is none."""
+        """The raw value, None if it is missing."""
         self._read.append(name)
         return self._values.get(name)
 
     def whole(self, name: str, *, default: int | None = None) -> int:
-        """A whole number from 1; without a default it is required."""
+        """A whole number from 1; required without a default."""
         value = self.given(name)
         if value is None and default is not None:
             return default
@@ -86,7 +76,7 @@ class FieldReader:
         return float(value)
 
     def text(self, name: str, *, default: str | None = None) -> str:
-        """A text that is not empty; without a default it is required."""
+        """A text that is not empty; required without a default."""
         value = self.given(name)
         if value is None and default is not None:
             return default
@@ -95,7 +85,7 @@ class FieldReader:
         return value
 
     def choice(self, name: str, choices: Iterable[str], *, default: str | None = None) -> str:
-        """One of these texts; without a default it is required."""
+        """One of these texts; required without a default."""
         allowed = list(choices)
         value = self.given(name)
         if value is None and default is not None:
@@ -105,7 +95,7 @@ class FieldReader:
         return str(value)
 
     def flag(self, name: str) -> bool:
-        """True or false; unsaid is false."""
+        """True or false; default false."""
         value = self.given(name)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(name, "it must be true or false")
@@ -118,7 +108,7 @@ class FieldReader:
         return value or {}
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; unsaid is empty."""
+        """A list of texts; default empty."""
         value = self.given(name)
         if value is None:
             return ()
@@ -127,10 +117,10 @@ class FieldReader:
         return tuple(value)
 
     def finish(self) -> None:
-        """Refuse names that were not read.
+        """Reject names that were not read.
 
         Raises:
-            InvalidVersion: there is one; the text lists those that exist.
+            InvalidVersion: there is one; the text lists the known names.
         """
         for name in self._values:
             if name not in self._read:
@@ -140,20 +130,19 @@ class FieldReader:
 __all__ = ["BY_TYPE", "HeadCounts", "InvalidVersion", "VersionSpec"]
 
 OF_AN_ENGINE = ("engine_options", "engine_env", "speculation", "quantization", "roles")
-"""Fields in the terms of one engine. An instance type that states another engine begins without what the version says
-in them."""
+"""Fields in the terms of one engine. If an instance type states another engine, they start empty there."""
 LAID_OVER = ("engine_options", "engine_env")
-"""Stated by type, they add to what the version says, and null takes one away; other fields take its place."""
+"""By type these are merged into the version's value, and null removes an entry; other fields are replaced."""
 BY_TYPE = ("engine", "artifact_uri", "artifact_digest", "max_concurrency", "ready_timeout_s", *OF_AN_ENGINE)
-"""Fields that may differ by instance type, besides the degrees of `parallelism`."""
+"""Fields that may differ by instance type, in addition to `parallelism`."""
 UNSAID: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
-"""Of a digest an empty text says that it is not known yet."""
+"""An empty digest is not known yet."""
 READY_TIMEOUT_MAX_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadCounts:
-    """Counts in the model that degrees must divide; None where unknown, which is not checked.
+    """Counts in the model that degrees must divide; None is unknown and not checked.
 
     `attention` query heads, `kv` key-value heads, `layers` decoder layers.
     """
@@ -165,11 +154,11 @@ class HeadCounts:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpec:
-    """A model version as planners see it. `parallelism` maps instance type -> {degree: number} (see
-    `models_registry.versions.planning.machines.Degrees`); `by_type` instance type -> what else differs there.
-    `allowances`:
-    names of options and variables that admins allow beyond the lists, by engine. `differs_on`: the instance type that
-    this is the version on, where `by_type` said something of any; empty: it is the same on all."""
+    """A model version as planner input. `parallelism` maps instance type -> {degree: number}
+    (`models_registry.versions.planning.machines.Degrees`), `by_type` instance type -> other fields that differ there.
+    `allowances`: options and variables that admins allow in addition to the lists, by engine. `differs_on`: the
+    instance type of this spec, if `by_type` has any entry; empty: equal on all.
+    """
 
     model: str
     version: str
@@ -195,7 +184,7 @@ class VersionSpec:
 
     @property
     def reference(self) -> str:
-        """`model@version`, and the instance type where it is not the same on all: what errors begin with."""
+        """`model@version`, with the instance type if it differs; errors begin with it."""
         return f"{self.model}@{self.version}" + (f" on {self.differs_on}" if self.differs_on else "")
 
     @property
@@ -204,7 +193,7 @@ class VersionSpec:
 
     @property
     def widened(self) -> tuple[str, ...]:
-        """What admins allow its engine beyond the lists."""
+        """Options and variables that admins allow its engine."""
         return tuple(self.allowances.get(self.engine, ()))
 
     @property
@@ -215,10 +204,10 @@ class VersionSpec:
         return found if isinstance(found, int) and found > 0 else self.context_length
 
     def on(self, instance_type: str) -> "VersionSpec":
-        """The version as it is on this instance type, which it then names alone.
+        """The version for this instance type only.
 
         Raises:
-            InvalidVersion: it says nothing of this instance type, or something of it cannot be read.
+            InvalidVersion: it does not name this instance type, or a field cannot be read.
         """
         if instance_type not in self.parallelism:
             raise not_served(self.reference, self.parallelism, instance_type)
@@ -233,15 +222,15 @@ class VersionSpec:
         found = replace(found, roles=_roles_on(found.roles, instance_type))
         if found.max_model_len != self.max_model_len:
             raise InvalidVersion(
-                f"{self.reference}: by_type.{instance_type} makes the longest text {found.max_model_len} tokens, and "
-                f"elsewhere it is {self.max_model_len}; a version serves the same on every instance type, so state "
+                f"{self.reference}: by_type.{instance_type} makes max_model_len {found.max_model_len} tokens, "
+                f"but elsewhere it is {self.max_model_len}; it must be equal on every instance type, so state "
                 "context_length and no max_model_len"
             )
         return found
 
 
 def not_served(reference: str, parallelism: Mapping[str, Any], instance_type: str) -> InvalidVersion:
-    """The error that says that a version does not name this instance type."""
+    """The error that a version does not name this instance type."""
     return InvalidVersion(
         f"{reference}: parallelism has no entry for instance type {instance_type!r} "
         f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
@@ -249,15 +238,15 @@ def not_served(reference: str, parallelism: Mapping[str, Any], instance_type: st
 
 
 def read_by_type(spec: VersionSpec, instance_type: str) -> dict[str, Any]:
-    """The fields of a version that are others on this instance type, with their values there.
+    """The fields of a version that differ on this instance type.
 
     Raises:
-        InvalidVersion: an unknown field, a value of the wrong kind, or an instance type that `parallelism` lacks.
+        InvalidVersion: a field is unknown, a value has the wrong type, or `parallelism` lacks the instance type.
     """
     for kind in spec.by_type:
         if kind not in spec.parallelism:
             raise InvalidVersion(
-                f"{spec.reference}: by_type names {kind!r}, and parallelism does not, so it is not served there; "
+                f"{spec.reference}: by_type names {kind!r}, which parallelism lacks; "
                 f"{one_of(sorted(spec.parallelism), kind)}"
             )
     stated = spec.by_type.get(instance_type)
@@ -291,14 +280,14 @@ def _changes(spec: VersionSpec, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _laid_over(base: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of one name are one, however it is spelled."""
+    """Different spellings of an option name are the same option."""
     named = {name.replace("-", "_") for name in stated}
     kept = {name: value for name, value in base.items() if name.replace("-", "_") not in named}
     return kept | {name: value for name, value in stated.items() if value is not None}
 
 
 def _roles_on(roles: Mapping[str, Any], instance_type: str) -> Mapping[str, Any]:
-    """What is said of roles, without the degrees of other instance types; what is no object stays, to be refused."""
+    """Roles without the degrees of other instance types. Invalid values stay, and are rejected later."""
     return {name: _role_on(stated, instance_type) for name, stated in roles.items()}
 
 
@@ -316,7 +305,7 @@ NEURON_SCHEMES = ("per_tensor_symmetric", PER_CHANNEL)
 
 @dataclass(frozen=True, slots=True)
 class VllmQuantization:
-    """A method of vLLM's own, by its name there. Checkpoints that say how they are quantized need none."""
+    """A method of vLLM, by its name there. Not needed for checkpoints that state their quantization."""
 
     method: str
 
@@ -325,8 +314,8 @@ class VllmQuantization:
 class NeuronQuantization:
     """Weights in `dtype`, computed in the model's type.
 
-    `checkpoints_path` is where the nodes keep the quantized weights; NxDI writes them there from the artifact's when
-    it compiles. `unconverted` modules keep their type.
+    `checkpoints_path` is the nodes' folder of quantized weights, which NxDI writes when it compiles. `unconverted`
+    modules keep their type.
     """
 
     dtype: str
@@ -339,10 +328,10 @@ Quantization = VllmQuantization | NeuronQuantization
 
 
 def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) -> Quantization | None:
-    """The quantization of a version; None where it states none.
+    """The quantization of a version; None if it has none.
 
     Raises:
-        InvalidVersion: the engine has none, or a field is missing, wrong or unknown.
+        InvalidVersion: the engine does not support it, or a field is missing, invalid or unknown.
     """
     if not stated:
         return None
@@ -353,7 +342,9 @@ def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) ->
     elif engine == "neuron":
         read = _neuron(fields)
     else:
-        raise InvalidVersion(f"{reference}: quantization is {dict(stated)!r}; engine {engine} has none, leave it empty")
+        raise InvalidVersion(
+            f"{reference}: quantization is {dict(stated)!r}; engine {engine} does not support it, leave it empty"
+        )
     fields.finish()
     return read
 
@@ -369,20 +360,19 @@ def _neuron(fields: FieldReader) -> NeuronQuantization:
 
 
 ADAPTERS_MAX = 32
-"""Of one version: as many names in every list of models and every engine's memory."""
+"""Per version: each is a name in every list of models and takes memory in every engine."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of `--max-lora-rank` (vLLM 0.32, `vllm/config/lora.py`); the engine makes room for the next one above."""
+"""Values of `--max-lora-rank` (vLLM 0.32, `vllm/config/lora.py`); the engine reserves the next one above."""
 USUAL_RANK = 16
-"""Of an adapter that states none: vLLM's own default."""
+"""vLLM's default, for an adapter without a rank."""
 MOST_AT_ONCE = 8
-"""Adapters whose requests run in one step, unless the version says `max_loras`: each takes memory next to the
-weights."""
+"""Default of `max_loras`, the number of adapters in one step: each takes memory next to the weights."""
 ENGINES_WITH_ADAPTERS = ("sim", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionAdapter:
-    """One adapter. `artifact` None: there are no weights to load, which only `sim` serves; `rank` None: not stated."""
+    """One adapter. `artifact` None: no weights to load, only for `sim`; `rank` None: not stated."""
 
     name: str
     artifact: Artifact | None
@@ -394,26 +384,28 @@ class VersionAdapter:
 
 
 def adapter_names(stated: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Names of adapters that a version was stored with, which were read before they were stored."""
+    """Names of a stored version's adapters, which were checked before they were stored."""
     return tuple(str(one["name"]) for one in stated)
 
 
 def read_adapters(
     reference: str, engine: str, stated: Sequence[Mapping[str, Any]], *, loads_weights: bool
 ) -> tuple[VersionAdapter, ...]:
-    """The adapters of a version, in its order. `loads_weights`: the engine is one that needs their artifacts.
+    """The adapters of a version, in its order. `loads_weights`: the engine needs their artifacts.
 
     Raises:
-        InvalidVersion: the engine has none, there are too many, or a field is missing, wrong or unknown; or two have
-            one name, or one has the model's.
+        InvalidVersion: the engine does not support adapters, there are too many, a field is missing, invalid or
+            unknown, or a name is taken.
     """
     if not stated:
         return ()
     if engine not in ENGINES_WITH_ADAPTERS:
         having = " and ".join(ENGINES_WITH_ADAPTERS)
-        raise InvalidVersion(f"{reference}: engine {engine} serves no adapters, {having} do; leave adapters empty")
+        raise InvalidVersion(
+            f"{reference}: engine {engine} does not support adapters, {having} do; leave adapters empty"
+        )
     if len(stated) > ADAPTERS_MAX:
-        raise InvalidVersion(f"{reference}: adapters has {len(stated)}; a version may have {ADAPTERS_MAX}")
+        raise InvalidVersion(f"{reference}: adapters has {len(stated)}; the limit is {ADAPTERS_MAX}")
     read: dict[str, VersionAdapter] = {}
     for number, one in enumerate(stated, start=1):
         fields = FieldReader(f"{reference}: adapters.{number}", one)
@@ -432,13 +424,13 @@ def _adapter(fields: FieldReader, *, loads_weights: bool) -> VersionAdapter:
         raise fields.wrong("name", "it must be 1 to 64 letters, digits and ._:/@+-, the first a letter or digit")
     uri, digest = fields.given("artifact_uri") or "", fields.given("artifact_digest") or ""
     if loads_weights and not uri:
-        raise fields.wrong("artifact_uri", "it must be the place of the adapter's weights")
+        raise fields.wrong("artifact_uri", "it must be the URI of the adapter's weights")
     try:
         place = parse_place(fields.text("artifact_uri")) if uri else None
     except BadArtifact as error:
         raise fields.wrong_because("artifact_uri", str(error)) from None
     if digest and (place is None or not isinstance(digest, str) or not DIGEST.fullmatch(digest)):
-        rule = "it must be sha256: and 64 hexadecimal digits, of what artifact_uri names; empty: validation computes it"
+        rule = "it must be sha256: and 64 hexadecimal digits, or empty: validation computes it"
         raise fields.wrong("artifact_digest", rule)
     rank = fields.given("rank")
     if rank is not None and not 1 <= fields.whole("rank") <= RANKS[-1]:
@@ -448,13 +440,13 @@ def _adapter(fields: FieldReader, *, loads_weights: bool) -> VersionAdapter:
 
 
 def vllm_adapter_options(adapters: Sequence[VersionAdapter]) -> dict[str, Any]:
-    """vLLM's options for these adapters, less where they lie, which only a node knows. None without any."""
+    """vLLM's options for these adapters, without paths, which only a node knows. None without adapters."""
     if not adapters:
         return {}
     greatest = max(adapter.rank or USUAL_RANK for adapter in adapters)
     return {
         "enable_lora": True,
         "max_loras": min(len(adapters), MOST_AT_ONCE),
-        "max_cpu_loras": len(adapters),  # else an idle adapter is read from disk within a step
+        "max_cpu_loras": len(adapters),  # otherwise an idle adapter is read from disk within a step
         "max_lora_rank": next(rank for rank in RANKS if rank >= greatest),
     }

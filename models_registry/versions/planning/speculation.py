@@ -1,11 +1,7 @@
-"""Builds and checks Medusa trees: which combinations of the heads' guesses a decode step verifies at once.
-
-A tree is a list of paths. The path [0, 2] says: the first head's best guess, then the second head's third best.
-Head `i` guesses the token at distance `i + 1` from the step's own token; the root, that own token, is not listed. Pure.
-
-What a model version says of speculation: a cheap guess of the next tokens that the model then verifies at once.
-
-Reads and checks the field `speculation`; the arguments of engines are for the modules that render them. Pure.
+"""Builds and checks Medusa trees, and reads the field `speculation` of a version; engine arguments are rendered
+elsewhere. A Medusa tree lists the paths of guesses that a decode step verifies together. The path [0, 2] is the first
+head's best guess followed by the second head's third best. Head `i` guesses the token at distance `i + 1` from the
+step's own token, the root, which is not listed. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,19 +19,19 @@ from models_registry.versions.planning.spec import FieldReader, InvalidVersion
 
 Path = tuple[int, ...]
 Accuracies = tuple[tuple[float, ...], ...]
-"""By head, then by rank: the share of calibration tokens at which this head's guess of this rank was the right one."""
+"""By head, then by rank: the share of calibration tokens for which this guess was right."""
 
 PROBABILITY_SLACK = 1e-9
 """Rounding tolerance: the shares of one head may sum to this much above 1."""
 
 
 class BadTree(ValueError):
-    """Not a tree that a decoder can use; the text names what is wrong and what would be right."""
+    """Not a tree that a decoder can use; the text names the error and the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaTree:
-    """The tree as `medusa_tree` takes it, and the tokens that a step is expected to add beyond its own."""
+    """The tree in the form of `medusa_tree`, and the expected number of tokens beyond the step's own."""
 
     paths: tuple[Path, ...]
     expected_accepted: float
@@ -50,27 +46,25 @@ def build_tree(accuracies: Accuracies, *, size: int, depth: int) -> MedusaTree:
 
     Let p(path) be the probability that every guess on a path is right. Guesses of one head at one place exclude each
     other, so at most one path of each length is right. The accepted length is the length of the longest right path;
-    since a tree contains all prefixes of its paths, that is the number of its paths that are right, and its
-    expectation is the sum of p over the tree. With heads independent of each other, p(path) is the product of the
-    accuracies along it.
+    since a tree contains all prefixes of its paths, that is the number of its right paths, and its expectation is the
+    sum of p over the tree. With independent heads, p(path) is the product of the accuracies along it.
 
-    The greedy choice, always the most probable path whose prefix is in the tree, maximises that sum. Proof: an
-    accuracy is at most 1, so p(path) <= p(prefix): no path is worth more than a prefix of it. Suppose that a path q
-    was left out although p(q) > p(r) for an r that was taken. At the moment r was taken, let q' be the first prefix
-    of q (or q itself) outside the tree. The prefix of q' was inside, so q' could have been taken, and
-    p(q') >= p(q) > p(r), against the greedy choice. So the `size` paths that were taken are the most probable of
-    *all* paths, and no `size` paths, whether closed under prefixes or not, have a larger sum.
+    The greedy choice, always the most probable path whose prefix is in the tree, maximises that sum. Proof: an accuracy
+    is at most 1, so p(path) <= p(prefix). Suppose that a path q was left out although p(q) > p(r) for a chosen r. When
+    r was chosen, let q' be the first prefix of q (or q itself) outside the tree. The prefix of q' was inside, so q'
+    could have been chosen, and p(q') >= p(q) > p(r), against the greedy choice. So the `size` chosen paths are the most
+    probable of *all* paths, and no `size` paths, closed under prefixes or not, have a larger sum.
 
-    Equal probabilities go to the shorter path, then to the lower guesses, so one input has one tree. Paths of
-    probability 0 are left out: they cost time in every step and are never accepted.
+    Ties go to the shorter path, then to the lower guesses, so one input has one tree. Paths of probability 0 are left
+    out: they cost time in every step and are never accepted.
 
     Args:
         accuracies: of each head, best guess first.
-        size: paths to verify in one step; the decoder verifies one token more, its own.
+        size: paths per step; the decoder verifies one token more, its own.
         depth: longest path, at most the number of heads.
 
     Raises:
-        BadTree: the accuracies are no probabilities, or size or depth cannot be had.
+        BadTree: the accuracies are not probabilities, or size or depth is impossible.
     """
     _check_accuracies(accuracies)
     if size < 1:
@@ -100,15 +94,15 @@ def _most_probable_first(accuracies: Accuracies, depth: int) -> Iterator[tuple[f
 
 
 def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path, ...]:
-    """The paths of a tree that came from outside, every path after its prefix.
+    """Check a tree from outside; returns its paths, each after its prefix.
 
     Args:
-        tree: what should be a list of lists of whole numbers from 0.
-        heads: number of Medusa heads, the longest path there can be.
-        top_k: how many guesses each head has; None does not limit them.
+        tree: should be a list of lists of whole numbers from 0.
+        heads: number of Medusa heads, the length limit of paths.
+        top_k: guesses per head; None: no limit.
 
     Raises:
-        BadTree: it is no such list, a path occurs twice, is too long, guesses too far or lacks its prefix.
+        BadTree: it is not such a list, or a path is a duplicate, is too long, has too high a guess or lacks its prefix.
     """
     if not isinstance(tree, list | tuple) or not tree:
         raise BadTree(f"the tree is {str(tree)[:40]!r}; it must be a list of paths such as [[0], [0, 0], [1]]")
@@ -116,19 +110,19 @@ def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path
     known = set(paths)
     if len(known) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
-        raise BadTree(f"path {list(twice)} occurs twice; every path must occur once")
+        raise BadTree(f"path {list(twice)} occurs twice; paths must be unique")
     for path in paths:
         if len(path) > heads:
             raise BadTree(f"path {list(path)} has {len(path)} guesses, but there are {heads} heads")
         if top_k is not None and max(path) >= top_k:
-            raise BadTree(f"path {list(path)} takes guess {max(path)}, but guesses go from 0 to {top_k - 1}")
+            raise BadTree(f"path {list(path)} has guess {max(path)}, but guesses go from 0 to {top_k - 1}")
         if len(path) > 1 and path[:-1] not in known:
             raise BadTree(f"path {list(path)} lacks its prefix {list(path[:-1])}; add the prefix or drop the path")
     return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
 def expected_accepted(paths: Iterable[Path], accuracies: Accuracies) -> float:
-    """Tokens that a step is expected to add beyond its own, for a checked tree: the sum of its paths' probabilities."""
+    """Expected tokens beyond the step's own, for a checked tree: the sum of its paths' probabilities."""
     return sum((_probability(path, accuracies) for path in paths), start=0.0)
 
 
@@ -150,7 +144,7 @@ def _path(entry: Any) -> Path:
 
 def _check_accuracies(accuracies: Sequence[Sequence[float]]) -> None:
     if not accuracies:
-        raise BadTree("there are no accuracies; give one list of shares for each head")
+        raise BadTree("there are no accuracies; give a list of shares for each head")
     for head, shares in enumerate(accuracies):
         if not shares:
             raise BadTree(f"head {head} has no accuracies; give the share of each of its guesses, best first")
@@ -159,8 +153,8 @@ def _check_accuracies(accuracies: Sequence[Sequence[float]]) -> None:
                 raise BadTree(f"accuracy of head {head}, guess {rank} is {share}; it must be from 0 to 1")
         if sum(shares) > 1 + PROBABILITY_SLACK:
             raise BadTree(
-                f"accuracies of head {head} sum to {sum(shares):.4f}; at most one guess of a head is right, so at most "
-                f"1. Give the share of each rank alone, not the share of the top k together"
+                f"accuracies of head {head} sum to {sum(shares):.4f}; at most one guess of a head is right, "
+                "so the limit is 1. Give the share of each rank alone, not of the top k together"
             )
 
 
@@ -180,18 +174,20 @@ METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
 }
 
 MEDUSA_GUESSES = 10
-"""Guesses of one head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h stands at
-10 h + r."""
+"""Guesses per head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h has number 10 h
++ r.
+"""
 MOST_BATCH_RANGES = 16
 
 BatchRange = tuple[int, int, int]
-"""First and last number of requests in a step, and how many tokens are guessed for each of them in such a step."""
+"""First and last number of requests in a step, and the number of guessed tokens in such a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ngram:
-    """Guesses the tokens that followed an earlier occurrence of the last tokens: `tokens` per step, matching from
-    `lookup_min` to `lookup_max` of them."""
+    """Guesses the tokens that followed an earlier occurrence of the last tokens: `tokens` per step, matching
+    `lookup_min` to `lookup_max` of them.
+    """
 
     tokens: int
     lookup_min: int
@@ -201,8 +197,9 @@ class Ngram:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Separate weights guess `tokens` tokens in a chain: a smaller model, one trained on the target's features
-    (EAGLE), or heads on the target (Medusa as vLLM has it, best guesses only)."""
+    """Separate weights guess a chain of `tokens` tokens: a smaller model, one trained on the target's features (EAGLE),
+    or heads on the target (vLLM's Medusa, best guesses only).
+    """
 
     method: Method
     tokens: int
@@ -212,7 +209,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Medusa:
-    """Heads on the model itself guess; `tree` says which combinations are verified. NxDI's."""
+    """Heads on the model itself guess; `tree` lists the verified combinations. For NxDI."""
 
     heads: int
     tree: tuple[Path, ...]
@@ -227,17 +224,19 @@ Speculation = Ngram | Draft | Medusa
 
 
 def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> Speculation | None:
-    """The speculation of a version; None where it states none.
+    """The speculation of a version; None if it has none.
 
     Raises:
-        InvalidVersion: the engine has no such method, or a field is missing, wrong or unknown.
+        InvalidVersion: the engine does not support the method, or a field is missing, invalid or unknown.
     """
     if not stated:
         return None
     fields = FieldReader(f"{reference}: speculation", stated)
     methods = METHODS_OF_ENGINE[engine]
     if not methods:
-        raise InvalidVersion(f"{reference}: speculation is {dict(stated)!r}; engine {engine} has none, leave it empty")
+        raise InvalidVersion(
+            f"{reference}: speculation is {dict(stated)!r}; engine {engine} does not support it, leave it empty"
+        )
     given = stated.get("method")
     if given not in methods:
         raise fields.wrong("method", f"on engine {engine} it must be one of {', '.join(methods)}")
@@ -248,7 +247,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
 
 
 def _chain(fields: FieldReader, method: Method, engine: str) -> Ngram | Draft:
-    """What guesses one token after the other. vLLM alone can guess fewer of them in larger batches."""
+    """Methods that guess one token after another. Only vLLM can guess fewer in larger batches."""
     read: Ngram | Draft
     if method is Method.NGRAM:
         read = _ngram(fields)
@@ -264,14 +263,17 @@ def _refuse_tree(fields: FieldReader) -> None:
         if fields.given(name) is not None:
             raise fields.wrong_because(
                 name,
-                "vLLM verifies the chain of the heads' best guesses and no tree; leave it out and state tokens, the "
-                "length of that chain. Trees are NxDI's (engine neuron)",
+                (
+                    "vLLM verifies only the chain of the heads' best guesses; leave it out and state tokens, the "
+                    "length of that chain. Trees need NxDI (engine neuron)"
+                ),
             )
 
 
 def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
-    """The field `tokens_per_batch_size` as vLLM takes it: ranges of batch sizes that begin at 1 and do not overlap;
-    between and after ranges the previous range applies."""
+    """The field `tokens_per_batch_size` in vLLM's form: ranges of batch sizes that begin at 1 and do not overlap;
+    between and after ranges the previous range applies.
+    """
     stated = fields.given("tokens_per_batch_size")
     if stated is None:
         return ()
@@ -284,7 +286,7 @@ def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
     next_first = 1
     for each in stated:
         if not isinstance(each, list | tuple) or len(each) != 3 or any(type(number) is not int for number in each):
-            raise fields.wrong_because("tokens_per_batch_size", f"{each!r} is no range; {rule}")
+            raise fields.wrong_because("tokens_per_batch_size", f"{each!r} is not a range; {rule}")
         first, last, guessed = each
         if (first < next_first if next_first > 1 else first != 1) or last < first or not 0 <= guessed <= tokens:
             raise fields.wrong_because(
@@ -306,7 +308,7 @@ def _medusa(fields: FieldReader) -> Medusa:
     heads = fields.whole("heads")
     top_k = fields.whole("top_k", default=MEDUSA_GUESSES)
     if top_k > MEDUSA_GUESSES:
-        raise fields.wrong("top_k", f"NxD reads {MEDUSA_GUESSES} guesses of each head, so it must be at most that")
+        raise fields.wrong("top_k", f"NxD reads {MEDUSA_GUESSES} guesses per head, so it must be at most that")
     try:
         return Medusa(heads, check_tree(fields.given("tree"), heads=heads, top_k=top_k))
     except BadTree as error:

@@ -1,13 +1,7 @@
-"""Writes models and drafts. A draft may say what it likes as long as every field by itself makes sense; from
-`validated` on nothing here changes a version any more.
-
-Moves validated versions on: to released by an operator, to retired once unused. And guards, for the
-fleet, that what it is about to use is fit for it.
-
-Every change holds the version's row lock while it checks who uses it; a new user takes the same lock.
-
-Widens what engines may be given, by one name for one engine: by an admin, with a reason, and where the rule requires
-it only once a second admin approved. Taking an allowance back needs no approval.
+"""Creates, edits, releases, retires and deletes models and versions, and admits engine options beyond the lists
+(admins, with a reason, and a second approval if required). Each field of a draft must be valid on its own. A version
+that is no longer a draft never changes again except for its state. Changes hold the version's row lock while they check
+its users; new users take the same lock.
 """
 
 import re
@@ -44,11 +38,11 @@ COLUMNS = (
     "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
     "speculation", "quantization", "adapters", "roles", "by_type",
 )  # fmt: skip
-"""What a draft says; everything else of the row is the registry's own."""
+"""Columns that a draft states; the registry sets all others."""
 
 
 def model_create(*, name: str, description: str, actor: str, now: datetime) -> Model:
-    """Add a model, without versions.
+    """Create a model without versions.
 
     Raises:
         Conflict: the name is taken.
@@ -59,7 +53,7 @@ def model_create(*, name: str, description: str, actor: str, now: datetime) -> M
             event_record(kind="model.created", message=f"{name} created by {actor}", now=now, actor=actor)
             live.push("models", name)
     except IntegrityError:
-        raise Conflict(f"there is a model {name!r} already") from None
+        raise Conflict(f"model {name!r} already exists") from None
     return model
 
 
@@ -67,22 +61,24 @@ def model_change(*, name: str, description: str, actor: str, now: datetime) -> M
     """Change the description of a model.
 
     Raises:
-        InvalidInput: there is no such model.
+        InvalidInput: the model does not exist.
     """
     with transaction.atomic():
         model = Model.objects.select_for_update().filter(name=name).first()
         if model is None:
-            raise InvalidInput(field="name", rule="exists", message=f"there is no model {name!r}; create it first")
+            raise InvalidInput(field="name", rule="exists", message=f"model {name!r} does not exist; create it first")
         if model.description != description:
             model.description = description
             model.save(update_fields=["description"])
-            event_record(kind="model.changed", message=f"{name} described anew by {actor}", now=now, actor=actor)
+            event_record(
+                kind="model.changed", message=f"description of {name} changed by {actor}", now=now, actor=actor
+            )
             live.push("models", name)
     return model
 
 
 def model_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a model.
+    """Delete a model.
 
     Raises:
         Conflict: it has versions.
@@ -90,7 +86,9 @@ def model_delete(*, name: str, actor: str, now: datetime) -> None:
     with transaction.atomic():
         model = Model.objects.select_for_update().get(name=name)
         if versions := model.versions.count():
-            raise Conflict(f"model {name} has {versions} versions; delete its drafts; other versions stay readable")
+            raise Conflict(
+                f"model {name} has {versions} versions; delete its drafts; other versions can only be retired"
+            )
         model.delete()
         event_record(kind="model.deleted", message=f"{name} deleted by {actor}", now=now, actor=actor)
         live.push("models", name)
@@ -99,14 +97,14 @@ def model_delete(*, name: str, actor: str, now: datetime) -> None:
 def draft_create(
     *, model: str, version: str, based_on: str, columns: Mapping[str, Any], actor: str, now: datetime
 ) -> ModelVersion:
-    """Add a draft. Columns that are left out come from the version `based_on` (`model@version`), if given.
+    """Create a draft. Omitted columns come from the version `based_on` (`model@version`), if given.
 
     Raises:
         InvalidInput: an unknown model or version, or a field that breaks a rule.
         Conflict: the model has a version of this name.
     """
     if not Model.objects.filter(name=model).exists():
-        raise InvalidInput(field="model", rule="exists", message=f"there is no model {model!r}; create it first")
+        raise InvalidInput(field="model", rule="exists", message=f"model {model!r} does not exist; create it first")
     made = ModelVersion(model_id=model, version=version, created_at=now, state_since=now)
     _set(made, {**_columns_of(based_on), **columns})
     made.reason = f"drafted by {actor}" + (f" from {based_on}" if based_on else "")
@@ -115,23 +113,23 @@ def draft_create(
             made.save(force_insert=True)
             _record(made, "drafted", actor=actor, now=now)
     except IntegrityError:
-        raise Conflict(f"{model} has a version {version!r} already; versions never change their meaning") from None
+        raise Conflict(f"{model} already has a version {version!r}; names of versions are never reused") from None
     return made
 
 
 def draft_change(
     *, version_id: int, columns: Mapping[str, Any], actor: str, now: datetime, revision: int | None = None
 ) -> ModelVersion:
-    """Change what a draft says. `revision`: the one that was looked at, refused if it is not the present one.
+    """Change a draft. `revision`: the one that the caller has read; rejected if it is not the current one.
 
     Raises:
         InvalidInput: a field that breaks a rule.
-        Conflict: it is no draft any more, is in use, or has changed since it was looked at.
+        Conflict: it is no longer a draft, is in use, or has changed since.
     """
     with transaction.atomic():
         row = draft_locked(version_id, "change")
         if revision is not None and revision != row.revision:
-            raise Conflict(f"{row.reference} is at revision {row.revision}, not {revision}; look at it again")
+            raise Conflict(f"{row.reference} is at revision {row.revision}, not {revision}; read it again")
         changed = {name: value for name, value in columns.items() if getattr(row, name) != value}
         if not changed:
             return row
@@ -144,10 +142,10 @@ def draft_change(
 
 
 def draft_delete(*, version_id: int, actor: str, now: datetime) -> None:
-    """Remove a draft, with its validations. Nothing else of the registry is ever removed.
+    """Delete a draft with its validations; only drafts are ever deleted.
 
     Raises:
-        Conflict: it is no draft any more, or is in use.
+        Conflict: it is no longer a draft, or is in use.
     """
     with transaction.atomic():
         row = draft_locked(version_id, "delete")
@@ -156,14 +154,14 @@ def draft_delete(*, version_id: int, actor: str, now: datetime) -> None:
 
 
 def draft_locked(version_id: int, action: str) -> ModelVersion:
-    """The draft, locked until the transaction ends, so that nothing begins to use it meanwhile.
+    """The draft, locked until the transaction ends, so that it gets no new users.
 
     Raises:
-        Conflict: it is gone, is no draft any more, or is in use.
+        Conflict: it was deleted, is no longer a draft, or is in use.
     """
     row = ModelVersion.objects.select_for_update().filter(pk=version_id).first()
     if row is None:
-        raise Conflict("the version is gone: it was deleted meanwhile")
+        raise Conflict("the version was deleted meanwhile")
     if row.state != VersionState.DRAFT:
         raise Conflict(f"{row.reference} is {row.state}; only a draft can be {action}d: base a new version on it")
     refuse_if_used(row, action)
@@ -171,10 +169,10 @@ def draft_locked(version_id: int, action: str) -> ModelVersion:
 
 
 def refuse_if_used(row: ModelVersion, action: str) -> None:
-    """To be called while the version is locked.
+    """Requires the version's lock.
 
     Raises:
-        Conflict: it is in use; the text names by whom.
+        Conflict: it is in use; the text names its users.
     """
     if uses := version_uses(row.pk):
         raise Conflict(f"{row.reference} is in use by {', '.join(uses)}; it cannot be {action}d")
@@ -214,16 +212,15 @@ def version_register(
     """Store a version after rendering it for every instance type that it names.
 
     Args:
-        model: what it is a version of.
-        version: its name, which the model does not have yet.
-        machines: the instance types that there are, by name.
-        now: when it is made.
+        model: its model.
+        version: its name, unused in the model.
+        machines: existing instance types by name.
+        now: time of creation.
         columns: the other columns of `ModelVersion`.
 
     Raises:
-        InvalidVersion: it names no instance type, or one that there is not, or cannot be rendered for one, or
-            gives its engine what it may not be given; the text
-            names field, value and rule.
+        InvalidVersion: it names no instance type or an unknown one, cannot be rendered, or has a disallowed option; the
+            text names field, value and rule.
     """
     made = ModelVersion(model=model, version=version, created_at=now, **columns)
     spec = made.spec(engine_allowances())
@@ -232,7 +229,8 @@ def version_register(
     for name in spec.parallelism:
         if name not in machines:
             raise InvalidVersion(
-                f"{spec.reference}: parallelism names instance type {name!r}; there are {', '.join(sorted(machines))}"
+                f"{spec.reference}: parallelism names instance type {name!r}; it must be one of "
+                f"{', '.join(sorted(machines))}"
             )
         check_engine_options(spec, name)
         render_version(spec, machines[name])
@@ -241,7 +239,7 @@ def version_register(
 
 
 def version_release(*, version_id: int, why: str, actor: str, now: datetime) -> ModelVersion:
-    """Promote a validated version: it may be rolled out.
+    """Release a validated version, so that it can be rolled out.
 
     Raises:
         InvalidInput: no reason is given.
@@ -251,7 +249,7 @@ def version_release(*, version_id: int, why: str, actor: str, now: datetime) -> 
 
 
 def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> ModelVersion:
-    """Take a version out of service for good.
+    """Retire a version permanently.
 
     Raises:
         InvalidInput: no reason is given.
@@ -261,14 +259,14 @@ def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> M
 
 
 def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
-    """Lock a version that is about to be used, until the transaction ends: it cannot be retired meanwhile.
+    """Lock a version for a new use until the transaction ends, so that it cannot be retired meanwhile.
 
     Raises:
-        Conflict: it is not released; or not even validated, where `allow_unreleased` says that this is enough.
+        Conflict: it is not released, or not even validated if `allow_unreleased`.
     """
     row = ModelVersion.objects.select_for_update().get(pk=version_id)
     if not may_be_rolled_out(VersionState(row.state), allow_unreleased=allow_unreleased):
-        raise Conflict(f"{row.reference} is {row.state} by now; it cannot be rolled out")
+        raise Conflict(f"{row.reference} is {row.state} now; it cannot be rolled out")
     return row
 
 
@@ -292,7 +290,7 @@ def _move(version_id: int, to: VersionState, action: str, why: str, actor: str, 
 def version_move(
     row: ModelVersion, to: VersionState, *, reason: str, actor: str, now: datetime, **columns: object
 ) -> bool:
-    """Compare and set: change the state of the version as it was seen, with its event. False: it has changed since."""
+    """Compare and set the state of the version, with its event. Returns False if it has changed since it was read."""
     moved = compare_and_set(
         ModelVersion.objects.filter(pk=row.pk, state=row.state, revision=row.revision),
         event={
@@ -321,15 +319,15 @@ _OPTION = re.compile(r"--[a-z0-9][a-z0-9-]*")
 def engine_allowance_request(
     *, engine: str, name: str, why: str, actor: str, now: datetime
 ) -> EngineAllowance | Approval:
-    """Allow an engine an option or a variable or, where that requires approval, request it.
+    """Allow an engine an option or a variable or, if it needs approval, request it.
 
     Raises:
-        InvalidInput: no such engine, no name of an option or variable, one that only agents set, or no reason.
-        Conflict: it is allowed already.
+        InvalidInput: an unknown engine, an invalid name, one that only agents set, or no reason.
+        Conflict: it is already allowed.
     """
     name = _checked_name(engine, name)
     if not why.strip():
-        raise InvalidInput(field="why", rule="required", message=f"Give a reason: why may {engine} be given {name}?")
+        raise InvalidInput(field="why", rule="required", message=f"Give a reason: why may {engine} get {name}?")
     if not requires_approval(WIDEN.name):
         return _allow(engine, name, why, actor, now)
     summary = f"allow engine {engine} {name}"
@@ -339,10 +337,10 @@ def engine_allowance_request(
 
 @transaction.atomic
 def engine_allowance_withdraw(*, allowance_id: int, actor: str, now: datetime) -> None:
-    """Withdraw an allowance: no version is written with it and no engine is started. Running engines keep it."""
+    """Withdraw an allowance: it applies to new versions and new engines. Running engines keep it."""
     row = EngineAllowance.objects.select_for_update().get(pk=allowance_id)
     row.delete()
-    _event("withdrawn", f"{row} is not allowed any more, by {actor}", row, actor, now)
+    _event("withdrawn", f"{row} is no longer allowed, withdrawn by {actor}", row, actor, now)
 
 
 def _checked_name(engine: str, name: str) -> str:
@@ -351,15 +349,13 @@ def _checked_name(engine: str, name: str) -> str:
     is_variable = _VARIABLE.fullmatch(name) is not None
     known = name if is_variable else option_name(name)
     if not is_variable and not _OPTION.fullmatch(known):
-        message = f"name is {name!r}; it must be an option, --trust-remote-code, or a variable, LD_PRELOAD"
+        message = f"name is {name!r}; it must be an option (--trust-remote-code) or a variable (LD_PRELOAD)"
         raise InvalidInput(field="name", rule="name", message=message)
     if is_agents_own(known):
-        raise InvalidInput(
-            field="name", rule="allowed", message=f"{known} is set by agents alone and cannot be allowed"
-        )
+        raise InvalidInput(field="name", rule="allowed", message=f"{known} is set only by agents and cannot be allowed")
     refused = refused_variable(engine, known) if is_variable else refused_option(engine, known, None)
     if refused is None:
-        raise Conflict(f"engine {engine} may be given {known} already")
+        raise Conflict(f"{known} is already allowed for engine {engine}")
     return known
 
 
@@ -369,8 +365,8 @@ def _allow(engine: str, name: str, why: str, actor: str, now: datetime) -> Engin
         engine=engine, name=name, defaults={"why": why[:200], "actor": actor[:64], "created_at": now}
     )
     if not created:
-        raise Conflict(f"engine {engine} may be given {name} already, by {row.actor}: {row.why}")
-    _event("added", f"{row} is allowed by {actor}: {why}", row, actor, now)
+        raise Conflict(f"{name} is already allowed for engine {engine}, by {row.actor}: {row.why}")
+    _event("added", f"{row} allowed by {actor}: {why}", row, actor, now)
     return row
 
 

@@ -1,8 +1,7 @@
-"""Validates drafts: reads what they name, compares it with its digests, and moves those that hold to `validated`.
-
-The work is done in slices, each a task that takes the lease, reads some files and notes them, so that a crash costs one
-file and no worker is held for long. Nothing is read within a transaction. What a draft says is judged before anything
-is read, and the verdict counts only for the draft as it was then.
+"""Validates drafts: reads their artifacts, compares them with their digests, and moves those that match to `validated`.
+The work is done in slices: each task takes the lease, reads some files and stores their digests, so that a crash
+repeats one file and no worker is blocked for long. It never reads an artifact inside a transaction. The draft is judged
+first, and the verdict applies only to that revision.
 """
 
 import logging
@@ -29,19 +28,19 @@ from models_registry.versions.services.drafts import draft_locked, version_move
 TASK = "models_registry.validate"
 LEASE = "model-validation"
 LEASE_TTL_S = 30.0
-"""Longer than S3 may be silent (`artifact_bucket.READ_TIMEOUT_S`); renewed with every note."""
+"""Longer than S3's read timeout (`READ_TIMEOUT_S`); renewed with every stored file."""
 NOTE_EVERY_S = 1.0
 SLICE_S = 20.0
-"""No file is begun later in a slice, so that the worker turns to other things."""
+"""A slice starts no further file after this time, so that the worker is free for other tasks."""
 
 log = logging.getLogger(__name__)
 
 
 def validation_start(*, version_id: int, actor: str, now: datetime) -> Validation:
-    """Have a draft validated; the verdict comes with a later task.
+    """Start the validation of a draft; a later task stores the verdict.
 
     Raises:
-        Conflict: it is no draft, is in use, or is being validated already.
+        Conflict: it is not a draft, is in use, or is being validated.
     """
     try:
         with transaction.atomic():
@@ -52,13 +51,13 @@ def validation_start(*, version_id: int, actor: str, now: datetime) -> Validatio
             _record(started, "started", f"{version} is being validated, requested by {actor}", Tone.MOVING, now)
             wake_ups.send(TASK)
     except IntegrityError:
-        raise Conflict("the version is being validated already; wait for the verdict") from None
+        raise Conflict("the version is already being validated; wait for the verdict") from None
     return started
 
 
 @dataclass
 class Slice:
-    """One turn at validating. `clock_now` is read for leases, notes and limits."""
+    """One slice of a validation. `clock_now` is read for leases, progress and limits."""
 
     sources: tuple[Place, ...]
     limits: ArtifactLimits
@@ -72,7 +71,7 @@ class Slice:
         self.begun_at = self.noted_at = self.clock_now()
 
     def take(self) -> bool:
-        """Take or renew the lease; False while another worker holds it."""
+        """Take or renew the lease. Returns False while another worker holds it."""
         return lease_take(name=LEASE, holder=self.holder, ttl_s=LEASE_TTL_S, now=self.clock_now()) is not None
 
     def release(self) -> None:
@@ -84,11 +83,11 @@ class Slice:
 
 
 class _TurnLost(Exception):
-    """The validation is not this worker's any more."""
+    """The validation has ended, or another worker has its lease."""
 
 
 def validations_advance(turn: Slice) -> None:
-    """Continue the oldest running validation, unless another worker does; send a wake-up for the next slice."""
+    """Continue the oldest running validation unless another worker does, and wake the next slice."""
     if not turn.take():
         return
     try:
@@ -99,13 +98,13 @@ def validations_advance(turn: Slice) -> None:
             if goes_on and running.exists():
                 wake_ups.send(TASK)
     except _TurnLost:
-        log.warning("the validation was ended, or is another worker's; this one stops")
+        log.warning("the validation has ended, or another worker has its lease; this one stops")
     finally:
         turn.release()
 
 
 def _advance(validation: Validation, turn: Slice) -> bool:
-    """False if a source did not answer: then it is given a moment."""
+    """Returns False if a source did not answer, so that the next try is delayed."""
     try:
         artifacts = _opened(validation, turn)
         if _read(validation, artifacts, turn):
@@ -122,7 +121,7 @@ def _opened(validation: Validation, turn: Slice) -> list[OpenArtifact]:
     """The draft's artifacts with their manifests.
 
     Raises:
-        BadArtifact: there is something wrong with them, or with the draft itself.
+        BadArtifact: an artifact or the draft itself is invalid.
         SourceTrouble: a source does not answer.
     """
     version, limits = validation.version, turn.limits
@@ -137,7 +136,7 @@ def _opened(validation: Validation, turn: Slice) -> list[OpenArtifact]:
 
 
 def _read(validation: Validation, artifacts: list[OpenArtifact], turn: Slice) -> bool:
-    """Read the files that were not read yet; False if the slice was over before."""
+    """Read the remaining files. Returns False if the slice ended first."""
     validation.files_total = sum(len(each.sizes) for each in artifacts)
     validation.bytes_total = sum(sum(each.sizes.values()) for each in artifacts)
     checked: dict[str, dict[str, str]] = validation.checked
@@ -169,15 +168,16 @@ def _check_file(
     digest = file_sha256(artifact, path, progress)
     if digest != artifact.manifest.files[path]:
         raise BadArtifact(
-            f"{artifact.uri}/{path} is corrupt: sha256 {digest}, its manifest has {artifact.manifest.files[path]}"
+            f"{artifact.uri}/{path} is corrupt: its sha256 is {digest}, the manifest has "
+            f"{artifact.manifest.files[path]}"
         )
 
 
 def _note(validation: Validation, artifacts: list[OpenArtifact], so_far: int, turn: Slice) -> None:
-    """Store how far the work is, and keep the lease.
+    """Store the progress and renew the lease.
 
     Raises:
-        _TurnLost: the lease is another worker's by now, or the validation was ended.
+        _TurnLost: another worker has the lease, or the validation has ended.
     """
     turn.noted_at = turn.clock_now()
     done = [each.sizes[path] for each in artifacts for path in validation.checked.get(each.uri, {})]
@@ -214,14 +214,14 @@ def _note_trouble(validation: Validation, trouble: str, turn: Slice) -> None:
 
 
 def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) -> None:
-    """Move the draft to `validated` with its evidence, if it still is the one that was looked at."""
+    """Move the draft to `validated` with its evidence, if it has not changed since."""
     version = validation.version
     digests = {each.uri: each.manifest.digest for each in artifacts}
     columns = _digest_columns(version, digests)
     with transaction.atomic():
         evidence = _evidence(version, artifacts)
         files, size = validation.files_total, validation.bytes_total
-        read = f"{files} files, {size_words(size)}, are as their digests say" if files else "it names no artifact"
+        read = f"{files} files, {size_words(size)}, match their digests" if files else "it names no artifact"
         ended = _running(validation).update(
             state=ValidationState.PASSED.value,
             reason=read,
@@ -244,7 +244,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
 
 
 def _digest_columns(version: ModelVersion, digests: Mapping[str, str]) -> dict[str, Any]:
-    """The digests that were found, where the version names what has them."""
+    """The computed digests, for the fields that name these artifacts."""
     columns: dict[str, Any] = {}
     if version.artifact_uri in digests:
         columns["artifact_digest"] = digests[version.artifact_uri]
@@ -283,7 +283,7 @@ def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str,
 
 
 def _shown_on(evidence: Mapping[str, Any]) -> str:
-    """On which instance types a cell of it is possible, and on which it is not."""
+    """The instance types on which a cell is possible, and those on which it is not."""
     possible = [one["instance_type"] for one in evidence["instance_types"] if not one["problem"]]
     impossible = [one["instance_type"] for one in evidence["instance_types"] if one["problem"]]
     told = f"a cell is possible on {', '.join(possible)}"

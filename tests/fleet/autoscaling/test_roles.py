@@ -86,7 +86,7 @@ def test_roles_that_are_planned_stay_when_the_number_changes(deployment: Deploym
     [
         (
             {"engine": "generic", "engine_options": {"command": "llama-cpp"}, "artifact_uri": "file:///x"},
-            "hands over nothing",
+            "does not hand over",
         ),
         ({"parallelism": {rows.KIND: {"nodes": 2}}}, "its cells have 2 nodes"),
         ({"adapters": [{"name": "x"}]}, "keep its cells mixed"),

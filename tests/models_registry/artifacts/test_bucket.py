@@ -70,8 +70,8 @@ def test_a_bucket_may_be_an_artifact_by_itself(store: Store, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("s3://models/llama/4", "s3://models/llama/4/manifest.json is not there: upload the artifact by"),
-        ("s3://nowhere/llama", "there is no bucket nowhere"),
+        ("s3://models/llama/4", "s3://models/llama/4/manifest.json does not exist: upload the artifact with"),
+        ("s3://nowhere/llama", "bucket nowhere does not exist"),
     ],
 )
 def test_what_is_not_there_is_said(store: Store, uri: str, message: str) -> None:
@@ -81,27 +81,27 @@ def test_what_is_not_there_is_said(store: Store, uri: str, message: str) -> None
 
 def test_a_bucket_that_is_not_on_the_list_is_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3, "client", lambda *_, **__: pytest.fail("it was asked"))
-    with pytest.raises(BadArtifact, match="s3://models/llama/3 is in no source that is allowed"):
+    with pytest.raises(BadArtifact, match="s3://models/llama/3 is outside the allowed sources"):
         store.open(sources="s3://others")
 
 
 def test_a_file_that_the_bucket_lacks_is_named(store: Store) -> None:
     store.client.delete_object(Bucket=BUCKET, Key="llama/3/tokenizer/vocab.json")
-    with pytest.raises(BadArtifact, match=r"llama/3/tokenizer/vocab.json is missing, one of 1 files"):
+    with pytest.raises(BadArtifact, match=r"llama/3/tokenizer/vocab.json is missing; 1 files of"):
         store.open()
 
 
 def test_a_file_that_vanishes_is_named(store: Store) -> None:
     found = store.open()
     store.client.delete_object(Bucket=BUCKET, Key="llama/3/model.safetensors")
-    with pytest.raises(BadArtifact, match=r"llama/3/model.safetensors is not there"):
+    with pytest.raises(BadArtifact, match=r"llama/3/model.safetensors does not exist"):
         file_sha256(found, "model.safetensors", lambda _: None)
 
 
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (replace(LIMITS, manifest_bytes=10), "has [0-9]+ bytes; at most 10 may be"),
+        (replace(LIMITS, manifest_bytes=10), "has [0-9]+ bytes; the limit is 10"),
         (replace(LIMITS, files=1), "lists 2 files; at most 1 may be"),
     ],
 )
@@ -113,7 +113,7 @@ def test_limits_are_kept(store: Store, limits: ArtifactLimits, message: str) -> 
 def test_a_bucket_of_more_files_than_any_artifact_is_not_listed_to_its_end(store: Store) -> None:
     for number in range(3):
         store.client.put_object(Bucket=BUCKET, Key=f"llama/3/stray-{number}", Body=b"")
-    with pytest.raises(BadArtifact, match="holds more than 2 files"):
+    with pytest.raises(BadArtifact, match="has more than 2 files"):
         store.open(limits=replace(LIMITS, files=2))
 
 
@@ -146,7 +146,7 @@ def test_requests_go_to_one_host_alone() -> None:
 def test_a_redirect_is_not_followed(store: Store, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with redirecting_server(s3_url) as (url, requested):
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        with pytest.raises(BadArtifact, match="is in another region; redirects are not followed"):
+        with pytest.raises(BadArtifact, match="is in another region, and redirects are not followed"):
             store.open()
     assert requested == ["/models/llama/3/manifest.json"]
 
@@ -181,7 +181,7 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
     [
         ("AccessDenied", 403, {}, BadArtifact, "may not read s3://models/a: it needs s3:GetObject"),
         ("PermanentRedirect", 301, {"x-amz-bucket-region": "eu-west-1"}, BadArtifact, "bucket models is in eu-west-1"),
-        ("TemporaryRedirect", 307, {}, BadArtifact, "is in another region; redirects are not followed"),
+        ("TemporaryRedirect", 307, {}, BadArtifact, "is in another region, and redirects are not followed"),
         ("SlowDown", 503, {}, SourceTrouble, "s3://models/a: S3 answered SlowDown"),
     ],
 )

@@ -37,18 +37,18 @@ def test_a_uri_is_a_folder_or_a_place_in_a_bucket(uri: str, place: Place, text: 
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("https://models.example.com/llama", "is no place of artifacts; it must be file:///absolute/path or s3://"),
-        ("file://other-host/srv", "is no place of artifacts"),
-        ("srv/models", "is no place of artifacts"),
-        ("file:///", "is no place of artifacts"),
-        ("s3://Models/llama", "is no place of artifacts"),
-        ("s3://user:secret@models/llama", "is no place of artifacts"),
+        ("https://models.example.com/llama", "is not an artifact URI; it must be file:///absolute/path or s3://"),
+        ("file://other-host/srv", "is not an artifact URI"),
+        ("srv/models", "is not an artifact URI"),
+        ("file:///", "is not an artifact URI"),
+        ("s3://Models/llama", "is not an artifact URI"),
+        ("s3://user:secret@models/llama", "is not an artifact URI"),
         ("file:///srv/../etc", "leaves its folder"),
         ("file:///srv/%2e%2e/etc", "leaves its folder"),
         ("file:///srv/a%00b", "leaves its folder"),
-        ("s3://models/llama?versionId=1", "has blanks, a query or a fragment"),
-        ("file:///srv/a b", "has blanks, a query or a fragment"),
-        ("s3://[models/llama", "is no URI"),
+        ("s3://models/llama?versionId=1", "has spaces, a query or a fragment"),
+        ("file:///srv/a b", "has spaces, a query or a fragment"),
+        ("s3://[models/llama", "is not a URI"),
     ],
 )
 def test_everything_else_is_refused_by_name(uri: str, message: str) -> None:
@@ -72,7 +72,7 @@ def test_a_source_holds_what_lies_in_it(source: str, holds: bool) -> None:
     if holds:
         check_source(PLACE, [parse_place(source)])
     else:
-        with pytest.raises(BadArtifact, match="s3://models/llama/3 is in no source that is allowed"):
+        with pytest.raises(BadArtifact, match="s3://models/llama/3 is outside the allowed sources"):
             check_source(PLACE, [parse_place(source)])
 
 
@@ -90,7 +90,7 @@ def test_a_manifest_that_is_the_expected_one_passes_and_so_does_any_where_none_i
 @pytest.mark.parametrize(
     ("manifest", "message"),
     [
-        (MANIFEST, "holds sha256:.*, but the version says sha256:00"),
+        (MANIFEST, "has the digest sha256:.*, but the version expects sha256:00"),
         (Manifest({}, {}), "lists no file"),
         (Manifest({"../x": "0" * 64}, {}), r"lists '../x', which is outside"),
         (Manifest({str(n): "0" * 64 for n in range(4)}, {}), "lists 4 files; at most 3 may be"),
@@ -105,9 +105,9 @@ def test_a_manifest_is_refused_before_its_files_are_read(manifest: Manifest, mes
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"a": 1}, "s3://models/llama/3/b/c is missing, one of 1 files of manifest.json"),
+        ({"a": 1}, "s3://models/llama/3/b/c is missing; 1 files of manifest.json are missing in total"),
         ({"a": 1, "b/c": 2, "d": 3}, "s3://models/llama/3/d is not in manifest.json"),
-        ({"a": 5_000_000_000, "b/c": 2}, r"has 5.0 GB; an artifact may have 4.0 GB"),
+        ({"a": 5_000_000_000, "b/c": 2}, r"has 5.0 GB; the limit is 4.0 GB"),
     ],
 )
 def test_what_lies_there_must_be_what_the_manifest_lists(sizes: dict[str, int], message: str) -> None:

@@ -69,7 +69,7 @@ def test_what_was_pushed_is_what_a_node_fetches(client: Any, folder: Path, tmp_p
 def test_nothing_is_written_over_by_a_second_push(client: Any, folder: Path) -> None:
     push(folder)
     (folder / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(CommandError, match=r"llama/3 holds an artifact already, and an artifact never changes"):
+    with pytest.raises(CommandError, match=r"llama/3 already has another artifact, and artifacts never change"):
         push(folder)
     stored = client.get_object(Bucket=BUCKET, Key="llama/3/model.safetensors")["Body"].read()
     assert stored == FILES["model.safetensors"]
@@ -80,7 +80,7 @@ def test_two_pushes_at_once_end_with_one_manifest(client: Any, folder: Path, mon
     push(folder)
     (folder / "model.safetensors").rename(folder / "renamed.safetensors")
     before = client.get_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}")["Body"].read()
-    with pytest.raises(CommandError, match=r"got its manifest by another push meanwhile; it was left as it is"):
+    with pytest.raises(CommandError, match=r"was written by another push meanwhile and was left unchanged"):
         push(folder)
     assert client.get_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}")["Body"].read() == before
 
@@ -90,13 +90,13 @@ def test_a_push_that_broke_off_goes_on_with_what_is_missing(client: Any, folder:
     for name in (MANIFEST_NAME, "model.safetensors"):
         client.delete_object(Bucket=BUCKET, Key=f"llama/3/{name}")
     said = push(folder)[1]
-    assert "vocab.json: 2 B, there already\n" in said
+    assert "vocab.json: 2 B, already uploaded\n" in said
     assert "model.safetensors: 8.0 kB\n" in said
 
 
 def test_a_strange_file_in_the_prefix_is_not_written_over(client: Any, folder: Path) -> None:
     client.put_object(Bucket=BUCKET, Key="llama/3/model.safetensors", Body=b"somebody's")
-    with pytest.raises(CommandError, match=r"model.safetensors is there and is another file: push to another prefix"):
+    with pytest.raises(CommandError, match=r"model.safetensors exists with other content: push to another prefix"):
         push(folder)
     assert f"llama/3/{MANIFEST_NAME}" not in keys(client)
 
@@ -111,7 +111,7 @@ def test_a_large_file_comes_in_parts(client: Any, folder: Path, monkeypatch: pyt
 def test_a_manifest_in_the_folder_must_be_of_its_files(client: Any, folder: Path) -> None:
     write_manifest(folder, describe_folder(folder, {"made": "here"}))
     (folder / "model.safetensors").write_bytes(b"changed since")
-    with pytest.raises(CommandError, match=r"manifest.json is of sha256:.*: remove it to push them"):
+    with pytest.raises(CommandError, match=r"manifest.json has the digest sha256:.*: remove it to push them"):
         push(folder)
     assert keys(client) == set()
 
@@ -120,8 +120,8 @@ def test_a_manifest_in_the_folder_must_be_of_its_files(client: Any, folder: Path
     ("uri", "said"),
     [
         ("s3://nowhere/x", "nowhere"),
-        ("file:///models", r"file:///models is no place in S3; it must be s3://bucket/prefix"),
-        ("models", r"is no place of artifacts"),
+        ("file:///models", r"file:///models is not an S3 prefix; it must be s3://bucket/prefix"),
+        ("models", r"is not an artifact URI"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_named(client: Any, folder: Path, uri: str, said: str) -> None:
@@ -130,7 +130,7 @@ def test_a_place_that_cannot_be_written_is_named(client: Any, folder: Path, uri:
 
 
 def test_a_folder_that_is_none_is_named(client: Any, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"gone is no folder"):
+    with pytest.raises(CommandError, match=r"gone is not a folder"):
         push(tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CommandError, match=r"empty cannot be an artifact: it lists no file"):

@@ -66,7 +66,7 @@ def test_cells_that_were_told_apart_otherwise_do_not_compare() -> None:
     assert [(one.before, one.after) for one in goodput_compared(old, new, KIND)] == [(3.0, 2.5)]
     best = best_configuration(filter(None, map(measured_of, benchmarks_of_use(WORKLOAD, SLO))), Aim.GOODPUT)
     assert best is not None
-    assert best.reason == f"2 requests a second and chip, 1.5 of {old.reference} on {KIND} as 1p+1d behind it"
+    assert best.reason == f"2 requests per second and chip, 1.5 for the next, {old.reference} on {KIND} as 1p+1d"
     assert Benchmark(cells=4, split="1p+3d").answering == 3
     assert Benchmark(cells=4).answering == 4
 
@@ -80,7 +80,7 @@ def test_the_best_of_a_use_is_told_with_its_reason() -> None:
     best = best_configuration(found, Aim.GOODPUT)
     assert best is not None
     assert (best.chosen.version, best.chosen.goodput_per_chip) == (old.reference, 2.0)
-    assert best.reason == f"2 requests a second and chip, 1.5 of {new.reference} on {KIND} behind it"
+    assert best.reason == f"2 requests per second and chip, 1.5 for the next, {new.reference} on {KIND}"
     fast = best_configuration(found, Aim.SPEED)
     assert fast is not None
     assert fast.chosen.version == new.reference

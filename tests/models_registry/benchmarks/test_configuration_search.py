@@ -152,7 +152,7 @@ def test_shorter_points_are_asked_for_first_and_are_never_the_best_of_a_use(flee
 def test_what_no_draft_can_be_made_of_is_refused_before_anything_moves(fleet: Fleet) -> None:
     row = start(fleet, varied={"engine_options.max_num_seqs": [8], "engine_options.plugin": [None, "x"]})
     assert [one.refused != "" for one in row.candidates.all()] == [False, True]
-    with pytest.raises(InvalidInput, match="none of 1 configurations can be made"):
+    with pytest.raises(InvalidInput, match="none of 1 configurations is possible"):
         start(fleet, varied={"engine_options.plugin": ["x"]})
 
 
@@ -179,16 +179,16 @@ def test_what_makes_no_sense_is_refused(fleet: Fleet, fields: dict[str, Any], to
 
 def test_a_deployment_of_several_regions_or_of_another_version_is_left_alone(fleet: Fleet) -> None:
     fleet.regions = ("eu-west-1", "us-east-1")
-    with pytest.raises(InvalidInput, match="search in one of one region"):
+    with pytest.raises(InvalidInput, match="use a deployment of one region"):
         start(fleet)
     fleet.regions, fleet.serves = ("us-east-1",), rows.version("2", nodes=1).reference
-    with pytest.raises(InvalidInput, match="search around what it serves"):
+    with pytest.raises(InvalidInput, match="name the version that it serves"):
         start(fleet)
 
 
 def test_a_second_search_of_a_deployment_waits_for_nobody(fleet: Fleet) -> None:
     start(fleet)
-    with pytest.raises(Conflict, match="runs already"):
+    with pytest.raises(Conflict, match="is running"):
         start(fleet)
 
 
@@ -232,7 +232,7 @@ def test_what_does_not_come_to_serve_is_not_waited_for_for_ever(fleet: Fleet) ->
 def test_a_search_ends_at_its_limits_with_the_best_so_far(fleet: Fleet) -> None:
     row = run(start(fleet, most_trials=1))
     assert (row.state, SearchTrial.objects.count()) == ("done", 1)
-    assert "after 1 trials, the most of this search" in row.reason
+    assert "after 1 trials, the limit of this search" in row.reason
 
 
 def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> None:
@@ -246,7 +246,7 @@ def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> No
     row = run(row)
     assert (row.state, row.reason, fleet.serves) == ("cancelled", "cancelled by bo", fleet.version.reference)
     assert {standing for standing, _ in standings(row).values()} == {Standing.UNMEASURED}
-    with pytest.raises(Conflict, match="is cancelled already"):
+    with pytest.raises(Conflict, match="cancelled"):
         search_cancel(search_id=row.pk, actor="bo", now=NOW)
 
 
@@ -266,8 +266,8 @@ def test_of_the_versions_that_it_made_the_best_stays_and_each_other_is_retired_w
     assert others
     for state, reason in others.values():
         assert state == "retired"
-        assert reason.startswith(f"retired by switchyard: {row} ended without it: ")
-        assert "s a chip at " in reason
+        assert reason.startswith(f"retired by switchyard: {row} ended without choosing it: ")
+        assert "s per chip at " in reason
 
 
 def test_what_was_released_meanwhile_or_is_in_use_stays(fleet: Fleet) -> None:
@@ -336,11 +336,11 @@ def test_cells_that_are_apart_are_so_for_each_configuration_and_afterwards(fleet
 
 def test_more_cells_than_there_are_take_no_part(fleet: Fleet) -> None:
     row = start(fleet, varied={"cells": [5, *PAIRS]})
-    assert row.candidates.get(number=1).refused == "cells=5 takes 5 cells, and the deployment has 4"
+    assert row.candidates.get(number=1).refused == "cells=5 needs 5 cells, but the deployment has 4"
     search_cancel(search_id=row.pk, actor="bo", now=NOW)
     run(row)
     fleet.cells = None
-    with pytest.raises(InvalidInput, match="is not stated but decided by its load"):
+    with pytest.raises(InvalidInput, match="follow its load"):
         start(fleet, varied={"cells": PAIRS})
 
 

@@ -24,7 +24,7 @@ def test_the_tree_goes_to_standard_output_and_what_it_is_worth_beside_it(calibra
     call_command("medusa_tree", str(calibration), "--size", "4", stdout=out, stderr=err)
     assert json.loads(out.getvalue()) == [[0], [0, 0], [1], [2]]
     assert err.getvalue().strip() == (
-        "4 paths on 2 heads, longest 2: 2.20 tokens a step expected, medusa_speculation_length 5"
+        "4 paths on 2 heads, longest 2: 2.20 tokens per step expected, medusa_speculation_length 5"
     )
 
 
@@ -45,9 +45,9 @@ def test_a_bare_list_of_heads_is_a_calibration_too(calibration: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no calibration"),
-        ('{"heads": []}', "is no calibration"),
-        ('{"accuracies": [["a"]]}', "is no calibration"),
+        ("{", "is not a calibration"),
+        ('{"heads": []}', "is not a calibration"),
+        ('{"accuracies": [["a"]]}', "is not a calibration"),
         ("[[0.7, 0.7]]", "accuracies of head 0 sum to 1.4000"),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_calibration_gives_the_paths_that_were_right_most_often(calibration: P
     out, err = StringIO(), StringIO()
     call_command("medusa_tree", str(calibration), "--task", "plan", "--size", "2", stdout=out, stderr=err)
     assert json.loads(out.getvalue()) == [[0], [0, 0]]
-    assert err.getvalue().startswith("2 paths on 2 heads, longest 2: 2.75 tokens a step expected")
+    assert err.getvalue().startswith("2 paths on 2 heads, longest 2: 2.75 tokens per step expected")
     with pytest.raises(CommandError, match="--task is 'code'; the calibration has plan, chat"):
         call_command("medusa_tree", str(calibration), "--task", "code")
     calibration.write_text(json.dumps(DOCUMENT | {"heads": 9}))

@@ -77,8 +77,8 @@ def test_what_the_trainer_writes_is_read() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "no format 1"),
-        (stated(format=2), "no format 1"),
+        ([], "does not have format 1"),
+        (stated(format=2), "does not have format 1"),
         (stated(heads=0), "heads is 0; it must be a whole number from 1 to 8"),
         (stated(heads=True), "heads is True"),
         (stated(model=""), "model is ''; it must be a text of 1 to 100"),
@@ -106,7 +106,7 @@ def test_where_verifying_is_free_all_heads_guess_as_far_as_was_measured() -> Non
     chosen = choose(PLAN, FREE, is_tree=False)
     assert (chosen.tokens, chosen.ranges, chosen.off_from) == (4, ((1, 64, 4), (65, 65, 0)), None)
     assert chosen.gain == pytest.approx(3.1)
-    assert chosen.reason.startswith("4 guessed tokens make 3.10 tokens of a step that takes 1.00 times as long")
+    assert chosen.reason.startswith("4 guessed tokens give 3.10 tokens per step, which takes 1.00 times as long")
 
 
 def test_larger_batches_guess_less_and_then_nothing() -> None:
@@ -121,7 +121,7 @@ def test_where_no_guess_pays_it_says_so() -> None:
     never = StepCost("cpu", "given", "", "", {1: {1: 0.1, 5: 0.5}}, {})
     chosen = choose(CHAT, never, is_tree=False)
     assert (chosen.tokens, chosen.ranges, chosen.off_from) == (0, ((1, 1, 0),), 1)
-    assert chosen.reason == "no guess makes chat 1.05 times as fast on cpu, even alone"
+    assert chosen.reason == "no guess makes chat 1.05 times as fast on cpu, even for one sequence"
 
 
 def test_a_tree_is_sized_by_the_cost_of_its_paths() -> None:

@@ -37,15 +37,19 @@ def test_what_follows_is_stored_beside_it_and_the_newest_counts() -> None:
     assert chains_expected([version.pk])[version.pk]["plan"] == pytest.approx((1.0, 2.0, 2.5))
     event = Event.objects.filter(kind="version.calibrated").latest("id")
     assert event.detail == {"version": "toy@1", "calibration": found.pk}
-    assert event.message == "toy@1 is calibrated by ada: plan 2.50 tokens a step, chat 1.05 tokens a step"
+    assert event.message == "toy@1 calibrated by ada: plan 2.50 tokens per step, chat 1.05 tokens per step"
 
 
 @pytest.mark.parametrize(
     ("speculation", "document", "message"),
     [
-        ({}, {}, "has no format 1"),
-        ({"tokens": 3}, DOCUMENT, "the calibration is of 2 heads; toy@1 guesses with 3"),
-        ({}, DOCUMENT | {"model": "sha256:00"}, f"of answers of sha256:00, and toy@1 serves {DIGEST}; train heads for"),
+        ({}, {}, "does not have format 1"),
+        ({"tokens": 3}, DOCUMENT, "the calibration has 2 heads; toy@1 uses 3"),
+        (
+            {},
+            DOCUMENT | {"model": "sha256:00"},
+            f"has answers of sha256:00, but toy@1 serves {DIGEST}; train heads for",
+        ),
     ],
 )
 def test_what_is_of_something_else_is_refused(speculation: Any, document: Any, message: str) -> None:
@@ -55,7 +59,7 @@ def test_what_is_of_something_else_is_refused(speculation: Any, document: Any, m
 
 
 def test_a_version_without_heads_has_no_calibration() -> None:
-    with pytest.raises(InvalidInput, match="toy@1 guesses by nothing; a calibration is of medusa"):
+    with pytest.raises(InvalidInput, match="toy@1 uses speculation method none; a calibration is for medusa"):
         store(stored("released").pk)
 
 
@@ -64,14 +68,16 @@ def test_heads_may_be_of_some_instance_types_only() -> None:
     plain: dict[str, dict[str, int]] = {"local.cpu": {}, "p5.48xlarge": {}}
     ModelVersion.objects.update(parallelism=plain, by_type={"local.cpu": {"speculation": {}}})
     assert store(version.pk, step_costs=[{**STEP_COST, "instance_type": "p5.48xlarge"}]).choices
-    with pytest.raises(InvalidInput, match=r"one of local.cpu; toy@1 guesses by these heads on p5.48xlarge"):
+    with pytest.raises(InvalidInput, match=r"has local.cpu; toy@1 uses these heads on p5.48xlarge"):
         store(version.pk)
     ModelVersion.objects.update(
         by_type={kind: {"artifact_uri": "file:///o", "artifact_digest": DIGEST} for kind in plain}
     )
     assert store(version.pk).choices
     ModelVersion.objects.update(by_type={kind: {"speculation": {}} for kind in plain})
-    with pytest.raises(InvalidInput, match=r"toy@1 on local.cpu guesses by nothing; a calibration is of medusa"):
+    with pytest.raises(
+        InvalidInput, match=r"toy@1 on local.cpu uses speculation method none; a calibration is for medusa"
+    ):
         store(version.pk)
 
 

@@ -73,7 +73,7 @@ def test_what_differs_by_instance_type_is_written_shown_and_taken_along() -> Non
 def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
     draft("1")
     made = post("", {"model": "toy", "version": "2", "engine": "vllm", "parallelism": {"local.cpu": {}}}).json()
-    assert made["renderings"][0]["problem"] == "toy@2: engine vllm needs artifact_uri, the place of the weights"
+    assert made["renderings"][0]["problem"] == "toy@2: engine vllm needs artifact_uri, the location of the weights"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_an_engine_is_needed_unless_a_version_has_one() -> None:
 def test_a_name_is_taken_once() -> None:
     draft("1")
     fields = {"model": "toy", "version": "1", **SIM}
-    assert detail(post("", fields)) == "toy has a version '1' already; versions never change their meaning"
+    assert detail(post("", fields)) == "toy already has a version '1'; names of versions are never reused"
 
 
 def test_a_draft_is_edited_at_the_revision_that_was_looked_at() -> None:
@@ -133,7 +133,7 @@ def test_a_draft_is_edited_at_the_revision_that_was_looked_at() -> None:
     edited = patch("toy@1", {"context_length": 4096, "revision": 1}).json()
     assert (edited["context_length"], edited["revision"], edited["engine"]) == (4096, 2, "sim")
     again = patch("toy@1", {"context_length": 8192, "revision": 1})
-    assert detail(again) == "toy@1 is at revision 2, not 1; look at it again"
+    assert detail(again) == "toy@1 is at revision 2, not 1; read it again"
     assert rules(patch("toy@1", {"state": "released"})) == {"state": "unknown"}
 
 
@@ -159,7 +159,7 @@ def test_a_version_goes_its_whole_way() -> None:
         "running",
         "ada",
     )
-    assert "is being validated already" in detail(post("/toy@1/validate"))
+    assert "is already being validated" in detail(post("/toy@1/validate"))
     validations_advance(Slice((), ArtifactLimits()))
     validated = bearer().get(f"{URL}/toy@1").json()
     assert (validated["state"], validated["validation"]["state"]) == ("validated", "passed")

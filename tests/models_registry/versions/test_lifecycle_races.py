@@ -55,7 +55,7 @@ def test_of_a_change_and_a_deletion_the_later_one_sees_the_earlier() -> None:
     one = partial(draft_delete, version_id=row.pk, **WHO)
     other = partial(draft_change, version_id=row.pk, columns={"context_length": 1}, **WHO)
     race(refused(one, outcomes), refused(other, outcomes))
-    assert outcomes == ["the version is gone: it was deleted meanwhile"]
+    assert outcomes == ["the version was deleted meanwhile"]
 
 
 def test_of_two_changes_of_the_same_revision_one_wins() -> None:
@@ -63,7 +63,7 @@ def test_of_two_changes_of_the_same_revision_one_wins() -> None:
     one = partial(draft_change, version_id=row.pk, columns={"context_length": 1}, revision=1, **WHO)
     other = partial(draft_change, version_id=row.pk, columns={"layers": 1}, revision=1, **WHO)
     race(refused(one, outcomes), refused(other, outcomes))
-    assert outcomes == ["toy@1 is at revision 2, not 1; look at it again"]
+    assert outcomes == ["toy@1 is at revision 2, not 1; read it again"]
     assert ModelVersion.objects.get().layers is None
 
 
@@ -83,5 +83,5 @@ def test_a_version_is_never_rolled_out_and_retired(first: str) -> None:
         assert "in use by rollout" in reason
         assert (row.state, Rollout.objects.count()) == ("released", 1)
     else:
-        assert reason == "sim-70b@2 is retired by now; it cannot be rolled out"
+        assert reason == "sim-70b@2 is retired now; it cannot be rolled out"
         assert (row.state, Rollout.objects.count()) == ("retired", 0)

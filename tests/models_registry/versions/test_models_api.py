@@ -43,7 +43,7 @@ def test_a_model_is_created_once() -> None:
     created = bearer().post("/api/v1/models", body, format="json").json()
     assert (created["name"], created["description"], created["versions"]) == ("llama", "eight billion", [])
     taken = bearer().post("/api/v1/models", body, format="json")
-    assert (taken.status_code, taken.json()["detail"]) == (409, "there is a model 'llama' already")
+    assert (taken.status_code, taken.json()["detail"]) == (409, "model 'llama' already exists")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_version_says_how_it_is_served() -> None:
                 "artifact_uri": "",
                 "artifact_digest": "",
                 "max_concurrency": 16,
-                "problem": "smollm2@1: engine vllm needs artifact_uri, the place of the weights",
+                "problem": "smollm2@1: engine vllm needs artifact_uri, the location of the weights",
                 "degrees": None,
                 "arguments": [],
                 "notes": [],
@@ -122,9 +122,9 @@ def test_a_version_shows_what_it_is_on_every_instance_type() -> None:
     assert local["degrees"] == {"nodes": 3, "tp": 3, "cp": 1, "dp": 1, "pp": 1}
     assert local["arguments"][-4::2] == ["--speculative-config", "--tensor-parallel-size"]
     assert own["problem"].startswith(
-        "there is no instance type 'own.gpu'; there are c7i.2xlarge, g6.12xlarge, inf2.48xlarge, local.cpu"
+        "unknown instance type 'own.gpu'; it must be one of c7i.2xlarge, g6.12xlarge, inf2.48xlarge, local.cpu"
     )
-    assert p5["problem"].endswith("tp is 8; it must divide 9 attention heads: 1, 3 would do")
+    assert p5["problem"].endswith("tp is 8; it must divide 9 attention heads: use one of 1, 3")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_model_shows_what_was_measured_of_its_versions() -> None:
     measured(new, 6.0)
     measured(new, 3.0, slo="ttft=9,itl=9")
     shown = fragment(signed_in(), "/models/toy/?use=1000%2B150+within+ttft%3D500,itl%3D50", "model-benchmarks")
-    assert "Best by goodput: toy@1 on local.cpu: 2 requests a second and chip" in shown
+    assert "Best by goodput: toy@1 on local.cpu: 2 requests per second and chip" in shown
     assert shown.count("<tr>") == 3
     assert "data-figure" in shown
     newest = fragment(signed_in(), "/models/toy/", "model-benchmarks")
@@ -125,7 +125,7 @@ def test_a_version_shows_what_its_guesses_are_worth() -> None:
     calibration_store(version_id=version.pk, document=DOCUMENT, step_costs=[STEP_COST], actor="ada", now=NOW)
     text = fragment(signed_in(), URL, "version-speculation")
     assert "1: 2.00, 2: 2.50" in text
-    assert "no guess makes chat 1.05 times as fast on local.cpu, even alone" in text
+    assert "no guess makes chat 1.05 times as fast on local.cpu, even for one sequence" in text
 
 
 def test_a_calibrations_figures_show_what_was_chosen_by_what_steps_cost() -> None:

@@ -60,7 +60,7 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
     assert start(row).state == "running"
     found = advance(folder)
     digest = artifact(folder).digest
-    assert (found.state, found.reason) == ("passed", "2 files, 8.0 kB, are as their digests say")
+    assert (found.state, found.reason) == ("passed", "2 files, 8.0 kB, match their digests")
     assert found.evidence == {
         "artifacts": [{"uri": folder.as_uri(), "digest": digest, "files": 2, "bytes": 8002}],
         "instance_types": [{"instance_type": "local.cpu", "engine": "vllm", "problem": ""}],
@@ -69,9 +69,7 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
     }
     assert state(row) == "validated"
     assert (row.artifact_digest, row.revision) == (digest, 2)
-    assert row.reason == (
-        "validated for ada: 2 files, 8.0 kB, are as their digests say; a cell is possible on local.cpu"
-    )
+    assert row.reason == ("validated for ada: 2 files, 8.0 kB, match their digests; a cell is possible on local.cpu")
     kinds = list(Event.objects.order_by("id").values_list("kind", flat=True))
     assert kinds == ["version.drafted", "version.validation_started", "version.validated"]
 
@@ -129,7 +127,7 @@ def test_an_adapter_that_is_another_than_its_digest_says_is_not_validated(folder
     start(row)
     found = advance(folder)
     assert (found.state, state(row)) == ("failed", "draft")
-    assert f"but the version says sha256:{'0' * 64}" in found.reason
+    assert f"but the version expects sha256:{'0' * 64}" in found.reason
 
 
 def test_what_is_wrong_with_a_draft_is_said_before_anything_is_read(folder: Path) -> None:
@@ -137,7 +135,7 @@ def test_what_is_wrong_with_a_draft_is_said_before_anything_is_read(folder: Path
     start(row)
     found = advance(folder)
     assert (found.state, state(row)) == ("failed", "draft")
-    assert found.reason == "it has no golden prompts; add some, or say in golden_waiver why it has none"
+    assert found.reason == "it has no golden prompts; add some, or state the reason in golden_waiver"
     event = Event.objects.latest("id")
     assert (event.kind, event.tone) == ("version.validation_failed", "bad")
     assert event.message == f"toy@1 is not validated: {found.reason}"
@@ -160,8 +158,8 @@ def spoil(folder: Path, name: str, content: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "objection"),
     [
-        ("model.safetensors", b"spoiled " * 1000, "model.safetensors is corrupt: sha256 .*, its manifest has"),
-        ("tokenizer/vocab.json", None, "tokenizer/vocab.json is missing, one of 1 files"),
+        ("model.safetensors", b"spoiled " * 1000, "model.safetensors is corrupt: its sha256 is .*, the manifest has"),
+        ("tokenizer/vocab.json", None, "tokenizer/vocab.json is missing; 1 files of"),
         ("code.py", b"", "code.py is not in manifest.json"),
         (MANIFEST_NAME, None, "has no manifest.json: write it with"),
         (MANIFEST_NAME, b"{}", "manifest.json is not a manifest"),
@@ -181,13 +179,13 @@ def test_an_artifact_that_is_not_whole_is_refused_by_its_file(
 
 def test_another_artifact_than_the_stated_one_is_refused(folder: Path) -> None:
     start(of_folder(folder, artifact_digest="sha256:" + "0" * 64))
-    assert "but the version says sha256:0000" in advance(folder).reason
+    assert "but the version expects sha256:0000" in advance(folder).reason
 
 
 def test_an_artifact_from_elsewhere_is_not_even_looked_at(folder: Path, tmp_path: Path) -> None:
     artifact(tmp_path / "elsewhere")
     start(of_folder(tmp_path / "elsewhere"))
-    assert "elsewhere is in no source that is allowed" in advance(folder).reason
+    assert "elsewhere is outside the allowed sources" in advance(folder).reason
 
 
 def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +294,7 @@ def test_a_draft_that_was_deleted_meanwhile_ends_the_work(folder: Path, monkeypa
 def test_one_validation_of_a_draft_runs_at_a_time(folder: Path) -> None:
     row = of_folder(folder)
     start(row)
-    with pytest.raises(Conflict, match="is being validated already"):
+    with pytest.raises(Conflict, match="is already being validated"):
         start(row)
     advance(folder)
     assert state(row) == "validated"

@@ -141,7 +141,7 @@ def test_a_choice_reads_in_a_line_and_can_be_a_key() -> None:
     choice = frozen_choice(stored)
     assert choice_text(choice) == "max_num_seqs=8, speculation=ngram, quantization=none"
     assert {choice: 1}[frozen_choice(stored)] == 1
-    assert choice_text(()) == "as it is"
+    assert choice_text(()) == "unchanged"
 
 
 VARIED = {"max_num_batched_tokens": (512, 2048, 8192), "tp": (1, 2), "speculation": ("", "ngram")}
@@ -163,7 +163,7 @@ def test_every_combination_is_one_choice() -> None:
     choices = choices_of(VARIED)
     assert len(set(choices)) == 12
     assert dict(choices[0]) == {"max_num_batched_tokens": 512, "tp": 1, "speculation": ""}
-    with pytest.raises(TooMany, match="1000 combinations; a search takes 512"):
+    with pytest.raises(TooMany, match="1000 combinations; a search accepts 512"):
         choices_of({"a": range(10), "b": range(10), "c": range(10)})
 
 
@@ -181,7 +181,7 @@ def test_halves_are_measured_for_longer() -> None:
     found, trials = search(choices, {}, true)
     assert [sum(trial.fidelity == fidelity for trial in trials) for fidelity in FIDELITIES] == [12, 6, 3]
     assert found.choice == choices[-1]
-    assert found.reason == "11 requests a second and chip, 10 of the next"
+    assert found.reason == "11 requests per second and chip, 10 for the next best"
     full = len(choices) * FIDELITIES[-1]
     assert sum(trial.fidelity for trial in trials) == 0.75 * full
 
@@ -189,7 +189,7 @@ def test_halves_are_measured_for_longer() -> None:
 def test_nothing_that_holds_is_no_choice() -> None:
     choices = choices_of({"tp": (1, 2)})
     assert search(choices, {}, dict.fromkeys(choices, 0.0))[0].choice is None
-    assert plan_search((), {}, {}) == Searched(None, "no configuration held the objective at any rate")
+    assert plan_search((), {}, {}) == Searched(None, "no configuration met the objective at any rate")
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=40))
@@ -225,7 +225,7 @@ def test_one_of_each_shape_is_measured_first() -> None:
 
 @pytest.mark.parametrize(
     ("spent", "told"),
-    [(Spent(trials=4), "after 4 trials, the most"), (Spent(seconds=7200.0), "after 2.0 hours, the most")],
+    [(Spent(trials=4), "after 4 trials, the limit"), (Spent(seconds=7200.0), "after 2.0 hours, the limit")],
 )
 def test_at_its_limits_the_best_so_far_is_what_was_found(spent: Spent, told: str) -> None:
     measured = {(SHAPES[0], 0.25): 3.0, (SHAPES[1], 0.25): 5.0}
@@ -249,14 +249,14 @@ def test_it_is_told_of_each_why_it_is_where_it_is() -> None:
     measured = {(a, 0.25): 4.0, (b, 0.25): 8.0, (c, 0.25): 7.0}
     found = standings(SHAPES, {d: 1.0, e: 6.0}, measured, {f: "tp is 2; it must be 1"})
     assert found[f] == (Standing.REFUSED, "tp is 2; it must be 1")
-    assert found[d] == (Standing.PRUNED, "predicted 1/s a chip, below 70% of the best, 8")
-    assert found[e] == (Standing.WAITING, "to be measured at 25% of the length, 6/s a chip predicted")
-    assert found[b] == (Standing.LEFT, "8/s a chip at 25% of the length")
+    assert found[d] == (Standing.PRUNED, "predicted 1/s per chip, below 70% of the best, 8")
+    assert found[e] == (Standing.WAITING, "to be measured at 25% of the length, 6/s per chip predicted")
+    assert found[b] == (Standing.LEFT, "8/s per chip at 25% of the length")
     then = standings(SHAPES, {d: 1.0}, measured | {(e, 0.25): 6.5}, {f: "no"})
-    assert then[a] == (Standing.DROPPED, "4/s a chip at 25% of the length, not in the better half")
+    assert then[a] == (Standing.DROPPED, "4/s per chip at 25% of the length, not in the better half")
     assert then[b] == (Standing.WAITING, "to be measured at 50% of the length")
     ended = standings(SHAPES, {d: 1.0, e: 6.0}, measured, {f: "no"}, is_over=True)
-    why = "the search ended before it was measured at 25% of the length, 6/s a chip predicted"
+    why = "the search ended before it was measured at 25% of the length, 6/s per chip predicted"
     assert ended[e] == (Standing.UNMEASURED, why)
     assert {kind for kind, _ in ended.values()}.isdisjoint({Standing.WAITING})
 

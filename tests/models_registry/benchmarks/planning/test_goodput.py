@@ -91,11 +91,11 @@ def test_it_ends_whatever_points_say(noise: list[tuple[float, PointVerdict]]) ->
 
 def test_what_never_breaks_and_what_never_holds_end_with_a_reason() -> None:
     assert searched(knee=1e9, first=1024.0)[0] == Found(
-        4096.0, None, False, "4096/s held, and more than 4096/s is not tried"
+        4096.0, None, False, "4096/s held, and the highest rate to try is 4096/s"
     )
     assert searched(knee=0.0, first=0.03)[0].reason.startswith("even 0.007812/s broke")
     given_up = searched(knee=1e9, first=1.0, rules=replace(RULES, most_points=3))[0]
-    assert (given_up.rate, given_up.reason) == (4.0, "4/s held after 3 points, the most that one run takes")
+    assert (given_up.rate, given_up.reason) == (4.0, "4/s held after 3 points, the limit of one benchmark")
 
 
 def test_the_first_rate_lies_between_one_at_a_time_and_all_at_once() -> None:
@@ -266,7 +266,7 @@ def test_both_tails_meet_in_the_number_itself() -> None:
 
 @pytest.mark.parametrize(("successes", "trials"), [(1, 0), (3, 2), (-1, 4)])
 def test_no_share_has_no_interval(successes: int, trials: int) -> None:
-    with pytest.raises(ValueError, match="is no share"):
+    with pytest.raises(ValueError, match="is not a share"):
         share_interval(successes, trials)
 
 

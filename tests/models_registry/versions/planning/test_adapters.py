@@ -86,15 +86,15 @@ def test_a_difference_names_the_adapter_and_the_field() -> None:
         ([{**TUNED, "name": ""}], r"adapters\.1\.name is ''; it must be a text that is not empty"),
         ([TUNED, TUNED], r"adapters\.2\.name is 'acme/tuned'; another adapter of this version has that name"),
         ([{**TUNED, "name": "llama"}], r"name is 'llama'; it is the name of the model llama itself"),
-        ([{"name": "x"}], r"artifact_uri is None; it must be the place of the adapter's weights"),
-        ([{**TUNED, "artifact_uri": "/etc"}], r"artifact_uri: '/etc' is no place of artifacts; it must be file:///"),
+        ([{"name": "x"}], r"artifact_uri is None; it must be the URI of the adapter's weights"),
+        ([{**TUNED, "artifact_uri": "/etc"}], r"artifact_uri: '/etc' is not an artifact URI; it must be file:///"),
         ([{**TUNED, "artifact_uri": "file:///a/../b"}], r"leaves its folder"),
         ([{**TUNED, "artifact_digest": "sha256:ab"}], r"artifact_digest is 'sha256:ab'; it must be sha256: and 64"),
         ([{**TUNED, "rank": 0}], r"rank is 0; it must be a whole number from 1"),
         ([{**TUNED, "rank": 513}], r"rank is 513; it must be at most 512"),
         ([{**TUNED, "rank": True}], r"rank is True; it must be a whole number"),
         ([{**TUNED, "ranks": 8}], r"adapters\.1 names 'ranks'; .* \(did you mean rank\?\)"),
-        ([{**TUNED, "name": f"a{at}"} for at in range(33)], r"adapters has 33; a version may have 32"),
+        ([{**TUNED, "name": f"a{at}"} for at in range(33)], r"adapters has 33; the limit is 32"),
     ],
 )
 def test_what_is_wrong_is_named(adapters: list[dict[str, Any]], message: str) -> None:
@@ -106,9 +106,11 @@ def test_what_is_wrong_is_named(adapters: list[dict[str, Any]], message: str) ->
 
 
 def test_engines_and_cells_that_serve_none_say_so() -> None:
-    with pytest.raises(InvalidVersion, match="engine neuron serves no adapters, sim and vllm do; leave adapters empty"):
+    with pytest.raises(
+        InvalidVersion, match="engine neuron does not support adapters, sim and vllm do; leave adapters empty"
+    ):
         render_version(spec("neuron", TRN1, adapters=(TUNED,)), TRN1)
-    with pytest.raises(InvalidVersion, match="adapters has 1, and cells there have 2 nodes; adapters are served by"):
+    with pytest.raises(InvalidVersion, match="adapters has 1, and cells there have 2 nodes; adapters need"):
         render_version(spec("vllm", P5, {"nodes": 2, "tp": 2}, adapters=(TUNED,)), P5)
 
 

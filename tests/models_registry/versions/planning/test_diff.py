@@ -105,7 +105,7 @@ def test_an_instance_type_of_one_side_alone_says_so() -> None:
     found = diff(parallelism={P5.name: {"nodes": 2, "tp": 2}, "own.gpu": {"within": 1}})
     own, p5 = found.instance_types
     assert p5.change is Change.SAME
-    assert (own.problem_before, own.problem_after) == (NOT_NAMED, "there is no such instance type")
+    assert (own.problem_before, own.problem_after) == (NOT_NAMED, "this instance type does not exist")
     assert differing(own.degrees) == {"within": (None, 1, "added")}
     assert own.change is Change.CHANGED
 

@@ -83,13 +83,13 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
         ({"engine": "vlm"}, "engine", "choice", r"engine is 'vlm'; .* \(did you mean vllm\?\)"),
         ({"artifact_uri": "http://x"}, "artifact_uri", "place", "it must be file:///absolute/path or s3://"),
         ({"artifact_digest": "sha256:ab"}, "artifact_digest", "digest", "64 hexadecimal digits, or empty"),
-        ({"artifact_uri": ""}, "artifact_digest", "place", "artifact_uri says no place of it"),
+        ({"artifact_uri": ""}, "artifact_digest", "place", "artifact_digest is set without artifact_uri"),
         ({"parallelism": {"a": {"tq": 1}}}, "parallelism", "readable", "names 'tq'"),
         ({"parallelism": {"a": {"tp": 0}}}, "parallelism", "readable", "it must be a whole number from 1"),
         ({"speculation": {"method": "mtp"}}, "speculation", "readable", "on engine vllm it must be one of"),
         ({"quantization": {"method": ""}}, "quantization", "readable", "a text that is not empty"),
         ({"engine_options": {"a": [1]}}, "engine_options.a", "type", "it must be text, a number or true/false"),
-        ({"engine_env": {"1A": "x"}}, "engine_env", "name", "starts with no digit"),
+        ({"engine_env": {"1A": "x"}}, "engine_env", "name", "does not start with a digit"),
         (
             {"engine_options": {"trust_remote_code": True}},
             *("engine_options.trust_remote_code", "allowed", "an admin can allow it"),
@@ -102,13 +102,13 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
             {"engine_env": {"PYTHONPATH": "/x"}, "allowances": {"vllm": ["PYTHONPATH"]}},
             *("engine_env.PYTHONPATH", "allowed", "which the agent sets itself"),
         ),
-        ({"golden_prompts": (("p", "e"),) * 17}, "golden_prompts", "count", "17 golden prompts; at most 16"),
+        ({"golden_prompts": (("p", "e"),) * 17}, "golden_prompts", "count", "17 golden prompts; the limit is 16"),
         (
             {"golden_prompts": (("p", "e"),), "golden_waiver": "none needed"},
             *("golden_waiver", "either", "empty one of the two"),
         ),
-        ({"engine_options": {"a": {"b": "\x00"}}}, "engine_options", "nul", "holds a NUL character"),
-        ({"engine_env": {"A": "\x00"}}, "engine_env", "nul", "holds a NUL character"),
+        ({"engine_options": {"a": {"b": "\x00"}}}, "engine_options", "nul", "has a NUL character"),
+        ({"engine_env": {"A": "\x00"}}, "engine_env", "nul", "has a NUL character"),
     ],
 )
 def test_a_mistake_is_named_with_its_field_and_rule(
@@ -135,7 +135,7 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
     assert judged.problems[P5.name] == ""
     assert "local.cpu.tp is 2" in judged.problems[LOCAL.name]
     assert judged.problems["own.gpu"].startswith(
-        "there is no instance type 'own.gpu'; there are c7i.2xlarge, g6.12xlarge, inf2.48xlarge"
+        "unknown instance type 'own.gpu'; it must be one of c7i.2xlarge, g6.12xlarge, inf2.48xlarge"
     )
 
 
@@ -143,12 +143,12 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
     ("changes", "message"),
     [
         ({"parallelism": {}}, "parallelism names no instance type"),
-        ({"parallelism": {LOCAL.name: {"tp": 2}, "own.gpu": {}}}, "local.cpu: .*; own.gpu: there is no instance type"),
-        ({"golden_prompts": ()}, "it has no golden prompts; add some, or say in golden_waiver why it has none"),
+        ({"parallelism": {LOCAL.name: {"tp": 2}, "own.gpu": {}}}, "local.cpu: .*; own.gpu: unknown instance type"),
+        ({"golden_prompts": ()}, "it has no golden prompts; add some, or state the reason in golden_waiver"),
         ({"golden_prompts": (), "golden_waiver": "  "}, "it has no golden prompts"),
-        ({"golden_prompts": (("p" * 200_000, "e"),)}, r"its engine plan has \d+ bytes; agents take 196608"),
+        ({"golden_prompts": (("p" * 200_000, "e"),)}, r"its engine plan has \d+ bytes; the limit of agents is 196608"),
         ({"engine_options": {"middleware": "a.b"}}, "may not be given the option --middleware"),
-        ({"artifact_uri": ""}, "needs artifact_uri, the place of the weights"),
+        ({"artifact_uri": ""}, "needs artifact_uri, the location of the weights"),
     ],
 )
 def test_what_is_missing_is_said(changes: dict[str, Any], message: str) -> None:

@@ -40,35 +40,35 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
     ("engine", "machine", "degrees", "changes", "message"),
     [
         ("vllm", P5, {"tp": 16}, {}, r"p5.48xlarge.tp is 16; .* = 16 ranks on 1 x 8 cores .* at most 8, or nodes = 2$"),
-        ("vllm", P5, {"nodes": 2, "tp": 1}, {}, r"tp is 1; every node takes .* a multiple of nodes = 2"),
-        ("vllm", P5, {"nodes": 2}, {}, r"tp is 16; .* drives one device a node yet, so it must be 2, or nodes = 1$"),
-        ("vllm", P5, {"nodes": 2, "tp": 4}, {}, r"tp is 4; .* drives one device a node yet, so it must be 2"),
-        ("vllm", P5, {"nodes": 2, "pp": 2, "tp": 1}, {}, r"pp is 2; over several nodes .* no pipeline stages yet"),
-        ("vllm", LOCAL, {"nodes": 2, "tp": 1, "pp": 2}, {}, r"pp is 2; over several nodes .* no pipeline stages yet"),
-        ("vllm", P5, {"tp": 2}, {"heads": SMOLLM2}, r"tp is 2; it must divide 9 attention heads: 1, 3 would do"),
-        ("vllm", P5, {"tp": 4}, {"heads": HeadCounts(12, 6)}, r"it must divide 6 KV heads .* 1, 2, 3, 6 would do"),
-        ("vllm", LOCAL, {"nodes": 2}, {"heads": SMOLLM2}, r"tp is 2; .* none does on 2 nodes; pad the heads"),
+        ("vllm", P5, {"nodes": 2, "tp": 1}, {}, r"tp is 1; every node has .* a multiple of nodes = 2"),
+        ("vllm", P5, {"nodes": 2}, {}, r"tp is 16; .* supports one device per node, so it must be 2, or nodes = 1$"),
+        ("vllm", P5, {"nodes": 2, "tp": 4}, {}, r"tp is 4; .* supports one device per node, so it must be 2"),
+        ("vllm", P5, {"nodes": 2, "pp": 2, "tp": 1}, {}, r"pp is 2; .* does not support pipeline stages"),
+        ("vllm", LOCAL, {"nodes": 2, "tp": 1, "pp": 2}, {}, r"pp is 2; .* does not support pipeline stages"),
+        ("vllm", P5, {"tp": 2}, {"heads": SMOLLM2}, r"tp is 2; it must divide 9 attention heads: use one of 1, 3"),
+        ("vllm", P5, {"tp": 4}, {"heads": HeadCounts(12, 6)}, r"it must divide 6 KV heads .* use one of 1, 2, 3, 6"),
+        ("vllm", LOCAL, {"nodes": 2}, {"heads": SMOLLM2}, r"tp is 2; .* no value fits 2 nodes; pad the heads"),
         ("vllm", P5, {"tp": 1, "pp": 8}, {"heads": HeadCounts(layers=4)}, r"pp is 8; .* it must be at most 4"),
         ("vllm", P5, {"cp": 2}, {}, r"cp is 2; context parallelism needs engine neuron; on engine vllm it must be 1"),
-        ("vllm", P5, {"dp": 2}, {}, r"dp is 2; engine vllm takes 1: more replicas are more cells"),
+        ("vllm", P5, {"dp": 2}, {}, r"dp is 2; engine vllm supports 1: add cells"),
         ("vllm", TRN1, {}, {}, r"engine is 'vllm'; it does not run on trainium of trn1.32xlarge, engine neuron does"),
         ("neuron", P5, {}, {}, r"engine is 'neuron'; p5.48xlarge has h100, and it runs on trainium, trainium2, infer"),
-        ("neuron", TRN1, {"tp": 4}, {}, r"that is 4 ranks a node, and collectives of trainium take 1, 2, 8, 16, 32"),
-        ("neuron", INF2, {"nodes": 2, "tp": 32}, {}, r"16 ranks a node, .* inferentia2 take 1, 2, 4, 8, 24"),
+        ("neuron", TRN1, {"tp": 4}, {}, r"that is 4 ranks per node, .* trainium support 1, 2, 8, 16, 32"),
+        ("neuron", INF2, {"nodes": 2, "tp": 32}, {}, r"16 ranks per node, .* inferentia2 support 1, 2, 4, 8, 24"),
         ("neuron", TRN1, {"cp": 3}, {}, r"cp is 3; it must divide tp = 32"),
         ("neuron", TRN1, {"dp": 5}, {}, r"dp is 5; it must divide tp = 32"),
         ("neuron", TRN1, {"dp": 2}, {"max_concurrency": 1}, r"dp is 2; .* max_concurrency must be over 1, not 1"),
         ("neuron", TRN1, {"dp": 8}, {"max_concurrency": 12}, r"dp is 8; it must divide max_concurrency = 12"),
-        ("neuron", TRN1, {"cp": 4, "dp": 8}, {}, r"dp is 8; where both are over 1 it must divide cp = 4"),
-        ("neuron", TRN1, {"tp": 8, "dp": 2}, {}, r"dp is 2; 8 KV heads are 2 on a rank in decode and 1 .*less"),
-        ("neuron", TRN1, {"cp": 16, "dp": 8}, {}, r"dp is 8; beside another cp, tp / dp must be 8 .*; it is 4"),
-        ("neuron", TRN1, {}, {"heads": SMOLLM2}, r"tp is 32; the model has 9 attention heads; more ranks would idle"),
+        ("neuron", TRN1, {"cp": 4, "dp": 8}, {}, r"dp is 8; if both are over 1 it must divide cp = 4"),
+        ("neuron", TRN1, {"tp": 8, "dp": 2}, {}, r"dp is 2; each rank has 2 of 8 KV heads in decode and 1 .*less"),
+        ("neuron", TRN1, {"cp": 16, "dp": 8}, {}, r"dp is 8; with a different cp, .* at least 8.*; it is 4"),
+        ("neuron", TRN1, {}, {"heads": SMOLLM2}, r"tp is 32; the model has 9 .* heads; more ranks would be idle"),
         ("neuron", TRN1, {"tpp": 2}, {}, r"names .tpp.; it must be one of nodes, tp, cp, dp, pp, within \(did"),
         ("neuron", TRN1, {"tp": True}, {}, r"tp is True; it must be a whole number from 1"),
         ("neuron", TRN1, {"tp": "32"}, {}, r"tp is '32'; it must be a whole number from 1"),
         ("neuron", TRN1, {"pp": 0}, {}, r"pp is 0; it must be a whole number from 1"),
         ("neuron", TRN1, {"within": "any"}, {}, r"within is 'any'; it must be a whole number from 1"),
-        ("neuron", TRN1, {"within": 9}, {}, r"within is 9; it must be from 1 to 8, or left out where nodes may be an"),
+        ("neuron", TRN1, {"within": 9}, {}, r"within is 9; it must be from 1 to 8, or left out if nodes may be an"),
     ],
 )  # fmt: skip
 def test_a_split_that_cannot_run_is_refused_with_field_value_and_rule(
@@ -86,9 +86,9 @@ def test_neuron_pads_and_copies_heads_and_says_so() -> None:
     ]
     assert target.startswith("rendered for nxdi-2.28 (Neuron SDK 2.28: vllm-neuron 0.4.*, vllm 0.13.*")
     odd = render_version(spec("neuron", TRN1, heads=HeadCounts(64, 6)), TRN1).notes
-    assert odd[:-1] == ("tp = 32 is no multiple of 6 KV heads: NxDI gives every attention head its own copy",)
+    assert odd[:-1] == ("tp = 32 is not a multiple of 6 KV heads: NxDI gives every attention head its own copy",)
     fewer = render_version(spec("neuron", TRN1, {"tp": 2}), TRN1).notes
-    assert fewer[:-1] == ("tp = 2 is no multiple of 8 KV heads: NxDI gives every attention head its own copy",)
+    assert fewer[:-1] == ("tp = 2 is not a multiple of 8 KV heads: NxDI gives every attention head its own copy",)
     assert render_version(spec("neuron", TRN1, {"tp": 8}), TRN1).notes == (target,)
 
 

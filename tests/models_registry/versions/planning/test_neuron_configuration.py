@@ -53,7 +53,7 @@ def test_several_nodes_draw_no_random_numbers_and_say_so() -> None:
     assert override(parallelism={TRN1.name: {"nodes": 2}})["on_device_sampling_config"]["deterministic"] is True
     assert override()["on_device_sampling_config"]["deterministic"] is False
     note = render_version(two, TRN1).notes[-2]
-    assert note.startswith("2 nodes must sample alike, so NxDI draws no random numbers")
+    assert note.startswith("2 nodes must sample the same tokens, so NxDI samples without randomness")
     assert not any("sample" in note for note in render_version(replace(two, engine_options=HOST_SAMPLES), TRN1).notes)
 
 
@@ -91,9 +91,9 @@ def test_the_plan_is_the_same_on_every_rank() -> None:
         ({"neuron": {"is_medusa": True}}, r"is_medusa is True; it follows from speculation"),
         ({"neuron": {"context_buckets": [1]}}, r"names 'context_buckets'; NxDI would ignore it: .* did you mean c"),
         ({"neuron": {"zzz": 1}}, r"names 'zzz'; NxDI would ignore it: its NeuronConfig has no such key$"),
-        ({"neuron": {"context_encoding_buckets": [512, 256]}}, r"it must be a rising list .* to context_length, 2048"),
-        ({"neuron": {"token_generation_buckets": [4096]}}, r"it must be a rising list"),
-        ({"neuron": {"token_generation_buckets": []}}, r"it must be a rising list"),
+        ({"neuron": {"context_encoding_buckets": [512, 256]}}, r"an increasing list .* to context_length, 2048"),
+        ({"neuron": {"token_generation_buckets": [4096]}}, r"it must be an increasing list"),
+        ({"neuron": {"token_generation_buckets": []}}, r"it must be an increasing list"),
         ({"neuron": {"on_device_sampling_config": {"topk": 1}}}, r"names 'topk'; .* \(did you mean top_k"),
         ({"neuron": {"on_device_sampling_config": []}}, r"on_device_sampling_config is \[\]; it must be an object"),
         (
@@ -138,7 +138,7 @@ def test_vllm_takes_a_quantization_by_its_own_name() -> None:
 
 
 def test_the_simulator_has_no_quantization() -> None:
-    with pytest.raises(InvalidVersion, match="engine sim has none, leave it empty"):
+    with pytest.raises(InvalidVersion, match="engine sim does not support it, leave it empty"):
         render_version(spec("sim", LOCAL, quantization={"method": "fp8"}), LOCAL)
 
 
@@ -218,22 +218,22 @@ def test_options_of_the_native_plugin_are_on_the_list_of_agents() -> None:
     ("machine", "degrees", "changes", "message"),
     [
         (TRN1, {}, {"engine_options": {"neuron_target": "nxdi-2.27"}}, r"neuron_target is 'nxdi-2.27'; .*you mean n"),
-        (TRN1, {}, {"engine_options": NATIVE}, r"has trainium, and that target is for trainium2: nxdi-2.28 would do"),
-        (INF2, {}, {"engine_options": {"neuron_target": "nxdi-2.29"}}, r"for trainium2: nxdi-2.28 would do"),
+        (TRN1, {}, {"engine_options": NATIVE}, r"has trainium, and that target is for trainium2: use nxdi-2.28"),
+        (INF2, {}, {"engine_options": {"neuron_target": "nxdi-2.29"}}, r"for trainium2: use nxdi-2.28"),
         (INF2, {"nodes": 2}, {}, r"nodes is 2; inf2.48xlarge has no EFA, .* it must be 1, or the machine a trn1.32x"),
         (SMALL, {"nodes": 2}, {}, r"nodes is 2; trn1.2xlarge has no EFA"),
-        (TRN2, {"nodes": 2, "tp": 64}, {"engine_options": NATIVE}, r"native-0.24 puts vLLM's own executor .* be 1, or"),
+        (TRN2, {"nodes": 2, "tp": 64}, {"engine_options": NATIVE}, r"native-0.24 replaces .* be 1, or"),
         (
             TRN1,
             {},
             {"engine_options": {"neuron_config": {"enable_ve_data_parallel": True}}},
-            r"enable_ve_data_parallel is True; target nxdi-2.28 does not know it yet; nxdi-2.29 does",
+            r"enable_ve_data_parallel is True; target nxdi-2.28 does not support it; nxdi-2.29 does",
         ),
         (
             TRN1,
             {},
             {"engine_options": {"neuron_config": {"num_seqs_buckets": [16]}}},
-            r"names 'num_seqs_buckets'; only target native-0.24 has it",
+            r"names 'num_seqs_buckets'; only target native-0.24 supports it",
         ),
     ],
 )  # fmt: skip
@@ -249,17 +249,17 @@ def test_what_a_machine_or_a_build_cannot_do_is_refused(
     [
         ({"cp": 2}, {}, r"cp of parallelism is 2; on target native-0.24 it must be 1"),
         ({"dp": 2}, {}, r"dp of parallelism is 2"),
-        ({}, {"quantization": {"dtype": "int8", "checkpoints_path": "/q"}}, r"has no INT8, so it must be empty"),
-        ({}, {"speculation": {**EAGLE3, "method": "eagle"}}, r"method is 'eagle'; target native-0.24 has eagle3"),
-        ({}, {"speculation": {"method": "medusa", "heads": 1, "tree": [[0]]}}, r"method is 'medusa'; vLLM's plugins"),
+        ({}, {"quantization": {"dtype": "int8", "checkpoints_path": "/q"}}, r"not support INT8, so it must be empty"),
+        ({}, {"speculation": {**EAGLE3, "method": "eagle"}}, r"method is 'eagle'; target native-0.24 supports eagle3"),
+        ({}, {"speculation": {"method": "medusa", "heads": 1, "tree": [[0]]}}, r"is 'medusa'; vLLM's .* plugins"),
         ({}, {"speculation": EAGLE3, "neuron": {"on_device_sampling_config": None}}, r"it must be an object"),
         ({}, {"neuron": {"fused_qkv": True}}, r"names 'fused_qkv'; it must be one of apply_prefill_dcp"),
         ({}, {"neuron": {"debug_logits_dir": "/x"}}, r"names 'debug_logits_dir'"),
         ({}, {"neuron": {"attention_dp_size": 2}}, r"a cell has one engine, so it must be left out, as dp is 1"),
         ({}, {"neuron": {"enable_structured_outputs": "yes"}}, r"it must be true or false"),
         ({}, {"neuron": {"ep_degree": 2}}, r"ep_degree is 2; over 1 it needs engine_options.enable_expert_parallel"),
-        ({}, {"neuron": {"quantization": "mxfp4"}}, r"its worker takes mxfp4 on Trn3 alone"),
-        ({}, {"neuron": {"num_seqs_buckets": [8, 4]}}, r"it must be a rising list"),
+        ({}, {"neuron": {"quantization": "mxfp4"}}, r"its worker supports mxfp4 only on Trn3"),
+        ({}, {"neuron": {"num_seqs_buckets": [8, 4]}}, r"it must be an increasing list"),
         ({}, {"neuron": {"num_seqs_buckets": [1, 8]}}, r"its largest must be max_concurrency, 16"),
         ({}, {"neuron": {"num_batched_tokens_buckets": [8]}}, r"state engine_options.max_num_batched_tokens"),
         (
@@ -267,8 +267,8 @@ def test_what_a_machine_or_a_build_cannot_do_is_refused(
             {"neuron": {"num_batched_tokens_buckets": [8]}, "options": {"max_num_batched_tokens": 512}},
             r"its largest must be engine_options.max_num_batched_tokens, 512",
         ),
-        ({}, {"neuron": {"kv_segment_size_buckets": [512, 1024]}}, r"it must be a list of one of 512, 1024"),
-        ({}, {"neuron": {"kv_segment_size_buckets": [700]}}, r"it must be a list of one of 512, 1024"),
+        ({}, {"neuron": {"kv_segment_size_buckets": [512, 1024]}}, r"it must be a list with one of 512, 1024"),
+        ({}, {"neuron": {"kv_segment_size_buckets": [700]}}, r"it must be a list with one of 512, 1024"),
         ({}, {"options": {"max_num_batched_tokens": 700}}, r"tokens is 700; below the context of 2048"),
         (
             {},
@@ -304,7 +304,7 @@ def render(neuron: dict[str, Any], **changes: Any) -> None:
         ({"activation_quantization_type": "x"}, r"activation_quantization_type is 'x'; it must be dynamic or static"),
         (
             {"activation_quantization_type": "dynamic", "mlp_kernel_enabled": True},
-            r"it goes with neither mlp_kernel_enabled nor quantized_mlp_kernel_enabled",
+            r"it conflicts with mlp_kernel_enabled and quantized_mlp_kernel_enabled",
         ),
         ({"rmsnorm_quantize_kernel_enabled": True}, r"it needs quantized_mlp_kernel_enabled"),
         ({"qkv_cte_nki_kernel_fuse_rope": True}, r"it needs qkv_kernel_enabled and qkv_nki_kernel_enabled"),
@@ -315,10 +315,10 @@ def render(neuron: dict[str, Any], **changes: Any) -> None:
         ({"attn_block_tkg_nki_kernel_enabled": True}, r"it needs qkv_kernel_enabled or qkv_nki_kernel_enabled"),
         (
             {"attn_tkg_nki_kernel_enabled": True, "flash_decoding_enabled": True},
-            r"attn_tkg_nki_kernel_enabled is True; it does not go with flash_decoding_enabled",
+            r"attn_tkg_nki_kernel_enabled is True; it conflicts with flash_decoding_enabled",
         ),
         ({"attn_block_tkg_nki_kernel_cache_update": True}, r"it needs attn_block_tkg_nki_kernel_enabled"),
-        ({"k_cache_transposed": True, "flash_decoding_enabled": True}, r"it goes with neither flash_decoding_enabled"),
+        ({"k_cache_transposed": True, "flash_decoding_enabled": True}, r"it conflicts with flash_decoding_enabled"),
         ({"is_full_model_shuffled": True}, r"it needs is_mxfp4_compute or is_eagle_draft"),
         ({"token_generation_batches": [4, 32]}, r"its largest must be at most max_concurrency"),
     ],

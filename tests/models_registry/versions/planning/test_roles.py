@@ -89,13 +89,16 @@ def test_software_is_part_of_the_layout_where_it_is_known() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"engine": "neuron", "roles": {}}, "engine neuron hands over nothing, sim and vllm do"),
-        ({"engine": "generic", "roles": {}}, "engine generic hands over nothing"),
+        ({"engine": "neuron", "roles": {}}, "engine neuron does not hand over, sim and vllm do"),
+        ({"engine": "generic", "roles": {}}, "engine generic does not hand over"),
         ({"parallelism": {"gpu.8": {"nodes": 2, "tp": 2}}, "roles": {}}, "its cells have 2 nodes"),
         ({"parallelism": {"gpu.8": {"pp": 2, "tp": 4}}, "roles": {}}, "its cells have 2 pipeline stages"),
         ({"adapters": ({"name": "x", "artifact_uri": "file:///srv/x"},)}, "keep its cells mixed"),
         ({"speculation": {"method": "eagle", "model": "x"}}, "speculation.method is 'eagle'"),
-        ({"roles": {"decode": {"parallelism": {"gpu.8": {"tp": 3}}}}}, "tp is 8 of prefill and 3 of decode cells"),
+        (
+            {"roles": {"decode": {"parallelism": {"gpu.8": {"tp": 3}}}}},
+            "tp of prefill cells is 8 and of decode cells 3",
+        ),
     ],
 )
 def test_says_why_cells_cannot_be_told_apart(change: dict[str, Any], words: str) -> None:
@@ -109,7 +112,7 @@ def test_says_why_cells_cannot_be_told_apart(change: dict[str, Any], words: str)
         ({"prefill": []}, "roles.prefill is []; it must be an object"),
         ({"prefill": {"options": {}}}, "roles.prefill names 'options'"),
         ({"decode": {"max_concurrency": 0}}, "roles.decode.max_concurrency is 0; it must be a whole number from 1"),
-        ({"decode": {"engine_options": {"kv-cache-dtype": "fp8"}}}, "cells that hand over must have it alike"),
+        ({"decode": {"engine_options": {"kv-cache-dtype": "fp8"}}}, "it must be equal in cells that hand over"),
         ({"decode": {"parallelism": {"gpu.9": {"tp": 2}}}}, "the version has no parallelism for it"),
         ({"decode": {"parallelism": {"gpu.8": {"nodes": 2, "tp": 2}}}}, "names 'nodes'"),
     ],

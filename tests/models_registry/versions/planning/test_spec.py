@@ -115,7 +115,7 @@ def test_on_an_instance_type_it_is_no_other_version_there() -> None:
 @pytest.mark.parametrize(
     ("by_type", "message"),
     [
-        ({"p5e.48xlarge": {}}, r"by_type names 'p5e.48xlarge', and parallelism does not.*did you mean p5.48xlarge"),
+        ({"p5e.48xlarge": {}}, r"by_type names 'p5e.48xlarge', which parallelism lacks.*did you mean p5.48xlarge"),
         ({GPU: 3}, r"by_type.p5.48xlarge is 3; it must be an object"),
         ({GPU: {"max_concurency": 3}}, r"by_type.p5.48xlarge names 'max_concurency'; .*did you mean max_concurrency"),
         ({GPU: {"context_length": 9}}, r"by_type.p5.48xlarge names 'context_length'; it must be one of engine, "),
@@ -125,7 +125,7 @@ def test_on_an_instance_type_it_is_no_other_version_there() -> None:
         ({GPU: {"engine_env": "A=1"}}, r"by_type.p5.48xlarge.engine_env is 'A=1'; it must be an object"),
         (
             {GPU: {"engine_options": {"max_model_len": 2048}}},
-            r"makes the longest text 2048 tokens, and elsewhere it is 4096; .* state context_length",
+            r"makes max_model_len 2048 tokens, but elsewhere it is 4096; .* state context_length",
         ),
     ],
 )

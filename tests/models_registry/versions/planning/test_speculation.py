@@ -101,7 +101,7 @@ def test_every_built_tree_passes_the_check(heads: Accuracies, size: int) -> None
         (((0.5,), ()), 1, 1, "head 1 has no accuracies"),
         (((1.5,),), 1, 1, r"accuracy of head 0, guess 0 is 1.5; it must be from 0 to 1"),
         (((float("nan"),),), 1, 1, "is nan"),
-        (((0.6, 0.8),), 1, 1, r"sum to 1.4000; at most one guess of a head is right.*not the share of the top k"),
+        (((0.6, 0.8),), 1, 1, r"sum to 1.4000; at most one guess of a head is right.*not of the top k"),
         (TWO_HEADS, 0, 1, "size is 0; it must be a whole number from 1"),
         (TWO_HEADS, 1, 3, "depth is 3; it must be from 1 to the number of heads, 2"),
     ],
@@ -121,7 +121,7 @@ def test_a_tree_that_cannot_be_built_says_why(given_heads: Accuracies, size: int
         ([[0], [-1]], r"path \[-1\] must be"),
         ([[0], [0]], r"path \[0\] occurs twice"),
         ([[0], [0, 0], [0, 0, 0]], r"path \[0, 0, 0\] has 3 guesses, but there are 2 heads"),
-        ([[4]], r"takes guess 4, but guesses go from 0 to 3"),
+        ([[4]], r"has guess 4, but guesses go from 0 to 3"),
         ([[0], [1, 0]], r"path \[1, 0\] lacks its prefix \[1\]"),
     ],
 )
@@ -188,7 +188,7 @@ def test_ranges_that_vllm_would_not_take_are_refused_with_an_example(ranges: obj
 def test_steps_cannot_be_planned_ahead_of_guesses_that_wait_for_the_host(method: dict[str, Any]) -> None:
     version = spec("vllm", LOCAL, speculation=method, engine_options={"async_scheduling": True})
     with pytest.raises(
-        InvalidVersion, match=r"async_scheduling is true; vLLM does not start so with speculation.method"
+        InvalidVersion, match=r"async_scheduling is true; vLLM does not start with it and speculation.method"
     ):
         render_version(version, LOCAL)
 
@@ -204,12 +204,12 @@ def test_eagle_3_is_said_to_nxdi_too() -> None:
     ("engine", "speculation", "message"),
     [
         ("vllm", {"method": "mtp"}, r"method is 'mtp'; on engine vllm it must be one of ngram, draft_model"),
-        ("vllm", {"method": "medusa", "tree": [[0]]}, r"speculation.tree: vLLM verifies the chain .* and no tree"),
-        ("vllm", {"method": "medusa", "heads": 4}, r"speculation.heads: vLLM verifies the chain .* state tokens"),
+        ("vllm", {"method": "medusa", "tree": [[0]]}, r"speculation.tree: vLLM verifies only .* Trees need NxDI"),
+        ("vllm", {"method": "medusa", "heads": 4}, r"speculation.heads: vLLM verifies only the chain .* state tokens"),
         ("vllm", {"method": "medusa", "tokens": 4}, r"speculation.draft_uri is None; it must be a text"),
         ("neuron", {"method": "eagle", **DRAFT, "tokens_per_batch_size": [[1, 4, 5]]}, r"names 'tokens_per_batch_si"),
         ("neuron", {"method": "ngram"}, r"method is 'ngram'; on engine neuron it must be one of medusa, eagle, eagle3"),
-        ("sim", {"method": "ngram"}, r"speculation is {'method': 'ngram'}; engine sim has none, leave it empty"),
+        ("sim", {"method": "ngram"}, r"speculation is {'method': 'ngram'}; engine sim does not support it, leave"),
         ("vllm", {"tokens": 3}, r"method is None; on engine vllm it must be one of"),
         ("vllm", {"method": "ngram"}, r"speculation.tokens is None; it must be a whole number from 1"),
         ("vllm", {"method": "ngram", "tokens": 3, "lookup_min": 6}, r"lookup_min is 6; .* at most lookup_max, 4"),
@@ -218,7 +218,7 @@ def test_eagle_3_is_said_to_nxdi_too() -> None:
         ("vllm", {"method": "draft_model", **DRAFT, "draft_digest": "x"}, r"draft_digest is 'x'; it must be sha256:"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0], [1, 0]]}, r"speculation.tree: path \[1, 0\] has 2"),
         ("neuron", {"method": "medusa", "heads": 2, "tree": [[1, 0]]}, r"speculation.tree: .* lacks its prefix \[1\]"),
-        ("neuron", {"method": "medusa", "heads": 1, "tree": [[10]]}, r"takes guess 10, but guesses go from 0 to 9"),
+        ("neuron", {"method": "medusa", "heads": 1, "tree": [[10]]}, r"has guess 10, but guesses go from 0 to 9"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]]}, r"max_concurrency is 16; Medusa runs one sequence"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]], "top_k": 11}, r"top_k is 11; NxD reads 10 guesses"),
     ],
@@ -231,5 +231,5 @@ def test_speculation_that_cannot_be_is_refused(engine: str, speculation: dict[st
 
 def test_medusa_is_refused_by_name_as_its_first_request_would_end_the_engine() -> None:
     medusa = {"method": "medusa", "heads": 2, "tree": [[0], [0, 0]]}
-    with pytest.raises(InvalidVersion, match=r"method is 'medusa'; .* end at the first request.* eagle or eagle3"):
+    with pytest.raises(InvalidVersion, match=r"method is 'medusa'; .* crash at the first request.* eagle or eagle3"):
         render_version(spec("neuron", TRN1, speculation=medusa, max_concurrency=1), TRN1)
