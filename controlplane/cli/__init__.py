@@ -1,1 +1,1 @@
-"""The command `switchyard`: an operator's hands on the REST API. It knows nothing but that API and its own profiles."""
+"""The command `switchyard`: a client of the REST API for operators. It uses only that API and its own profiles."""

@@ -1,4 +1,4 @@
-"""`python -m controlplane.cli`, which is what `.venv/bin/switchyard` runs."""
+"""`python -m controlplane.cli`, which `.venv/bin/switchyard` runs."""
 
 import sys
 

@@ -1,5 +1,4 @@
-"""What the shell offers after a tab: kinds, and the names of things, fetched from the server once and briefly. A server
-that does not answer offers nothing, and never an error."""
+"""Shell completion: kinds and names of objects, fetched with a short timeout. It never prints an error."""
 
 from collections.abc import Callable
 
@@ -15,7 +14,6 @@ Complete = Callable[[typer.Context, str], list[str]]
 
 
 def kinds(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of resources."""
     try:
         return [one.name for one in run_of(ctx).resources if one.name.startswith(incomplete)]
     except Exception:
@@ -23,8 +21,6 @@ def kinds(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def names_of(kind: str) -> Complete:
-    """Names of the things of one kind."""
-
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         return _names(ctx, kind, incomplete)
 
@@ -32,18 +28,17 @@ def names_of(kind: str) -> Complete:
 
 
 def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the things of the kind that was typed before."""
+    """Names of the objects of the kind that was typed before."""
     kind = str(ctx.params.get("kind") or "")
     return _names(ctx, kind, incomplete) if kind else []
 
 
 def names_of_places(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of cells and nodes."""
     return [name for kind in ("cells", "nodes") for name in _names(ctx, kind, incomplete)]
 
 
 def run_of(ctx: typer.Context) -> Session:
-    """The run that a command belongs to; while the shell completes one, a short one with its options."""
+    """The session of a command; during completion, one with a short timeout."""
     if isinstance(given := ctx.find_root().obj, Session):
         return given
     params = ctx.find_root().params

@@ -1,6 +1,5 @@
-"""Speaks to the server: JSON over HTTP, with limits on time and retries.
-
-A request that may have been carried out is repeated only with an idempotency key.
+"""Sends JSON requests to the server, with timeouts and retries. It never repeats a request that may have been carried
+out, except with an idempotency key.
 """
 
 import random
@@ -14,18 +13,18 @@ from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.server_target import LOOPBACK, Target
 
-if TYPE_CHECKING:  # importing it takes a fifth of a second, which help and completion need not wait for
+if TYPE_CHECKING:  # importing it takes 0.2 s, which help and completion do not need
     import httpx
 
 CONNECT_WITHIN_S = 3.0
 ANSWER_WITHIN_S = 60.0
-"""A prediction of a large fleet may take a while."""
+"""A prediction for a large fleet takes longer than other requests."""
 TRIES = 5
 FIRST_PAUSE_S = 0.3
 LONGEST_PAUSE_S = 5.0
 PAGE_SIZE = 1000
 AWAY = frozenset({429, 502, 503, 504})
-"""Statuses that say: not now."""
+"""Statuses that mean: try again later."""
 
 Parameters = Mapping[str, Any]
 Say = Callable[[str], None]
@@ -39,7 +38,7 @@ def pause_s(attempt: int, retry_after: str | None, chance: float) -> float:
 
 
 class Connection:
-    """One command's connection. `say` tells people that something is tried again."""
+    """One command's connection. `say` reports retries to the user."""
 
     def __init__(
         self,
@@ -67,9 +66,9 @@ class Connection:
             base_url=target.server,
             headers=headers,
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_WITHIN_S, timeout_s)),
-            # A proxy of the environment cannot know what runs on this machine.
+            # The environment's proxy cannot reach a loopback server.
             trust_env=not is_here,
-            # Loading the usual ones takes longer than the request, and no certificate is met.
+            # Loading certificates takes longer than the request, and http needs none.
             verify=no_authorities if is_here and server.scheme == "http" else True,
             transport=transport,
         )
@@ -78,18 +77,18 @@ class Connection:
         return self._answer("GET", path, params=params)
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send once and for all: with a key, so that the same request never does its work twice."""
+        """POST with an idempotency key, so that a retry is carried out only once."""
         return self._answer("POST", path, body=body or {}, headers={"Idempotency-Key": str(uuid4())})
 
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._answer("PATCH", path, body=body)
 
     def delete(self, path: str) -> Any:
-        """Sends the change whatever the revision is, because the user has just confirmed it."""
+        """Deletes any revision, because the user has just confirmed it."""
         return self._answer("DELETE", path, headers={"If-Match": "*"})
 
     def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
-        """The rows of a list, page by page, at most so many."""
+        """The rows of a list, page by page, up to a limit."""
         size = PAGE_SIZE if most is None else max(1, min(most, PAGE_SIZE))
         query: Parameters | None = {**(params or {}), "page_size": size}
         following, left = path, most
@@ -118,17 +117,17 @@ class Connection:
             response = self._once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
             if response is not None and (last or not _is_for_later(response)):
                 return _content(response)
-            why = f"it answers {response.status_code}" if response is not None else "no connection"
+            why = f"it returns {response.status_code}" if response is not None else "no connection"
             self._say(f"{self.target.server}: {why}; trying again ({attempt + 2} of {self._tries})")
             wait = response.headers.get("Retry-After") if response is not None else None
             self._sleep(pause_s(attempt, wait, random.random()))
         raise AssertionError("the last attempt returns or raises")
 
     def _once(self, request: "httpx.Request", *, may_repeat: bool, may_connect: bool) -> "httpx.Response | None":
-        """The answer; None: trouble after which the same may be sent again.
+        """The response, or None after an error that allows a retry.
 
         Raises:
-            Failure: trouble after which it may not, or not any more.
+            Failure: a retry is not allowed, or there are none left.
         """
         import httpx
 
@@ -143,12 +142,15 @@ class Connection:
         except httpx.TransportError as error:
             if may_repeat:
                 return None
-            lost = f"the connection to {self.target.server} broke ({_reason(error)}); it may have been done"
+            lost = (
+                f"the connection to {self.target.server} broke ({_reason(error)}); the request may have been "
+                "carried out"
+            )
             raise Failure(lost, ExitCode.UNREACHABLE) from None
 
 
 def _is_for_later(response: "httpx.Response") -> bool:
-    """Whether it says: not now. A conflict says so too, where what was sent before is still being worked on."""
+    """Whether to try again later, which includes a 409 while the first request is being processed."""
     return response.status_code in AWAY or (response.status_code == 409 and "Retry-After" in response.headers)
 
 
@@ -166,12 +168,12 @@ def _content(response: "httpx.Response") -> Any:
     if isinstance(content, dict) and not response.is_success:
         raise Problem(response.status_code, content)
     seen = response.text[:120].strip().replace("\n", " ")
-    message = f"{response.url} answered {response.status_code} without JSON; is that a Switchyard? {seen}"
+    message = f"{response.url} returned {response.status_code} without JSON; is this a Switchyard server? {seen}"
     raise Failure(message, ExitCode.SERVER_FAULT)
 
 
 def _path_of(link: str | None) -> str:
-    """A page's link without its host: behind a proxy the server may know itself by another name."""
+    """A page's link without its host: behind a proxy the server may know another name."""
     if not link:
         return ""
     parts = urlsplit(link)

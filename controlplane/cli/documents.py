@@ -1,7 +1,5 @@
-"""Reads files of declarative documents and remembers where each value was written: refusals name file and line. Writes
-documents of what the API shows: applying them again changes nothing.
-
-Values are read as YAML 1.2 reads them: `on`, `off`, `yes` and `no` are words, not booleans.
+"""Reads and writes files of declarative documents, and keeps the file and line of each value for errors. Written
+documents change nothing when applied. Values are read as in YAML 1.2: `on`, `off`, `yes` and `no` are strings.
 """
 
 import sys
@@ -32,18 +30,18 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Documents in their order. `places`: dotted path of a value, as problems name it -> `file:line`."""
+    """Documents in file order. `places`: dotted path of a value, as in problems -> `file:line`."""
 
     documents: tuple[dict[str, Any], ...]
     places: Mapping[str, str]
 
 
 def read_documents(names: list[str]) -> Written:
-    """All documents, behind `---` or in a list, of these files, folders (their YAML and JSON files, by name) or `-` for
-    standard input.
+    """All documents of these files, folders (their YAML and JSON files, by name) or `-` for standard input, separated
+    by `---` or in a list.
 
     Raises:
-        Failure: a file that cannot be read, is no YAML, or holds something else than documents.
+        Failure: a file cannot be read, is not YAML, or has other content.
     """
     documents: list[dict[str, Any]] = []
     places: dict[str, str] = {}
@@ -58,7 +56,7 @@ def read_documents(names: list[str]) -> Written:
             _remember(node, f"documents.{len(documents)}", name, places)
             documents.append(value)
     if not documents:
-        raise Failure(f"there is no document in {', '.join(names)}", ExitCode.NOT_ACCEPTED)
+        raise Failure(f"no document in {', '.join(names)}", ExitCode.NOT_ACCEPTED)
     return Written(tuple(documents), places)
 
 
@@ -91,7 +89,7 @@ def _nodes(name: str, text: str) -> "Iterator[yaml.Node]":
 
 
 def _loader() -> "type[yaml.SafeLoader]":
-    """YAML's loader with the booleans and numbers of YAML 1.2, and neither dates nor merged keys."""
+    """YAML's loader with the booleans and numbers of YAML 1.2, without dates and merge keys."""
     import re
 
     import yaml
@@ -110,10 +108,10 @@ def _loader() -> "type[yaml.SafeLoader]":
 
 
 def _value(node: "yaml.Node", name: str) -> Any:
-    """What a node says.
+    """The value of a node.
 
     Raises:
-        Failure: a key that is given twice, or a value that YAML has no plain meaning for.
+        Failure: a duplicate key, or a value without a JSON type.
     """
     import yaml
 
@@ -122,7 +120,7 @@ def _value(node: "yaml.Node", name: str) -> Any:
         for key, part in node.value:
             key_text = str(key.value)
             if key_text in mapping:
-                message = f"{name}:{key.start_mark.line + 1}: {key_text} is given twice"
+                message = f"{name}:{key.start_mark.line + 1}: {key_text} is a duplicate"
                 raise Failure(message, ExitCode.NOT_ACCEPTED)
             mapping[key_text] = _value(part, name)
         return mapping
@@ -181,7 +179,7 @@ def _deployment(row: Row) -> Spec:
 
 
 def _cells(place: Row, plans_roles: bool) -> Any:
-    """What was stated: where roles are planned they are no part of it."""
+    """Stated cells; planned roles are left out."""
     return place["range"] or (None if plans_roles else place["pools"]) or place["cells"]
 
 
@@ -201,11 +199,11 @@ DESCRIBED: Mapping[str, tuple[str, Callable[[Row], Spec]]] = {
     "traffic-policies": ("TrafficPolicy", _traffic_policy),
     "fault-rules": ("FaultRule", _fault_rule),
 }
-"""Name of a resource -> the kind of its documents, and how to write them. In the order in which they are needed."""
+"""Name of a resource -> kind of its documents, and how to write them, in order of dependency."""
 
 
 def document_of(resource: str, name: str, row: Row) -> dict[str, Any]:
-    """The document that describes a row of a resource; what is empty or unknown is left out."""
+    """The document of a resource's row; empty or unknown fields are left out."""
     kind, spec_of = DESCRIBED[resource]
     spec = {field: value for field, value in spec_of(row).items() if value not in (None, "", {}, [])}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}

@@ -1,5 +1,4 @@
-"""What ends a command early: each failure has its exit code and the lines that say what was wrong, and what would be
-right."""
+"""Errors that end a command, each with an exit code and the lines to print."""
 
 from typing import Any
 
@@ -7,7 +6,7 @@ from controlplane.cli.exit_codes import ExitCode, exit_code_of
 
 
 class Failure(Exception):
-    """Ends the command. `lines` follow the message; `document` is what programs get instead, with `-o json`."""
+    """Ends the command. `lines` follow the message; `document` replaces both with `-o json`."""
 
     def __init__(
         self, message: str, code: ExitCode, *, lines: tuple[str, ...] = (), document: dict[str, Any] | None = None
@@ -19,7 +18,7 @@ class Failure(Exception):
 
 
 class Problem(Failure):
-    """An answer of the server that is no success, as problem+json tells it (RFC 9457)."""
+    """An error response of the server, from its problem+json (RFC 9457)."""
 
     def __init__(self, status: int, document: dict[str, Any], places: dict[str, str] | None = None) -> None:
         self.status = status
@@ -30,9 +29,9 @@ class Problem(Failure):
 
 
 def problem_lines(document: dict[str, Any], places: dict[str, str]) -> tuple[str, ...]:
-    """One line for each value that breaks a rule: where, what would be right, and the rule's name.
+    """One line for each value that breaks a rule: path, expected value, name of the rule.
 
-    `places` maps the beginnings of fields to where a person wrote them: `documents.0` -> `fleet.yaml:3`.
+    `places` maps prefixes of fields to places in files: `documents.0` -> `fleet.yaml:3`.
     """
     lines = []
     for error in document.get("errors") or ():
@@ -41,12 +40,12 @@ def problem_lines(document: dict[str, Any], places: dict[str, str]) -> tuple[str
         shown = f"{where}: {field}" if where else field
         lines.append(f"{shown}: {error.get('message', '')} [{error.get('rule', '')}]")
     if document.get("status") == 401:
-        lines.append("`switchyard login` stores a token; `--token` or SWITCHYARD_TOKEN give one for once.")
+        lines.append("`switchyard login` stores a token; for a single command use `--token` or SWITCHYARD_TOKEN.")
     return tuple(lines)
 
 
 def nearest(field: str, places: dict[str, str]) -> str:
-    """The longest beginning of a dotted path that has a place; "" if none has."""
+    """The longest prefix of a dotted path that has a place; "" if none has."""
     while field and field not in places:
         field = field.rpartition(".")[0]
     return field

@@ -1,4 +1,4 @@
-"""What the command's exit status says to programs. Documented in docs/cli.md; numbers never change their meaning."""
+"""Exit statuses of the command, documented in docs/cli.md. Existing numbers never change their meaning."""
 
 from enum import IntEnum
 
@@ -6,22 +6,22 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     DONE = 0
     DIFFERS = 1
-    """`diff` found differences; a question was answered with no."""
+    """`diff` found differences; a confirmation was declined."""
     USAGE = 2
     NOT_ACCEPTED = 3
-    """The server refused a value: its rules are printed."""
+    """The server rejected a value, and its rules are printed."""
     NOT_FOUND = 4
     NOT_ALLOWED = 5
-    """No valid token, or one that may not do this."""
+    """The token is missing, invalid or not allowed to do this."""
     CONFLICT = 6
-    """It does not fit the present state; asking again later may work."""
+    """It conflicts with the current state; a later retry may work."""
     SERVER_FAULT = 7
     UNREACHABLE = 8
     TIMED_OUT = 9
     NOT_ACHIEVED = 10
-    """What was watched ended otherwise than it should: a rollout that failed, was rolled back or pauses."""
+    """The watched object failed: a rollout that failed, was rolled back or pauses."""
     WAITS_FOR_APPROVAL = 11
-    """Needs two-person approval; nothing was done yet."""
+    """Waits for two-person approval; nothing has been done."""
     INTERRUPTED = 130
 
 
@@ -41,5 +41,4 @@ BY_STATUS = {
 
 
 def exit_code_of(status: int) -> ExitCode:
-    """Returns the exit code for an HTTP error status."""
     return BY_STATUS.get(status, ExitCode.SERVER_FAULT if status >= 500 else ExitCode.NOT_ACCEPTED)

@@ -1,5 +1,6 @@
-"""Assembles and runs the command line: shared options may be anywhere, and failures become one sentence and an exit
-code. It imports nothing heavy, so that help and completion are fast."""
+"""Assembles and runs the command line: shared options may stand anywhere, and failures become one sentence and an exit
+code. It imports no heavy module, so that help and completion are fast.
+"""
 
 import json
 import sys
@@ -43,7 +44,7 @@ app = typer.Typer(
     name="switchyard",
     help="Operate a Switchyard fleet: inspect, change, roll out, drain, evacuate.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help is there in half of the time
+    rich_markup_mode=None,  # plain help takes half the time
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,7 +52,7 @@ about = typer.Typer()
 bench.bench.add_typer(bench_search.app)
 
 SHARED = {"--server", "--token", "--profile", "--timeout", "-o", "--output"}
-"""Options of the whole command that take a value."""
+"""Shared options that take a value."""
 SHARED_FLAGS = {"--no-color"}
 
 
@@ -64,10 +65,10 @@ def shared(
     token: Annotated[str, typer.Option(help="API token. Default: SWITCHYARD_TOKEN, or the profile's.")] = "",
     profile: Annotated[str, typer.Option(help="Profile stored by `login`. Default: SWITCHYARD_PROFILE.")] = "",
     output: Annotated[
-        Format, typer.Option("-o", "--output", help="Output format: table for people, the others for programs.")
+        Format, typer.Option("-o", "--output", help="Output format: table for people, others for programs.")
     ] = (Format.TABLE),
-    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Timeout of a response in seconds.")] = 60.0,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Never colour; NO_COLOR does the same.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Response timeout in seconds.")] = 60.0,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Disable colours; same as NO_COLOR.")] = False,
 ) -> None:
     """Operate a Switchyard fleet: inspect, change, roll out, drain, evacuate."""
     given = context.obj if isinstance(context.obj, Session) else Session()
@@ -83,14 +84,14 @@ class Shell(StrEnum):
 
 
 def own_version() -> str:
-    """As pyproject.toml of this checkout has it."""
+    """From pyproject.toml of this checkout."""
     import tomllib
 
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     try:
         return str(tomllib.loads(project.read_text())["project"]["version"])
     except (OSError, ValueError, KeyError):
-        return "unknown: pyproject.toml of its checkout cannot be read"
+        return "unknown: cannot read pyproject.toml of its checkout"
 
 
 @about.command()
@@ -109,7 +110,7 @@ def version(context: typer.Context) -> None:
 
 @about.command()
 def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
-    """Print a script that makes a shell complete commands and names of things.
+    """Print a completion script for commands and names of objects.
 
     switchyard completion bash > ~/.local/share/bash-completion/completions/switchyard
     """
@@ -142,12 +143,12 @@ for part in (
         images.app,
         about,
     ),
-):  # the order of the help
+):  # order in the help
     app.add_typer(part)
 
 
 def shared_first(arguments: Sequence[str]) -> list[str]:
-    """The same arguments, shared options before the command, wherever they stood; what follows `--` stays."""
+    """Moves shared options before the command; arguments after `--` stay."""
     shared_ones: list[str] = []
     rest: list[str] = []
     waiting = list(arguments)
@@ -166,7 +167,7 @@ def shared_first(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str], run: Session | None = None) -> int:
-    """Run the command and return its exit status (docs/cli.md). `run`: an environment for tests."""
+    """Run the command and return its exit status (docs/cli.md). `run`: a session for tests."""
     run = run or Session()
     try:
         app(shared_first(arguments), prog_name="switchyard", obj=run)
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str], run: Session | None = None) -> int:
 
 
 def print_failure(failure: Failure, run: Session) -> None:
-    """Say on standard error what was wrong: in lines, or as one JSON object for programs."""
+    """Print the error to standard error: lines, or one JSON object for programs."""
     if run.form is Format.JSON:
         sys.stderr.write(json.dumps({**failure.document, "exit_code": int(failure.code)}, ensure_ascii=False) + "\n")
         return

@@ -1,6 +1,5 @@
-"""Writes the results of commands: for people as tables, for programs as JSON or YAML. Never colours what is piped.
-
-Tables of people fit their terminal; piped ones are as wide as they need to be, two spaces between columns.
+"""Writes results: tables for people, JSON or YAML for programs. Tables fit the terminal; piped ones are as wide as
+needed. It never colours piped output.
 """
 
 import json
@@ -22,14 +21,14 @@ class Format(StrEnum):
     JSON = "json"
     YAML = "yaml"
     NAME = "name"
-    """Only what each thing is known by, a line each."""
+    """Only the names, one per line."""
 
 
 TONE_STYLE = {"ok": "green", "moving": "blue", "warn": "yellow", "bad": "bold red", "idle": "dim", "bake": "magenta"}
 
 
 class Output:
-    """Where a command writes. `colour` false: never; true: where a person reads."""
+    """Where a command writes. `colour` false: never; true: in a terminal."""
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class Output:
         return self.form in {Format.JSON, Format.YAML}
 
     def line(self, text: str = "") -> None:
-        """For people; programs that read JSON or YAML do not get it."""
+        """A line for people, omitted in JSON and YAML."""
         if not self.is_for_programs:
             self.plain(text)
 
@@ -59,16 +58,15 @@ class Output:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Progress and the reason for an end, on standard error."""
+        """Progress and errors, on standard error."""
         self.err.write(f"{text}\n")
         self.err.flush()
 
     def document(self, document: Any) -> None:
-        """For programs."""
         self.plain(as_yaml(document).rstrip() if self.form is Format.YAML else as_json(document))
 
     def toned(self, text: str, tone: str) -> None:
-        """A line in the colour of its tone, where there are colours."""
+        """A line in the colour of its tone, if colours are enabled."""
         if self.is_for_programs:
             return
         if not self.colour:
@@ -97,14 +95,14 @@ def as_json(document: Any) -> str:
 
 
 def as_yaml(document: Any) -> str:
-    """YAML in the order of the answer."""
+    """YAML in the order of the response."""
     import yaml
 
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100))
 
 
 def plain_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) -> list[str]:
-    """Lines of equal columns: as wide as the widest value, numbers to the right, nothing cut."""
+    """Columns as wide as the widest value, numbers right-aligned, nothing truncated."""
     cells = [[column.title for column in columns], *([column.show(row, now) for column in columns] for row in rows)]
     widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     return [
@@ -117,7 +115,7 @@ def plain_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) -
 
 
 def rich_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) -> "Table":
-    """The same for a terminal: colours of tones, and values folded where the line is full."""
+    """A table for a terminal: colours of tones, long values wrapped."""
     from rich.table import Table
     from rich.text import Text
 
@@ -131,7 +129,7 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) ->
 
 
 def described(row: Mapping[str, Any], indent: int = 0) -> list[str]:
-    """A thing in full: a line for each field, lists of things as small tables."""
+    """One object in full: a line for each field, lists of objects as small tables."""
     from controlplane.cli.resources import at, text_of
 
     margin, lines = " " * indent, []

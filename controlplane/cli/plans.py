@@ -1,4 +1,4 @@
-"""Says in lines what a plan would do and what would become of the fleet. Pure: takes the API's answers."""
+"""Prints plans and predicted effects from the API's responses. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,11 +9,10 @@ SIGN = {"create": "+", "change": "~", "scale": "~", "roll_out": ">"}
 TONE = {"create": "ok", "change": "warn", "scale": "warn", "roll_out": "moving"}
 
 Line = tuple[str, str]
-"""Text and tone."""
 
 
 def plan_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
-    """The steps with their reasons, then the predictions, then a sum."""
+    """The steps with their reasons, the predictions, and a summary."""
     for step in plan["steps"]:
         yield from step_lines(step)
     for effect in plan["effects"]:
@@ -46,16 +45,18 @@ def sum_line(plan: Mapping[str, Any]) -> str:
 
 
 def forecast_lines(title: str, forecast: Mapping[str, Any]) -> Iterator[Line]:
-    """How long, at which cost in cells, and what a person should know before."""
+    """Duration, cells, and warnings."""
     took = forecast["took_s"]
     how_long = f"over in {took:.0f} s" if took is not None else f"not over within {forecast['looked_s']:.0f} s"
-    yield f"  predicted for {title}: {how_long}, {len(forecast['steps'])} moves of cells and nodes", "moving"
+    yield f"  predicted for {title}: {how_long}, {len(forecast['steps'])} changes of cells and nodes", "moving"
     for place in forecast["places"]:
         if place["deployment"] == title or place["ready_least"] < place["ready_now"]:
             where = f"{place['deployment']} in {place['region']}"
-            counts = f"{place['ready_now']} ready now, {place['ready_least']} at the worst, {place['ready_then']} then"
+            counts = (
+                f"{place['ready_now']} ready now, {place['ready_least']} at minimum, {place['ready_then']} at the end"
+            )
             tone = "bad" if place["ready_least"] == 0 and place["ready_now"] else "idle"
-            yield f"    {where}: {counts} of {place['wanted']}", tone
+            yield f"    {where}: {counts}, of {place['wanted']}", tone
     for warning in forecast["warnings"]:
         yield f"    ! {warning}", "warn"
     for refusal in forecast["refusals"]:
@@ -63,7 +64,7 @@ def forecast_lines(title: str, forecast: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def diff_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
-    """Each differing value as two lines, before and after."""
+    """Each difference as two lines, before and after."""
     for step in plan["steps"]:
         yield f"{step['kind']} {step['name']} ({step['action'].replace('_', ' ')})", ""
         for change in step["changes"]:
@@ -73,7 +74,7 @@ def diff_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
 
 
 def effect_lines(effects: Mapping[str, Any]) -> Iterator[Line]:
-    """What an order about traffic would do, by deployment and region."""
+    """Predicted effect on traffic, by deployment and region."""
     for effect in effects["effects"]:
         yield f"{effect['deployment']}:", ""
         for region in effect["regions"]:
@@ -81,7 +82,7 @@ def effect_lines(effects: Mapping[str, Any]) -> Iterator[Line]:
             full = "no capacity" if share is None else f"{100 * share:.0f} % full"
             over = region["region"] in effect["over_cap"]
             moved = f"{region['load_before']:.1f} -> {region['load_after']:.1f} concurrent requests, {full}"
-            yield f"  {region['region']}: {moved}{', over its cap' if over else ''}", "bad" if over else "idle"
+            yield f"  {region['region']}: {moved}{', over its limit' if over else ''}", "bad" if over else "idle"
         for origin, left in effect["unplaced"].items():
             yield f"  ! {left:.1f} concurrent requests from {origin} fit in no region", "bad"
     if not effects["effects"]:

@@ -1,4 +1,4 @@
-"""Profiles: servers and their tokens, by name, in a file that only its owner may read. Never prints a token."""
+"""Profiles: servers with their tokens, in a file that only its owner may read. Never prints a token."""
 
 import json
 import os
@@ -19,7 +19,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """`current`: the name of the one that counts when none is named; empty: none."""
+    """`current`: the default profile; empty: none."""
 
     current: str = ""
     known: Mapping[str, Profile] = field(default_factory=dict)
@@ -33,20 +33,20 @@ class Profiles:
 
 
 def profiles_file(environ: Mapping[str, str]) -> Path:
-    """Where profiles are kept: `$XDG_CONFIG_HOME/switchyard/profiles.json`, else below `~/.config`."""
+    """Path of the file: `$XDG_CONFIG_HOME/switchyard/profiles.json`, else below `~/.config`."""
     base = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
     return Path(base) / "switchyard" / "profiles.json"
 
 
 def read_profiles(path: Path) -> Profiles:
-    """What is kept there; nothing if there is no file.
+    """The stored profiles, empty without a file.
 
     Raises:
-        Failure: others may read it, or it is damaged.
+        Failure: other users may read the file, or it is damaged.
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise Failure(f"{path} holds tokens and others may read it: chmod 600 {path}", ExitCode.USAGE)
+            raise Failure(f"{path} has tokens, and other users may read it: chmod 600 {path}", ExitCode.USAGE)
         stored = json.loads(path.read_text())
         known = {str(name): Profile(**profile) for name, profile in stored["profiles"].items()}
         return Profiles(str(stored.get("current", "")), known)
@@ -57,7 +57,7 @@ def read_profiles(path: Path) -> Profiles:
 
 
 def write_profiles(path: Path, profiles: Profiles) -> None:
-    """Replace the file in one step, readable by its owner alone (0600, in a folder of 0700)."""
+    """Replace the file atomically, readable only by its owner (0600, in a folder of 0700)."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     content = {"current": profiles.current, "profiles": {name: asdict(one) for name, one in profiles.known.items()}}

@@ -1,5 +1,6 @@
-"""The lists of the API as the command line shows them: names, path, key and columns. Pure; which lists there are comes
-from the server's OpenAPI document (controlplane.cli.schema)."""
+"""Resources of the API as the command line shows them: names, path, key and columns. Pure: controlplane.cli.schema
+reads the list from the server's OpenAPI document.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ Show = Callable[[Row, datetime], Cell]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`right`: numbers. `toned`: it takes the colour of the row's tone."""
+    """`right`: for numbers. `toned`: has the colour of the row's tone."""
 
     title: str
     show: Show
@@ -24,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of the body that creates a row. `kind`: its JSON type; `many`: of a list, the type of its items."""
+    """One field of a create request. `kind`: its JSON type; `many`: type of a list's items."""
 
     name: str
     kind: str
@@ -37,20 +38,20 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """`path`: below /api/v1/; `key`: the field that names a row; `names`: of many, of one, then short ones."""
+    """`path`: below /api/v1/; `key`: the field that names a row; `names`: plural, singular, then short ones."""
 
     path: str
     key: str
     names: tuple[str, ...]
     columns: tuple[Column, ...]
     ends: bool = False
-    """Whether ended ones are left out unless `include=all` asks for them."""
+    """Whether ended rows are left out without `include=all`."""
     fields: tuple[Field, ...] = ()
-    """None, if the API creates none."""
+    """None, if the API has no create request."""
     summary: str = ""
-    """What creating one does."""
+    """Description of the create request."""
     secrets: tuple[str, ...] = ()
-    """Fields that are shown once, when one is created."""
+    """Fields that only the response to a create request has."""
 
     @property
     def name(self) -> str:
@@ -62,10 +63,10 @@ class Resource:
 
 
 def column_of(stated: str, *, is_number: bool = False) -> Column:
-    """A column as view sets state it: `TITLE`, `TITLE=path` or `TITLE=path:how`. `TITLE` alone shows the field whose
-    name is the title in lower case. `how` is one of `age`, `count` (of a list), `counts` (state -> number), `number`
-    (align right) and `or=TEXT` (where the value is empty), or a text with `{fields}` of each part of a list. Such a
-    text without a path takes the fields of the row.
+    """A column in the notation of view sets: `TITLE`, `TITLE=path` or `TITLE=path:how`. `TITLE` alone is the field with
+    the title's name in lower case. `how` is one of `age`, `count` (of a list), `counts` (state -> number), `number`
+    (align right) and `or=TEXT` (for an empty value), or a text with `{fields}` of each item of a list; without a path,
+    the fields are those of the row.
     """
     title, sign, source = stated.partition("=")
     path, _, how = (source if sign else title.lower().replace(" ", "_")).partition(":")
@@ -74,7 +75,7 @@ def column_of(stated: str, *, is_number: bool = False) -> Column:
 
 
 def at(path: str) -> Show:
-    """Shows the value at a dotted path, of every part of a list; empty where there is none."""
+    """The value at a dotted path, for every item of a list; empty if missing."""
 
     def show(row: Row, now: datetime) -> Cell:
         return text_of(_value_at(row, path.split(".")))
@@ -91,7 +92,7 @@ def _value_at(value: Any, names: Sequence[str]) -> Any:
 
 
 def age(path: str) -> Show:
-    """Shows how long ago the moment at a field was."""
+    """Time since the moment in a field."""
 
     def show(row: Row, now: datetime) -> Cell:
         return age_text(row.get(path), now)
@@ -111,7 +112,7 @@ def _counts(path: str) -> Show:
 
 
 def _shown_by(path: str, how: str) -> Show:
-    """Of a text with fields, or of one that stands where the value is empty."""
+    """A text with fields, or one for an empty value."""
     if how.startswith("or="):
         return lambda row, now: str(row.get(path) or how.removeprefix("or="))
     if not path:
@@ -133,7 +134,7 @@ _SHOWN: Mapping[str, Callable[[str, str], Show]] = {
 
 
 def text_of(value: Any) -> Cell:
-    """A value in a cell: one line, without quotes."""
+    """One line, without quotes."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -148,7 +149,7 @@ def text_of(value: Any) -> Cell:
 
 
 def _inner(value: Any) -> Cell:
-    """A value within another: what has parts is in braces."""
+    """A nested value: objects are in braces."""
     text = text_of(value)
     return f"{{{text}}}" if isinstance(value, Mapping | list | tuple) and value else text
 
@@ -172,11 +173,11 @@ def number(title: str, path: str) -> Column:
 
 
 COLUMNS_MOST = 7
-"""Of a list without chosen columns."""
+"""Number of columns of a list without chosen ones."""
 
 
 def columns_of(resource: Resource, rows: list[dict[str, Any]]) -> tuple[Column, ...]:
-    """Those that were chosen, else the first plain fields."""
+    """The chosen columns, else the first scalar fields."""
     if resource.columns or not rows:
         return resource.columns
     plain = [name for name, value in rows[0].items() if not isinstance(value, dict | list)]

@@ -1,6 +1,6 @@
-"""Reads from the server's OpenAPI document which lists its API has and what creates their rows, so that a new resource
-needs no change here. A copy is kept in the user's cache for an hour, so that commands start fast. Without a server an
-older copy is used, else the document of this checkout, so that help works offline.
+"""Reads the resources of the API from the server's OpenAPI document, so that a new resource needs no change here. A
+copy in the user's cache is valid for an hour, so that commands start fast. Without a server it uses an older copy, else
+the document of this checkout, so that help works offline.
 """
 
 import json
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 Entry = dict[str, Any]
-"""What is kept of a list: plain values, so that it is read in a millisecond."""
+"""The cached form of a resource: plain values, read within a millisecond."""
 
 LISTING = "x-switchyard-list"
 JSON = "application/json"
 PREFIX = "/api/v1/"
 FRESH_S = 3600.0
 KEPT_VERSION = 1
-"""Grows when what is kept changes its form."""
+"""Increases with every change of the cached form."""
 
 
 def resources_known(run: "Session", *, anew: bool = False) -> tuple[Resource, ...]:
-    """The lists of the API of this run's server. `anew`: ignore a fresh copy, because something is missing in it."""
+    """The resources of this session's server. `anew`: ignore a fresh copy, because something is missing in it."""
     path = _cache_folder(run.environ) / f"{sha256(run.target.server.encode()).hexdigest()[:16]}-{KEPT_VERSION}.json"
     kept = None if anew else _read(path, FRESH_S)
     entries = kept or _fetched(run) or _read(path) or _of_this_checkout()
@@ -47,7 +47,7 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _read(path: Path, age_s: float = float("inf")) -> list[Entry] | None:
-    """What is kept, if it is not older than this."""
+    """The cached copy, if it is not older than this."""
     try:
         if time.time() - path.stat().st_mtime <= age_s:
             return list(json.loads(path.read_bytes()))
@@ -57,7 +57,7 @@ def _read(path: Path, age_s: float = float("inf")) -> list[Entry] | None:
 
 
 def _keep(path: Path, entries: list[Entry]) -> None:
-    """Write a copy in one step, for commands that run at the same time. A read-only home has no copy."""
+    """Write a copy atomically, for parallel commands. Does nothing in a read-only home."""
     part = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _of_this_checkout() -> list[Entry]:
 
 
 def entries_of(document: Document) -> list[Entry]:
-    """The lists of a document that say how they are shown."""
+    """The lists of a document that declare columns."""
     schemas = document["components"]["schemas"]
     return [
         _entry(path, operations, document["paths"], schemas)
@@ -129,7 +129,7 @@ def _field(name: str, schema: Document, required: bool, schemas: Document) -> En
 
 
 def _path_of(column: str) -> str:
-    """The field that a column shows as it is; empty where it does more than that."""
+    """The field of a column without formatting; empty if it has any."""
     title, sign, source = column.partition("=")
     path, _, how = (source if sign else title.lower().replace(" ", "_")).partition(":")
     return "" if how else path
@@ -144,7 +144,7 @@ def _is_number(path: str, row: Document, schemas: Document) -> bool:
 
 
 def _resolved(schema: Document, schemas: Document) -> Document:
-    """What a schema refers to; of alternatives the first."""
+    """Resolves a reference; the first of alternatives."""
     while True:
         choices = next((schema[name] for name in ("allOf", "oneOf", "anyOf") if name in schema), None)
         if "$ref" in schema:

@@ -1,5 +1,5 @@
-"""Decides which server a command speaks to, and with which token: options, then the environment, then a profile, then
-what `make up` of this checkout left on this machine. A token is only ever sent to the server that it belongs to.
+"""Decides the server and token of a command: options, then the environment, then a profile, then the fleet of this
+checkout's `make up`. It never sends a token to another server than its own.
 """
 
 import json
@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """What the command line says; empty: nothing."""
+    """The options of the command line; empty: not given."""
 
     server: str = ""
     token: str = ""
@@ -28,7 +28,7 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`source`: where the token comes from, for people; empty: there is none."""
+    """`source`: origin of the token, for people; empty: there is none."""
 
     server: str
     token: str
@@ -39,12 +39,12 @@ def find_target(options: ConnectionOptions, environ: Mapping[str, str], profiles
     """The server and its token.
 
     Raises:
-        Failure: a profile that there is not, or an address that is none.
+        Failure: an unknown profile, or an invalid address.
     """
     name = options.profile or environ.get("SWITCHYARD_PROFILE", "")
     if name and name not in profiles.known:
         there = ", ".join(sorted(profiles.known)) or "none"
-        raise Failure(f"there is no profile {name!r}; there are: {there}", ExitCode.USAGE)
+        raise Failure(f"profile {name!r} does not exist; there are: {there}", ExitCode.USAGE)
     given = options.server or ("" if options.profile else environ.get("SWITCHYARD_SERVER", ""))
     own = local_target(environ)
     if not given:
@@ -58,7 +58,7 @@ def find_target(options: ConnectionOptions, environ: Mapping[str, str], profiles
 
 
 def _known_for(server: str, name: str, profiles: Profiles, own: Target) -> Target:
-    """The token that we have for a server: of the profile that was named, of any other, or of this machine."""
+    """The token for a server: from the named profile, any other profile, or this machine's fleet."""
     ordered = [name, profiles.current, *sorted(profiles.known)]
     for candidate in ordered:
         stored = profiles.known.get(candidate)
@@ -76,7 +76,7 @@ def _with_token(options: ConnectionOptions, environ: Mapping[str, str], target: 
 
 
 def local_target(environ: Mapping[str, str]) -> Target:
-    """What `make up` of this checkout published: its port and the operator's token."""
+    """Port and operator token of this checkout's `make up`."""
     home = Path(environ.get("SWITCHYARD_HOME") or CHECKOUT / ".switchyard").expanduser()
     port = environ.get("SWITCHYARD_PORT") or _published_port(home)
     try:
@@ -94,10 +94,10 @@ def _published_port(home: Path) -> int:
 
 
 def checked_server(text: str) -> str:
-    """A server's address without a path or a slash at its end; `http://` is added for this machine, `https://` else.
+    """A server's address without path and trailing slash. Adds `http://` for loopback, else `https://`.
 
     Raises:
-        Failure: it names no host, or another scheme.
+        Failure: it has no host, or another scheme.
     """
     if "://" not in text:
         host = urlsplit(f"//{text}").hostname or ""
@@ -108,12 +108,14 @@ def checked_server(text: str) -> str:
     except ValueError:
         port = -1
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
-        raise Failure(f"{text!r} is no server; give one such as https://switchyard.example.com", ExitCode.USAGE)
+        raise Failure(
+            f"{text!r} is not a server address; give one such as https://switchyard.example.com", ExitCode.USAGE
+        )
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def same_server(one: str, other: str) -> bool:
-    """Whether both addresses name the same server; this machine has three names."""
+    """Whether both addresses are the same server; loopback has three names."""
     return _place(one) == _place(other)
 
 

@@ -1,5 +1,4 @@
-"""What one run of the command holds: the options that all commands share, the connection and the output, made when they
-are needed; and its confirmations."""
+"""One run of the command: shared options, the connection and output, created on first use, and confirmations."""
 
 import os
 import sys
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """`transport`: another way to the server than the network, for tests."""
+    """`transport`: replaces the network in tests."""
 
     options: ConnectionOptions = field(default_factory=ConnectionOptions)
     form: Format = Format.TABLE
@@ -65,16 +64,16 @@ class Session:
 
     @cached_property
     def resources(self) -> "tuple[Resource, ...]":
-        """The lists that the server has, as far as this machine knows."""
+        """The server's resources, as far as known."""
         from controlplane.cli.schema import resources_known
 
         return resources_known(self)
 
     def resource(self, name: str) -> "Resource":
-        """The resource of any of its names.
+        """The resource with any of its names.
 
         Raises:
-            Failure: there is none of that name.
+            Failure: it does not exist.
         """
         if (found := self._resource_known(name)) is not None:
             return found
@@ -84,21 +83,21 @@ class Session:
         if (found := self._resource_known(name)) is not None:
             return found
         there = ", ".join(sorted(one.name for one in self.resources))
-        raise Failure(f"there is no kind {name!r}; there are: {there}", ExitCode.USAGE)
+        raise Failure(f"unknown kind {name!r}; the kinds are: {there}", ExitCode.USAGE)
 
     def _resource_known(self, name: str) -> "Resource | None":
         return next((one for one in self.resources if name.lower() in one.names), None)
 
     @property
     def is_interactive(self) -> bool:
-        """Whether questions can be answered."""
+        """Whether the user can answer questions."""
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, question: str, *, wanted: str, yes: bool) -> None:
         """Returns only if the user types `wanted` or passed `--yes`.
 
         Raises:
-            Failure: not interactive, or the answer was another.
+            Failure: not interactive, or another answer.
         """
         if yes:
             return
@@ -110,7 +109,7 @@ class Session:
             raise Failure("Nothing was done.", ExitCode.DIFFERS)
 
     def show(self, result: Any, lines: Iterable[str] = ()) -> None:
-        """An action's result: whole for programs, a sentence or more for users."""
+        """An action's result: JSON for programs, text for people."""
         if self.output.is_for_programs:
             self.output.document(result)
             return
@@ -119,10 +118,10 @@ class Session:
 
 
 def session_of(context: "typer.Context") -> Session:
-    """The run that a command belongs to."""
+    """The session of a command."""
     result = context.find_root().obj
     if not isinstance(result, Session):
-        raise TypeError("the root of the command line makes the run")
+        raise TypeError("only the root command creates the session")
     return result
 
 

@@ -1,5 +1,6 @@
-"""Credentials: log in and out, profiles, revocation of API tokens, certificates for applications, secrets of webhooks.
-A key is read from its file and shown nowhere."""
+"""Credentials: log in and out, profiles, API tokens, certificates for applications, webhook secrets. A private key is
+read from its file and never displayed.
+"""
 
 import sys
 from pathlib import Path
@@ -17,11 +18,11 @@ from controlplane.cli.server_target import Target, checked_server
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-token = typer.Typer(help="API tokens: revoke one.", no_args_is_help=True)
+token = typer.Typer(help="Revoke API tokens.", no_args_is_help=True)
 app.add_typer(token, name="token")
-certificate = typer.Typer(help="Certificates for applications: set or remove one.", no_args_is_help=True)
+certificate = typer.Typer(help="Set or remove certificates for applications.", no_args_is_help=True)
 app.add_typer(certificate, name="certificate")
-webhook = typer.Typer(help="Webhooks for a tenant's batches.", no_args_is_help=True)
+webhook = typer.Typer(help="Manage webhooks of tenants' batches.", no_args_is_help=True)
 app.add_typer(webhook, name="tenant-webhook")
 
 LONGEST_FILE = 64 * 1024
@@ -31,11 +32,11 @@ Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=names_of("ce
 @app.command()
 def login(
     context: typer.Context,
-    server: Annotated[str, typer.Argument(help="Its address. Default: this machine's.")] = "",
+    server: Annotated[str, typer.Argument(help="Server address. Default: this machine's.")] = "",
     name: Annotated[str, typer.Option("--as", help="Name of the profile.")] = "default",
     token_stdin: Annotated[bool, typer.Option("--token-stdin", help="Read the token from standard input.")] = False,
 ) -> None:
-    """Check a server and a token, and remember both as a profile.
+    """Check a server and a token, and store them as a profile.
 
     switchyard login https://switchyard.example.com --as production
     """
@@ -49,7 +50,7 @@ def login(
 
 
 def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
-    """From standard input, the options or the environment; else a person types it, or this machine's own is taken.
+    """From standard input, the options, the environment, a prompt, or this machine's own fleet.
 
     Raises:
         Failure: there is none.
@@ -64,20 +65,21 @@ def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
         from getpass import getpass
 
         return getpass(f"API token of {server}: ").strip()
-    raise Failure("there is no token: --token, --token-stdin or SWITCHYARD_TOKEN", ExitCode.USAGE)
+    raise Failure("no token given: use --token, --token-stdin or SWITCHYARD_TOKEN", ExitCode.USAGE)
 
 
 @app.command()
 def logout(
-    context: typer.Context, name: Annotated[str, typer.Argument(help="The profile; the current one.")] = ""
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Profile to delete. Default: the current one.")] = "",
 ) -> None:
     """Delete a profile from this machine. Its token stays valid until it is revoked."""
     run = session_of(context)
     gone = name or run.profiles.current
     if gone not in run.profiles.known:
-        raise Failure(f"there is no profile {gone!r}" if gone else "you are not logged in", ExitCode.NOT_FOUND)
+        raise Failure(f"profile {gone!r} does not exist" if gone else "you are not logged in", ExitCode.NOT_FOUND)
     write_profiles(profiles_file(run.environ), run.profiles.without(gone))
-    run.output.line(f"profile {gone} is forgotten")
+    run.output.line(f"profile {gone} is deleted")
 
 
 @app.command()
@@ -89,7 +91,7 @@ def profiles(
     kept = run.profiles
     if use:
         if use not in kept.known:
-            raise Failure(f"there is no profile {use!r}", ExitCode.NOT_FOUND)
+            raise Failure(f"profile {use!r} does not exist", ExitCode.NOT_FOUND)
         kept = kept.with_profile(use, kept.known[use])
         write_profiles(profiles_file(run.environ), kept)
     rows = [{"name": name, "server": one.server, "current": name == kept.current} for name, one in kept.known.items()]
@@ -97,7 +99,7 @@ def profiles(
         run.output.document(rows)
         return
     columns = [Column("NAME", at("name")), Column("SERVER", at("server")), Column("CURRENT", at("current"))]
-    run.output.rows(columns, rows, empty="No profile is stored; `switchyard login` makes one.")
+    run.output.rows(columns, rows, empty="No profile is stored; `switchyard login` creates one.")
 
 
 @app.command()
@@ -112,7 +114,7 @@ def whoami(context: typer.Context) -> None:
 
 @token.command()
 def revoke(context: typer.Context, prefix: Annotated[str, typer.Argument(autocompletion=names_of("tokens"))]) -> None:
-    """Refuse a token from now on."""
+    """Revoke an API token. It is rejected immediately."""
     run = session_of(context)
     revoked = run.connection.post(f"tokens/{prefix}/revoke")
     run.show(revoked, [f"token {prefix} is {revoked['state']}"])
@@ -123,12 +125,16 @@ def set_certificate(
     context: typer.Context,
     name: Name,
     chain: Annotated[
-        Path, typer.Option("--certificate", help="PEM: the certificate, followed by its issuers in order.")
+        Path, typer.Option("--certificate", help="PEM file: the certificate, followed by its issuers in order.")
     ],
-    key: Annotated[Path, typer.Option("--key", help="PEM: its private key, without a passphrase.")],
-    region: Annotated[str, typer.Option(help="Only there; else everywhere.", autocompletion=names_of("regions"))] = "",
+    key: Annotated[Path, typer.Option("--key", help="PEM file: the private key, without a passphrase.")],
+    region: Annotated[
+        str,
+        typer.Option(help="Region whose ingresses use it. Default: all regions.", autocompletion=names_of("regions")),
+    ] = "",
 ) -> None:
-    """Have ingresses show a certificate, by the hosts that it names. Set the next one by the same name: no stream ends.
+    """Set the certificate that ingresses present for the hosts it names. To renew it, set the new one under the same
+    name: open streams continue.
 
     switchyard certificate set api --certificate fullchain.pem --key privkey.pem
     """
@@ -140,18 +146,18 @@ def set_certificate(
 
 @certificate.command("remove")
 def remove_certificate(context: typer.Context, name: Name, yes: Yes = False) -> None:
-    """Have ingresses show a certificate no longer; its key is forgotten."""
+    """Remove a certificate from ingresses, and delete its key."""
     run = session_of(context)
-    run.confirm(f"new connections to the hosts of {name} get another certificate, or none.", wanted=name, yes=yes)
+    run.confirm(f"new connections to the hosts of {name} will get another certificate, or none.", wanted=name, yes=yes)
     run.connection.post(f"{path_of('certificates', name)}/remove")
     run.show({"name": name, "removed": True}, [f"certificate {name} is removed"])
 
 
 def _text(path: Path) -> str:
-    """The content of a file, less what no PEM is.
+    """The content of a PEM file.
 
     Raises:
-        Failure: it cannot be read, is too long, or is no text.
+        Failure: it cannot be read, is too long, or is not text.
     """
     try:
         with path.open("rb") as file:
@@ -159,7 +165,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise Failure(f"{path} cannot be read: {error.strerror}", ExitCode.USAGE) from None
     if len(content) > LONGEST_FILE or not content.isascii():
-        raise Failure(f"{path} is no PEM: that is plain text of some kilobytes", ExitCode.USAGE)
+        raise Failure(f"{path} is not a PEM file: those are text of a few kilobytes", ExitCode.USAGE)
     return content.decode("ascii")
 
 
@@ -168,15 +174,15 @@ def rotate_webhook(
     context: typer.Context,
     id: Annotated[int, typer.Argument(metavar="ID", min=1)],
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="Revoke the former secret now instead of after a day.")
+        bool, typer.Option("--at-once", help="Revoke the previous secret immediately instead of after a day.")
     ] = False,
 ) -> None:
-    """Give an address another secret, and show it, once.
+    """Create a new secret for a webhook, and print it once.
 
     switchyard tenant-webhook rotate 4
     """
     run = session_of(context)
     path = f"{path_of('tenant-webhooks', str(id))}/rotate"
     row = run.connection.post(path, {"at_once": at_once})
-    until = f", the former one counts until {row['former_until']}" if row["former_until"] else ""
+    until = f", the previous one is valid until {row['former_until']}" if row["former_until"] else ""
     run.show(row, [f"{row['id']}: {row['url']} has a new secret{until}", row["secret"]])

@@ -1,5 +1,6 @@
-"""Acts on one thing at a time: drain, cordon, restart, replace, scale, evacuate, dismiss, approve. Each is one request
-to the API; what endangers users shows its predicted effect and asks for the name first."""
+"""Commands that act on single objects: drain, cordon, restart, replace, scale, evacuate, dismiss, approve. Each is one
+request to the API. Commands that can affect users show the predicted effect and ask for confirmation.
+"""
 
 from typing import Annotated, Any
 
@@ -13,13 +14,13 @@ from controlplane.cli.resources import Resource
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-quota = typer.Typer(help="Team and priority of a deployment when machines are short.", no_args_is_help=True)
+quota = typer.Typer(help="Team and priority of a deployment, for when machines are short.", no_args_is_help=True)
 app.add_typer(quota, name="quota")
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Why = Annotated[str, typer.Option(help="Your reason, for the timeline.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Why = Annotated[str, typer.Option(help="Reason, shown in the timeline.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", autocompletion=names_of("nodes"))]
 Cells = Annotated[list[str], typer.Argument(metavar="CELL…", autocompletion=names_of("cells"))]
 Places = Annotated[list[str], typer.Argument(metavar="CELL|NODE…", autocompletion=names_of_places)]
@@ -29,19 +30,19 @@ def seconds(text: str) -> int:
     """`90`, `90s`, `15m`, `2h`, `1d` in seconds.
 
     Raises:
-        Failure: it reads otherwise.
+        Failure: it has another form.
     """
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
     if not number.isdecimal():
-        raise Failure(f"{text!r} is no duration; give one such as 90s, 15m, 2h or 1d", ExitCode.USAGE)
+        raise Failure(f"{text!r} is not a duration; use the form 90s, 15m, 2h or 1d", ExitCode.USAGE)
     return int(number) * UNITS_S[unit]
 
 
 def place_named(run: Session, name: str) -> Resource:
-    """Whether a name is a cell's or a node's; `cell/…` and `node/…` say it themselves.
+    """Whether a name is a cell's or a node's; `cell/…` and `node/…` are explicit.
 
     Raises:
-        Problem: there is neither.
+        Problem: neither exists.
     """
     cells, nodes = run.resource("cells"), run.resource("nodes")
     kind, slash, _ = name.partition("/")
@@ -76,9 +77,9 @@ def _cordoned(result: dict[str, Any]) -> str:
 
 @app.command()
 def drain(context: typer.Context, names: Places, why: Why = "") -> None:
-    """Take cells out of service: no new requests, those in flight finish, another cell makes up for it.
+    """Take cells out of service: they get no new requests, running requests finish, and other cells replace them.
 
-    Of a node: cordon it and drain the cell that it is in.
+    For a node: cordon it and drain its cell.
 
     switchyard drain sim-70b-us-east-1-1 --why "new driver"
     """
@@ -90,14 +91,14 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
 
 @app.command()
 def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
-    """Keep nodes out of new placements. Running cells stay."""
+    """Exclude nodes from new placements. Running cells stay."""
     run = session_of(context)
     _act(run, run.resource("nodes"), names, "cordon", why)
 
 
 @app.command()
 def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
-    """Let nodes be chosen for cells again. You vouch for them."""
+    """Allow nodes to be used for cells again. This overrides failed checks."""
     run = session_of(context)
     _act(run, run.resource("nodes"), names, "uncordon", why)
 
@@ -107,7 +108,9 @@ def check(
     context: typer.Context,
     names: Nodes,
     why: Why = "",
-    links: Annotated[bool, typer.Option("--links", help="Also check the links between them (spares only).")] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Also check the links between the nodes (spares only).")
+    ] = False,
 ) -> None:
     """Check memory, disk and arithmetic of nodes and, with --links, the links between them.
 
@@ -121,14 +124,14 @@ def check(
         return
     first, *others = names
     run.connection.post(f"{path_of('nodes', first)}/check", {"why": why, "with_nodes": others})
-    run.output.line(f"{', '.join(names)} are checked, and their links to each other")
+    run.output.line(f"check of {', '.join(names)} and their links started")
 
 
 @app.command()
 def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = False) -> None:
-    """Swap nodes for others and end the machines."""
+    """Replace nodes with others and terminate their machines."""
     run = session_of(context)
-    run.confirm(f"{', '.join(names)} will be ended.", wanted=names[0], yes=yes)
+    run.confirm(f"{', '.join(names)} will be terminated.", wanted=names[0], yes=yes)
     _act(run, run.resource("nodes"), names, "replace", why)
 
 
@@ -146,40 +149,40 @@ def revoke(
     run = session_of(context)
     for name in names:
         resource = _agent_named(run, name)
-        run.confirm(f"{name} will be refused everywhere.", wanted=name, yes=yes)
+        run.confirm(f"{name} will be rejected everywhere.", wanted=name, yes=yes)
         _act(run, resource, [name.rpartition("/")[2]], "revoke", why)
 
 
 def _agent_named(run: Session, name: str) -> Resource:
-    """Returns the kind of object that a name belongs to, from its prefix or from `ingress/…`.
+    """Returns the kind of object from the prefix of its name or from `ingress/…`.
 
     Raises:
-        Failure: neither a node, an ingress nor a machine is called so.
+        Failure: it is not a node, an ingress or a machine.
     """
     kind, slash, _ = name.partition("/")
     kind = kind if slash else {"n-": "nodes", "i-": "ingresses", "m-": "machines"}.get(name[:2], "")
     if not kind:
-        raise Failure(f"{name!r} is neither a node (n-…), an ingress (i-…) nor a machine (m-…)", ExitCode.USAGE)
+        raise Failure(f"{name!r} is not a node (n-…), an ingress (i-…) or a machine (m-…)", ExitCode.USAGE)
     return run.resource(kind)
 
 
 @app.command()
 def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = False) -> None:
-    """Start cells again, whole. Requests in flight are cut: drain them instead if they matter."""
+    """Restart whole cells. Running requests are interrupted; use `switchyard drain` to let them finish."""
     run = session_of(context)
-    run.confirm(f"Requests in flight on {', '.join(names)} will be cut.", wanted=names[0], yes=yes)
+    run.confirm(f"Running requests on {', '.join(names)} will be interrupted.", wanted=names[0], yes=yes)
     _act(run, run.resource("cells"), names, "restart", why)
 
 
 ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
-"""How roles of cells are written behind their number."""
+"""Letters of roles after a number of cells."""
 
 
 def wanted_cells(text: str) -> dict[str, Any]:
-    """`us-west-2=3`, `us-west-2=2..8` or `us-west-2=1p+3d`, as the API takes it.
+    """`us-west-2=3`, `us-west-2=2..8` or `us-west-2=1p+3d` in the form of the API.
 
     Raises:
-        Failure: it reads otherwise.
+        Failure: it has another form.
     """
     region, _, count = text.partition("=")
     least, dots, most = count.partition("..")
@@ -187,12 +190,12 @@ def wanted_cells(text: str) -> dict[str, Any]:
         return {"region": region, "cells": {"min": int(least), "max": int(most)} if dots else int(least)}
     if region and (pools := pools_of(count)):
         return {"region": region, "cells": pools}
-    rule = "REGION=CELLS, REGION=MIN..MAX or, by role, REGION=1p+3d (prefill, decode, and 2m more that are mixed)"
-    raise Failure(f"{text!r} must read {rule}", ExitCode.USAGE)
+    rule = "REGION=CELLS, REGION=MIN..MAX or, by role, REGION=1p+3d (prefill, decode; 2m adds 2 mixed cells)"
+    raise Failure(f"{text!r} is invalid; use the form {rule}", ExitCode.USAGE)
 
 
 def pools_of(text: str) -> dict[str, int]:
-    """`1p+3d+2m`; empty: it reads otherwise."""
+    """Cells by role from `1p+3d+2m`; empty for another form."""
     parts = text.split("+")
     roles = [ROLES.get(part[-1:], "") for part in parts]
     if len(set(roles)) < len(roles) or not all(roles) or not all(part[:-1].isdecimal() for part in parts):
@@ -210,13 +213,13 @@ def scale(
         typer.Option(
             "--on",
             metavar="TYPE=CELLS,…",
-            help="Cells per instance type: TYPE=CELLS. The planner places the rest; `any` clears the setting.",
+            help="Cells per instance type: TYPE=CELLS. The planner places the rest. `any` clears the setting.",
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show only the predicted effect.")] = False,
 ) -> None:
-    """Set how many cells a deployment should have in regions, between which numbers the autoscaler may choose, or how
-    many of each role; others stay as they are. A plain number ends ranges and roles.
+    """Set the number of cells of a deployment in regions, the range for the autoscaler, or the number per role. Other
+    regions stay unchanged. A plain number replaces a range or roles.
 
     switchyard scale sim-70b us-west-2=3 --dry-run
 
@@ -242,10 +245,10 @@ def scale(
 
 
 def wanted_types(text: str) -> dict[str, int]:
-    """`trn1.32xlarge=3,inf2.48xlarge=1` as instance type -> cells; `any`: none is stated.
+    """`trn1.32xlarge=3,inf2.48xlarge=1` as instance type -> cells; `any`: empty.
 
     Raises:
-        Failure: it reads otherwise.
+        Failure: it has another form.
     """
     if text == "any":
         return {}
@@ -262,7 +265,7 @@ def wanted_types(text: str) -> dict[str, int]:
 
 
 def _types(place: dict[str, Any]) -> str:
-    """Where its cells are, if that is more than one type."""
+    """Cells per instance type, if there are several types."""
     there = place["types"]
     return f" ({', '.join(f'{count} on {kind}' for kind, count in there.items())})" if len(there) > 1 else ""
 
@@ -271,17 +274,19 @@ def _types(place: dict[str, Any]) -> str:
 def evacuate(
     context: typer.Context,
     region: Annotated[str, typer.Argument(autocompletion=names_of("regions"))],
-    duration: Annotated[str, typer.Option("--for", help="Ends after: 90s, 15m, 2h, 1d.")] = "1h",
-    why: Annotated[str, typer.Option(help="Your reason, shown while the action lasts.")] = "",
+    duration: Annotated[str, typer.Option("--for", help="How long it lasts: 90s, 15m, 2h, 1d.")] = "1h",
+    why: Annotated[str, typer.Option(help="Reason, shown while the evacuation lasts.")] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
-    drill: Annotated[bool, typer.Option("--drill", help="Move in steps, and only load that fits elsewhere.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
-    end: Annotated[bool, typer.Option("--end", help="End the region's evacuations.")] = False,
+    drill: Annotated[
+        bool, typer.Option("--drill", help="Move load in steps, and only load that fits in other regions.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show only the predicted effect.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the region's evacuation.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Empty a region of the requests that others can serve, until the order ends.
+    """Move a region's requests to other regions until the evacuation expires.
 
-    Shows who would receive what, and asks for the region's name.
+    Shows which regions would receive them, and asks for the region's name.
 
     switchyard evacuate us-east-1 --for 2h --why "power maintenance"
     """
@@ -303,21 +308,21 @@ def evacuate(
         run.output.toned(text, tone)
     if dry_run:
         return
-    run.confirm(f"{region} will be emptied for {duration}.", wanted=region, yes=yes)
+    run.confirm(f"Requests of {region} will move to other regions for {duration}.", wanted=region, yes=yes)
     _start(run, order)
 
 
 def _start(run: Session, order: dict[str, Any]) -> None:
     result = run.connection.post("traffic/evacuations", {**order, "confirm": order["region"]})
     require_done(result)
-    run.show(result, [f"evacuation {result['id']} of {order['region']} holds until {result['expires_at']}"])
+    run.show(result, [f"evacuation {result['id']} of {order['region']} lasts until {result['expires_at']}"])
 
 
 def require_done(result: dict[str, Any]) -> None:
     """Returns if the action was done.
 
     Raises:
-        Failure: the server responded with a request for approval.
+        Failure: it needs an approval.
     """
     if "summary" in result:
         message = f"a second admin must approve: switchyard approve {result['id']}"
@@ -328,14 +333,14 @@ def _end(run: Session, region: str, deployment: str, why: str) -> None:
     filters = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
     orders = [order for order in run.connection.pages("traffic/evacuations", filters) if order["active"]]
     if not orders:
-        raise Failure(f"no evacuation of {region} is in force", ExitCode.NOT_FOUND)
+        raise Failure(f"{region} has no active evacuation", ExitCode.NOT_FOUND)
     ended = [run.connection.post(f"traffic/overrides/{order['id']}/end", {"why": why}) for order in orders]
-    run.show(ended, [f"evacuation {order['id']} of {region} has ended; requests go back in steps" for order in ended])
+    run.show(ended, [f"evacuation {order['id']} of {region} has ended; requests return in steps" for order in ended])
 
 
 @app.command()
 def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
-    """Say that an incident has nothing to heal: it closes."""
+    """Close an incident that needs no healing."""
     run = session_of(context)
     result = run.connection.post(f"incidents/{incident}/dismiss", {"why": why})
     run.show(result, [f"incident {incident} is {result['state']}: {result['resolution']}"])
@@ -351,7 +356,7 @@ def approve(context: typer.Context, approval: int) -> None:
 
 @app.command()
 def reject(context: typer.Context, approval: int, why: Why = "") -> None:
-    """Decide that it is not done; your own request you withdraw so."""
+    """Reject a requested action, or withdraw your own request."""
     run = session_of(context)
     result = run.connection.post(f"approvals/{approval}/reject", {"why": why})
     run.show(result, [f"approval {approval} is {result['state']}"])
@@ -361,16 +366,16 @@ def reject(context: typer.Context, approval: int, why: Why = "") -> None:
 def assign(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    team: Annotated[str | None, typer.Option(help="Team whose quota it counts against; empty: none.")] = None,
+    team: Annotated[str | None, typer.Option(help="Team whose quota applies; empty: none.")] = None,
     priority: Annotated[int | None, typer.Option(min=0, max=9, help="A higher priority gets machines first.")] = None,
     preemptible: Annotated[
-        bool | None, typer.Option(help="Whether others may take its cells below the start of its range.")
+        bool | None, typer.Option(help="Whether higher priorities may take its cells below the start of its range.")
     ] = None,
     preempts: Annotated[
-        str | None, typer.Option(help="For which cells it preempts lower priorities: min, need or nothing.")
+        str | None, typer.Option(help="Cells for which it preempts lower priorities: min, need or nothing.")
     ] = None,
 ) -> None:
-    """Say of a deployment whose it is, and whom it goes before when machines are short. What is left out stays.
+    """Set the team of a deployment, and its priority when machines are short. Omitted options stay unchanged.
 
     switchyard quota assign sim-70b --team search --priority 7
     """
@@ -378,5 +383,5 @@ def assign(
     stated = {"team": team, "priority": priority, "preemptible": preemptible, "preempts": preempts}
     body: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}
     result = run.connection.patch(path_of("deployments", deployment), body)
-    priority_text = "as its serving class" if result["priority"] is None else f"priority {result['priority']}"
+    priority_text = "from its serving class" if result["priority"] is None else f"priority {result['priority']}"
     run.show(result, [f"deployment {deployment}: team {result['team'] or 'none'}, {priority_text}"])

@@ -1,4 +1,4 @@
-"""Releases of the agent: who runs which, have all go to another one, see how that stands, take it back."""
+"""Releases of the agent: list them, upgrade all agents, follow an upgrade, cancel it."""
 
 import time
 from typing import Annotated, Any
@@ -12,15 +12,15 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-agents = typer.Typer(help="Releases of agents, and upgrades to another one.", no_args_is_help=True)
+agents = typer.Typer(help="Upgrade agents to another release.", no_args_is_help=True)
 app.add_typer(agents, name="agents")
 
 ACTIVE = ("running", "rolling_back")
 SAID = {
-    "running": "is under way",
+    "running": "is in progress",
     "rolling_back": "goes back",
     "succeeded": "has succeeded",
-    "rolled_back": "has gone back",
+    "rolled_back": "was rolled back",
 }
 WATCH_EVERY_S = 1.0
 
@@ -36,7 +36,7 @@ def upgrade(
     ] = "",
     soak: Annotated[str, typer.Option(help="How long a ring must stay healthy: 30s, 10m.")] = "15s",
     why: Why = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until it has ended.")] = False,
 ) -> None:
     """Upgrade all agents to another release in rings: one, a tenth, all. Engines and streams keep running.
 
@@ -53,9 +53,11 @@ def upgrade(
 @agents.command()
 def status(
     context: typer.Context,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until it has ended.")] = False,
 ) -> None:
-    """Show the newest upgrade: its ring, who is in it, and why it went back. Exit status 10 if it went back."""
+    """Show the newest upgrade: its ring, the agents in it, and why it was rolled back. Exit status 10 if it was rolled
+    back.
+    """
     run = session_of(context)
     newest = _newest(run)
     if watch:
@@ -67,7 +69,7 @@ def status(
 
 @agents.command()
 def cancel(context: typer.Context, why: Why = "") -> None:
-    """Take the agents that went already back to the release before."""
+    """Cancel the upgrade: agents that were upgraded return to the previous release."""
     run = session_of(context)
     newest = _newest(run)
     result = run.connection.post(f"agents/rollouts/{newest['id']}/cancel", {"why": why})
@@ -77,7 +79,7 @@ def cancel(context: typer.Context, why: Why = "") -> None:
 def _newest(run: Session) -> dict[str, Any]:
     rows: list[dict[str, Any]] = run.connection.get("agents/rollouts", {"page_size": 1})["results"]
     if not rows:
-        raise Failure("no upgrade of agents was ever begun; `switchyard agents upgrade` begins one", ExitCode.NOT_FOUND)
+        raise Failure("there has been no upgrade of agents; `switchyard agents upgrade` starts one", ExitCode.NOT_FOUND)
     return rows[0]
 
 
@@ -98,7 +100,7 @@ def _watch(run: Session, rollout: dict[str, Any]) -> None:
 
 def _judge(rollout: dict[str, Any]) -> None:
     if rollout["state"] == "rolled_back":
-        raise Failure(f"the upgrade went back: {rollout['reason']}", ExitCode.NOT_ACHIEVED)
+        raise Failure(f"the upgrade was rolled back: {rollout['reason']}", ExitCode.NOT_ACHIEVED)
 
 
 def _line(rollout: dict[str, Any]) -> str:

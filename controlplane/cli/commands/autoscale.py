@@ -1,5 +1,6 @@
-"""The autoscaler: where cells are a range and what it wants there, its policy, and the switch that stops it everywhere.
-Ranges are set with `switchyard scale`."""
+"""The autoscaler: its ranges with the wanted number of cells, its policy, and the pause for the whole fleet.
+`switchyard scale` sets ranges.
+"""
 
 import json
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from controlplane.cli.plans import forecast_lines
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-autoscale = typer.Typer(help="Autoscaling: show it, set its policy, pause it.", no_args_is_help=True)
+autoscale = typer.Typer(help="Show autoscaling, set its policy, pause it.", no_args_is_help=True)
 app.add_typer(autoscale, name="autoscale")
 
 LAST_DECISIONS = 5
@@ -22,7 +23,8 @@ Named = Annotated[str, typer.Argument(metavar="[DEPLOYMENT]", autocompletion=nam
 
 @autoscale.command()
 def status(context: typer.Context, deployment: Named = "") -> None:
-    """Show places whose cells are a range, with the wanted number and why; for one deployment also the last decisions.
+    """Show the deployments and regions with a range of cells, the wanted number and its reason; for one deployment also
+    the last decisions.
 
     switchyard autoscale status sim-70b
     """
@@ -42,7 +44,7 @@ def status(context: typer.Context, deployment: Named = "") -> None:
         return
     if switch["paused"]:
         run.output.toned(_line(switch), "warn")
-    empty = "No cells are a range; `switchyard scale DEPLOYMENT REGION=2..8` makes them one."
+    empty = "No deployment has a range of cells; `switchyard scale DEPLOYMENT REGION=2..8` sets one."
     run.output.rows(places.columns, rows, empty=empty)
     for one in roles:
         run.output.plain(_roles_line(one))
@@ -68,23 +70,24 @@ def policy(
         ),
     ],
 ) -> None:
-    """Set parts of a deployment's scaling policy; the rest stays. It begins in shadow: `mode=act` lets it act.
+    """Change parts of a deployment's scaling policy. The default mode is shadow: decisions are only recorded.
+    `mode=act` carries them out.
 
     switchyard autoscale policy sim-70b mode=act target_utilisation=0.6
     """
     run = session_of(context)
     result = run.connection.patch(path_of("deployments", deployment), {"scaling": stated(settings)})
     differing = ", ".join(f"{name}={json.dumps(value)}" for name, value in result["scaling"].items())
-    run.show(result, [f"deployment {deployment} is scaled by {differing or 'the defaults'}"])
+    run.show(result, [f"scaling policy of deployment {deployment}: {differing or 'the defaults'}"])
 
 
 @autoscale.command("what-if")
 def what_if(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    factor: Annotated[float, typer.Option(min=0, max=1000, help="Of the load of this moment.")] = 1.0,
+    factor: Annotated[float, typer.Option(min=0, max=1000, help="Multiple of the current load.")] = 1.0,
 ) -> None:
-    """Show what it would come to, and the fleet with it, at another load, were it to act. Nothing is changed.
+    """Predict the autoscaler's decision and the fleet at another load. Changes nothing.
 
     switchyard autoscale what-if sim-70b --factor 1.5
     """
@@ -101,7 +104,7 @@ def pause(context: typer.Context, why: Why = "") -> None:
 
 @autoscale.command()
 def resume(context: typer.Context, why: Why = "") -> None:
-    """Let it act again where policies say so."""
+    """Resume autoscaling for deployments whose policy has mode=act."""
     _switch(session_of(context), "resume", why)
 
 
@@ -118,7 +121,7 @@ def _line(switch: dict[str, Any]) -> str:
 
 @autoscale.command()
 def plan(context: typer.Context, deployment: Named = "") -> None:
-    """Show the plan of the next day: cells and what batches may have, hour by hour, what is not covered, dollars.
+    """Show the plan for the next day: cells and batch capacity per hour, unmet demand, dollars.
 
     switchyard autoscale plan sim-70b
     """
@@ -128,20 +131,20 @@ def plan(context: typer.Context, deployment: Named = "") -> None:
         run.output.document(found)
         return
     if found["at"] is None:
-        run.output.plain("No plan yet: one is made once forecasts have half a day of errors to go by.")
+        run.output.plain("No plan yet: it needs forecasts with at least half a day of known errors.")
         return
     run.output.plain(
-        f"from {found['at']} on: ${found['total']:,.2f} for a day, {found['shifts']} starts, found by {found['solver']}"
+        f"from {found['at']}: ${found['total']:,.2f} per day, {found['shifts']} starts, found by {found['solver']}"
     )
     for place in found["places"]:
         if deployment in ("", place["deployment"]):
-            run.output.plain(f"\n{place['deployment']} in {place['region']}, each hour's most:")
+            run.output.plain(f"\n{place['deployment']} in {place['region']}, maximum per hour:")
             run.output.plain(f"  cells      {_hours(place['cells'], found['slot_s'])}")
             run.output.plain(f"  to cover   {_hours(place['cover'], found['slot_s'])}")
             run.output.plain(f"  batches    {_hours(place['budget'], found['slot_s']) or 'no forecast of its load'}")
     for warm in found["warm"]:
         where = f"{warm['region']}, {warm['instance_type']}"
-        run.output.plain(f"\n{where}: {warm['machines']} kept warm, for {warm['reason']}")
+        run.output.plain(f"\n{where}: {warm['machines']} kept warm for {warm['reason']}")
     for lack in found["lacks"]:
         if deployment in ("", lack["deployment"]):
             where = f"{lack['deployment']} in {lack['region']}"
@@ -149,6 +152,6 @@ def plan(context: typer.Context, deployment: Named = "") -> None:
 
 
 def _hours(values: list[float], slot_s: int) -> str:
-    """The most of each hour."""
+    """Maximum of each hour."""
     step = max(1, 3600 // slot_s)
     return " ".join(f"{max(values[at : at + step]):.0f}" for at in range(0, len(values), step))

@@ -1,4 +1,4 @@
-"""Batches through an ingress, as applications run them: hand in a file, watch it, end it, fetch what came of it."""
+"""Batches through an ingress, with an application's key: submit a file, follow, cancel, fetch results."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
 app = typer.Typer()
-batch = typer.Typer(help="Run batches with an application's key; all tenants': switchyard get batches.",
+batch = typer.Typer(help="Run batches with an application's key. Batches of all tenants: switchyard get batches.",
                     no_args_is_help=True)  # fmt: skip
 app.add_typer(batch, name="batch")
 
@@ -27,7 +27,7 @@ LOOK_EVERY_S = 2.0
 UPLOAD_WITHIN_S = 600.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 Region = Annotated[str, typer.Option("--region", "-r", help="Region whose ingress is used. Default: the first region.")]
-Key = Annotated[str, typer.Option(help=f"An application's key; else {KEY_VARIABLE}.")]
+Key = Annotated[str, typer.Option(help=f"Application key. Default: {KEY_VARIABLE}.")]
 Name = Annotated[str, typer.Argument(help="batch_…")]
 
 
@@ -36,16 +36,16 @@ def submit(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="JSON lines in the format of OpenAI's Batch API, or s3://bucket/key.")],
     endpoint: Annotated[str, typer.Option(help="The `url` of every line.")] = "/v1/chat/completions",
-    window: Annotated[str, typer.Option(help="Until when: 30m, 4h, 2d.")] = "24h",
+    window: Annotated[str, typer.Option(help="Time limit: 30m, 4h, 2d.")] = "24h",
     priority: Annotated[int, typer.Option(min=0, max=9)] = 5,
     output: Annotated[
         str, typer.Option("--output-uri", help="Second destination of results: s3://bucket/prefix.")
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
     region: Region = "",
     key: Key = "",
 ) -> None:
-    """Upload a file and begin a batch over it, or over an object in S3.
+    """Upload a file and start a batch of its lines, or of those of an object in S3.
 
     switchyard batch submit requests.jsonl --window 4h --wait
     """
@@ -68,11 +68,11 @@ def submit(
 def status(
     context: typer.Context,
     name: Name,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
     region: Region = "",
     key: Key = "",
 ) -> None:
-    """Show how far a batch is, how fast, and when about it ends.
+    """Show the progress of a batch, its rate, and its estimated end.
 
     switchyard batch status batch_…
     """
@@ -84,12 +84,12 @@ def status(
 
 @batch.command()
 def cancel(context: typer.Context, name: Name, yes: Yes = False, region: Region = "", key: Key = "") -> None:
-    """End a batch. What is answered already can be fetched.
+    """Cancel a batch. Answered lines can be fetched.
 
     switchyard batch cancel batch_…
     """
     run = session_of(context)
-    run.confirm(f"Nothing more of {name} is sent.", wanted=name, yes=yes)
+    run.confirm(f"No further lines of {name} will be sent.", wanted=name, yes=yes)
     with _applications(run, region, key) as client:
         ended = _answer(run, client, "POST", f"/v1/batches/{name}/cancel")
     _show(run, ended)
@@ -99,12 +99,14 @@ def cancel(context: typer.Context, name: Name, yes: Yes = False, region: Region 
 def results(
     context: typer.Context,
     name: Name,
-    to: Annotated[Path | None, typer.Option("--to", help="A new file. Default: standard output.")] = None,
-    errors: Annotated[bool, typer.Option("--errors", help="Failed lines instead of answered ones.")] = False,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Output file, which must not exist. Default: standard output.")
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="Fetch failed lines instead of answered ones.")] = False,
     region: Region = "",
     key: Key = "",
 ) -> None:
-    """Fetch the answers of a batch that has ended, one line each, not in the order of its file.
+    """Fetch the results of a batch that has ended, one per line, in any order.
 
     switchyard batch results batch_… --to answers.jsonl
     """
@@ -114,7 +116,7 @@ def results(
         file = found["error_file_id" if errors else "output_file_id"]
         if file is None:
             kind = "failed" if errors else "was answered"
-            raise Failure(f"{name} is {found['status']}, and no line of it {kind}", ExitCode.CONFLICT)
+            raise Failure(f"{name} is {found['status']}, and none of its lines {kind}", ExitCode.CONFLICT)
         _fetch(run, client, f"/v1/files/{file}/content", to)
 
 
@@ -140,7 +142,7 @@ def _watch(run: Session, client: "httpx.Client", name: str) -> dict[str, Any]:
 
 
 def progress_line(found: Mapping[str, Any]) -> str:
-    """Progress, rate and when it ends about, of a batch as the API shows it."""
+    """Progress, rate and estimated end, from the API's batch."""
     counts, ours = found["request_counts"], found["switchyard"]
     done = counts["completed"] + counts["failed"]
     if not counts["total"]:
@@ -150,7 +152,7 @@ def progress_line(found: Mapping[str, Any]) -> str:
     if ours["lines_per_s"]:
         line += f", {ours['lines_per_s']:.3g} lines/s"
     if ours["estimated_end_at"]:
-        line += f", ends about {_moment(ours['estimated_end_at'])}"
+        line += f", estimated end {_moment(ours['estimated_end_at'])}"
     return line
 
 
@@ -159,7 +161,7 @@ def _show(run: Session, found: dict[str, Any]) -> None:
     lines = [found["id"], progress_line(found)]
     lines += [f"line {error['line'] or '-'}: {error['message']} [{error['code']}]" for error in reasons[:10]]
     if found["status"] not in ENDED:
-        lines.append(f"its time ends {_moment(found['expires_at'])}")
+        lines.append(f"time limit {_moment(found['expires_at'])}")
     run.show(found, lines)
 
 
@@ -232,4 +234,4 @@ def _failing(client: "httpx.Client") -> Iterator[None]:
     except httpx.TransportError as error:
         raise Failure(f"cannot reach the ingress {client.base_url}: {error}", ExitCode.UNREACHABLE) from None
     except FileExistsError as error:
-        raise Failure(f"{error.filename} is there already; name another file", ExitCode.CONFLICT) from None
+        raise Failure(f"{error.filename} exists; name another file", ExitCode.CONFLICT) from None

@@ -1,4 +1,4 @@
-"""Benchmarks: have a version measured, follow it, compare what was found, and use it."""
+"""Benchmarks: measure a version, follow it, compare results, and apply them."""
 
 import time
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from controlplane.cli.session import Session, session_of
 
 app = typer.Typer()
 bench = typer.Typer(
-    help="Measure, compare and choose the load that versions carry. List: switchyard get benchmarks.",
+    help="Measure and compare versions. List: switchyard get benchmarks.",
     no_args_is_help=True,
 )
 app.add_typer(bench, name="bench")
@@ -25,15 +25,19 @@ LOOK_EVERY_S = 2.0
 OPEN = frozenset({"queued", "running"})
 Workload = Annotated[
     str,
-    typer.Option("--workload", "-w", help="PROMPT+OUTPUT tokens, mooncake or azure; more after commas: prefix=512."),
+    typer.Option(
+        "--workload", "-w", help="PROMPT+OUTPUT tokens, mooncake or azure; options follow commas: prefix=512."
+    ),
 ]
-Slo = Annotated[str, typer.Option("--slo", help="Milliseconds to the first token and between tokens: ttft=500,itl=50.")]
+Slo = Annotated[
+    str, typer.Option("--slo", help="Limits in milliseconds, first token and between tokens: ttft=500,itl=50.")
+]
 Named = Annotated[int, typer.Argument(metavar="NUMBER", help="ID in `switchyard get benchmarks`.")]
 POINTS = (
     number("RATE/S", "rate"), Column("VERDICT", at("verdict")), number("INSIDE", "figures.judged_inside"),
     number("OF", "figures.judged"), number("TTFT P50", "figures.ttft_p50_ms"), number("P99", "figures.ttft_p99_ms"),
     number("ITL P50", "figures.itl_p50_ms"), number("P99", "figures.itl_p99_ms"),
-    number("TOKENS/S", "figures.tokens_per_s"), number("AT ONCE", "figures.concurrency"),
+    number("TOKENS/S", "figures.tokens_per_s"), number("CONCURRENCY", "figures.concurrency"),
     number("$/M", "figures.dollars_per_mtoken"), number("J/TOKEN", "figures.joules_per_token"),
 )  # fmt: skip
 
@@ -53,19 +57,19 @@ def run_(
             autocompletion=names_of("deployments"),
         ),
     ] = "",
-    region: Annotated[str, typer.Option("--region", "-r", help="Where; else its only one.")] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same requests.")] = 0,
+    region: Annotated[str, typer.Option("--region", "-r", help="Region. Default: the deployment's only one.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same requests.")] = 0,
     first_rate: Annotated[float, typer.Option(help="First rate in requests/s. Default: found by measuring.")] = 0.0,
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Length of points: min_s=20, min_requests=100, most_s=…")
     ] = None,
     beside_traffic: Annotated[
         bool,
-        typer.Option("--beside-traffic", help="Allow it although its cells serve other traffic, which slows down."),
+        typer.Option("--beside-traffic", help="Measure even though its cells serve other traffic, which slows down."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
 ) -> None:
-    """Find the highest rate of requests at which 99 % are inside an objective. It loads the cells until they break it.
+    """Find the highest rate at which 99 % of requests meet an objective. The load grows until the cells exceed it.
 
     switchyard bench run sim-70b@1 --workload 1000+150 --slo ttft=1000,itl=60 --region us-east-1
     """
@@ -92,7 +96,7 @@ def run_(
 def show(
     context: typer.Context,
     benchmark: Named,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
 ) -> None:
     """Show a benchmark: its points, its goodput, and others that measured the same.
 
@@ -105,12 +109,12 @@ def show(
 
 @bench.command()
 def cancel(context: typer.Context, benchmark: Named, yes: Yes = False) -> None:
-    """End one that waits or runs; what it measured stays.
+    """Cancel a benchmark that waits or runs; measured points are kept.
 
     switchyard bench cancel 7
     """
     run = session_of(context)
-    run.confirm(f"Benchmark {benchmark} is not measured to its end.", wanted=str(benchmark), yes=yes)
+    run.confirm(f"Benchmark {benchmark} will stop before its end.", wanted=str(benchmark), yes=yes)
     _show(run, run.connection.post(f"benchmarks/{benchmark}/cancel", {}))
 
 
@@ -120,11 +124,11 @@ def best(
     workload: Workload,
     slo: Slo,
     instance_type: Annotated[
-        str, typer.Option("--type", help="On this one alone.", autocompletion=names_of("instance-types"))
+        str, typer.Option("--type", help="Only this instance type.", autocompletion=names_of("instance-types"))
     ] = "",
     aim: Annotated[str, typer.Option(help="goodput, speed, cost or energy.")] = "goodput",
 ) -> None:
-    """Show which version on which instance type is best for a use, and why.
+    """Show the best version and instance type for a use, with the reason.
 
     switchyard bench best --workload 1000+150 --slo ttft=1000,itl=60 --aim cost
     """
@@ -134,7 +138,7 @@ def best(
     one = found["best"]
     split = one and one["split"] and f" as {one['split']}"
     told = one and f"{one['version']} on {one['instance_type']}{split}: {one['reason']} (benchmark {one['benchmark']})"
-    run.show(found, [told or "Nothing was measured so; `switchyard bench run` does."])
+    run.show(found, [told or "Nothing was measured for this use; `switchyard bench run` measures it."])
 
 
 @bench.command()
@@ -149,16 +153,15 @@ def apply(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let its deployment be taken for as able as was measured: set `tested_concurrency`, which shares of traffic, the
-    autoscaler and the plan of the day count on. With --cost also the relative `cost` of regions, by which requests go
-    to the cheaper one.
+    """Use a benchmark's result for its deployment: set `tested_concurrency`, which traffic shares, the autoscaler and
+    the daily plan use. With --cost also set the relative `cost` of regions, by which requests go to cheaper ones.
 
     switchyard bench apply 7 --cost
     """
     run = session_of(context)
     found = run.connection.get(f"benchmarks/{benchmark}")
     if found["state"] != "done" or not found["concurrency"]:
-        raise Failure(f"benchmark {benchmark} is {found['state']} and found no rate that held", ExitCode.CONFLICT)
+        raise Failure(f"benchmark {benchmark} is {found['state']}, and no rate held", ExitCode.CONFLICT)
     capacity = max(1, int(found["concurrency"]))
     deployment = found["deployment"]
     policy = run.connection.get(f"traffic/policies/{deployment}")
@@ -169,18 +172,18 @@ def apply(
     of_which = f"of {deployment}"
     if len(kinds) > 1:
         change, of_which = {"tested_by_type": {**policy["tested_by_type"], kind: capacity}}, f"{of_which} on {kind}"
-    effect = f"Each cell {of_which} will count for {capacity} concurrent requests instead of {was}."
+    effect = f"Each cell {of_which} will have a capacity of {capacity} concurrent requests instead of {was}."
     if cost:
         change["cost"] = {**policy["cost"], **_relative_costs(run, found)}
-        effect += f" Tokens will cost {_listed(change['cost'])} of the cheapest."
+        effect += f" Relative token costs: {_listed(change['cost'])}."
     run.confirm(effect, wanted=deployment, yes=yes)
     result = run.connection.patch(f"traffic/policies/{deployment}", change)
-    told = f"deployment {deployment} counts for {capacity} concurrent requests per cell"
+    told = f"deployment {deployment}: capacity of {capacity} concurrent requests per cell"
     run.show(result, [told + (f"; tokens cost {_listed(change['cost'])}" if cost else "")])
 
 
 def _relative_costs(run: Session, found: Mapping[str, Any]) -> dict[str, float]:
-    """Region -> cost of a token relative to the cheapest region, by the newest benchmark of the same use in each."""
+    """Region -> token cost relative to the cheapest region, from the newest benchmark of the same use in each."""
     dollars: dict[str, float] = {}
     same = ("workload", "slo")
     done = run.connection.pages("benchmarks", {"deployment": found["deployment"], "state": "done"})
@@ -190,16 +193,14 @@ def _relative_costs(run: Session, found: Mapping[str, Any]) -> dict[str, float]:
             dollars[row["region"]] = spent
     own = _dollars(found)
     if not own:
-        message = (
-            f"benchmark {found['id']} knows no price: `switchyard create rate machine_price` states that of a machine"
-        )
+        message = f"benchmark {found['id']} has no price: `switchyard create rate machine_price` sets that of a machine"
         raise Failure(message, ExitCode.CONFLICT)
     dollars[found["region"]] = own
     return {region: round(spent / min(dollars.values()), 3) for region, spent in sorted(dollars.items())}
 
 
 def _dollars(row: Mapping[str, Any]) -> float | None:
-    """US dollars a million tokens at the rate that held."""
+    """US dollars per million tokens at the rate that held."""
     held = (point["figures"] for point in row["points"] if point["rate"] == row["goodput"])
     return next((figures.get("dollars_per_mtoken") for figures in held), None)
 
@@ -209,7 +210,7 @@ def _listed(costs: Mapping[str, float]) -> str:
 
 
 def _followed(run: Session, found: dict[str, Any]) -> dict[str, Any]:
-    """As it is once it has ended, with a line for each change meanwhile."""
+    """The ended benchmark; prints a line for each change until then."""
     shown = ""
     while found["state"] in OPEN:
         if not run.output.is_for_programs and (line := progress_line(found)) != shown:
@@ -221,7 +222,7 @@ def _followed(run: Session, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def progress_line(found: Mapping[str, Any]) -> str:
-    """How far a benchmark is, as the API shows it."""
+    """Progress of a benchmark, from the API."""
     progress = found["progress"]
     if not progress:
         return f"benchmark {found['id']}: {found['state']}, {found['reason']}"
@@ -242,7 +243,7 @@ def _show(run: Session, found: dict[str, Any]) -> None:
         run.output.plain(
             f"goodput {found['goodput']:.4g}{upper} requests/s, {found['concurrency'] or 0:.3g} concurrent per cell"
         )
-    run.output.rows(POINTS, found["points"], empty="No point is measured yet.")
+    run.output.rows(POINTS, found["points"], empty="No point has been measured yet.")
     if found["key"]:
         others = run.connection.get("benchmarks", {"key": found["key"]})["results"]
         for other in others:

@@ -1,4 +1,4 @@
-"""Searches among configurations of a version: have one made, follow it, end it."""
+"""Searches for the best configuration of a version: start, follow, cancel."""
 
 import json
 import time
@@ -27,8 +27,8 @@ CONFIGURATIONS = (
 @app.command()
 def search(
     context: typer.Context,
-    version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", help="Which its deployment serves.")],
-    vary: Annotated[list[str], typer.Option("--vary", help="NAME=VALUE,VALUE; several times. See below.")],
+    version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", help="Version that the deployment serves.")],
+    vary: Annotated[list[str], typer.Option("--vary", help="NAME=VALUE,VALUE; may be repeated. See below.")],
     workload: Workload,
     slo: Slo,
     deployment: Annotated[
@@ -40,22 +40,22 @@ def search(
             autocompletion=names_of("deployments"),
         ),
     ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same requests.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same requests.")] = 0,
     rules: Annotated[
         list[str] | None, typer.Option("--rule", help="Length of full points: min_s=20, min_requests=100.")
     ] = None,
-    most_trials: Annotated[int, typer.Option(min=1, help="Total number of measurements.")] = 40,
+    most_trials: Annotated[int, typer.Option(min=1, help="Maximum number of measurements.")] = 40,
     most_hours: Annotated[float, typer.Option(min=0.01)] = 12.0,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Find the configuration of a version that carries most per chip. Its deployment is rolled out to one after the
-    other, so no one else should use it; at the end it serves again what it does now.
+    """Find the configuration of a version with the highest goodput per chip. Its deployment is rolled out to one
+    configuration after the other and must have no other users; finally it returns to the current version.
 
     NAME is engine_options.OPTION, parallelism.DEGREE, max_concurrency, speculation, quantization or roles (JSON values;
-    {} for none), or cells: how many the deployment has of each role. Every combination is one configuration: one of
-    each shape is measured, the others are predicted from what that tells of a step, and the hopeful ones halved at 25,
-    50 and 100 % of a point's length.
+    {} for none), or cells (number of cells per role). Every combination is one configuration. One of each shape is
+    measured, the others are predicted from it, and the best candidates are halved at 25, 50 and 100 % of a point's
+    length.
 
     switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
 
@@ -76,9 +76,9 @@ def search(
 def search_show(
     context: typer.Context,
     search: Annotated[int, typer.Argument(metavar="NUMBER", help="ID in `switchyard get searches`.")],
-    wait: Annotated[bool, typer.Option("--wait", help="Until it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
 ) -> None:
-    """Show a search: each configuration, what was predicted and measured of it, and why it was left out.
+    """Show a search: its configurations with predictions and measurements, and why some were left out.
 
     switchyard bench search-show 3
     """
@@ -91,12 +91,12 @@ def search_show(
 def search_cancel(
     context: typer.Context, search: Annotated[int, typer.Argument(metavar="NUMBER")], yes: Yes = False
 ) -> None:
-    """End a search; its deployment serves again what it did before.
+    """Cancel a search; its deployment returns to the original version.
 
     switchyard bench search-cancel 3
     """
     run = session_of(context)
-    run.confirm(f"Search {search} is not brought to its end.", wanted=str(search), yes=yes)
+    run.confirm(f"Search {search} will stop before its end.", wanted=str(search), yes=yes)
     _show_search(run, run.connection.post(f"configuration-searches/{search}/cancel", {}))
 
 
@@ -105,13 +105,14 @@ def _varied(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise Failure(
-            f"--vary {text!r} must read NAME=VALUE,VALUE, as engine_options.max_num_seqs=32,64", ExitCode.USAGE
+            f"--vary {text!r} is invalid; use NAME=VALUE,VALUE, such as engine_options.max_num_seqs=32,64",
+            ExitCode.USAGE,
         )
     if values.startswith("["):
         try:
             read = json.loads(values)
         except ValueError:
-            raise Failure(f"--vary {name}: {values[:60]!r} is no list of JSON", ExitCode.USAGE) from None
+            raise Failure(f"--vary {name}: {values[:60]!r} is not a JSON list", ExitCode.USAGE) from None
         return name, read
     return name, [(name == "cells" and pools_of(value)) or _value(value) for value in values.split(",")]
 

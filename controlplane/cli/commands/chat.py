@@ -1,4 +1,4 @@
-"""Talks with a deployment through its ingress, as applications do; says how long the answer took and who gave it."""
+"""Chats with a deployment through its ingress, as applications do, and prints latencies and the cell that answered."""
 
 import sys
 import time
@@ -22,11 +22,11 @@ KEY_VARIABLE = "SWITCHYARD_KEY"
 def chat(
     context: typer.Context,
     deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
-    prompt: Annotated[str, typer.Argument(help="Default: read from standard input, or prompt repeatedly.")] = "",
+    prompt: Annotated[str, typer.Argument(help="Prompt. Default: standard input, or a dialog in a terminal.")] = "",
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
-    key: Annotated[str, typer.Option(help=f"An application's key; else {KEY_VARIABLE}.")] = "",
+    key: Annotated[str, typer.Option(help=f"Application key. Default: {KEY_VARIABLE}.")] = "",
 ) -> None:
     """Chat with a deployment. Shows time to first token, tokens per second, and the region and cell that answered.
 
@@ -49,15 +49,15 @@ def chat(
 
 
 def ingress_of(run: Session, deployment: str, region: str) -> str:
-    """The address of the ingress to ask: of the region that was named, else where most cells of it are ready.
+    """The address of the ingress in the named region, else in the region with the most ready cells.
 
     Raises:
-        Failure: that region has none.
+        Failure: the region has none.
     """
     if not region:
         places = run.connection.get(path_of("deployments", deployment))["regions"]
         if not places:
-            raise Failure(f"{deployment} is in no region; name one with --region", ExitCode.CONFLICT)
+            raise Failure(f"{deployment} has no region; name one with --region", ExitCode.CONFLICT)
         region = max(places, key=lambda place: place["ready"])["region"]
     url = run.connection.get(path_of("regions", region))["ingress_url"]
     if not url:
@@ -77,7 +77,7 @@ def _complete(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     """Stream the answer; returns its text.
 
     Raises:
-        Failure: no response, or an error.
+        Failure: there is no response, or it is an error.
     """
     import httpx
 
@@ -103,7 +103,7 @@ def _complete(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     text = "".join(pieces)
     _print_figures(run, text, {**where, **reader.figures()})
     if reader.error:
-        raise Failure(f"the answer broke off: {reader.error}", ExitCode.SERVER_FAULT)
+        raise Failure(f"the answer was interrupted: {reader.error}", ExitCode.SERVER_FAULT)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Declarative documents: the server's plan for them, the difference, and carrying it out once confirmed."""
+"""Declarative documents: plan, diff, export and, after confirmation, apply."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ Files = Annotated[
 
 @app.command()
 def plan(context: typer.Context, filename: Files) -> None:
-    """Show what applying documents would do, and what would become of the fleet. Changes nothing.
+    """Show what applying documents would change, with predicted effects. Changes nothing.
 
     switchyard plan -f fleet.yaml
     """
@@ -34,13 +34,13 @@ def plan(context: typer.Context, filename: Files) -> None:
 def apply(
     context: typer.Context,
     filename: Files,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="As `plan`.")] = False,
-    why: Annotated[str, typer.Option(help="Your reason, for the timeline.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan only.")] = False,
+    why: Annotated[str, typer.Option(help="Reason, shown in the timeline.")] = "",
 ) -> None:
-    """Apply documents: shows the plan, asks, and applies all changes or none.
+    """Apply documents: shows the plan, asks for confirmation, and applies all changes or none.
 
-    Fields and objects that documents leave out stay as they are.
+    Fields and objects that are not in the documents stay unchanged.
 
     switchyard apply -f fleet.yaml --yes
     """
@@ -61,16 +61,16 @@ def apply(
 
 def _waits(done: dict[str, Any]) -> Failure:
     lines = tuple(f"switchyard approve {one['approval']}: {one['summary']}" for one in done["waiting"])
-    return Failure("the rest waits for two-person approval", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
+    return Failure("some changes wait for two-person approval", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
 
 
 @app.command()
 def export(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="Of one kind only.", autocompletion=kinds)] = "",
+    kind: Annotated[str, typer.Argument(help="Only this kind.", autocompletion=kinds)] = "",
     names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
 ) -> None:
-    """Print what is there as documents: a file to begin with, which changes nothing when it is applied.
+    """Print existing objects as documents. Applying them changes nothing.
 
     switchyard export > fleet.yaml
     switchyard export deployments sim-70b
@@ -78,7 +78,7 @@ def export(
     run = session_of(context)
     chosen = run.resource(kind).name if kind else ""
     if chosen and chosen not in DESCRIBED:
-        raise Failure(f"{chosen} are not described by documents; {', '.join(DESCRIBED)} are", ExitCode.USAGE)
+        raise Failure(f"documents do not describe {chosen}; they describe {', '.join(DESCRIBED)}", ExitCode.USAGE)
     documents = []
     for resource in [run.resource(chosen)] if chosen else [run.resource(name) for name in DESCRIBED]:
         rows = (
@@ -97,18 +97,22 @@ def export(
 def diff(
     context: typer.Context,
     versions: Annotated[
-        list[str] | None, typer.Argument(help="Two model versions instead.", autocompletion=names_of("model-versions"))
+        list[str] | None,
+        typer.Argument(help="Compare two model versions instead.", autocompletion=names_of("model-versions")),
     ] = None,
-    filename: Annotated[list[str] | None, typer.Option("-f", "--filename", help="Documents, as for plan.")] = None,
+    filename: Annotated[
+        list[str] | None,
+        typer.Option("-f", "--filename", help="A file, a folder, or - for standard input; may be repeated."),
+    ] = None,
 ) -> None:
-    """Show how documents differ from what is there, or one model version from another. Exit status 1: they differ.
+    """Show differences between documents and the fleet, or between two model versions. Exit status 1 if there are any.
 
     switchyard diff -f fleet.yaml
     switchyard diff sim-70b@1 sim-70b@2
     """
     run = session_of(context)
     if bool(filename) == bool(versions) or (versions and len(versions) != 2):
-        raise Failure("name files with -f, or two model versions", ExitCode.USAGE)
+        raise Failure("give documents with -f, or two model versions", ExitCode.USAGE)
     if versions:
         _diff_versions(run, *versions)
         return
@@ -144,7 +148,7 @@ def _planned(run: Session, written: Written) -> dict[str, Any]:
 
 
 def _send_documents(run: Session, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
-    """The server's answer; what it refuses is shown with the lines of the files."""
+    """The server's response; errors are printed with the lines of the files."""
     try:
         response: dict[str, Any] = run.connection.post(path, body)
     except Problem as problem:

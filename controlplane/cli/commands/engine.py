@@ -1,4 +1,4 @@
-"""Engines, on the machine that this command runs on: what is wrong with it before one starts."""
+"""Checks the local machine before an engine starts on it."""
 
 import subprocess
 import sys
@@ -12,28 +12,30 @@ from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.session import session_of
 
 app = typer.Typer()
-engine = typer.Typer(help="Engines on this machine: find problems before one starts.", no_args_is_help=True)
+engine = typer.Typer(help="Find problems on this machine before an engine starts.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
 
 ROOT = Path(__file__).resolve().parents[3]
 WRONG = 1
-"""What the agent's commands end with where they found something wrong."""
+"""Exit status of the agent's commands if they found a problem."""
 
 
 @engine.command("doctor")
 def doctor(
     context: typer.Context,
-    which: Annotated[str, typer.Option("--engine", help="Engine to check. Default: by the node's devices.")] = "",
-    target: Annotated[
-        str, typer.Option(help="For engine neuron: the build that versions need, such as nxdi-2.28.")
+    which: Annotated[
+        str, typer.Option("--engine", help="Engine to check. Default: the engine for the node's devices.")
     ] = "",
+    target: Annotated[str, typer.Option(help="For engine neuron: build of the Neuron stack, such as nxdi-2.28.")] = "",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes per cell.")] = 1,
-    devices: Annotated[int, typer.Option(min=0, help="Expected number. Default: as the PCI bus shows.")] = 0,
+    devices: Annotated[
+        int, typer.Option(min=0, help="Expected number of accelerators. Default: number on the PCI bus.")
+    ] = 0,
     cache: Annotated[Path | None, typer.Option(help="Cache of engines and weights. Default: SWITCHYARD_CACHE.")] = None,
     port_base: Annotated[int | None, typer.Option(help="First port of the node.")] = None,
 ) -> None:
-    """Say what is wrong with this machine for an engine, and what would be right: driver, devices, packages, network,
-    memory, disk, clock, ports. `-o json` prints a line for each check. It is `python -m engine_agent doctor`.
+    """Check this machine for an engine and suggest fixes: driver, devices, packages, network, memory, disk, clock,
+    ports. `-o json` prints a line for each check. Same as `python -m engine_agent doctor`.
 
     switchyard engine doctor --engine neuron --target nxdi-2.28 --nodes 2
     """
@@ -46,4 +48,4 @@ def doctor(
     if status == WRONG:
         raise typer.Exit(int(ExitCode.DIFFERS))
     if status:
-        raise Failure("the agent's doctor could not look", ExitCode.USAGE)
+        raise Failure("the agent's doctor failed", ExitCode.USAGE)

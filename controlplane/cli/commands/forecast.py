@@ -1,4 +1,4 @@
-"""The load that is expected of a deployment over the next day, and how far forecasts were off."""
+"""The forecast load of a deployment over the next day, and past forecast errors."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -13,8 +13,8 @@ from controlplane.cli.session import session_of
 app = typer.Typer()
 
 EMPTY = (
-    "Nothing is forecast yet: the process `controller` must run, and requests must have come for a quarter of an hour; "
-    "`switchyard chat` sends one."
+    "No forecast yet: it needs the process `controller` and a quarter of an hour of requests; `switchyard "
+    "chat` sends one."
 )
 COLUMNS = (
     Column("ORIGIN", at("origin")),
@@ -46,7 +46,7 @@ def forecast(
 
 
 def _rows(one: dict[str, Any]) -> Iterator[Row]:
-    """A row for each horizon of which errors are kept; before there are any, for the next slot."""
+    """A row for each horizon with known errors; without any, for the next slot."""
     chosen = {row["horizon_s"]: row for row in one["horizons"] if row["chosen"]}
     for horizon_s in sorted(chosen) or [one["slot_s"]]:
         slot = min(horizon_s // one["slot_s"], len(one["p50"])) - 1

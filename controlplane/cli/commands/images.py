@@ -1,4 +1,4 @@
-"""Images of machines in a cloud: which ones a region has, and moves from one to another."""
+"""Machine images in a cloud: the images of a region, and moves to other ones."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from controlplane.cli.resources import Column, at
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-image = typer.Typer(help="Machine images: move to another one, and back.", no_args_is_help=True)
+image = typer.Typer(help="Move machines to another image, and back.", no_args_is_help=True)
 app.add_typer(image, name="image")
 
 OPEN = ("asked", "canary", "rolling", "back")
@@ -31,7 +31,7 @@ Type = Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("in
 
 @region.command("images")
 def images(context: typer.Context, name: RegionName) -> None:
-    """List the image of each instance type of a region, and how the newest move from it stands.
+    """List the image of each instance type of a region, and the state of its newest move.
 
     switchyard region images us-east-1
     """
@@ -46,7 +46,7 @@ def images(context: typer.Context, name: RegionName) -> None:
     if run.output.is_for_programs:
         run.output.document(rows)
         return
-    run.output.rows(COLUMNS, rows, empty=f"{name} has no pools of capacity, and so no images.")
+    run.output.rows(COLUMNS, rows, empty=f"{name} has no capacity pools, and so no images.")
 
 
 @image.command()
@@ -54,22 +54,22 @@ def move(
     context: typer.Context,
     name: RegionName,
     instance_type: Type,
-    to: Annotated[str, typer.Argument(metavar="[AMI]", help="Default: the image of the region's stack.")] = "",
+    to: Annotated[str, typer.Argument(metavar="[AMI]", help="AMI. Default: the image of the region's stack.")] = "",
     why: Why = "",
 ) -> None:
-    """Move the machines of a type to another image: one unit first, then a spare or a cell at a time.
+    """Move the machines of an instance type to another image: first one unit, then one spare or cell at a time.
 
     switchyard image move us-east-1 trn1.32xlarge ami-0f9e8d7c6b5a43210
     """
     run = session_of(context)
     body = {"region": name, "instance_type": instance_type, "image": to, "why": why}
     _show(run, run.connection.post("image-moves", body))
-    run.output.note(f"it begins once the cloud has said that there is such an image: switchyard region images {name}")
+    run.output.note(f"it starts once the cloud confirms the image: switchyard region images {name}")
 
 
 @image.command()
 def back(context: typer.Context, name: RegionName, instance_type: Type, why: Why = "") -> None:
-    """Turn the move of a type that is under way round.
+    """Reverse the active move of an instance type.
 
     switchyard image back us-east-1 trn1.32xlarge --why "its driver is slow"
     """
@@ -78,11 +78,11 @@ def back(context: typer.Context, name: RegionName, instance_type: Type, why: Why
     moves = run.connection.pages(resource.path, {"region": name, "instance_type": instance_type})
     under_way = next((row for row in moves if row["state"] in OPEN), None)
     if under_way is None:
-        raise Failure(f"no move of {instance_type} in {name} is under way", ExitCode.CONFLICT)
+        raise Failure(f"no active move of {instance_type} in {name}", ExitCode.CONFLICT)
     _show(run, run.connection.post(f"{path_of(resource.path, str(under_way['id']))}/back", {"why": why}))
 
 
 def _show(run: Session, row: dict[str, Any]) -> None:
-    to = row["image"] or "what its stack states"
+    to = row["image"] or "the image of its stack"
     where = f"move {row['id']} of {row['instance_type']} in {row['region']} to {to}"
     run.show(row, [f"{where} is {row['state']}" + (f": {row['reason']}" if row["reason"] else "")])

@@ -1,4 +1,4 @@
-"""Machines: print the line that joins hosts, withdraw it, have a machine leave. The line is printed once."""
+"""Machines: print the command that joins hosts (once), withdraw it, remove a machine."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.session import path_of, session_of
 
 app = typer.Typer()
-machine = typer.Typer(help="Machines: add hosts, remove one.", no_args_is_help=True)
+machine = typer.Typer(help="Add hosts, or remove one.", no_args_is_help=True)
 app.add_typer(machine, name="machine")
 
 
@@ -22,16 +22,16 @@ class Role(StrEnum):
 @machine.command()
 def add(
     context: typer.Context,
-    region: Annotated[str, typer.Option(help="Where they join.", autocompletion=names_of("regions"))],
-    count: Annotated[int, typer.Option(min=1, help="How many hosts may use the line.")] = 1,
-    expires: Annotated[str, typer.Option(help="Until then: 10m, 1h, 2d.")] = "1h",
-    role: Annotated[Role, typer.Option(help="What they join for.")] = Role.NODE,
+    region: Annotated[str, typer.Option(help="Region that they join.", autocompletion=names_of("regions"))],
+    count: Annotated[int, typer.Option(min=1, help="Number of hosts that may use the command.")] = 1,
+    expires: Annotated[str, typer.Option(help="How long the command is valid: 10m, 1h, 2d.")] = "1h",
+    role: Annotated[Role, typer.Option(help="Role of the hosts.")] = Role.NODE,
     instance_type: Annotated[
         str,
-        typer.Option(help="Instance type. Default: found by each agent.", autocompletion=names_of("instance-types")),
+        typer.Option(help="Instance type. Default: detected by each agent.", autocompletion=names_of("instance-types")),
     ] = "",
 ) -> None:
-    """Print the line that joins hosts. Run it on each of them, as root or as a user with a home.
+    """Print the command that joins hosts. Run it on each of them, as root or as a user with a home.
 
     switchyard machine add --region eu-west-1 --count 3 --expires 1h
     """
@@ -59,7 +59,7 @@ def remove(
     why: Why = "",
     yes: Yes = False,
 ) -> None:
-    """Have a machine leave: its cell gets another node first, then it stops, wipes and uninstalls itself."""
+    """Remove a machine: its cell gets another node, then the machine stops, wipes and uninstalls itself."""
     run = session_of(context)
     run.confirm(f"{name} will be emptied, wiped and uninstalled.", wanted=name, yes=yes)
     result = run.connection.post(f"{path_of('machines', name)}/remove", {"why": why})
@@ -72,7 +72,9 @@ def withdraw(
     prefix: Annotated[str, typer.Argument(metavar="INVITATION", autocompletion=names_of("invitations"))],
     why: Why = "",
 ) -> None:
-    """Let no more hosts join by an invitation: its prefix is the 8 digits after `sw_` in its token."""
+    """Withdraw an invitation, so that no more hosts can join with it. INVITATION: the 8 digits after `sw_` in its
+    token.
+    """
     run = session_of(context)
     result = run.connection.post(f"{path_of('machines/invitations', prefix)}/withdraw", {"why": why})
     run.show(result, [f"invitation {prefix} is {result['state']}"])

@@ -1,4 +1,4 @@
-"""Watches: events as they happen, the load of cells, the last lines of an engine's log."""
+"""Live views: events, load of cells, engine logs."""
 
 import time
 from collections import Counter, defaultdict
@@ -20,7 +20,7 @@ app = typer.Typer()
 FOLLOW_EVERY_S = 1.0
 BATCH = 1000
 POLLS_MOST = 6
-"""Agents show their lines a moment after a reader began."""
+"""Time until agents send lines to a new reader."""
 
 
 @app.command()
@@ -32,10 +32,10 @@ def events(
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     cell: Annotated[str, typer.Option(autocompletion=names_of("cells"))] = "",
     node: Annotated[str, typer.Option(autocompletion=names_of("nodes"))] = "",
-    kind: Annotated[str, typer.Option(help="For example cell.ready.")] = "",
+    kind: Annotated[str, typer.Option(help="Kind of event, such as cell.ready.")] = "",
     tone: Annotated[list[str] | None, typer.Option(help="warn, bad, …; may be repeated.")] = None,
 ) -> None:
-    """Show what happened, oldest first. With -o json, one object a line.
+    """Show events, oldest first. With -o json, one object per line.
 
     switchyard events -f -d sim-70b
     """
@@ -73,7 +73,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")] = False,
     source: Annotated[str, typer.Option(help="Which log: engine, proxy or agent.")] = "engine",
 ) -> None:
-    """Show the last lines that a cell's or node's processes wrote.
+    """Show the last log lines of a cell or node.
 
     switchyard logs sim-70b-us-east-1-1 -f
     """
@@ -94,11 +94,11 @@ def logs(
             break
         time.sleep(FOLLOW_EVERY_S)
     if not shown:
-        run.output.note(f"{name} shows no lines of its {source}.")
+        run.output.note(f"{name} has no log lines of its {source}.")
 
 
 def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
-    """The cell whose logs are requested, and the node if it is one's alone.
+    """The cell of the requested logs, and the node if a node was named.
 
     Raises:
         Failure: the node is in no cell.
@@ -109,12 +109,12 @@ def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
         return bare, ""
     cell = run.connection.get(path_of(resource.path, bare))["cell"]
     if cell is None:
-        raise Failure(f"{bare} is in no cell; a spare's agent writes to its own log only", ExitCode.CONFLICT)
+        raise Failure(f"{bare} is in no cell; a spare's agent writes only a local log", ExitCode.CONFLICT)
     return str(cell), bare
 
 
 def log_lines(response: dict[str, Any], node: str, source: str) -> list[str]:
-    """Of all nodes' lines those that were requested: of a node, or of the first that shows any."""
+    """The requested lines: of a node, or of the first node that has any."""
     if not node:
         return [str(line) for line in response["lines"]]
     logs = (log for one in response["nodes"] if one["node"] == node for log in one["logs"] if log["name"] == source)
@@ -122,7 +122,7 @@ def log_lines(response: dict[str, Any], node: str, source: str) -> list[str]:
 
 
 def fresh_lines(before: list[str], now: list[str]) -> list[str]:
-    """What was written after `before`, of two reads of the end of one log: the most that overlaps is old."""
+    """The lines after `before`, for two reads of the end of one log: the longest overlap is old."""
     for size in range(min(len(before), len(now)), 0, -1):
         if before[-size:] == now[:size]:
             return now[size:]
@@ -132,7 +132,7 @@ def fresh_lines(before: list[str], now: list[str]) -> list[str]:
 @app.command()
 def top(
     context: typer.Context,
-    by: Annotated[str, typer.Argument(help="cells, deployments or regions.")] = "cells",
+    by: Annotated[str, typer.Argument(help="Group by cells, deployments or regions.")] = "cells",
     interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between samples.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one sample. Piped output always does.")] = False,
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
@@ -154,7 +154,7 @@ def top(
 
 
 def summed(cells: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    """A row for each cell, deployment or region: requests and tokens add up, of latencies the worst counts."""
+    """A row for each cell, deployment or region: sums of requests and tokens, maximum of latencies."""
     fields = {"deployments": "deployment", "regions": "region"}
     if by not in fields:
         rows = [{"name": cell["id"], "cells": 1, "ready": int(cell["state"] == "ready"), **cell} for cell in cells]

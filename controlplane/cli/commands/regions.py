@@ -10,12 +10,12 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-region = typer.Typer(help="Regions: create one, list its pools of capacity.", no_args_is_help=True)
-pool = typer.Typer(help="Change a capacity pool: enable or disable it, or move it.", no_args_is_help=True)
+region = typer.Typer(help="Create a region, list its capacity pools.", no_args_is_help=True)
+pool = typer.Typer(help="Change a capacity pool: add, enable, disable, reorder or remove it.", no_args_is_help=True)
 app.add_typer(region, name="region")
 app.add_typer(pool, name="pool")
 
-Pool = Annotated[int, typer.Argument(help="Its ID in `switchyard region pools`.")]
+Pool = Annotated[int, typer.Argument(help="ID in `switchyard region pools`.")]
 
 
 class Declarable(StrEnum):
@@ -26,13 +26,14 @@ class Declarable(StrEnum):
 @region.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Such as us-east-1.")],
-    provider: Annotated[str, typer.Option(help="Who launches machines there: local, machines, aws.")] = "local",
+    name: Annotated[str, typer.Argument(help="Region name, such as us-east-1.")],
+    provider: Annotated[str, typer.Option(help="Source of its machines: local, machines, aws.")] = "local",
     stack: Annotated[str, typer.Option(help="For provider aws: the stack made from deploy/aws/region.yaml.")] = "",
     aws_region: Annotated[str, typer.Option(help="For provider aws: the AWS region, if it differs from NAME.")] = "",
-    position: Annotated[int, typer.Option(min=0, help="Orders regions.")] = 0,
+    position: Annotated[int, typer.Option(min=0, help="Position of the region in lists.")] = 0,
 ) -> None:
-    """Create a region. One of provider aws is usable once its stack is read: see `switchyard get region NAME`.
+    """Create a region. A region of provider aws is ready once its stack has been read: see `switchyard get region
+    NAME`.
 
     switchyard region create us-east-1 --provider aws --stack switchyard-us-east-1
     """
@@ -49,7 +50,7 @@ def create(
     run.show(created, [f"region {name} is {cloud['state'] if cloud else 'created'}"])
     if cloud:
         run.output.note(
-            f"its stack {cloud['stack']} is read within a minute; then it is ready, or refused with a reason"
+            f"its stack {cloud['stack']} is read within a minute; then it is ready, or failed with a reason"
         )
 
 
@@ -57,12 +58,11 @@ def create(
 def pools(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="REGION", autocompletion=names_of("regions"))],
-    instance_type: Annotated[str, typer.Option("--type", help="Of this instance type.")] = "",
-    market: Annotated[str, typer.Option(help="Of this market.")] = "",
+    instance_type: Annotated[str, typer.Option("--type", help="Only this instance type.")] = "",
+    market: Annotated[str, typer.Option(help="Only this market.")] = "",
     state: Annotated[str, typer.Option(help="usable, resting, full, ended or off.")] = "",
 ) -> None:
-    """List the pools of capacity of a region, in the order in which they are tried. FROM says who added one: the
-    region's stack, or a person.
+    """List the capacity pools of a region, in launch order. FROM: the region's stack, or the person who added the pool.
 
     switchyard region pools us-east-1 --type trn1.32xlarge
     """
@@ -74,7 +74,7 @@ def pools(
     if run.output.is_for_programs:
         run.output.document(rows)
         return
-    empty = f"{name} has no such pool; the reading of the stack of a region with provider aws makes them."
+    empty = f"{name} has no such pool; for provider aws the region's stack defines them."
     run.output.rows(resource.columns, rows, empty=empty)
 
 
@@ -83,17 +83,15 @@ def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="REGION", autocompletion=names_of("regions"))],
     instance_type: Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("instance-types"))],
-    zone: Annotated[str, typer.Argument(help="Such as us-east-1a.")],
+    zone: Annotated[str, typer.Argument(help="Availability zone, such as us-east-1a.")],
     market: Annotated[Declarable, typer.Option(help="open: matching open reservations.")] = Declarable.SPOT,
     max_price: Annotated[
         float | None, typer.Option(help="Maximum spot price in $/h. Default: the on-demand price.")
     ] = None,
-    position: Annotated[
-        int | None, typer.Option(min=0, help="Order in which pools are tried, from 0. Default: last.")
-    ] = None,
+    position: Annotated[int | None, typer.Option(min=0, help="Launch order, from 0. Default: last.")] = None,
     why: Why = "",
 ) -> None:
-    """Add a pool that no reading of the stack finds.
+    """Add a pool that the region's stack does not define.
 
     switchyard pool add us-east-1 trn1.32xlarge us-east-1a --max-price 9.50
     """
@@ -106,13 +104,13 @@ def add(
 
 @pool.command()
 def enable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
-    """Launch machines from a pool again."""
+    """Enable launches from a pool."""
     _change(context, pool_id, {"enabled": True, "why": why})
 
 
 @pool.command()
 def disable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
-    """Launch nothing from a pool. Machines that run stay."""
+    """Disable launches from a pool. Running machines stay."""
     _change(context, pool_id, {"enabled": False, "why": why})
 
 
@@ -120,10 +118,10 @@ def disable(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
 def move(
     context: typer.Context,
     pool_id: Pool,
-    position: Annotated[int, typer.Argument(min=0, help="Order among pools of its type, from 0.")],
+    position: Annotated[int, typer.Argument(min=0, help="Launch order among pools of its type, from 0.")],
     why: Why = "",
 ) -> None:
-    """Try a pool earlier or later than the others of its type."""
+    """Change the launch order of a pool among those of its type."""
     _change(context, pool_id, {"position": position, "why": why})
 
 
@@ -136,13 +134,13 @@ def price(
     ] = None,
     why: Why = "",
 ) -> None:
-    """Set the most that a spot pool pays."""
+    """Set the maximum price of a spot pool."""
     _change(context, pool_id, {"max_price": max_price, "why": why})
 
 
 @pool.command()
 def resume(context: typer.Context, pool_id: Pool, why: Why = "") -> None:
-    """Try a resting pool again now."""
+    """Retry a resting pool now."""
     run = session_of(context)
     _show(run, run.connection.post(f"{_path(pool_id)}/resume", {"why": why}))
 
@@ -169,4 +167,4 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _show(run: Session, row: dict[str, Any]) -> None:
-    run.show(row, [f"{_name(row)} is {row['state']}, at place {row['position']}"])
+    run.show(row, [f"{_name(row)} is {row['state']}, position {row['position']}"])

@@ -1,5 +1,4 @@
-"""Rollouts and the model versions that they roll out: start a rollout, watch it, and everything that operators may do
-with it; have a version validated, release it, retire it."""
+"""Rollouts and model versions: start, watch and control a rollout; validate, release and retire a version."""
 
 import time
 from typing import Annotated, Any
@@ -13,10 +12,10 @@ from controlplane.cli.plans import forecast_lines
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-rollout = typer.Typer(help="Move a deployment to another version, wave by wave.", no_args_is_help=True)
+rollout = typer.Typer(help="Move a deployment to another version in waves.", no_args_is_help=True)
 app.add_typer(rollout, name="rollout")
 model_app = typer.Typer()
-model = typer.Typer(help="Move a model version from draft to released to retired.", no_args_is_help=True)
+model = typer.Typer(help="Validate, release or retire a model version.", no_args_is_help=True)
 model_app.add_typer(model, name="model")
 
 ACTIVE = ("running", "paused", "baking", "rolling_back")
@@ -26,11 +25,16 @@ VALIDATION_POLL_S = 1.0
 
 Deployment = Annotated[str, typer.Argument(autocompletion=names_of("deployments"))]
 Subject = Annotated[
-    str, typer.Argument(metavar="DEPLOYMENT|ID", help="Its active rollout.", autocompletion=names_of("deployments"))
+    str,
+    typer.Argument(
+        metavar="DEPLOYMENT|ID",
+        help="Deployment with an active rollout, or number of a rollout.",
+        autocompletion=names_of("deployments"),
+    ),
 ]
-Why = Annotated[str, typer.Option(help="Your reason, for the timeline.")]
+Why = Annotated[str, typer.Option(help="Reason, shown in the timeline.")]
 Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
-VersionWhy = Annotated[str, typer.Option(help="Required: your reason, for the timeline.")]
+VersionWhy = Annotated[str, typer.Option(help="Required: reason, shown in the timeline.")]
 
 
 @rollout.command()
@@ -39,14 +43,14 @@ def start(
     deployment: Deployment,
     version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))],
     policy: Annotated[
-        list[str] | None, typer.Option(help="Differences from its update policy: name=value, such as bake_s=60.")
+        list[str] | None, typer.Option(help="Changes to its update policy: name=value, such as bake_s=60.")
     ] = None,
     allow_unreleased: Annotated[bool, typer.Option("--allow-unreleased")] = False,
     why: Why = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")] = False,
-    watch_it: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show only the predicted effect.")] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", "-w", help="Wait until it has ended.")] = False,
 ) -> None:
-    """Begin to move a deployment to another version.
+    """Start a rollout of a deployment to another version.
 
     switchyard rollout start sim-70b sim-70b@2 --watch
     """
@@ -62,20 +66,20 @@ def start(
         return
     started = run.connection.post("rollouts", {**request, "why": why})
     if "stage_label" not in started:
-        run.show(started, [f"approval {started['id']} is requested: {started.get('summary', '')}"])
+        run.show(started, [f"approval {started['id']} requested: {started.get('summary', '')}"])
         message = f"a second admin must approve: switchyard approve {started['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL)
     if not watch_it:
-        run.show(started, [f"rollout {started['id']} of {deployment} to {version} has begun"])
+        run.show(started, [f"rollout {started['id']} of {deployment} to {version} has started"])
         return
     _watch(run, started["id"], None)
 
 
 def stated(policy: list[str]) -> dict[str, Any]:
-    """`name=value` texts as a policy states them; values are JSON, or else strings. Dots lead into objects.
+    """`name=value` texts as a policy; values are JSON, else strings, and dots separate the keys of nested objects.
 
     Raises:
-        Failure: one without `=`.
+        Failure: one has no `=`.
     """
     import json
 
@@ -83,7 +87,7 @@ def stated(policy: list[str]) -> dict[str, Any]:
     for one in policy:
         path, sign, text = one.partition("=")
         if not sign:
-            raise Failure(f"{one!r} must read name=value", ExitCode.USAGE)
+            raise Failure(f"{one!r} is invalid; use name=value", ExitCode.USAGE)
         try:
             value = json.loads(text)
         except ValueError:
@@ -115,40 +119,42 @@ def watch(
     subject: Subject,
     for_s: Annotated[float | None, typer.Option("--for", help="Timeout in seconds; the exit status is then 9.")] = None,
 ) -> None:
-    """Stay until a rollout has ended or pauses. Exit status 0 only if it succeeded."""
+    """Wait until a rollout has ended or pauses. Exit status 0 only if it succeeded."""
     run = session_of(context)
     _watch(run, _id_of(run, subject), for_s)
 
 
 @rollout.command()
 def pause(context: typer.Context, subject: Subject, why: Why = "") -> None:
-    """Take no further cell down; what is on its way finishes."""
+    """Pause a rollout: no further cell is replaced; cells in transition finish."""
     _act(context, subject, "pause", why)
 
 
 @rollout.command()
 def resume(context: typer.Context, subject: Subject, why: Why = "") -> None:
-    """Resumes the current stage; a bake starts over."""
+    """Resume the current stage of a rollout; a bake starts over."""
     _act(context, subject, "resume", why)
 
 
 @rollout.command()
 def abort(context: typer.Context, subject: Subject, why: Why = "") -> None:
-    """End it where it stands: cells keep the version that they run."""
+    """Abort a rollout: cells keep the version that they run."""
     _act(context, subject, "abort", why)
 
 
 @rollout.command("roll-back")
 def roll_back(context: typer.Context, subject: Subject, why: Why = "") -> None:
-    """Move every cell back to the version that it came from."""
+    """Roll back: return every cell to the previous version."""
     _act(context, subject, "roll-back", why)
 
 
 @rollout.command("skip-bake")
 def skip_bake(
-    context: typer.Context, subject: Subject, why: Annotated[str, typer.Option(help="Required: on your word.")]
+    context: typer.Context,
+    subject: Subject,
+    why: Annotated[str, typer.Option(help="Required: reason for skipping the bake.")],
 ) -> None:
-    """Promote without the gate's word, on yours."""
+    """Skip the bake and promote without the gate's verdict."""
     _act(context, subject, "skip-bake", why)
 
 
@@ -159,13 +165,13 @@ def _act(context: typer.Context, subject: str, action: str, why: str) -> None:
 
 
 def _id_of(run: Session, subject: str) -> int:
-    """Of a number that, of a deployment its active rollout, else its last."""
+    """A number is the rollout's ID; a deployment means its active rollout, else its last."""
     if subject.isdecimal():
         return int(subject)
     newest = list(run.connection.pages("rollouts", {"deployment": subject, "state": ACTIVE}, 1))
     newest = newest or list(run.connection.pages("rollouts", {"deployment": subject}, 1))
     if not newest:
-        raise Failure(f"there is no rollout of {subject!r}", ExitCode.NOT_FOUND)
+        raise Failure(f"{subject!r} has no rollout", ExitCode.NOT_FOUND)
     return int(newest[0]["id"])
 
 
@@ -177,10 +183,10 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
-    """Print a line whenever it moves.
+    """Print a line at every change.
 
     Raises:
-        Failure: it ended otherwise than it should, pauses, or takes longer than the timeout.
+        Failure: it did not succeed, pauses, or takes longer than the timeout.
     """
     ends = time.monotonic() + for_s if for_s is not None else None
     last = ""
@@ -202,7 +208,7 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
             f"rollout {rollout_id} is paused; continue or roll back with:", ExitCode.NOT_ACHIEVED, lines=lines
         )
     if row["state"] != "succeeded":
-        raise Failure(f"rollout {rollout_id} has ended as {row['state']}", ExitCode.NOT_ACHIEVED)
+        raise Failure(f"rollout {rollout_id} has ended: {row['state']}", ExitCode.NOT_ACHIEVED)
 
 
 @model.command()
@@ -211,7 +217,7 @@ def validate(
     version: Version,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result; exit status 10 if it failed.")] = False,
 ) -> None:
-    """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
+    """Validate a draft: artifacts, digests, golden prompts, an instance type."""
     run, path = session_of(context), path_of("model-versions", version)
     row = run.connection.post(f"{path}/validate")
     while wait and row["validation"] and row["validation"]["state"] == "running":
@@ -220,18 +226,18 @@ def validate(
     verdict = row["validation"] or {"state": "not requested", "reason": ""}
     run.show(row, [f"validation of {version} is {verdict['state']}" + _because(verdict["reason"])])
     if verdict["state"] == "failed":
-        raise Failure(f"{version} is not fit to be served", ExitCode.NOT_ACHIEVED)
+        raise Failure(f"{version} is not valid", ExitCode.NOT_ACHIEVED)
 
 
 @model.command()
 def release(context: typer.Context, version: Version, why: VersionWhy) -> None:
-    """Promote a validated version: it may be rolled out."""
+    """Release a validated version, so that it can be rolled out."""
     _move_version(context, version, "release", why)
 
 
 @model.command()
 def retire(context: typer.Context, version: Version, why: VersionWhy) -> None:
-    """Take a version out of service for good."""
+    """Retire a version permanently."""
     _move_version(context, version, "retire", why)
 
 

@@ -1,5 +1,6 @@
-"""`switchyard create KIND …` and `switchyard delete KIND NAME…`: whatever the API can create and delete, one request
-each. Arguments and options of `create` are the fields of that request in the server's OpenAPI document."""
+"""`switchyard create KIND …` and `switchyard delete KIND NAME…`: create and delete any object that the API allows, one
+request each. Arguments and options of `create` are the fields of the request in the server's OpenAPI document.
+"""
 
 import inspect
 import json
@@ -20,14 +21,14 @@ from controlplane.cli.resources import Field, Resource
 from controlplane.cli.session import Session, path_of, session_of
 
 TYPES: dict[str, type] = {"integer": int, "number": float, "boolean": bool}
-"""JSON type of a field -> type of its argument; any other is a text."""
+"""JSON type of a field -> type of its argument; others are texts."""
 
 CHOICES: Any = StrEnum
-"""Makes the type of a field with choices: they are known only when the command runs."""
+"""Makes the type of a field with choices, which are known only at run time."""
 
 
 class Kinds(TyperGroup):
-    """One command for each resource that can be created."""
+    """One command for each kind that can be created."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(one.noun for one in run_of(ctx).resources if one.fields)
@@ -35,7 +36,9 @@ class Kinds(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         resource = run_of(ctx).resource(cmd_name)
         if not resource.fields:
-            raise Failure(f"{resource.name} cannot be created; `switchyard create` lists what can", ExitCode.USAGE)
+            raise Failure(
+                f"{resource.name} cannot be created; `switchyard create` lists the kinds that can", ExitCode.USAGE
+            )
         return command_of(resource, {one.noun: one.name for one in run_of(ctx).resources})
 
 
@@ -49,7 +52,7 @@ app.add_typer(create, name="create")
 
 
 def command_of(resource: Resource, nouns: dict[str, str]) -> Any:
-    """The command that creates one. `nouns`: names of resources of one thing -> of many, to complete such fields."""
+    """The command that creates one. `nouns`: plural -> singular name of a resource, to complete such fields."""
 
     def call(context: typer.Context, **given: Any) -> None:
         create_row(session_of(context), resource, given)
@@ -68,7 +71,7 @@ def command_of(resource: Resource, nouns: dict[str, str]) -> Any:
 
 
 def _annotation(field: Field, nouns: dict[str, str]) -> Any:
-    """A required scalar is an argument, anything else an option."""
+    """Required scalars are arguments, other fields are options."""
     usual = f" (default: {field.default})" if field.default not in (None, "", [], {}) else ""
     more: dict[str, Any] = {"help": f"{field.help}{usual}"}
     of: Any = TYPES.get(field.kind, str)
@@ -86,7 +89,7 @@ def _annotation(field: Field, nouns: dict[str, str]) -> Any:
 
 
 def create_row(run: Session, resource: Resource, given: dict[str, Any]) -> None:
-    """Send one request and show what it made. A secret is printed alone, so that a program can read it."""
+    """Send one request and print the result. A secret is printed alone, so that programs can read it."""
     known = {field.name: field for field in resource.fields}
     body = {name: _value(known[name], value) for name, value in given.items() if value not in (None, [], ())}
     row = run.connection.post(resource.path, body)
@@ -115,7 +118,7 @@ def _value_of(value: Any) -> Any:
 
 
 def _object(given: list[str]) -> Any:
-    """One JSON object, or `name=value` texts whose values are JSON or else strings."""
+    """One JSON object, or `name=value` texts whose values are JSON, else strings."""
     if len(given) == 1 and given[0][:1] in {"{", "@"}:
         return _json(given[0])
     return {name: _json_or_text(value) for name, value in pairs(given).items()}
@@ -132,11 +135,11 @@ def _json(text: str) -> Any:
     try:
         return json.loads(_content(text))
     except ValueError:
-        raise Failure(f"{text!r} is no JSON", ExitCode.USAGE) from None
+        raise Failure(f"{text!r} is not JSON", ExitCode.USAGE) from None
 
 
 def _content(text: str) -> str:
-    """A value, or that of the file that it names."""
+    """A value, or the content of the file that it names."""
     if not text.startswith("@"):
         return str(text)
     try:
@@ -148,11 +151,11 @@ def _content(text: str) -> str:
 @app.command()
 def delete(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="Such as region, group or rate.", autocompletion=kinds)],
+    kind: Annotated[str, typer.Argument(help="Kind, such as region, group or rate.", autocompletion=kinds)],
     names: Annotated[list[str], typer.Argument(metavar="NAME…", autocompletion=names_of_kind)],
     yes: Yes = False,
 ) -> None:
-    """Remove things for good. What is in use is refused, and the refusal names what uses it.
+    """Delete objects permanently. The server rejects the deletion of an object in use and names its users.
 
     switchyard delete region us-east-1
     """
@@ -161,8 +164,10 @@ def delete(
     noun = resource.noun
     paths = {name: path_of(resource.path, name) for name in names}
     for path in paths.values():
-        run.connection.get(path)  # nothing is asked or removed where one of them does not exist
-    run.confirm(f"Delete {noun} {', '.join(names)} for good?", wanted=names[0] if len(names) == 1 else "yes", yes=yes)
+        run.connection.get(path)  # checks all names before anything is deleted
+    run.confirm(
+        f"Delete {noun} {', '.join(names)} permanently?", wanted=names[0] if len(names) == 1 else "yes", yes=yes
+    )
     gone = []
     for name, path in paths.items():
         was = run.connection.delete(path)

@@ -17,24 +17,24 @@ app = typer.Typer()
 EVENTS_SHOWN = 10
 INCIDENTS_SHOWN = 20
 EVENTS_OF = {"cells": "cell", "nodes": "node", "regions": "region", "deployments": "deployment"}
-"""Kinds of which events speak, and by which parameter."""
+"""Kinds that have events, and the parameter that filters them."""
 WATCH_EVERY_S = 2.0
 
 
 @app.command()
 def get(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="cells, nodes, deployments, rollouts, …", autocompletion=kinds)],
+    kind: Annotated[str, typer.Argument(help="Kind: cells, nodes, deployments, rollouts, …", autocompletion=kinds)],
     names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     state: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
-    where: Annotated[list[str] | None, typer.Option(help="Any other filter of the list: name=value.")] = None,
-    include_ended: Annotated[bool, typer.Option("--all", "-A", help="Also what has ended.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Rows at most.")] = 1000,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")] = False,
+    where: Annotated[list[str] | None, typer.Option(help="Other filter of the list: name=value.")] = None,
+    include_ended: Annotated[bool, typer.Option("--all", "-A", help="Include ended objects.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 1000,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh whenever something changes.")] = False,
 ) -> None:
-    """List things, or show those of these names.
+    """List objects, or show those with the given names.
 
     switchyard get cells -r us-east-1 --state failed
     switchyard get deployments -o json
@@ -60,11 +60,11 @@ def pairs(where: list[str]) -> dict[str, str]:
     """`name=value` texts as a mapping.
 
     Raises:
-        Failure: one without `=`.
+        Failure: one has no `=`.
     """
     split = [one.partition("=") for one in where]
     if wrong := [name for name, sign, _ in split if not sign]:
-        raise Failure(f"{wrong[0]!r} must read name=value", ExitCode.USAGE)
+        raise Failure(f"{wrong[0]!r} is invalid; use name=value", ExitCode.USAGE)
     return {name: value for name, _, value in split}
 
 
@@ -91,7 +91,7 @@ def _print(run: Session, resource: Resource, rows: list[dict[str, Any]], *, sing
 
 def _nothing(resource: Resource) -> str:
     more = f" `switchyard create {resource.noun}` creates one." if resource.fields else ""
-    return f"There are no {resource.name} here.{more}"
+    return f"No {resource.name} found.{more}"
 
 
 @app.command()
@@ -100,7 +100,7 @@ def describe(
     kind: Annotated[str, typer.Argument(autocompletion=kinds)],
     name: Annotated[str, typer.Argument(autocompletion=names_of_kind)],
 ) -> None:
-    """Show one thing in full, and its last events.
+    """Show one object in full, with its last events.
 
     switchyard describe cell sim-70b-us-east-1-1
     """
@@ -121,7 +121,7 @@ def describe(
 
 @app.command()
 def status(context: typer.Context) -> None:
-    """Show how far behind the control loops are, and which incidents are open.
+    """Show the delay of the control loops, and open incidents.
 
     switchyard status
     """
@@ -134,4 +134,4 @@ def status(context: typer.Context) -> None:
     run.output.toned(f"control loops: {health['summary']}", "ok" if health["status"] == "ok" else "bad")
     if health.get("hosts_summary"):
         run.output.toned(f"control hosts: {health['hosts_summary']}", "ok" if health["hosts_are_well"] else "bad")
-    run.output.rows(run.resource("incidents").columns, incidents, empty="No incident is open.")
+    run.output.rows(run.resource("incidents").columns, incidents, empty="There are no open incidents.")

@@ -1,4 +1,4 @@
-"""Speculation: what a version's guesses are worth, and how much it should guess."""
+"""Speculation: how often a version's guesses are right, and how many tokens it should guess."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from controlplane.cli.resources import Column, at, number
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
-speculation = typer.Typer(help="Calibrations of a version's speculative heads.", no_args_is_help=True)
+speculation = typer.Typer(help="Show or store calibrations of a version's speculation.", no_args_is_help=True)
 app.add_typer(speculation, name="speculation")
 
 Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
@@ -33,7 +33,7 @@ ACCEPTED = (
 
 @speculation.command()
 def show(context: typer.Context, version: Version) -> None:
-    """Show a version's newest calibration: how often guesses are right, how many should be made at which load, and what
+    """Show a version's newest calibration: how often guesses are right, how many to make at which batch size, and what
     its cells accepted in the last hour.
 
     switchyard speculation show smollm2@135m-medusa
@@ -43,19 +43,19 @@ def show(context: typer.Context, version: Version) -> None:
     if not run.output.is_for_programs:
         cells = run.connection.pages("cells", {"model_version": version})
         guesses = [_accepted(each["id"], each["load"]["speculation"]) for each in cells if each["load"]["speculation"]]
-        run.output.rows(ACCEPTED, guesses, empty="No cell of it guessed in the last hour.")
+        run.output.rows(ACCEPTED, guesses, empty="None of its cells guessed in the last hour.")
 
 
 @speculation.command()
 def calibrate(
     context: typer.Context,
     version: Version,
-    calibration: Annotated[Path, typer.Argument(metavar="FILE", help="calibration.json next to the heads' weights.")],
+    calibration: Annotated[Path, typer.Argument(metavar="FILE", help="The calibration.json of the heads.")],
     step_cost: Annotated[
-        list[Path] | None, typer.Option("--step-cost", help="Step costs on an instance type; may be repeated.")
+        list[Path] | None, typer.Option("--step-cost", help="File of step costs on an instance type; may be repeated.")
     ] = None,
 ) -> None:
-    """Store a calibration of the heads that a version guesses with, and show what follows from it.
+    """Store a calibration of a version's heads, and show the recommended number of guesses.
 
     switchyard speculation calibrate smollm2@135m-medusa heads/calibration.json --step-cost step-cost.json
     """
@@ -76,9 +76,9 @@ def _show(run: Session, found: dict[str, Any]) -> None:
         run.output.document(found)
         return
     run.output.plain(f"calibration {found['id']} of {found['version']} by {found['actor']}, {found['created_at']}")
-    run.output.rows(TASKS, [_task(each) for each in found["figures"]], empty="It has no task.")
+    run.output.rows(TASKS, [_task(each) for each in found["figures"]], empty="The calibration has no tasks.")
     choices = [{**each, "by_batch": _ranges(each["ranges"])} for each in found["choices"]]
-    run.output.rows(CHOICES, choices, empty="Without a step cost nothing is chosen: give --step-cost.")
+    run.output.rows(CHOICES, choices, empty="There is no recommendation without step costs: give --step-cost.")
 
 
 def _task(found: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _task(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepted(cell: str, load: dict[str, Any]) -> dict[str, Any]:
-    """The model's own token is one of a draft's."""
+    """Tokens of a draft include the model's own token."""
     drafts = max(1, load["drafts"])
     return {
         "cell": cell,

@@ -21,7 +21,7 @@ app.add_typer(budget, name="budget")
 
 DIMENSIONS = ("tenant", "key", "deployment", "class", "adapter")
 Since = Annotated[str, typer.Option(help="Start: 7d, 12h or 2w ago, a date, or an RFC 3339 time.")]
-Until = Annotated[str, typer.Option(help="Like --since; else now.")]
+Until = Annotated[str, typer.Option(help="End, in the form of --since. Default: now.")]
 
 
 class Each(StrEnum):
@@ -42,18 +42,18 @@ COUNTS = (
 def usage(
     context: typer.Context,
     by: Annotated[
-        str, typer.Option(help="tenant, key, deployment, class, separated by commas. Default: one row.")
+        str, typer.Option(help="Group by tenant, key, deployment, class, separated by commas. Default: one row.")
     ] = "tenant",
     since: Since = "7d",
     until: Until = "",
     each: Annotated[Each | None, typer.Option(help="One row per hour, day or month.")] = None,
-    tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
     key: Annotated[str, typer.Option(help="Only this key, by its prefix.")] = "",
     deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
     serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
-    adapter: Annotated[str, typer.Option(help="Of this LoRA adapter only.")] = "",
+    adapter: Annotated[str, typer.Option(help="Only this LoRA adapter.")] = "",
 ) -> None:
-    """Show who used what, and what it costs, with a last line of totals.
+    """Show usage and its price, with totals in the last line.
 
     switchyard usage --by tenant --since 7d
     """
@@ -70,9 +70,9 @@ def usage(
     columns = (*times, *(Column(name.upper(), at(name)) for name in shown), *COUNTS)
     totals = {**answer["totals"], (shown[0] if shown else "start"): "total"}
     rows: list[Row] = [*answer["rows"], *([totals] if len(answer["rows"]) > 1 else [])]
-    run.output.rows(columns, rows, empty="Nothing was used in this time.")
+    run.output.rows(columns, rows, empty="No usage in this period.")
     if answer["truncated"]:
-        run.output.note("Only the first 10,000 rows are shown; the totals are of all.")
+        run.output.note("Only the first 10,000 rows are shown; the totals include all.")
 
 
 COST_DIMENSIONS = ("deployment", "version", "type", "region", "tenant", "class", "adapter")
@@ -85,7 +85,10 @@ def cost(
     by: Annotated[
         str,
         typer.Option(
-            help="deployment, version, type, region, tenant, class, adapter, separated by commas. Default: one row."
+            help=(
+                "Group by deployment, version, type, region, tenant, class, adapter, separated by commas. "
+                "Default: one row."
+            )
         ),
     ] = "version,type",
     since: Since = "7d",
@@ -93,10 +96,10 @@ def cost(
     each: Annotated[Each | None, typer.Option(help="One row per hour, day or month.")] = None,
     deployment: Annotated[str, typer.Option("-d", "--deployment", autocompletion=names_of("deployments"))] = "",
     region: Annotated[str, typer.Option(autocompletion=names_of("regions"))] = "",
-    tenant: Annotated[str, typer.Option(help="Of this tenant only.")] = "",
+    tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
     serving_class: Annotated[str, typer.Option("--class", help="realtime, near_realtime or batch.")] = "",
 ) -> None:
-    """Show what machines cost, took and emitted, for a million tokens too, and whose that is.
+    """Show cost, energy and emissions of machines, also per million tokens, by user.
 
     switchyard cost --by tenant,class --since 7d
     """
@@ -117,29 +120,29 @@ def cost(
         number("$/M", "usd_per_mtoken"), *(IDLE if has_idle else ()), number("J/M", "joules_per_mtoken"),
         number("GCO2E/M", "gco2e_per_mtoken"), Column("KNOWN", _sources),
     )  # fmt: skip
-    run.output.rows(columns, answer["rows"], empty="No hour of machines is over in this time.")
+    run.output.rows(columns, answer["rows"], empty="No hour of machine cost has ended in this period.")
     run.output.plain("")
     if totals["bill_usd"] is not None:
         sums = f"cells ${totals['cells_usd']} = tenants ${totals['cost_usd']} + idle ${totals['idle_cost_usd']}"
         run.output.plain(f"{sums}; with spares ${totals['spares_usd']} the bill is ${totals['bill_usd']}")
     if answer["batches"] is not None:
         run.output.plain(_batches(answer["batches"]))
-    run.output.plain("M: million prompt and completion tokens. KNOWN: how well dollars, joules and CO2e are.")
-    run.output.plain(f"{totals['open_machine_hours']:g} machine hours are of hours that are not split yet")
+    run.output.plain("M: million prompt and completion tokens. KNOWN: source of dollars, joules and CO2e.")
+    run.output.plain(f"{totals['open_machine_hours']:g} machine hours are not allocated yet")
 
 
 def _batches(batches: Row) -> str:
-    """Shows the average and the marginal cost of batches."""
+    """Prints the average and the marginal cost of batches."""
     average, marginal = batches["usd_per_mtoken"], batches["marginal_usd_per_mtoken"]
     text = f"batches cost ${batches['cost_usd']}"
-    text += "" if average is None else f", ${average:.4f} for a million tokens"
+    text += "" if average is None else f", ${average:.4f} per million tokens"
     if marginal is None:
-        return f"{text}; hours do not tell yet what more of them would cost"
-    return f"{text}; a million more would cost ${marginal:.4f} ± {batches['marginal_usd_error']:.4f}"
+        return f"{text}; not enough hours for the marginal cost"
+    return f"{text}; a further million would cost ${marginal:.4f} ± {batches['marginal_usd_error']:.4f}"
 
 
 def _sources(row: Row, _: datetime) -> str:
-    """ "rated, estimated, estimated": of dollars, joules and emissions."""
+    """ "rated, estimated, estimated": sources of dollars, joules and emissions."""
     return ", ".join(str(row[name]) for name in ("cost_source", "energy_source", "carbon_source"))
 
 
@@ -151,16 +154,16 @@ class BudgetUnit(StrEnum):
 @budget.command("set")
 def budget_set(
     context: typer.Context,
-    limit: Annotated[str, typer.Argument(help="Limit per month (UTC), more than 0.")],
-    unit: Annotated[BudgetUnit, typer.Argument(help="tokens: only of a tenant.")],
-    tenant: Annotated[str, typer.Option(help="Default: a budget for machines.")] = "",
+    limit: Annotated[str, typer.Argument(help="Limit per month (UTC), above 0.")],
+    unit: Annotated[BudgetUnit, typer.Argument(help="Unit; tokens only for a tenant.")],
+    tenant: Annotated[str, typer.Option(help="Tenant. Default: a budget for machines.")] = "",
     deployment: Annotated[
         str, typer.Option(help="Machine type. Default: all.", autocompletion=names_of("deployments"))
     ] = "",
-    alert_at: Annotated[str, typer.Option(help="Per cent, with commas: 50,80,100.")] = "",
-    hard_stop: Annotated[bool | None, typer.Option(help="Refuse the tenant's keys at 100 %.")] = None,
+    alert_at: Annotated[str, typer.Option(help="Alerts at these percentages, separated by commas: 50,80,100.")] = "",
+    hard_stop: Annotated[bool | None, typer.Option(help="Reject the tenant's keys at 100 %.")] = None,
 ) -> None:
-    """Give a tenant, the machines of a deployment, or the fleet a budget for each month, or change it.
+    """Create or change the monthly budget of a tenant, of the machines of a deployment, or of the fleet.
 
     switchyard budget set 1200 usd --tenant rufus --hard-stop
     """
@@ -178,12 +181,14 @@ def budget_set(
     else:
         row = run.connection.post("budgets", whose | body)
     of = f"tenant {tenant}" if tenant else f"machines of {deployment or 'the fleet'}"
-    then = "then its keys are refused" if row["hard_stop"] else "it alerts only"
-    run.show(row, [f"{of}: {row['limit']} {row['unit']} a month, {row['used_percent']} % used; {then}"])
+    then = "then its keys are rejected" if row["hard_stop"] else "alerts only"
+    run.show(row, [f"{of}: {row['limit']} {row['unit']} per month, {row['used_percent']} % used; {then}"])
 
 
 def _percents(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise Failure(f"{text!r} must read 50,80,100: whole per cents with commas", ExitCode.USAGE) from None
+        raise Failure(
+            f"{text!r} is invalid; use whole percentages separated by commas, such as 50,80,100", ExitCode.USAGE
+        ) from None

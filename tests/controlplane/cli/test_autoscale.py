@@ -28,7 +28,7 @@ def test_a_range_is_set_by_its_ends(switchyard: Switchyard) -> None:
     assert str(DeploymentRegion.objects.get().range) == "2 to 8"
     for wrong in ("us-east-1=2..", "us-east-1=..8", "us-east-1=a..b", "=2..8"):
         ended = switchyard("scale", "sim-70b", wrong)
-        assert (ended.code, "must read REGION=CELLS, REGION=MIN..MAX or" in ended.err) == (2, True)
+        assert (ended.code, "use the form REGION=CELLS, REGION=MIN..MAX or" in ended.err) == (2, True)
 
 
 def test_an_exported_range_is_read_back_as_it_is(switchyard: Switchyard) -> None:
@@ -58,9 +58,9 @@ def test_cells_by_role_are_set_exported_and_ended_by_a_number(switchyard: Switch
 
 def test_a_policy_is_set_in_parts(switchyard: Switchyard) -> None:
     said = switchyard("autoscale", "policy", "sim-70b", "mode=act", "target_utilisation=0.6")
-    assert said.out == 'deployment sim-70b is scaled by mode="act", target_utilisation=0.6\n'
+    assert said.out == 'scaling policy of deployment sim-70b: mode="act", target_utilisation=0.6\n'
     assert Deployment.objects.get().scaling == {"mode": "act", "target_utilisation": 0.6}
-    assert "must read name=value" in switchyard("autoscale", "policy", "sim-70b", "act").err
+    assert "is invalid; use name=value" in switchyard("autoscale", "policy", "sim-70b", "act").err
     wrong = switchyard("autoscale", "policy", "sim-70b", "target=1")
     assert (wrong.code, "there is no target; there are: mode" in wrong.err) == (3, True)
 

@@ -66,7 +66,7 @@ def test_one_is_submitted_shown_and_cancelled(switchyard: Switchyard, key: str, 
     shown = switchyard("batch", "status", row.id, "--key", key)
     assert shown.out.splitlines()[:2] == [row.id, "validating"]
     refused = switchyard("batch", "results", row.id, "--key", key)
-    assert "is validating, and no line of it was answered" in refused.err
+    assert "is validating, and none of its lines was answered" in refused.err
     assert switchyard("batch", "cancel", row.id, "--yes", "--key", key).code == 0
     assert Batch.objects.get().state == "cancelling"
 

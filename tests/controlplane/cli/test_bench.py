@@ -37,9 +37,9 @@ def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchy
     shown = switchyard("bench", "show", str(second.pk)).out
     assert f"benchmark {first.pk} measured the same: 8 requests/s" in shown
     best = switchyard("bench", "best", "--workload", "1000+150", "--slo", "ttft=500,itl=50")
-    assert best.out.startswith("sim-70b@1 on local.cpu: 2 requests a second and chip")
+    assert best.out.startswith("sim-70b@1 on local.cpu: 2 requests per second and chip")
     nothing = switchyard("bench", "best", "--workload", "9+9", "--slo", "ttft=500,itl=50")
-    assert "Nothing was measured so" in nothing.out
+    assert "Nothing was measured for this use" in nothing.out
     listed = json.loads(switchyard("get", "benchmarks", "-o", "json").out)
     assert {one["id"] for one in listed} == {first.pk, second.pk}
 
@@ -47,11 +47,11 @@ def test_what_was_found_is_shown_with_what_measured_the_same(switchyard: Switchy
 def test_capacity_is_set_by_hand_from_what_was_found(switchyard: Switchyard) -> None:
     row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
     applied = switchyard("bench", "apply", str(row.pk), "--yes")
-    assert applied.out == "deployment sim-70b counts for 18 concurrent requests per cell\n"
+    assert applied.out == "deployment sim-70b: capacity of 18 concurrent requests per cell\n"
     assert traffic_policies()["sim-70b"].tested_concurrency == 18
     bare = measured(rows.version(), 8, deployment="sim-70b")
     refused = switchyard("bench", "apply", str(bare.pk), "--yes")
-    assert "found no rate that held" in refused.err
+    assert "no rate held" in refused.err
 
 
 def test_capacity_is_set_by_type_where_there_are_several(switchyard: Switchyard) -> None:
@@ -59,7 +59,7 @@ def test_capacity_is_set_by_type_where_there_are_several(switchyard: Switchyard)
     Deployment.objects.update(instance_types=["local.cpu", "local.big"])
     row = measured(rows.version(), 8, concurrency=18.4, deployment="sim-70b")
     applied = switchyard("bench", "apply", str(row.pk), "--yes")
-    assert applied.out == "deployment sim-70b counts for 18 concurrent requests per cell\n"
+    assert applied.out == "deployment sim-70b: capacity of 18 concurrent requests per cell\n"
     policy = traffic_policies()["sim-70b"]
     assert (policy.tested_on("local.cpu"), policy.tested_on("local.big")) == (18, None)
 

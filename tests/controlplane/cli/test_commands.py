@@ -47,22 +47,22 @@ def test_a_list_is_a_table_for_people_and_json_for_programs(switchyard: Switchya
 def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cell: Cell) -> None:
     assert cell.id in switchyard("get", "c", "-r", "us-east-1", "--state", "ready", "--where", "model=sim-70b").out
     empty = switchyard("get", "cells", "--state", "lost")
-    assert (empty.code, empty.out, empty.err) == (0, "", "There are no cells here.\n")
+    assert (empty.code, empty.out, empty.err) == (0, "", "No cells found.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("get", "cells", "nothing"), 4, "there is no cell 'nothing'"),
-        (("get", "flowers"), 2, "there is no kind 'flowers'"),
+        (("get", "flowers"), 2, "unknown kind 'flowers'"),
         (("get", "cells", "--where", "color=red"), 3, "color: unknown parameter"),
         (("get", "cells", "--token", "sw_00000000_" + 48 * "0"), 5, "switchyard login"),
         (("get",), 2, "Missing argument"),
         (("fetch",), 2, "No such command"),
-        (("rollout", "pause", "sim-70b"), 4, "there is no rollout of 'sim-70b'"),
-        (("evacuate", "us-east-1", "--for", "soon"), 2, "'soon' is no duration"),
+        (("rollout", "pause", "sim-70b"), 4, "'sim-70b' has no rollout"),
+        (("evacuate", "us-east-1", "--for", "soon"), 2, "'soon' is not a duration"),
         (("apply", "-f", "/nowhere.yaml"), 2, "cannot read /nowhere.yaml"),
-        (("scale", "sim-70b", "us-east-1"), 2, "must read REGION=CELLS"),
+        (("scale", "sim-70b", "us-east-1"), 2, "use the form REGION=CELLS"),
         (("scale", "sim-70b", "us-east-1=2", "--on", "trn1"), 2, "give TYPE=CELLS once for each type"),
         (("scale", "sim-70b", "us-east-1=2", "--on", "trn1=1,trn1=1"), 2, "give TYPE=CELLS once for each type"),
     ],
@@ -90,7 +90,7 @@ def test_status_says_how_far_behind_the_control_loops_are(
     shown = switchyard("status")
     assert shown.code == 0
     assert re.fullmatch(r"control loops: last pass \d+ s ago\n", shown.out)
-    assert "No incident is open." in shown.err
+    assert "There are no open incidents." in shown.err
     assert set(json.loads(switchyard("status", "-o", "json").out)["loops"]) == {"fleet.reconcile"}
 
 
@@ -133,7 +133,7 @@ def test_a_node_is_revoked_once_its_name_was_typed_and_nothing_else_is(switchyar
     assert Node.objects.get(id="n-00000003").state == "ready"
     assert "n-00000003 is faulty, cordoned" in switchyard("revoke", "n-00000003", "--why", "stolen", "--yes").out
     refused = switchyard("revoke", "x-1", "--yes")
-    assert "'x-1' is neither a node (n-…), an ingress (i-…) nor a machine (m-…)" in refused.err
+    assert "'x-1' is not a node (n-…), an ingress (i-…) or a machine (m-…)" in refused.err
 
 
 def test_an_invitation_is_withdrawn_by_its_prefix(switchyard: Switchyard) -> None:
@@ -152,7 +152,7 @@ def test_agents_go_to_another_release_and_back(switchyard: Switchyard) -> None:
     rows.node("n-00000001", report={"agent_version": f"1+{'0' * 16}"})
     assert "n-00000001" in switchyard("get", "agent-releases").out
     begun = switchyard("agents", "upgrade", "--to", "1" * 16, "--soak", "5s")
-    assert f"to {'1' * 16} is under way, ring 1 of 1, 0 of 1 agent well" in begun.out
+    assert f"to {'1' * 16} is in progress, ring 1 of 1, 0 of 1 agent well" in begun.out
     assert "ring 1: n-00000001" in switchyard("agents", "status").out
     assert "goes back" in switchyard("agents", "cancel", "--why", "not today").out
     assert switchyard("agents", "cancel").code == 6
@@ -267,7 +267,7 @@ def test_login_stores_a_profile_that_later_commands_use(
     assert "token from profile test" in switchyard("whoami").out
     assert switchyard("profiles").out.splitlines()[1].split() == ["test", "http://testserver", "yes"]
     assert switchyard("logout").code == 0
-    assert switchyard("profiles").err == "No profile is stored; `switchyard login` makes one.\n"
+    assert switchyard("profiles").err == "No profile is stored; `switchyard login` creates one.\n"
 
 
 def test_a_wrong_token_is_not_stored(switchyard: Switchyard, environ: dict[str, str], tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_shells_get_a_script(switchyard: Switchyard) -> None:
 def test_the_last_lines_of_a_log_are_shown(switchyard: Switchyard, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.cli.commands.observe.FOLLOW_EVERY_S", 0.0)
     nothing = switchyard("logs", cell.id)
-    assert (nothing.code, nothing.err) == (0, f"{cell.id} shows no lines of its engine.\n")
+    assert (nothing.code, nothing.err) == (0, f"{cell.id} has no log lines of its engine.\n")
     assert switchyard("logs", cell.id, "--source", "kernel").code == 3
     rows.node("n-00000003")
     assert switchyard("logs", "n-00000003").code == 6
@@ -339,7 +339,7 @@ def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -
     assert [line.split()[4] for line in listed] == ["spot", "on_demand"]
     assert "operator" in listed[0]
     disabled = switchyard("pool", "disable", str(first.pk), "--why", "trouble")
-    assert disabled.out == f"pool {first.pk}, {TYPE} on_demand in us-east-1a, is off, at place 1\n"
+    assert disabled.out == f"pool {first.pk}, {TYPE} on_demand in us-east-1a, is off, position 1\n"
     assert switchyard("pool", "move", str(first.pk), "0").code == 0
     assert switchyard("pool", "enable", str(first.pk)).code == 0
     assert switchyard("pool", "resume", str(first.pk)).code == 0
@@ -350,7 +350,7 @@ def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -
     assert switchyard("pool", "price", str(spot), "9.5").code == 0
     assert "is removed" in switchyard("pool", "remove", str(spot)).out
     assert switchyard("region", "pools", "mars").err == (
-        "mars has no such pool; the reading of the stack of a region with provider aws makes them.\n"
+        "mars has no such pool; for provider aws the region's stack defines them.\n"
     )
 
 
@@ -364,6 +364,6 @@ def test_images_of_a_region_are_listed_moved_and_turned_back(switchyard: Switchy
     assert switchyard("image", "move", "us-east-1", TYPE).code == 6, "one is under way"
     assert "is refused: cancelled before it began" in switchyard("image", "back", "us-east-1", TYPE).out
     again = switchyard("image", "back", "us-east-1", TYPE)
-    assert (again.code, again.err) == (6, f"switchyard: no move of {TYPE} in us-east-1 is under way\n")
+    assert (again.code, again.err) == (6, f"switchyard: no active move of {TYPE} in us-east-1\n")
     assert json.loads(switchyard("region", "images", "us-east-1", "-o", "json").out)[0]["move"]["state"] == "refused"
-    assert switchyard("region", "images", "mars").err == "mars has no pools of capacity, and so no images.\n"
+    assert switchyard("region", "images", "mars").err == "mars has no capacity pools, and so no images.\n"

@@ -77,7 +77,7 @@ def test_it_waits_while_what_was_sent_before_is_worked_on() -> None:
 
 def test_a_change_without_a_key_is_not_sent_twice() -> None:
     server = Server(httpx.ReadError("reset"))
-    with pytest.raises(Failure, match="it may have been done"):
+    with pytest.raises(Failure, match="the request may have been carried out"):
         server.connection.patch("deployments/x", {})
     assert len(server.requests) == 1
 
@@ -116,7 +116,7 @@ def test_each_refusal_has_its_exit_code(status: int, code: ExitCode) -> None:
 
 
 def test_an_answer_that_is_no_json_says_so() -> None:
-    with pytest.raises(Failure, match="without JSON; is that a Switchyard"):
+    with pytest.raises(Failure, match="without JSON; is this a Switchyard"):
         Server(httpx.Response(200, text="<html>hello")).connection.get("cells")
 
 

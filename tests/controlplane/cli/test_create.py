@@ -56,11 +56,11 @@ def test_objects_are_names_and_values_or_json(switchyard: Switchyard, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("flower", "rose"), 2, "there is no kind 'flower'"),
+        (("flower", "rose"), 2, "unknown kind 'flower'"),
         (("cell", "c-1"), 2, "cells cannot be created"),
         (("region",), 2, "Missing argument 'NAME'"),
         (("region", "eu-west-1", "--position", "near"), 2, "Invalid value for '--position'"),
-        (("region", "eu-west-1", "--spares", "{"), 2, "is no JSON"),
+        (("region", "eu-west-1", "--spares", "{"), 2, "is not JSON"),
         (("region", "eu-west-1", "--ingress-url", "@/nowhere"), 2, "cannot read /nowhere"),
         (("region", "eu west"), 3, "name:"),
     ],

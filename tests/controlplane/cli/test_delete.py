@@ -27,7 +27,7 @@ def test_every_resource_that_can_be_deleted_has_a_name_here() -> None:
 def test_a_region_is_deleted_once_the_user_says_so(switchyard: Switchyard) -> None:
     rows.region("eu-west-1")
     asked = switchyard("delete", "region", "eu-west-1")
-    assert (asked.code, "Delete region eu-west-1 for good?" in asked.err) == (2, True)
+    assert (asked.code, "Delete region eu-west-1 permanently?" in asked.err) == (2, True)
     assert Region.objects.filter(name="eu-west-1").exists()
     said = switchyard("delete", "region", "eu-west-1", "--yes")
     assert (said.code, said.out) == (0, "region eu-west-1 is deleted\n")

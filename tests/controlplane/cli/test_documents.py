@@ -73,11 +73,11 @@ def test_dates_and_versions_stay_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kind: A\nkind: B", "fleet.yaml:2: kind is given twice"),
+        ("kind: A\nkind: B", "fleet.yaml:2: kind is a duplicate"),
         ("kind: [A", "fleet.yaml:1: "),
         ("a: b\n c: d", "fleet.yaml:2: "),
         ("- one\n- two", "fleet.yaml:1: a document must be an object"),
-        ("# nothing", "there is no document in"),
+        ("# nothing", "no document in"),
         ("a: !!python/object:os.system {}", "fleet.yaml"),
     ],
 )

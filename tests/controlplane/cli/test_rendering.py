@@ -128,8 +128,8 @@ def test_a_plan_is_told_with_reasons_effects_and_a_sum() -> None:
     assert lines == [
         "~ scale Deployment sim-70b: sim-70b should have 3 cells in us-west-2, not 2",
         "    regions.us-west-2.cells: 2 -> 3",
-        "  predicted for sim-70b: over in 42 s, 2 moves of cells and nodes",
-        "    sim-70b in us-west-2: 2 ready now, 2 at the worst, 3 then of 3",
+        "  predicted for sim-70b: over in 42 s, 2 changes of cells and nodes",
+        "    sim-70b in us-west-2: 2 ready now, 2 at minimum, 3 at the end, of 3",
         "    ! 1 machines would be launched",
         "1 step to do, 0 unchanged (revision 5d41402abc4b2a76)",
     ]
@@ -148,7 +148,7 @@ def test_the_effect_of_an_evacuation_names_who_is_over_its_cap() -> None:
     effect = {"deployment": "sim-70b", "regions": [region], "over_cap": ["us-west-2"], "unplaced": {"us-east-1": 1.0}}
     assert [text for text, _ in effect_lines({"effects": [effect]})] == [
         "sim-70b:",
-        "  us-west-2: 2.0 -> 9.0 concurrent requests, 90 % full, over its cap",
+        "  us-west-2: 2.0 -> 9.0 concurrent requests, 90 % full, over its limit",
         "  ! 1.0 concurrent requests from us-east-1 fit in no region",
     ]
 
@@ -159,7 +159,7 @@ def test_durations_have_units(text: str, expected: int) -> None:
 
 
 def test_what_is_no_duration_is_refused() -> None:
-    with pytest.raises(Failure, match="'soon' is no duration"):
+    with pytest.raises(Failure, match="'soon' is not a duration"):
         seconds("soon")
 
 

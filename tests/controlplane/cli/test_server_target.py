@@ -56,7 +56,7 @@ def test_what_is_said_counts_first(own: dict[str, str]) -> None:
 
 
 def test_a_profile_that_is_not_there_is_named_with_those_that_are() -> None:
-    with pytest.raises(Failure, match="there is no profile 'staging'; there are: production"):
+    with pytest.raises(Failure, match="profile 'staging' does not exist; there are: production"):
         find_target(ConnectionOptions(profile="staging"), {}, PRODUCTION)
 
 
@@ -75,5 +75,5 @@ def test_an_address_is_completed(text: str, server: str) -> None:
 
 @pytest.mark.parametrize("text", ["ftp://a", "http://", "http://a:port", ""])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(Failure, match="is no server"):
+    with pytest.raises(Failure, match="is not a server"):
         checked_server(text)

@@ -23,8 +23,8 @@ def test_one_is_stored_from_files_and_shown(switchyard: Switchyard, tmp_path: Pa
     assert made.code == 0, made.err
     shown = switchyard("speculation", "show", "toy@1")
     assert shown.out == made.out
-    assert "No cell of it guessed in the last hour." in shown.err
-    assert "2 guessed tokens make 2.50 tokens of a step" in shown.out
+    assert "None of its cells guessed in the last hour." in shown.err
+    assert "2 guessed tokens give 2.50 tokens per step" in shown.out
     assert json.loads(switchyard("speculation", "show", "toy@1", "-o", "json").out)["version"] == "toy@1"
     load = msgspec.to_builtins(Load(speculation=SpeculationLoad(600.0, 500, 1000, 700)))
     rows.cell("c-1", rows.node("n-00000001", report={"load": load}), model_version=version)
