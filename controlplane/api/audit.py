@@ -1,5 +1,6 @@
-"""Audit records over HTTP: who changed what, and who was refused, newest first. Read only, by operators and
-administrators: records are written by audit.middleware."""
+"""Audit records over HTTP: changes and refusals, newest first, for operators and administrators. Never writes:
+audit.middleware does.
+"""
 
 import json
 from typing import Any
@@ -17,10 +18,10 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
     outcome = serializers.ChoiceField(choices=choices(Outcome))
-    proof = serializers.ChoiceField(choices=choices(Proof), help_text="How the actor showed who he is.")
-    object = serializers.CharField(help_text="What was asked for, `noun/key`; empty if it had no name yet.")
-    about = serializers.ListField(child=serializers.CharField(), help_text="All that it touched, `noun/key`.")
-    changes = serializers.SerializerMethodField(help_text="What was asked, which rows changed how, and the events.")
+    proof = serializers.ChoiceField(choices=choices(Proof), help_text="How the actor authenticated.")
+    object = serializers.CharField(help_text="The requested object, `noun/key`; empty if it had no name yet.")
+    about = serializers.ListField(child=serializers.CharField(), help_text="All changed objects, `noun/key`.")
+    changes = serializers.SerializerMethodField(help_text="The request, the changed rows, and the events.")
 
     class Meta:
         model = AuditRecord
@@ -43,9 +44,9 @@ class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
 
 
 class AuditFilter(filters.FilterSet):
-    actor = filters.CharFilter(help_text="A user, an agent, or an account of a machine.")
+    actor = filters.CharFilter(help_text="User, agent, or service account.")
     action = filters.CharFilter(help_text="For example `rollout.pause`.")
-    object = filters.CharFilter(method="about_it", help_text="`noun/key` of anything that it touched: `cell/x`.")
+    object = filters.CharFilter(method="about_it", help_text="`noun/key` of any changed object: `cell/x`.")
     outcome = filters.ChoiceFilter(choices=choices(Outcome))
     proof = filters.ChoiceFilter(choices=choices(Proof))
     token_prefix = filters.CharFilter()
@@ -62,8 +63,9 @@ class AuditFilter(filters.FilterSet):
 
 
 class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
-    """Changes and refusals, newest first. The first record of the list is the head of the chain: its `number` and
-    `digest`, kept elsewhere, prove later that nothing up to it was changed (`manage.py audit_verify --head`)."""
+    """Changes and refusals, newest first. The first record is the head of the chain: store its `number` and `digest`
+    elsewhere to prove later that no earlier record was changed (`manage.py audit_verify --head`).
+    """
 
     serializer_class = AuditSerializer
     filterset_class = AuditFilter

@@ -1,6 +1,6 @@
-"""Describes every operation's share in what view sets inherit (kernel.rest.view_sets): headers of requests and
-responses, the statuses that go with them, and bearer tokens. DRF loads it by its name in the
-settings, before any view."""
+"""Describes what every operation inherits from kernel.rest.view_sets: headers of requests and responses, their
+statuses, and bearer tokens. DRF loads it by its name in the settings, before any view.
+"""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ JsonObject = dict[str, Any]
 
 
 LISTING = "x-switchyard-list"
-"""Of the operation of a list: what `switchyard get` shows (controlplane/cli/schema.py)."""
+"""Extension of list operations: the columns of `switchyard get` (controlplane/cli/schema.py)."""
 
 
 def described_header(description: str, kind: str = "string", **more: Any) -> JsonObject:
@@ -25,17 +25,15 @@ def described_header(description: str, kind: str = "string", **more: Any) -> Jso
 
 
 RATE_HEADERS: JsonObject = {
-    "RateLimit-Limit": described_header(
-        "Requests that you may make in a minute; the headers are missing where requests are not counted.", "integer"
-    ),
-    "RateLimit-Remaining": described_header("Those that are left.", "integer"),
+    "RateLimit-Limit": described_header("Requests per minute; absent if requests are not limited.", "integer"),
+    "RateLimit-Remaining": described_header("Requests left in this minute.", "integer"),
     "RateLimit-Reset": described_header("Seconds until the next minute begins.", "integer"),
 }
-ETAG: JsonObject = {"ETag": described_header("Of the object as it is now; strong.")}
+ETAG: JsonObject = {"ETag": described_header("Strong ETag of the object's current state.")}
 
 
 VERBS = {"retrieve": "Show", "partial_update": "Change", "destroy": "Delete"}
-"""Actions of view sets; any other is its own verb."""
+"""Actions of view sets with their own verbs; others are their own verb."""
 SUMMARIES: dict[tuple[str, str], str] = {
     ("agent-rollout", "create"): "Upgrade all agents",
     ("apply", "create"): "Apply documents",
@@ -79,7 +77,7 @@ SUMMARIES: dict[tuple[str, str], str] = {
     ("usage", "list"): "Report usage by group",
     ("usage", "responses"): "Report stored responses by tenant",
 }
-"""Noun and action -> the summary, where the rule below makes no good sentence."""
+"""Noun and action -> the summary, for those that the rule below does not fit."""
 
 
 def operation_summary(noun: str, action: str) -> str:
@@ -102,7 +100,7 @@ def _plural(words: str) -> str:
 
 
 def listing_of(view: Any) -> JsonObject:
-    """Returns how clients show a list as a table: its names, the field that names a row, and the view set's columns."""
+    """How clients show a list as a table: names, the field that names a row, and the view set's columns."""
     found = view.lookup_field
     key = (getattr(view, "lookup_url_kwarg", None) or "id") if found == "pk" or "__" in found else found
     names = [_plural(view.basename), view.basename, *view.aliases]
@@ -110,7 +108,7 @@ def listing_of(view: Any) -> JsonObject:
 
 
 def stated_examples(serializer: Any) -> JsonObject:
-    """Field -> example, as `Meta.examples` of a serializer and of the classes that it inherits state them."""
+    """Field -> example, from `Meta.examples` of a serializer and its base classes."""
     known = serializer if isinstance(serializer, type) else type(serializer)
     stated: JsonObject = {}
     for base in reversed(known.__mro__):
@@ -122,7 +120,7 @@ class ConventionsSchema(AutoSchema):
     """Describes what view sets inherit from `kernel.rest.view_sets`."""
 
     def get_summary(self) -> str:
-        """One line for lists of operations. A view states another with `extend_schema(summary=…)`."""
+        """One line for lists of operations. A view may override it with `extend_schema(summary=…)`."""
         view: Any = self.view
         return operation_summary(view.basename, view.action)
 
@@ -131,7 +129,7 @@ class ConventionsSchema(AutoSchema):
         stated = stated_examples(serializer)
         fields = force_instance(serializer).fields  # type: ignore[no-untyped-call]
         if unknown := sorted(stated.keys() - fields.keys()):
-            warn(f"Meta.examples of {type(serializer).__name__} names what is no field: {', '.join(unknown)}")
+            warn(f"Meta.examples of {type(serializer).__name__} has unknown fields: {', '.join(unknown)}")
         if shown := {name: value for name, value in stated.items() if name in schema["properties"]}:
             schema[STATED] = shown
         return schema
@@ -148,19 +146,22 @@ class ConventionsSchema(AutoSchema):
         headers = dict(RATE_HEADERS)
         if self.method == "GET" and action == "retrieve":
             parameters.append(
-                _header_parameter("If-None-Match", "ETags that you have: 304 if one of them is the present one.")
+                _header_parameter("If-None-Match", "ETags that you have: 304 if the current one is among them.")
             )
-            operation["responses"]["304"] = {"description": "You have it already.", "headers": {**ETAG, **headers}}
+            operation["responses"]["304"] = {
+                "description": "Not modified: you have the current state.",
+                "headers": {**ETAG, **headers},
+            }
         elif detail and self.method != "GET":
             required = action in view.needs_if_match
             parameters.append(
                 _header_parameter("If-Match", "The ETag of the object that you read: 412 if it has changed.", required)
             )
         if self.method == "POST":
-            description = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."
+            description = "Makes retries safe: for 24 hours the same key and request get the first response."
             form = {"type": "string", "minLength": 1, "maxLength": idempotency.LONGEST, "pattern": "^[!-~]+$"}
             parameters.append({**_header_parameter(idempotency.HEADER, description), "schema": form})
-            headers[idempotency.REPLAYED] = described_header("`true`: this answer was given before.")
+            headers[idempotency.REPLAYED] = described_header("`true`: this response was sent before.")
         if action in SHOWN and detail:
             headers |= ETAG
         operation["responses"].get("200", {}).setdefault("headers", {}).update(headers)
@@ -181,5 +182,5 @@ class BearerTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-unty
             "type": "http",
             "scheme": "bearer",
             "bearerFormat": "sw_<prefix>_<secret>",
-            "description": "The token in the file `operator-token`, or one made for you.",
+            "description": "The token in the file `operator-token`, or your personal token.",
         }

@@ -1,7 +1,6 @@
-"""Tells the watchers of this process that something of a kind changed: one query a tick for all of them together.
-
-It never says what changed, and may say so once too often; it never misses a change, because every tick asks for what
-was not visible in the snapshot of the tick before (kernel.rest.changes). It runs only while it is needed.
+"""Wakes the watchers of this process when objects of a kind have changed, with one query per tick for all of them. It
+never reports what changed. It may wake them without a change but never misses one, because every tick asks for what was
+not visible in the previous snapshot (kernel.rest.changes). It runs only while there are watchers.
 """
 
 import asyncio
@@ -17,15 +16,15 @@ from kernel.rest.changes import KINDS_CHANGED
 
 TICK_S = 0.25
 RETRY_S = 2.0
-"""After the database did not answer."""
+"""After an error of the database."""
 IDLE_S = 10.0
-"""Polling continues for this long after the last watcher, because a watcher usually reconnects."""
+"""Polling continues for this long after the last watcher, because watchers usually reconnect."""
 BEGIN_LIMIT_S = 3.0
 MOST_WATCHERS = 5000
-"""A watcher costs about 20 kB; more of them come one behind the other, as if they had no patience."""
+"""A watcher costs about 20 kB; further ones get an immediate response."""
 
 Poll = Callable[[str | None], tuple[str, list[str]]]
-"""Snapshot of the poll before, None for the first -> snapshot now, and the kinds that changed in between."""
+"""Previous snapshot, None for the first -> current snapshot, and the kinds that changed in between."""
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class CannotWait(Exception):
 
 
 def kinds_changed(since: str | None) -> tuple[str, list[str]]:
-    """Ask PostgreSQL, on the connection of the calling thread."""
+    """Query PostgreSQL on the connection of the calling thread."""
     with connection.cursor() as cursor:
         if since is None:
             cursor.execute("SELECT pg_current_snapshot()::text, ARRAY[]::text[]")
@@ -47,20 +46,20 @@ def kinds_changed(since: str | None) -> tuple[str, list[str]]:
 
 @dataclass(slots=True)
 class Watcher:
-    """One watcher's place in the feed: what happened after `seen` is new to it."""
+    """A watcher's position in the feed: changes after `seen` are new to it."""
 
     feed: "ChangeFeed"
     seen: int
 
     async def changed(self, kind: str) -> None:
-        """Return as soon as something of this kind has changed that was not seen yet."""
+        """Return as soon as an object of this kind has a new change."""
         while self.feed.last_change(kind) <= self.seen:
             await self.feed.next_tick()
         self.seen = self.feed.last_change(kind)
 
 
 class ChangeFeed:
-    """One of a process; begins with its first watcher."""
+    """One per process; starts with its first watcher."""
 
     def __init__(self, poll: Poll = kinds_changed, tick_s: float = TICK_S) -> None:
         self._poll = poll
@@ -76,7 +75,7 @@ class ChangeFeed:
         """Returns a position from which no later change is skipped.
 
         Raises:
-            CannotWait: this process has enough of them, or the database does not answer.
+            CannotWait: this process has too many watchers, or the database does not answer.
         """
         if self._watchers >= MOST_WATCHERS:
             raise CannotWait(f"{self._watchers} watchers already wait in this process")
@@ -121,7 +120,7 @@ class ChangeFeed:
                         pause_s = RETRY_S
                     await asyncio.sleep(pause_s)
                     idle_s = 0.0 if self._watchers else idle_s + pause_s
-                self._running = None  # the next watcher begins anew
+                self._running = None  # the next watcher starts a new task
             finally:
                 thread.submit(connections.close_all)  # `connection` would be that of the calling thread
 

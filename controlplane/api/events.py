@@ -15,7 +15,7 @@ from kernel.tones import Tone
 
 class EventSerializer(serializers.ModelSerializer[Event]):
     tone = serializers.ChoiceField(choices=choices(Tone))
-    detail = serializers.DictField(help_text="More about it; its keys depend on the kind.")
+    detail = serializers.DictField(help_text="Details; the keys depend on the kind.")
 
     class Meta:
         model = Event
@@ -35,14 +35,14 @@ class WholeNumberFilter(filters.Filter):
 class EventFilter(filters.FilterSet):
     kind = filters.CharFilter(help_text="For example `cell.ready`.")
     tone = filters.MultipleChoiceFilter(choices=choices(Tone), distinct=False, help_text="May be repeated.")
-    actor = filters.CharFilter(help_text="Who did it; `switchyard` for the control plane itself.")
+    actor = filters.CharFilter(help_text="User, or `switchyard` for the control plane itself.")
     region = filters.CharFilter()
     deployment = filters.CharFilter()
     cell = filters.CharFilter()
     node = filters.CharFilter()
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
-    since_id = WholeNumberFilter(field_name="id", lookup_expr="gt", help_text="Only events with a greater id.")
+    since_id = WholeNumberFilter(field_name="id", lookup_expr="gt", help_text="Only events with a greater ID.")
 
     class Meta:
         model = Event
@@ -50,7 +50,7 @@ class EventFilter(filters.FilterSet):
 
 
 class EventViewSet(ReadOnlyModelViewSet[Event]):
-    """What happened in the fleet, newest first. Kept for 30 days."""
+    """Events of the fleet, newest first. Kept for 30 days."""
 
     serializer_class = EventSerializer
     filterset_class = EventFilter

@@ -1,6 +1,6 @@
-"""Builds the examples of the OpenAPI document: walks the schema of each request and response, so that a field that is
-added shows up in its examples. Values come from the field itself (enum, default, format, bounds), else from the words
-of `COMMON`. A serializer states better ones in `Meta.examples`, next to its fields.
+"""Builds the examples of the OpenAPI document from the schemas of requests and responses, so that new fields appear in
+them. Values come from the field (enum, default, format, bounds), else from `COMMON`. A serializer may state better ones
+in `Meta.examples`.
 """
 
 from collections.abc import Mapping
@@ -32,9 +32,9 @@ UNITS: Mapping[str, float] = {
     "_usd": 30,
     "port": 8080,
 }
-"""Ending of a number's name -> its example; the first that fits."""
+"""Suffix of a number's name -> its example; the first match wins."""
 AMOUNTS = ("_usd", "_j", "_g", "_hours", "_money", "_cost", "charged")
-"""Endings of the names of decimal numbers that are sent as text."""
+"""Suffixes of names of decimal numbers that are sent as text."""
 COMMON: Mapping[str, Any] = {
     "accelerator": "simulated",
     "action": "evacuate-region",
@@ -147,11 +147,11 @@ COMMON: Mapping[str, Any] = {
     "workload": "1000+150",
     "zone": "us-east-1a",
 }
-"""Name of a field -> its example wherever its schema allows it: one small fleet, the same throughout."""
+"""Name of a field -> its example if its schema allows it: one consistent small fleet."""
 
 
 def with_examples(result: JsonObject, generator: Any, request: Any, public: bool) -> JsonObject:
-    """Postprocessing hook: gives every JSON body without a stated example one that is built from its schema."""
+    """Postprocessing hook: adds an example to every JSON body without one."""
     schemas = result["components"]["schemas"]
     for operations in result["paths"].values():
         for operation in operations.values():
@@ -169,8 +169,9 @@ def _show(body: JsonObject, schemas: JsonObject, *, sent: bool = False) -> None:
 
 
 def example_of(schema: JsonObject, schemas: JsonObject, *, name: str = "", sent: bool = False) -> Any:
-    """A value that the schema allows. `schemas`: those that it may refer to. `sent`: of a request, which shows what is
-    required or stated and leaves the rest to its defaults."""
+    """A value that the schema allows. `schemas`: targets of references. `sent`: for a request, which has only required
+    fields and those with stated examples.
+    """
     if "$ref" in schema:
         return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas, name=name, sent=sent)
     for choice in ("allOf", "oneOf", "anyOf"):
@@ -223,7 +224,7 @@ def _kinds(schema: JsonObject) -> list[str]:
 
 
 def _allows(schema: JsonObject, value: Any) -> bool:
-    """Whether a common value has the types and is in the enum of a field."""
+    """Whether a common value matches the types and enum of a field."""
     if not schema:
         return True
     names = {bool: "boolean", int: "integer", str: "string", float: "number", dict: "object", list: "array"}

@@ -1,4 +1,4 @@
-"""Filters that refuse what they do not understand: a misspelt parameter must not look like an unfiltered list."""
+"""Filters that reject unknown parameters: a misspelt filter must never return an unfiltered list."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -15,19 +15,19 @@ from kernel.rest.changes import BEGINNING, DEFAULT_WATCH_TIMEOUT_S, FORM, MAX_WA
 
 BOOLEANS = ("true", "false")
 FURTHEST_OFFSET = timedelta(hours=16)
-"""From which on PostgreSQL refuses a time; Python goes up to 24 hours."""
+"""Largest UTC offset that PostgreSQL accepts; Python accepts up to 24 hours."""
 
 Errors = dict[str, list[ErrorDetail]]
 
 
 class StrictFilterBackend(filters.DjangoFilterBackend):
-    """Filters lists by the view's `filterset_class`. Details and actions take no parameter at all."""
+    """Filters lists by the view's `filterset_class`. Details and actions take no parameters."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
         """The filtered rows.
 
         Raises:
-            ValidationError: an unknown, repeated, empty or malformed parameter; every one of them is named.
+            ValidationError: unknown, repeated, empty or malformed parameters, all of them listed.
         """
         filterset = None if view.detail else self.get_filterset(request, queryset, view)
         known: Mapping[str, Any] = filterset.filters if filterset else {}
@@ -39,7 +39,7 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
         return queryset if filterset is None else filterset.qs
 
     def get_filterset_kwargs(self, request: Request, queryset: QuerySet[Any], view: Any) -> dict[str, Any]:
-        """`since` may be a time, for filters, or a revision, for watching."""
+        """`since` may be a time for filters, or a revision for watching."""
         kwargs: dict[str, Any] = super().get_filterset_kwargs(request, queryset, view)
         if is_revision(request.query_params.get("since", "")):
             kwargs["data"] = kwargs["data"].copy()
@@ -48,7 +48,7 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
 
 
 class Ordering(BaseFilterBackend):
-    """Describes `?ordering=`; controlplane.api.pagination obeys it, because cursors depend on it."""
+    """Describes `?ordering=`; controlplane.api.pagination applies it, because cursors depend on it."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
         return queryset
@@ -57,19 +57,19 @@ class Ordering(BaseFilterBackend):
         names = [sign + name for name in getattr(view, "ordering_fields", ()) for sign in ("", "-")]
         if not names:
             return []
-        described = "Fields to order by, the first counts most; `-` before one: descending."
+        described = "Fields to order by, most significant first; `-` before a field: descending."
         schema = {"type": "array", "items": {"type": "string", "enum": names}, "maxItems": MOST_FIELDS}
         return [_parameter("ordering", described, schema) | {"style": "form", "explode": False}]
 
 
 class WatchParameters(BaseFilterBackend):
-    """Checks and describes `?since=` and `?timeout=`; kernel.rest.view_sets answers them."""
+    """Checks and describes `?since=` and `?timeout=`; kernel.rest.view_sets applies them."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
-        """The same rows.
+        """The unchanged rows.
 
         Raises:
-            ValidationError: no revision where only a revision makes sense, or no such timeout.
+            ValidationError: an invalid revision or timeout.
         """
         if view.detail or not getattr(view, "watch_kind", None):
             return queryset
@@ -77,13 +77,13 @@ class WatchParameters(BaseFilterBackend):
         since, timeout = (request.query_params.get(name) for name in WATCH_PARAMETERS)
         watches = since is not None and is_revision(since)
         if since is not None and not watches and not _is_time_filter(view):
-            message = f"is no revision; take that of an earlier answer, or {BEGINNING} to begin"
+            message = f"is not a revision; use that of an earlier response, or {BEGINNING} to start"
             errors["since"] = [ErrorDetail(message, "revision")]
         if timeout is not None and not (timeout.isascii() and timeout.isdecimal() and _patient(timeout)):
             message = f"must be a whole number of seconds from 0 to {MAX_WATCH_TIMEOUT_S}, and is {timeout[:20]!r}"
             errors["timeout"] = [ErrorDetail(message, "range")]
         elif timeout is not None and not watches:
-            errors["timeout"] = [ErrorDetail("goes with a revision in `since`", "needs_since")]
+            errors["timeout"] = [ErrorDetail("requires a revision in `since`", "needs_since")]
         if errors:
             raise ValidationError(errors)
         return queryset
@@ -91,10 +91,8 @@ class WatchParameters(BaseFilterBackend):
     def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
         if not getattr(view, "watch_kind", None):
             return []
-        since = (
-            f"Only what changed after this revision, with `gone` and the next `revision`; `{BEGINNING}`: everything."
-        )
-        patience = "How many seconds to wait for a change, if there is none yet."
+        since = f"Only changes after this revision, with `gone` and the next `revision`; `{BEGINNING}`: everything."
+        patience = "Seconds to wait for a change, if there is none yet."
         limits = {"type": "integer", "minimum": 0, "maximum": MAX_WATCH_TIMEOUT_S, "default": DEFAULT_WATCH_TIMEOUT_S}
         described = (
             [] if _is_time_filter(view) else [_parameter("since", since, {"type": "string", "pattern": f"^({FORM})$"})]
@@ -119,7 +117,7 @@ def _is_time_filter(view: Any) -> bool:
 
 
 def _common(view: Any) -> tuple[str, ...]:
-    """Parameters that are no filters."""
+    """Parameters that are not filters."""
     if view.detail:
         return ()
     paging = (view.paginator.cursor_query_param, view.paginator.page_size_query_param)
@@ -137,7 +135,7 @@ def _misused(given: QueryDict, known: Mapping[str, Any], paging: tuple[str, ...]
         elif any(value == "" for value in values):
             errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]
         elif len(values) > 1 and not repeatable:
-            errors[name] = [ErrorDetail("may be given once only", "once")]
+            errors[name] = [ErrorDetail("must not be repeated", "once")]
         elif isinstance(known.get(name), filters.BooleanFilter) and values[0] not in BOOLEANS:
             errors[name] = [ErrorDetail(f"{values[0]!r} is not one of: true, false", "invalid_choice")]
     return errors
@@ -152,7 +150,7 @@ def _malformed(filterset: Any, skip: set[str]) -> Errors:
 
 
 def _in_utc(filterset: Any) -> Errors:
-    """Times so far from UTC that PostgreSQL does not take them, in UTC."""
+    """Converts times with an offset that PostgreSQL rejects to UTC."""
     errors: Errors = {}
     cleaned = filterset.form.cleaned_data
     for name, value in cleaned.items():
@@ -160,7 +158,7 @@ def _in_utc(filterset: Any) -> Errors:
             try:
                 cleaned[name] = value.astimezone(UTC)
             except OverflowError:
-                errors[name] = [ErrorDetail("is no time between the years 1 and 9999", "range")]
+                errors[name] = [ErrorDetail("is not a time between the years 1 and 9999", "range")]
     return errors
 
 

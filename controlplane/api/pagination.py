@@ -1,8 +1,6 @@
-"""Cursor pages `{next, previous, results}`: a list that changes while it is read neither repeats nor skips rows.
-
-A cursor holds the values of the last row in the order of the list, the primary key last, so it stays right however many
-rows are equal in what they are ordered by. Cursors are signed: what does not come from us is refused before the
-database sees it.
+"""Cursor pages `{next, previous, results}`: a list that changes while it is read never repeats or skips rows. A cursor
+has the last row's values in the list's order, with the primary key last, so that ties do not matter. Cursors are
+signed, and others are rejected without a database query.
 """
 
 from collections.abc import Sequence
@@ -27,7 +25,7 @@ _SALT = "controlplane.api.pagination"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A column to order by. Where it may have no value, rows without one come last."""
+    """A column to order by. If it is nullable, rows without a value come last."""
 
     column: str
     descends: bool
@@ -35,7 +33,7 @@ class Key:
 
 
 class CursorPages(BasePagination):
-    """Orders by `?ordering=`, else by the view's `page_order`; rows that are equal in that, by the primary key."""
+    """Orders by `?ordering=`, else by the view's `page_order`; ties by the primary key."""
 
     page_size = 100
     page_size_query_param = "page_size"
@@ -85,7 +83,7 @@ class CursorPages(BasePagination):
             "required": ["next", "previous", "results"],
             "properties": {
                 "next": {**link, "description": "The following page; null on the last.", "example": NEXT},
-                "previous": {**link, "description": "The page before; null on the first.", "example": None},
+                "previous": {**link, "description": "The previous page; null on the first.", "example": None},
                 "results": schema,
             },
         }
@@ -113,15 +111,15 @@ def _keys(request: Request, view: Any, model: type[Model]) -> tuple[Key, ...]:
     names = ordering.split(",")
     unknown = [name for name in names if name.removeprefix("-") not in fields]
     if unknown:
-        message = f"{unknown[0]!r} is no field to order by; allowed, each also with `-` before it: {', '.join(fields)}"
+        message = f"cannot order by {unknown[0]!r}; allowed, each also with `-` before it: {', '.join(fields)}"
         raise ValidationError({"ordering": [ErrorDetail(message, "invalid_choice")]})
     if len(names) > MOST_FIELDS:
-        raise ValidationError({"ordering": [ErrorDetail(f"may name {MOST_FIELDS} fields at most", "max_length")]})
+        raise ValidationError({"ordering": [ErrorDetail(f"may have at most {MOST_FIELDS} fields", "max_length")]})
     return _total([_declared(model, name) for name in names])
 
 
 def _declared(model: type[Model], name: str) -> Key:
-    """Nullable is declared only where it is so, because an index orders without that."""
+    """Nullable is declared only for nullable columns, because indexes have no such order."""
     field: Any = model._meta.get_field(name.removeprefix("-"))
     return Key(field.attname, name.startswith("-"), field.null)
 
@@ -131,13 +129,13 @@ def _total(keys: list[Key]) -> tuple[Key, ...]:
 
 
 def _order(key: Key, back: bool) -> Any:
-    """Backwards is the exact mirror, rows without a value first."""
+    """Backwards is the exact mirror, with rows without a value first."""
     last = {"nulls_first" if back else "nulls_last": True} if key.nullable else {}
     return F(key.column).desc(**last) if key.descends != back else F(key.column).asc(**last)
 
 
 def _beyond(keys: Sequence[Key], values: Sequence[Any], back: bool) -> Q:
-    """Rows that come after these values: equal in the first few, and beyond in the next."""
+    """Rows after these values: equal in the first columns, and greater in the next."""
     beyond, equal = Q(pk__in=[]), Q()
     for key, value in zip(keys, values, strict=True):
         beyond |= equal & _after(key, value, back)
@@ -180,5 +178,5 @@ def _read_cursor(request: Request, keys: Sequence[Key]) -> dict[str, Any] | None
 
 
 def _bad_cursor() -> ValidationError:
-    message = "no cursor of this list; take the links `next` and `previous`"
+    message = "not a cursor of this list; use the links `next` and `previous`"
     return ValidationError({"cursor": [ErrorDetail(message, "cursor")]})

@@ -1,5 +1,6 @@
-"""Reads JSON bodies, within limits: what is too long, nested too deeply, ambiguous or could never be stored is refused
-before it costs anything."""
+"""Reads JSON bodies within limits: bodies that are too long, nested too deeply, ambiguous or impossible to store are
+rejected before they cost anything.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -10,9 +11,9 @@ from rest_framework.parsers import JSONParser
 from kernel.decoding import NO_TEXT, UnstorableText, decode_json
 
 MAX_BODY_BYTES = 256 * 1024
-"""Our largest request names every region of a deployment: a few kilobytes."""
+"""The largest legitimate request names every region of a deployment: a few kilobytes."""
 DEEPEST = 32
-"""Of objects and lists within each other: an engine's options in a document have eight."""
+"""Nesting of objects and lists; engine options in a document have eight levels."""
 
 
 class BodyTooLarge(APIException):
@@ -27,8 +28,8 @@ class BoundedJSONParser(JSONParser):
 
         Raises:
             BodyTooLarge: longer than `MAX_BODY_BYTES`.
-            ParseError: no JSON with one meaning, or nested deeper than `DEEPEST`.
-            ValidationError: a text in it that no column takes; it names the places.
+            ParseError: invalid or ambiguous JSON, or nested deeper than `DEEPEST`.
+            ValidationError: texts that the database rejects, with their paths.
         """
         body = stream.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:

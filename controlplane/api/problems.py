@@ -1,4 +1,4 @@
-"""Every error of the API as RFC 9457 problem+json: what was wrong, where, and which rule would be right."""
+"""Turns every error of the API into RFC 9457 problem+json: the error, its path, and the broken rule."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ from kernel.refusals import Busy, Conflict, InvalidInput
 
 CONTENT_TYPE = "application/problem+json"
 API_ROOT = "/api/"
-FAULT = "The server failed while it answered this; its log says why."
+FAULT = "Internal server error; see the server's log."
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ServerFault(exceptions.APIException):
 
 
 def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
-    """DRF's `EXCEPTION_HANDLER`: turns whatever a view raised into a problem document."""
+    """DRF's `EXCEPTION_HANDLER`: turns any exception of a view into a problem document."""
     request: Request = context["request"]
     failure = _as_api_exception(error, context)
     if isinstance(failure, ServerFault):
@@ -55,7 +55,7 @@ def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
         headers["WWW-Authenticate"] = auth_header
     if (wait_s := getattr(failure, "wait", None)) is not None:
         headers["Retry-After"] = str(math.ceil(wait_s))
-    # Whatever was negotiated (HTML of the documentation page, YAML), a problem is JSON.
+    # Problems are JSON, whatever format was negotiated (HTML, YAML).
     request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
     document = _document(failure, escape_uri_path(request.path))
     return Response(document, status=failure.status_code, headers=headers, content_type=CONTENT_TYPE)
@@ -103,7 +103,7 @@ def _document(failure: exceptions.APIException, path: str) -> dict[str, Any]:
 
 
 def _errors(detail: Any, field: str) -> list[dict[str, str]]:
-    """Nested details -> one entry each, with the dotted path of what they speak of ("" for the whole)."""
+    """Nested details -> one entry each, with the dotted path of the field ("" for the whole body)."""
     if isinstance(detail, dict):
         below = [(_path(field, name), part) for name, part in detail.items()]
         return [error for name, part in below for error in _errors(part, name)]

@@ -1,4 +1,4 @@
-"""Serves the OpenAPI document, completed with what all operations have in common: errors, and one spelling of paths."""
+"""Serves the OpenAPI document, with the errors that all operations share and one spelling of paths."""
 
 from functools import cache
 from http import HTTPStatus
@@ -21,15 +21,15 @@ WRITES = frozenset({"post", "put", "patch", "delete"})
 
 PROBLEM: JsonObject = {
     "type": "object",
-    "description": "What was wrong, as RFC 9457 says it.",
+    "description": "The error, as in RFC 9457.",
     "required": ["type", "title", "status", "detail", "instance"],
     "additionalProperties": False,
     "properties": {
-        "type": {"type": "string", "format": "uri-reference", "description": "Always `about:blank`: `title` says it."},
-        "title": {"type": "string", "description": "The HTTP status in words."},
+        "type": {"type": "string", "format": "uri-reference", "description": "Always `about:blank`: see `title`."},
+        "title": {"type": "string", "description": "Name of the HTTP status."},
         "status": {"type": "integer", "minimum": 400, "maximum": 599},
-        "detail": {"type": "string", "description": "What was wrong this time, for people."},
-        "instance": {"type": "string", "format": "uri-reference", "description": "The path that was asked for."},
+        "detail": {"type": "string", "description": "The specific error, for people."},
+        "instance": {"type": "string", "format": "uri-reference", "description": "The requested path."},
         "errors": {
             "type": "array",
             "description": "With status 400: each value that breaks a rule.",
@@ -40,7 +40,7 @@ PROBLEM: JsonObject = {
                 "properties": {
                     "field": {"type": "string", "description": "Parameter, or dotted path in the body; or empty."},
                     "rule": {"type": "string", "description": "Short name of the rule, for programs."},
-                    "message": {"type": "string", "description": "What would be right, for people."},
+                    "message": {"type": "string", "description": "The expected value, for people."},
                 },
             },
         },
@@ -56,13 +56,16 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.BAD_REQUEST: ("A parameter or the body breaks a rule; nothing was changed.", "Not accepted: stat."),
     HTTPStatus.UNAUTHORIZED: ("No valid token or session.", "Authentication credentials were not provided."),
     HTTPStatus.FORBIDDEN: (
-        "Your role, or the scope of your token, does not cover it; or a session came without its CSRF token.",
+        (
+            "Your role or the scope of your token does not allow it, or the request used a session without its "
+            "CSRF token."
+        ),
         "Needs the operator role; you have viewer.",
     ),
-    HTTPStatus.NOT_FOUND: ("There is no such thing.", "there is no cell 'sim-70b-us-east-1-9'"),
+    HTTPStatus.NOT_FOUND: ("The object does not exist.", "there is no cell 'sim-70b-us-east-1-9'"),
     HTTPStatus.NOT_ACCEPTABLE: ("`Accept` excludes JSON.", "Could not satisfy the request Accept header."),
     HTTPStatus.CONFLICT: (
-        "Does not fit the state that the thing is in.",
+        "It conflicts with the object's current state.",
         "cell sim-70b-us-east-1-1 is starting; drain needs a cell that is ready",
     ),
     HTTPStatus.GONE: (
@@ -70,7 +73,7 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
         "what changed since r700-702-700 is no longer known; begin again with r0",
     ),
     HTTPStatus.PRECONDITION_FAILED: (
-        "It has changed since you read it; `ETag` is the present one.",
+        "The object has changed since you read it; `ETag` is the current one.",
         'it has changed since; it is "0f1e2d3c4b5a69788796-a1b2c3d4e5f60718293a" now',
     ),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("The body is too large.", "The body may have at most 262144 bytes."),
@@ -80,11 +83,11 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
         "this Idempotency-Key was used for another request; every request needs its own",
     ),
     HTTPStatus.PRECONDITION_REQUIRED: (
-        "This needs `If-Match`.",
+        "`If-Match` is required.",
         "this needs If-Match with the ETag of the object that you read, or `*`",
     ),
     HTTPStatus.TOO_MANY_REQUESTS: (
-        "Too many requests in this minute; `Retry-After` says when the next one begins.",
+        "Too many requests in this minute; `Retry-After` is the time until the next one.",
         "Request was throttled. Expected available in 12 seconds.",
     ),
 }
@@ -102,7 +105,7 @@ class _FormatInQuery(DefaultContentNegotiation):
 
 @cache
 def api_document() -> JsonObject:
-    """The OpenAPI document, the same for everybody: made once per process, for it takes a second."""
+    """The OpenAPI document, equal for all users. Built once per process, because it takes a second."""
     return dict(SchemaGenerator().get_schema(request=None, public=True))  # type: ignore[no-untyped-call]
 
 
@@ -112,26 +115,27 @@ class _MadeOnce(SchemaGenerator):
 
 
 class Schema(SpectacularAPIView):
-    """YAML by default; JSON by `Accept: application/vnd.oai.openapi+json` or `?format=json`."""
+    """YAML by default; JSON with `Accept: application/vnd.oai.openapi+json` or `?format=json`."""
 
     generator_class = _MadeOnce
     content_negotiation_class = _FormatInQuery
 
 
 class Documentation(SpectacularSwaggerSplitView):
-    """Swagger UI from this host, reading the document of this host. It needs no exception from the policy of all pages:
-    its template has no inline script or style."""
+    """Swagger UI from this host. Its template has no inline script or style, so it needs no exception from the Content-
+    Security-Policy.
+    """
 
     template_name = "api/docs.html"
 
 
 def one_spelling(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Preprocessing hook: paths answer with and without a final slash; the document shows them without."""
+    """Preprocessing hook: paths work with and without a trailing slash; the document shows those without."""
     return [(path.rstrip("/"), regex, method, view) for path, regex, method, view in endpoints]
 
 
 def with_problems(result: JsonObject, generator: Any, request: Any, public: bool) -> JsonObject:
-    """Postprocessing hook: gives every operation the errors that it can answer."""
+    """Postprocessing hook: adds the possible errors to every operation."""
     components = result.setdefault("components", {})
     for name, schema in components.setdefault("schemas", {}).items():
         _complete(name, schema)
@@ -151,38 +155,38 @@ def with_problems(result: JsonObject, generator: Any, request: Any, public: bool
 
 
 def _complete(name: str, schema: JsonObject) -> None:
-    """Answers always carry all of their fields; requests are refused if they carry others."""
+    """Responses always have all of their fields; requests with unknown fields are rejected."""
     if name.endswith("Request"):
         schema["additionalProperties"] = False
     elif name.startswith("Paginated"):
-        return  # says itself what is there only for those who watch
+        return  # declares itself which fields only watchers receive
     elif "properties" in schema:
         schema["required"] = sorted(schema["properties"])
 
 
 def _refuse_empty(parameter: JsonObject) -> None:
-    """As `controlplane.api.filters` does: a parameter without a value must not look like an unfiltered list."""
+    """As in `controlplane.api.filters`: a parameter without a value must never return an unfiltered list."""
     if parameter["in"] == "query" and parameter["schema"] == {"type": "string"}:
         parameter["schema"] = {"type": "string", "pattern": r"^[^\u0000]+$"}
 
 
 def _take_revision(parameter: JsonObject, operation: JsonObject) -> None:
-    """A list that is filtered by time takes, in the same parameter, revisions too."""
+    """`since` of a list filtered by time also accepts revisions."""
     times = parameter["name"] == "since" and parameter["schema"].get("format") == "date-time"
     if times and any(other["name"] == "timeout" for other in operation["parameters"]):
         parameter["schema"] = {"type": "string", "anyOf": [parameter["schema"], {"pattern": f"^({FORM})$"}]}
         description = (
-            f"Or a revision: only what changed after it, with `gone` and the next `revision`; `{BEGINNING}`: all of it."
+            f"Or a revision: only changes after it, with `gone` and the next `revision`; `{BEGINNING}`: everything."
         )
         parameter["description"] = f"{parameter.get('description', '')} {description}".strip()
 
 
 def _describe_changes(operation: JsonObject, schemas: JsonObject) -> None:
-    """Pages of lists that can be watched have two more fields, for those who do."""
+    """Lists that can be watched have two more fields for watchers."""
     page = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     gone = {"type": "array", "items": {"type": "string"}}
     schemas[page]["properties"] |= {
-        "gone": {**gone, "description": "With a revision in `since`: what is no longer in the list."},
+        "gone": {**gone, "description": "With a revision in `since`: objects that are no longer in the list."},
         "revision": {"type": "string", "description": "With `since`: the revision for the next request."},
     }
 

@@ -1,4 +1,4 @@
-"""Assembles the REST API from what each app shows. Every path answers with and without a final slash."""
+"""Assembles the REST API from each app's routes. Every path works with and without a trailing slash."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ from models_registry.api import ROUTES as MODELS
 from traffic.api import ROUTES as TRAFFIC
 
 SCHEMA_CACHED_S = 3600
-"""It costs a few tenths of a second, is open to everybody, and changes only with the code. Browsers ask each time."""
+"""Rendering takes tenths of a second, access is public, and it changes only with the code. Browsers revalidate it."""
 
 
 class ResourceRouter(DefaultRouter):
-    """`/cells` and `/cells/` are the same; the root lists what there is."""
+    """`/cells` and `/cells/` are the same; the root lists all resources."""
 
     include_format_suffixes = False
 
@@ -35,7 +35,7 @@ class ResourceRouter(DefaultRouter):
 
 
 class NothingHere(APIView):
-    """Answers unknown paths of the API with 404, without authentication: the schema is public."""
+    """Responds to unknown paths of the API with 404, without authentication: the schema is public."""
 
     permission_classes = [AllowAny]
 

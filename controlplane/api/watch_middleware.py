@@ -1,9 +1,8 @@
-"""Lets watchers wait. In front of Django, because there a waiting request would keep a thread and a connection.
-
-A request with a revision in `since` goes through Django. If nothing has changed, the response is held back: the watcher
-costs a coroutine until the process sees a change of that kind, and then Django is called again, with permissions.
-One connection per process polls for changes, for all watchers, and only while there are watchers. The view decides what
-changed and who may see it.
+"""Lets watchers wait in front of Django, where a waiting request would occupy a thread and a database connection. A
+request with a revision in `since` goes to Django; if nothing has changed, its response is held back, and the watcher
+costs only a coroutine. After a change of that kind Django handles the request again, with permissions. One connection
+per process polls for changes, only while there are watchers. It never decides what changed or who may see it; the view
+does.
 """
 
 import asyncio
@@ -31,8 +30,9 @@ AT_ONCE = 8
 """Watchers of one process that may call Django concurrently, so that one change does not starve other requests."""
 
 OF_ONE_USER = 200
-"""Watches of one user that wait in this process; a browser and a command line have a handful, an operator's program
-some for each kind. All together have places for 25 such users (controlplane.api.change_feed)."""
+"""Waiting requests per user and process; a browser or command line has a handful, a program some for each kind. The
+total limit is 25 such users (controlplane.api.change_feed).
+"""
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class BufferedResponse:
 
     @property
     def would_wait(self) -> tuple[str, float, str] | None:
-        """The kind that was looked at, how many seconds to wait for a change of it, and whose watch it is; None: there
-        is something."""
+        """The watched kind, the seconds to wait, and the user; None if the response has changes."""
         for name, value in self.messages[0].get("headers", ()) if self.messages else ():
             if name.lower() == _HEADER:
                 user, kind, seconds = value.decode().split(" ")
@@ -62,7 +61,7 @@ class BufferedResponse:
 
 
 class WatchMiddleware:
-    """ASGI: passes everything on but watches, which may come back later."""
+    """ASGI middleware: passes everything through except watches, which may be repeated."""
 
     def __init__(
         self, application: Application, feed: ChangeFeed, monotonic: Callable[[], float] = time.monotonic
@@ -86,7 +85,7 @@ class WatchMiddleware:
             await answer.give(send)
 
     async def _respond(self, scope: Scope, client: "_Client") -> BufferedResponse | None:
-        """Django's response once something changed, or when the watcher's time is up; None: it has gone."""
+        """Django's response after a change or the timeout; None if the client has disconnected."""
         began = self._monotonic()
         try:
             async with self._feed.watcher() as watcher:
@@ -118,11 +117,11 @@ class WatchMiddleware:
             return await self._wait(change, client, left_s)
         finally:
             self._waiting[user] -= 1
-            self._waiting += Counter()  # forgets users of whom none waits
+            self._waiting += Counter()  # forgets users without waiting requests
 
     @staticmethod
     async def _wait(change: Awaitable[None], client: "_Client", left_s: float) -> bool:
-        """Whether something changed before the time was up or the client left."""
+        """Whether something changed before the timeout or a disconnect."""
         waiting = asyncio.ensure_future(change)
         try:
             await asyncio.wait({waiting, client.leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +143,7 @@ class _Client:
         return self.leaving.done()
 
     def receive_again(self) -> Receive:
-        """What an application receives for a first request."""
+        """The ASGI messages of a first request."""
         empty = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:

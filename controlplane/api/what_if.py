@@ -1,4 +1,4 @@
-"""What-if over HTTP: what a rollout, a scaling, another load or the loss of a region would do, before it is so."""
+"""What-if over HTTP: predicts a rollout, a scaling, another load or the loss of a region. Changes nothing."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -61,25 +61,25 @@ CHANGES = ("rollout", "scale", "load", "lose_region")
 
 
 class PlannedRolloutSerializer(StrictSerializer):
-    """The rollout, as one would start it."""
+    """The rollout, as in a request to start it."""
 
     deployment = serializers.CharField(max_length=96)
     version = serializers.CharField(max_length=160, help_text="`model@version`")
-    policy = serializers.DictField(required=False, default=dict, help_text="What differs from the deployment's.")
+    policy = serializers.DictField(required=False, default=dict, help_text="Differences from the deployment's policy.")
     allow_unreleased = serializers.BooleanField(required=False, default=False)
 
 
 class PlannedScaleSerializer(ScaleSerializer):
-    """The scaling, as one would request it."""
+    """The scaling, as in a request for it."""
 
     deployment = serializers.CharField(max_length=96)
 
 
 class PlannedLoadSerializer(StrictSerializer):
-    """Another load of a deployment whose cells are a range: what the autoscaler would come to, were it to act."""
+    """Another load of a deployment with a range of cells: predicts the autoscaler's decision in mode act."""
 
     deployment = serializers.CharField(max_length=96)
-    factor = serializers.FloatField(min_value=0, max_value=1000, help_text="Of the load of this moment.")
+    factor = serializers.FloatField(min_value=0, max_value=1000, help_text="Multiple of the current load.")
 
 
 @extend_schema_serializer(
@@ -96,7 +96,7 @@ class QuestionSerializer(StrictSerializer):
     rollout = PlannedRolloutSerializer(required=False)
     scale = PlannedScaleSerializer(required=False)
     load = PlannedLoadSerializer(required=False)
-    lose_region = serializers.CharField(required=False, max_length=64, help_text="Its name.")
+    lose_region = serializers.CharField(required=False, max_length=64, help_text="Name of the region.")
 
     def validate(self, change: dict[str, Any]) -> dict[str, Any]:
         if len(change) != 1:
@@ -105,7 +105,7 @@ class QuestionSerializer(StrictSerializer):
 
 
 class StepSerializer(serializers.Serializer[Any]):
-    """Something that would happen: the kind is that of the event it would write."""
+    """A predicted change; the kind is that of the event it would write."""
 
     at_s = serializers.FloatField(help_text="Seconds from now.")
     at = serializers.DateTimeField()
@@ -115,7 +115,7 @@ class StepSerializer(serializers.Serializer[Any]):
 
 
 class PlaceForecastSerializer(serializers.Serializer[Any]):
-    """Cells in service now, at the worst moment, and in the end."""
+    """Cells in service now, at minimum, and at the end."""
 
     deployment = serializers.CharField()
     region = serializers.CharField()
@@ -127,30 +127,33 @@ class PlaceForecastSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(examples=[OpenApiExample("one more cell", FORECAST, response_only=True)])
 class ForecastSerializer(serializers.Serializer[Any]):
-    """Times are typical ones, without faults. `took_s` null: not over within the `looked_s` that were looked at."""
+    """Typical durations, without faults. `took_s` null: not finished within the simulated `looked_s`."""
 
     took_s = serializers.FloatField(allow_null=True)
     looked_s = serializers.FloatField()
     steps = StepSerializer(many=True)
     places = PlaceForecastSerializer(many=True)
     machines_launched = serializers.IntegerField()
-    refusals = serializers.ListField(child=serializers.CharField(), help_text="What would wait, and for what.")
+    refusals = serializers.ListField(
+        child=serializers.CharField(), help_text="Refused actions, and what they wait for."
+    )
     warnings = serializers.ListField(child=serializers.CharField())
 
     def get_fields(self) -> dict[str, Any]:
-        return {"from": serializers.DateTimeField(help_text="When the snapshot was taken."), **super().get_fields()}
+        return {"from": serializers.DateTimeField(help_text="Time of the snapshot."), **super().get_fields()}
 
 
 class PlanViewSet(ViewSet):
-    """What would happen. Nothing is changed."""
+    """Predictions. Nothing is changed."""
 
     reads = frozenset({"create"})
 
     @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
     def create(self, request: Request) -> Response:
-        """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical
-        durations, and list what it did. 503 with `Retry-After` while another forecast is made, or you had your share of
-        this minute."""
+        """Simulate a change from the current state of the fleet, with the live planners and typical durations, and list
+        its effects. 503 with `Retry-After` while another forecast runs or after your forecasts of this minute are used
+        up.
+        """
         question = QuestionSerializer(data=request.data)
         question.is_valid(raise_exception=True)
         now = clock.now()
@@ -172,7 +175,7 @@ def _predict(change: dict[str, Any], now: datetime, has_time: HasTime) -> Foreca
 
 
 def forecast_response(forecast: Forecast, now: datetime) -> dict[str, Any]:
-    """A forecast as `ForecastSerializer` shows it; `now` is the moment of its snapshot."""
+    """A forecast for `ForecastSerializer`; `now` is the time of its snapshot."""
     return {
         "from": now,
         "took_s": forecast.took_s,

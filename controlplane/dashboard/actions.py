@@ -1,8 +1,6 @@
-"""Actions: what pages let their users change. Each is declared once: the noun that it changes, the role that it takes,
-its fields, the predicted effect, the one service that it calls, and where it leads.
-
-Here is what all of them share: login and role, the typed name where the action is dangerous, refusals, approvals that
-are pending, and the forms themselves. Nothing is decided here; the service decides, writes its events and is audited.
+"""Actions: the changes that pages offer. Each is declared once: its noun, role, fields, predicted effect, service and
+next page. This module does what all share: login and role, the typed confirmation of dangerous actions, errors, pending
+approvals, and forms. It never decides or writes; the service does both and is audited.
 """
 
 import math
@@ -35,7 +33,7 @@ SECRETS = ("password", "old_password", "new_password", "one_time_code", "credent
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A form as a browser sent it: by POST to carry an action out, by GET to preview it."""
+    """A submitted form: POST carries an action out, GET previews it."""
 
     request: HttpRequest
     now: datetime
@@ -50,22 +48,22 @@ class Submission:
 
     @property
     def actor(self) -> str:
-        """The user, as event rows name them."""
+        """The user's name, as in events."""
         return self.request.user.get_username()[:64]
 
     def text(self, name: str, default: str = "", longest: int = MAX_TEXT) -> str:
-        """A field without surrounding blanks and of a bounded length."""
+        """A field without surrounding spaces, of limited length."""
         return str(self.fields.get(name, default))[:longest].strip()
 
     def texts(self, name: str) -> list[str]:
-        """All values of a field that may have several."""
+        """All values of a field with several."""
         return [text[:MAX_TEXT] for text in self.fields.getlist(name)]
 
     def secret(self, name: str) -> str:
         return str(self.fields.get(name, ""))[:MAX_SECRET]
 
     def valid(self, serializer: type[serializers.Serializer[Any]], *names: str, **values: Any) -> dict[str, Any]:
-        """Fields as the API's serializer validates them: those named, and further `values`. Empty ones are left out.
+        """The named fields and further `values`, validated by the API's serializer. Empty ones are left out.
 
         Raises:
             InvalidInput: the first field that breaks a rule.
@@ -81,9 +79,9 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Target(Generic[T]):
-    """What an action changes. `find` loads it by the URL's arguments and raises Http404 where there is none.
+    """The object that an action changes. `find` loads it by the URL's arguments or raises Http404.
 
-    `name` is what it is called on screens, `url` the page that shows it, `deployment` whose grants count ("": none).
+    `name` is its name on screens, `url` its page, `deployment` the one whose grants count ("": none).
     """
 
     noun: str
@@ -94,7 +92,7 @@ class Target(Generic[T]):
 
 
 def page_target(page: str, name: str = "the settings") -> Target[Any]:
-    """For actions that lead back to the page of this URL name; they get the URL's argument, or None, and look it up."""
+    """For actions that return to the page of this URL name; they load the object by the URL's argument, or by None."""
     return Target(
         noun=page,
         find=lambda **arguments: next(iter(arguments.values()), None),
@@ -122,8 +120,9 @@ REQUIRED_WHY = replace(WHY, required=True)
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A form that carries an action out, as `dashboard/action_confirm.html` draws it. `typed`: the text that must be
-    typed to confirm, "" where nothing must."""
+    """A form that carries an action out, rendered by `dashboard/action_confirm.html`. `typed`: the text that the user
+    must type to confirm, "" for none.
+    """
 
     name: str
     label: str
@@ -139,10 +138,10 @@ Run = Callable[[Submission, T], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action(Generic[T]):
-    """One change. `run` calls the service. If it returns a response, that is sent; an approval leads to the approvals;
-    anything else leads back to the target's page.
+    """A change. `run` calls the service. A returned response is sent; an approval leads to the approvals; other results
+    lead back to the target's page.
 
-    `typed`: what a user must type to confirm, for dangerous ones. `submit`: the button, by default label and name.
+    `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name.
     """
 
     target: Target[T]
@@ -155,7 +154,7 @@ class Action(Generic[T]):
     fields: tuple[Field, ...] = ()
 
     def confirmation(self, thing: T, url: str, effect: str, fields: tuple[Field, ...] | None = None) -> Confirmation:
-        """The form of this action on a page; `fields` where they depend on the thing."""
+        """The form of this action on a page; `fields` if they depend on the object."""
         return Confirmation(
             name=self.name,
             label=self.label,
@@ -169,7 +168,7 @@ class Action(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ActionMenu:
-    """The actions that a page offers now; `deployment` as in `Target`. `note`: why there are none, or are not more."""
+    """The actions that a page offers now; `deployment` as in `Target`. `note`: why some or all are missing."""
 
     confirmations: tuple[Confirmation, ...]
     note: str = ""
@@ -180,8 +179,8 @@ class ActionMenu:
 class ActionPage(Generic[T]):
     """A page for an action whose effect is predicted from its form: GET shows the prediction, POST acts.
 
-    `context` fills the template whatever was sent. `predict` adds the prediction and may refuse. `deployment` names the
-    deployment of the form, where the target has none.
+    `context` fills the template in both cases. `predict` adds the prediction and may raise a refusal. `deployment`
+    names the deployment in the form, if the target has none.
     """
 
     action: Action[T]
@@ -222,7 +221,7 @@ def action_view(*actions: Action[T]) -> View:
 
 
 def action(target: Target[T], role: Role = Role.OPERATOR) -> Callable[[Run[T]], View]:
-    """Decorates what calls the service: the view of an action whose form is part of a page's own template."""
+    """Decorator for a function that calls the service: the view of an action whose form is in a page's template."""
 
     def decorate(run: Run[T]) -> View:
         return action_view(Action(target=target, run=run, role=role))
@@ -231,7 +230,7 @@ def action(target: Target[T], role: Role = Role.OPERATOR) -> Callable[[Run[T]], 
 
 
 def action_page_view(page: ActionPage[T]) -> View:
-    """The view of an action that has its page. Refusals are shown there, above the form."""
+    """The view of an action with its own page. Refusals are shown there, above the form."""
     action = page.action
 
     @never_cache
@@ -268,7 +267,7 @@ def _act_or_predict(page: ActionPage[T], form: Submission, thing: T) -> HttpResp
 
 
 def _to_confirmation(url: str) -> HttpResponse:
-    """Where a second factor is asked for; then back. What was typed is typed again."""
+    """Redirects to the second factor and back. The user types the confirmation again."""
     return redirect(f"{reverse('factor-confirm')}?{urlencode({'next': url})}")
 
 
@@ -278,17 +277,17 @@ def refused(request: HttpRequest, target: Target[T], thing: T, reason: str, stat
 
 
 def secret_shown(request: HttpRequest, *, what: str, name: str, text: str, use: str, url: str) -> HttpResponse:
-    """A new secret, for the only time."""
+    """Shows a new secret, only once."""
     context = {"what": what, "name": name, "text": text, "use": use, "url": url}
     return render(request, "dashboard/secret.html", context)
 
 
 def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], deployment: str = "") -> T:
-    """The target, for those who may change it.
+    """The target, for users who may change it.
 
     Raises:
-        PermissionDenied: the caller may not, whether it exists or not.
-        Http404: there is none.
+        PermissionDenied: the user may not, whether it exists or not.
+        Http404: it does not exist.
     """
     try:
         thing = action.target.find(**arguments)
@@ -300,14 +299,14 @@ def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], de
 
 
 def _act(action: Action[T], form: Submission, thing: T) -> HttpResponse:
-    """Carry it out, and lead on.
+    """Carry out the action, and redirect.
 
     Raises:
         Refusal: nothing was changed.
     """
     wanted = action.typed(thing) if action.typed else ""
     if wanted and (typed := form.text("confirm")) != wanted:
-        raise InvalidInput(field="confirm", rule="named", message=f"type {wanted} to confirm; {typed!r} was typed")
+        raise InvalidInput(field="confirm", rule="named", message=f"type {wanted} to confirm; you typed {typed!r}")
     result = action.run(form, thing)
     if isinstance(result, HttpResponse):
         return result

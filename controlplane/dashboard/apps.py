@@ -8,6 +8,6 @@ class DashboardConfig(AppConfig):
     label = "dashboard"
 
     def ready(self) -> None:
-        # WhiteNoise hands out files as synchronous streams; under ASGI Django then reads each in a thread, which is
-        # right for a few small files, and its warning in the log calls for no action.
+        # WhiteNoise serves files as synchronous streams, which Django reads in a thread under ASGI. That is right for a
+        # few small files, so its warning needs no action.
         warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")

@@ -1,7 +1,5 @@
-"""Charts as the server makes them: a figure for Plotly and the same numbers as a table, from one set of series.
-
-Pure. Colours are names of CSS tokens, which the browser (static/dashboard/charts.js) turns into those of the theme in
-force. It never reads anything; who shows a chart brings its numbers.
+"""Builds charts: a Plotly figure and the same numbers as a table, from one set of series. Colours are names of CSS
+tokens, which the browser (static/dashboard/charts.js) resolves for the current theme. Pure: callers load the numbers.
 """
 
 import json
@@ -12,14 +10,14 @@ from enum import StrEnum
 from typing import Any
 
 MOST_SERIES = 5
-"""More lines than a reader can tell apart by colour."""
+"""Readers cannot distinguish more lines by colour."""
 HEIGHT_PX = 176
 LABELLED_SHARE = 0.15
-"""Of a chart's width: a narrower band has a colour and no label."""
+"""Share of a chart's width; narrower bands have a colour and no label."""
 
 
 class Colour(StrEnum):
-    """Tokens of static/dashboard/charts.css and console.css: five for series, then the tones that mean something."""
+    """Tokens of static/dashboard/charts.css and console.css: five for series, then the tones with a meaning."""
 
     FIRST = "--series-1"
     SECOND = "--series-2"
@@ -39,7 +37,7 @@ BY_PLACE = (Colour.FIRST, Colour.SECOND, Colour.THIRD, Colour.FOURTH, Colour.FIF
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line. `values` has one for each step of the chart, None where nothing is known: the line has a gap there."""
+    """One line. `values` has one value for each step of the chart; None is a gap."""
 
     name: str
     values: Sequence[float | None]
@@ -61,8 +59,8 @@ class Band:
 class Chart:
     """Lines over time on one axis. `name` is unique on the page; `unit` follows the title and each value.
 
-    `start` is the time of the first value of every series, `step_s` the seconds from one to the next. `threshold`, if
-    any, is drawn as a line across: an objective.
+    `start` is the time of the first value of every series, `step_s` the seconds between values. `threshold` is drawn as
+    a horizontal line: an objective.
 
     Raises:
         ValueError: more than `MOST_SERIES` series, or series of different lengths.
@@ -80,7 +78,7 @@ class Chart:
 
     def __post_init__(self) -> None:
         if len(self.series) > MOST_SERIES:
-            raise ValueError(f"{self.name} has {len(self.series)} series; at most {MOST_SERIES} can be told apart")
+            raise ValueError(f"{self.name} has {len(self.series)} series; the limit is {MOST_SERIES}")
         if len({len(series.values) for series in self.series}) > 1:
             raise ValueError(f"{self.name} has series of different lengths")
 
@@ -94,14 +92,14 @@ class Chart:
         return json.dumps({"data": traces, "layout": self._layout()}, separators=(",", ":"))
 
     def rows(self) -> Iterator[tuple[datetime, tuple[float | None, ...]]]:
-        """The same numbers, newest first; steps at which nothing is known are left out."""
+        """The same numbers, newest first, without steps that have no value."""
         columns = list(zip(*(series.values for series in self.series), strict=True))
         for number, values in reversed(list(enumerate(columns))):
             if any(value is not None for value in values):
                 yield self._at(number), values
 
     def _is_wide(self, band: Band, end: datetime) -> bool:
-        """Whether its label has room; others would lie over it."""
+        """Whether its label fits without overlapping others."""
         return (band.end or end) - max(band.start, self.start) >= LABELLED_SHARE * (end - self.start)
 
     def _at(self, number: int) -> datetime:
@@ -137,7 +135,7 @@ class Chart:
 
 
 def _stamp(when: datetime) -> str:
-    """Plotly takes what has no zone as it stands: all times on screens are UTC."""
+    """Plotly shows times without a zone unchanged: all times on screens are UTC."""
     return when.strftime("%Y-%m-%d %H:%M:%S")
 
 

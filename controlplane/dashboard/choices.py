@@ -1,7 +1,4 @@
-"""The lists that filters offer.
-
-An unknown value in the URL stays selectable, so that a filter never lies about what it filters.
-"""
+"""Choices of filters. An unknown value in the URL stays selectable, so that a filter always shows its current value."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -12,7 +9,7 @@ from fleet.regions.models import Region
 
 
 def choose(request: PageRequest, name: str, every: str, values: Iterable[str]) -> Choice:
-    """A choice among `values`, of which "" (labelled `every`) means no restriction."""
+    """A choice among `values`, where "" (labelled `every`) means no filter."""
     chosen = request.text(name)
     known = list(values)
     if chosen and chosen not in known:
@@ -22,7 +19,7 @@ def choose(request: PageRequest, name: str, every: str, values: Iterable[str]) -
 
 
 def choose_labelled(request: PageRequest, name: str, options: Iterable[tuple[str, str]]) -> Choice:
-    """A choice among (value, label)s; what the URL has is chosen."""
+    """A choice among (value, label) pairs; the URL's value is selected."""
     return Choice(name=name, label=name, options=tuple(options), chosen=request.text(name))
 
 

@@ -1,9 +1,4 @@
-"""What happened, youngest first, in pages by id: new events never shift a page while it is read.
-
-Audit records as the page shows them: in pages by number, each with what changed in words.
-
-The two logs of what happened, in pages by id: events of the fleet, and audit records of who changed what.
-"""
+"""Pages of events and audit records, newest first, paged by ID, so that new rows never shift a page. Reads only."""
 
 import json
 from collections.abc import Iterator
@@ -26,7 +21,7 @@ from kernel.tones import Tone
 EVENTS_PER_PAGE = 50
 BEFORE_INCIDENT = timedelta(minutes=2)
 KINDS_FROM_LAST = 2000
-"""The filter offers the kinds among this many of the last events; reading all of them would scan the table."""
+"""The filter offers the kinds among this many of the last events; reading all would scan the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class EventList:
 def event_list(
     *, kind: str = "", subject: str = "", before: int | None = None, limit: int = EVENTS_PER_PAGE
 ) -> EventList:
-    """Events with an id below `before`. `subject` is the whole name of a region, deployment, cell or node."""
+    """Events with an ID below `before`. `subject` is the full name of a region, deployment, cell or node."""
     events = Event.objects.order_by("-id")
     if kind:
         events = events.filter(kind=kind)
@@ -67,24 +62,24 @@ def deployment_events(name: str, limit: int) -> EventList:
 
 
 def region_events(name: str, limit: int) -> EventList:
-    """Only events of the object itself, not of its parts."""
+    """Only events of the region itself."""
     return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
 
 
 def rollout_events(rollout: Rollout, limit: int) -> EventList:
-    """What happened to its deployment from its start to its end."""
+    """Events of its deployment from its start to its end."""
     events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
     newest = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
     return replace(newest, older=None)
 
 
 def version_events(reference: str, limit: int) -> EventList:
-    """What the registry did with a version, `model@version`."""
+    """The registry's events of a version, `model@version`."""
     return _of(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
 
 
 def incident_events(incident: Incident, limit: int) -> EventList:
-    """What happened to its node or cell from shortly before it opened until it closed."""
+    """Events of its node or cell from shortly before it opened until it closed."""
     about = Q(detail__incident=incident.pk)
     if incident.node:
         about |= Q(node=incident.node)
@@ -111,12 +106,12 @@ RECORDS_PER_PAGE = 50
 TONES = {Outcome.DONE: Tone.OK, Outcome.DENIED: Tone.BAD}
 LONGEST_VALUE = 120
 PAGES = frozenset({"cell", "node", "deployment", "rollout", "incident", "key"})
-"""Nouns whose pages are called like them and take the key."""
+"""Nouns whose pages have the same name and take the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One record. `page` is the name of its object's page, "" if it has none; `lines` say what changed."""
+    """One record. `page` is the name of its object's page, "" if it has none; `lines` are its changes as text."""
 
     record: AuditRecord
     tone: Tone
@@ -183,7 +178,7 @@ MAX_ID_DIGITS = 18
 
 
 def _before(request: PageRequest) -> int | None:
-    """The id that the page ends before, if the URL names one."""
+    """The upper limit of IDs from the URL, if any."""
     text = request.text("before")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_ID_DIGITS else None
 

@@ -1,7 +1,6 @@
-"""Pages made of fragments: the server renders all of them at first, later only the one that a browser refetches.
-
-A fragment is fetched from its page's own URL, named by the `HX-Target` header, so filters and permissions are the
-page's. Fragments only read.
+"""Pages made of fragments: the server renders all of them first, later only the one that a browser refetches. A
+fragment is fetched from its page's URL, named by the `HX-Target` header, so filters and permissions are those of the
+page. Fragments never write.
 """
 
 from collections.abc import Callable
@@ -22,16 +21,16 @@ from kernel import clock
 from kernel.access import Access, Known, Role, access_of, require
 
 MAX_PAGE_DIGITS = 6
-"""No list has more pages; longer numbers count as no number."""
+"""Maximum page number; larger ones are ignored."""
 Context = dict[str, Any]
 T = TypeVar("T")
 Load = Callable[["PageRequest"], object]
-"""Reads what one part shows; the result is `body` in its template."""
+"""Loads the data of one fragment; the result is `body` in its template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The user who opened the page, for parts that differ by user."""
+    """The user who opened the page, for fragments that differ by user."""
 
     user: Known = field(default_factory=AnonymousUser)
     access: Access = field(default_factory=Access)
@@ -40,7 +39,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What a browser asks of a page: `key` is the id of its one thing ("" on lists), `filters` the query string."""
+    """A page request: `key` is the ID of its object ("" on lists), `filters` the query string."""
 
     key: str
     filters: QueryDict
@@ -49,26 +48,26 @@ class PageRequest:
     _read: dict[Load, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def once(self, load: Callable[["PageRequest"], T]) -> T:
-        """What `load` reads for this page: read once, however many of its parts show it."""
+        """The result of `load`, cached for all fragments of this request."""
         if load not in self._read:
             self._read[load] = load(self)
         result: T = self._read[load]
         return result
 
     def text(self, name: str) -> str:
-        """A filter's value without surrounding blanks, "" if it is not set."""
+        """A filter's value without surrounding spaces, "" if it is not set."""
         return str(self.filters.get(name, "")).strip()
 
     @property
     def page(self) -> int:
-        """The page of a list that the URL names, from 1; the first where it names none that can exist."""
+        """The page number in the URL, from 1; the first page if it is invalid."""
         text = self.text("page")
         return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_PAGE_DIGITS else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One list to choose from in a filter: values with their labels, and the value chosen now."""
+    """One list of a filter: values with labels, and the selected value."""
 
     name: str
     label: str
@@ -78,8 +77,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `f` focuses; "": there is
-    none."""
+    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `f` focuses; "": none."""
 
     text_label: str
     text_name: str
@@ -89,10 +87,10 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """One part of a page that refreshes alone. `name` is its element's id.
+    """One part of a page that refreshes separately. `name` is its element's ID.
 
     `topics` are the hints that make a browser refetch it: `cells`, or `cells:{key}` for hints about the page's own
-    thing only. `load` may raise Http404.
+    object. `load` may raise Http404.
     """
 
     name: str
@@ -104,11 +102,10 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads the choices of its filter.
-    `charts`: it has charts, so it loads Plotly.
+    """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `charts`: it has
+    charts, so it loads Plotly. `role`: the role that may open it.
 
-    The filter narrows the first fragment. On a page about one object, the first fragment shows the title.
-    `role`: the role that may open it.
+    The filter applies to the first fragment. On a page about one object, the first fragment shows the title.
     """
 
     section: str
@@ -123,7 +120,7 @@ View = Callable[..., HttpResponse]
 
 
 def page_view(page: Page, shell: Fragment) -> View:
-    """The view of a page. `shell` is the fragment that every page carries outside its own content."""
+    """The view of a page. `shell` is the fragment that every page has outside its own content."""
 
     @never_cache
     @require_safe

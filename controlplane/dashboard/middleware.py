@@ -1,4 +1,4 @@
-"""Response headers that keep every page to its own host: no inline script, no foreign origin."""
+"""Sets the Content-Security-Policy: no inline script, and no origin except this host."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,5 @@
-"""The overview's own data: what is broken, what is moving, and every cell by region.
-
-The overview, top down: what is broken, what is moving, are users fine, every cell, the last events.
+"""The overview: broken and moving objects, the state of users' requests, every cell by region, and the last events.
+Reads only.
 """
 
 from collections import defaultdict
@@ -22,10 +21,10 @@ from fleet.regions.models import Region
 from kernel.tones import Tone
 
 ROWS_SHOWN = 20
-"""Of each kind in the two lists at the top; the full lists are one click away."""
+"""Rows per kind in the two lists at the top; the full lists are one click away."""
 
 SQUARES = 500
-"""Cells that the map shows as squares; with more, each line is a bar."""
+"""Cells that the map shows as squares; above this number each line is a bar."""
 
 MOVING_CELL_STATES = tuple(
     state for state, tone in CELL_TONE.items() if tone in {Tone.MOVING, Tone.WARN} and state is not CellState.READY
@@ -52,7 +51,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """The cells in one state as a segment of a bar; `start` and `width` in per cent of the whole bar."""
+    """The cells in one state as a segment of a bar; `start` and `width` in per cent of the bar."""
 
     state: str
     tone: Tone
@@ -63,7 +62,7 @@ class BarSegment:
 
 @dataclass(frozen=True, slots=True)
 class MapLine:
-    """A deployment in a region: its `cells` as squares, or, in a large fleet, its `segments` as one bar."""
+    """A deployment in a region: its `cells` as squares or, in a large fleet, `segments` of a bar."""
 
     deployment: str
     share: RegionCells
@@ -78,7 +77,7 @@ class MapLine:
 
 @dataclass(frozen=True, slots=True)
 class MapRegion:
-    """One region of the fleet map: deployments with the cells they have and want there."""
+    """A region of the fleet map: deployments with their existing and wanted cells."""
 
     region: Region
     lines: tuple[MapLine, ...]
@@ -98,9 +97,9 @@ def moving() -> Moving:
 
 
 def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapRegion, ...]:
-    """Every live cell of these deployments in its place, regions without any cell included, in two queries.
+    """Every live cell of these deployments by region, including regions without cells, in two queries.
 
-    Beyond `squares` cells, every line is a bar.
+    Above `squares` cells, every line is a bar.
     """
     small = sum(share.existing for _, shares in placed for share in shares) <= squares
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
@@ -117,7 +116,7 @@ def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapR
 
 
 def _segments(share: RegionCells) -> tuple[BarSegment, ...]:
-    """In the order in which states are declared, so that bars can be compared."""
+    """In the order of states, so that bars can be compared."""
     whole, start, segments = max(1, share.existing, share.wanted), 0.0, []
     for state in (state for state in CellState if state.value in share.states):
         cells = share.states[state.value]

@@ -1,11 +1,6 @@
-"""A chat request of a browser, validated, and the OpenAI request for the ingress that it becomes. Pure.
-
-Streams a chat completion from an ingress to a browser. Nothing is stored or logged; when the browser disconnects,
-the connection to the ingress is closed, which ends generation.
-
-The playground: its page, and the endpoint that streams a chat through the ingress to the browser.
-
-The playground: a chat with any deployment through its ingress, as applications reach it. Nothing is stored.
+"""The playground: a chat with any deployment through its ingress, as applications do. Validates the browser's request,
+sends it to the ingress in OpenAI's form and streams the answer. When the browser disconnects, the connection to the
+ingress is closed, which stops generation. It never stores or logs a chat.
 """
 
 import json
@@ -47,7 +42,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`region`: where the request enters. `key` "": the internal one, where keys are required."""
+    """`region`: where the request enters. `key` "": the internal key, if keys are required."""
 
     deployment: str
     region: str
@@ -57,7 +52,7 @@ class ChatRequest:
     key: str
 
     def body(self) -> bytes:
-        """The request for the ingress, in OpenAI's form."""
+        """The request to the ingress, in OpenAI's form."""
         return json.dumps(
             {
                 "model": self.deployment,
@@ -71,10 +66,10 @@ class ChatRequest:
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """The request in a body.
+    """Parse a request body.
 
     Raises:
-        InvalidInput: it is too long, no JSON, or a field is invalid; the message names it.
+        InvalidInput: it is too long, not JSON, or a field is invalid; the message names it.
     """
     if len(body) > MAX_BODY_BYTES:
         raise _invalid("body", f"this chat is longer than {MAX_BODY_BYTES // 1024} KiB; start a new chat")
@@ -100,7 +95,7 @@ def _messages(values: Any) -> tuple[Mapping[str, str], ...]:
     messages = []
     for one in values:
         if not isinstance(one, dict) or one.get("role") not in ROLES:
-            raise _invalid("messages", f"each message has a role, one of {', '.join(ROLES)}")
+            raise _invalid("messages", f"the role of each message must be one of {', '.join(ROLES)}")
         messages.append({"role": one["role"], "content": _text(one, "content", MAX_TEXT)})
     if messages[-1]["role"] != "user":
         raise _invalid("messages", "the last message must be the user's")
@@ -122,7 +117,7 @@ def _number(payload: Mapping[str, Any], name: str, default: float, least: float,
 
 
 def _key(value: Any) -> str:
-    """It goes into a header, so nothing but a key may pass."""
+    """The key becomes a header, so other characters are rejected."""
     if not isinstance(value, str) or len(value) > MAX_NAME:
         raise _invalid("key", "the key must be text")
     if value and not (value.startswith("sw_") and value.isascii() and value.replace("_", "").isalnum()):
@@ -136,25 +131,25 @@ def _invalid(field: str, message: str) -> InvalidInput:
 
 MAX_PER_USER = 3
 MAX_PER_PROCESS = 32
-"""A chat holds a connection for minutes, and the dashboard must stay quick."""
+"""A chat holds a connection for minutes, and the dashboard must stay responsive."""
 LIMITS = StreamLimits()
 
 _running: Counter[str] = Counter()
 
 
 def chat_limit_reached(user: str) -> str:
-    """Why this user may start no further chat now, "" if one may."""
+    """Why this user may not start another chat now, "" if allowed."""
     if _running[user] >= MAX_PER_USER:
         return f"you have {MAX_PER_USER} chats running; stop one or wait until it ends"
     if _running.total() >= MAX_PER_PROCESS:
-        return f"this server runs {MAX_PER_PROCESS} chats, its limit; try again in a minute"
+        return f"this server has reached its limit of {MAX_PER_PROCESS} chats; try again in a minute"
     return ""
 
 
 async def stream_chat(
     user: str, ingress: IngressAddress, body: bytes, headers: dict[str, str], limits: StreamLimits = LIMITS
 ) -> AsyncGenerator[bytes, None]:
-    """Events for the browser: `head` (the cell that serves), `text`, at last `end` with figures, or `error`."""
+    """Events for the browser: `head` (the cell that serves), `text`, and finally `end` with figures, or `error`."""
     _running[user] += 1
     parser = ChatStreamParser(time.monotonic())
     try:
@@ -246,9 +241,9 @@ PLAYGROUND = Page(
 
 @never_cache
 @require_POST
-@audit_exempt("a chat reaches a cell as an application's request does, and changes nothing that operators run")
+@audit_exempt("a chat is an inference request and changes nothing in the fleet")
 async def playground_chat(request: HttpRequest) -> HttpResponseBase:
-    """Streams events while the cell generates (controlplane.dashboard.playground)."""
+    """Streams events while the cell generates."""
     user = await request.auser()
     if not user.is_authenticated:
         return _error(401, "your session has ended; log in again")
@@ -262,19 +257,19 @@ async def playground_chat(request: HttpRequest) -> HttpResponseBase:
     if message := chat_limit_reached(user.get_username()):
         return _error(429, message)
     events = stream_chat(user.get_username(), ingress, chat.body(), headers)
-    # A proxy in front must not buffer the stream.
+    # Reverse proxies must not buffer the stream.
     return StreamingHttpResponse(events, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 def _may_chat(request: HttpRequest, deployment: str) -> bool:
-    """Generation costs capacity that applications pay for, so read access is not enough."""
+    """Generation uses capacity that applications pay for, so read access is not enough."""
     return access_of(request).may(Role.OPERATOR, deployment)
 
 
 def _ingress(chat: ChatRequest) -> tuple[IngressAddress, dict[str, str]]:
-    """The ingress, and the headers: with the user's key, else, where keys are required, the internal one."""
+    """The ingress, and the headers: with the user's key, else with the internal key, if keys are required."""
     if not Deployment.objects.filter(name=chat.deployment).exists():
-        raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {chat.deployment!r}")
+        raise InvalidInput(field="deployment", rule="exists", message=f"deployment {chat.deployment!r} does not exist")
     ingresses = ingress_addresses_by_region().get(chat.region)
     if not ingresses:
         raise InvalidInput(field="region", rule="exists", message=f"region {chat.region!r} has no ingress")

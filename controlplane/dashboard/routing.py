@@ -1,5 +1,7 @@
-"""The WebSocket that browsers open. The page that opens it must be one of ours: same host and same port, or one of the
-origins that forms are taken from. Its session must be signed in."""
+"""The WebSocket of browsers. It forwards only hints ("this cell changed"); the browser then refetches pages, which
+check permissions. The session must be signed in, and the origin must be this host and port or a trusted origin of
+forms. It never sends content.
+"""
 
 import json
 from collections import Counter
@@ -16,20 +18,17 @@ from django.urls import path
 
 from kernel.live import BROWSERS
 
-# Browsers' WebSocket: forwards hints ("cells, this one") and never any content.
-# The browser then fetches what it may see, so permissions live in the pages alone.
-
 MOST_OF_USER = 50
 """Sockets of one user in this process; a browser opens one for each tab."""
 OPEN: Counter[Any] = Counter()
-"""User -> sockets that are open."""
+"""User -> open sockets."""
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has no types
-    """One browser tab. Only signed-in people connect; what a tab sends is ignored."""
+    """One browser tab. Only signed-in users connect; messages from a tab are ignored."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Count it from here to its end, however it ends."""
+        """Counts the socket until it closes."""
         user = scope["user"].pk
         OPEN[user] += 1
         try:
@@ -55,7 +54,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has
         await self.send(text_data=json.dumps({"topic": message["topic"], "key": message["key"]}))
 
     async def live_goodbye(self, message: dict[str, Any]) -> None:
-        """Handler of `live.goodbye`: the session has ended, if it is this one."""
+        """Handler of `live.goodbye`: closes the socket if it belongs to this session."""
         if self.scope["session"].session_key == message["session"]:
             await self.close()
 
@@ -64,7 +63,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def is_own_origin(origin: str, host: str) -> bool:
-    """Whether a page of `origin` (`scheme://host:port`) may open what was asked for at `host` (`host:port`)."""
+    """Whether a page of `origin` (`scheme://host:port`) may open a socket at `host` (`host:port`)."""
     if origin in settings.CSRF_TRUSTED_ORIGINS:
         return True
     try:
@@ -79,8 +78,9 @@ def is_own_origin(origin: str, host: str) -> bool:
 
 
 class SameOriginOnly:
-    """Compares scheme, host and port: the validator of Channels compares host names alone, so another service on the
-    same machine would pass."""
+    """Compares scheme, host and port. The validator of Channels compares only host names, so it accepts another service
+    on the same host.
+    """
 
     def __init__(self, application: Application) -> None:
         self._application = application

@@ -1,12 +1,6 @@
-"""Search by name: cells, nodes, deployments, versions, rollouts, incidents, keys. A few of each kind, the
-shortest names first, so that a whole name comes before those that only contain it.
-
-What pages show, read in a constant number of queries whatever the size of the fleet. Never changes anything.
-
-What every page carries beside its content: the navigation, with the fleet's health in numbers, and the search, which
-also has a page.
-
-Every page: its fragments, the hints they listen to, and where they get what they show. No page changes anything.
+"""The parts of every page outside its content: navigation with the fleet's health in numbers, and search by name for
+cells, nodes, deployments, versions, rollouts, incidents and keys. Search returns a few of each kind, shortest names
+first, so that an exact match comes first. Reads only, in a constant number of queries.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,7 +30,7 @@ MAX_TEXT = 100
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One result: `view` and `key` make its URL; `state` "" where it has none."""
+    """One result: `view` and `key` make its URL; `state` "" if it has none."""
 
     view: str
     key: str
@@ -48,7 +42,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Results of one kind; `more`: there are more than are shown."""
+    """Results of one kind; `more`: there are more than shown."""
 
     title: str
     matches: tuple[Match, ...]
@@ -62,7 +56,7 @@ class SearchResults:
 
 
 def search(*, text: str, now: datetime) -> SearchResults:
-    """In one query for each kind; none for an empty text."""
+    """One query for each kind; none for an empty text."""
     text = text[:MAX_TEXT]
     if not text:
         return SearchResults("", ())

@@ -1,4 +1,4 @@
-"""The pages that users open in a browser, and the actions of their forms."""
+"""URLs of the pages that users open in a browser, and of the actions of their forms."""
 
 from django.contrib.auth.views import LogoutView
 from django.urls import path, register_converter
@@ -41,7 +41,7 @@ from traffic.usage.pages.usage import USAGE, budget_remove_action, budget_set_ac
 
 
 class ModelName(StringConverter):
-    """The name of a model, which no version's reference looks like."""
+    """The name of a model; references of versions never match it."""
 
     regex = "[^/@]+"
 

@@ -1,5 +1,5 @@
-"""Reads declarative documents: what each kind may state, of which type. An unknown field is refused by its
-path, with those that are allowed. Whether values make sense together is for the plan and the services.
+"""Reads declarative documents: the fields of each kind and their types. An unknown field is an error with its path and
+the allowed names. It never checks whether values make sense together; the plan and the services do.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 
 
 class RegionSpec(ChangeRegionSerializer):
-    """`provider` counts when it is created."""
+    """`provider` is used only when the region is created."""
 
     provider = serializers.CharField(max_length=32, required=False)
 
@@ -39,13 +39,13 @@ class ModelVersionSpec(ChangeDraftSerializer):
 
 
 class DeploymentSpec(ChangeDeploymentSerializer):
-    """Which version, on what, how many cells, by which rules."""
+    """Version, instance types, number of cells and policies."""
 
     model_version = serializers.RegexField(VERSION_NAME, max_length=170, required=False)
     allow_unreleased = serializers.BooleanField(required=False)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        return attrs  # nothing stated is nothing to do
+        return attrs  # an empty spec changes nothing
 
 
 class FaultRuleSpec(StrictSerializer):
@@ -64,11 +64,11 @@ NAME_MAX: Mapping[Kind, int] = {Kind.REGION: Region._meta.pk.max_length or 64, K
 
 
 class MetadataSerializer(StrictSerializer):
-    name = serializers.CharField(max_length=170, help_text="Of a ModelVersion: `model@version`.")
+    name = serializers.CharField(max_length=170, help_text="A ModelVersion's name is `model@version`.")
 
 
 class DocumentSerializer(StrictSerializer):
-    """The desired state of one object. Fields that `spec` leaves out keep their values."""
+    """The desired state of one object. Fields that `spec` omits keep their values."""
 
     kind = serializers.ChoiceField(choices=choices(Kind))
     metadata = MetadataSerializer()
@@ -91,7 +91,7 @@ def _check_name(kind: Kind, name: str) -> None:
         VERSION_NAME if kind is Kind.MODEL_VERSION else NAME,
         max_length=NAME_MAX.get(kind, Deployment._meta.pk.max_length or 96),
     )
-    wanted = "must read model@version" if kind is Kind.MODEL_VERSION else "has letters, digits, - and _ only"
+    wanted = "has the form model@version" if kind is Kind.MODEL_VERSION else "may have only letters, digits, - and _"
     try:
         rule.run_validation(name)
     except serializers.ValidationError:
@@ -99,12 +99,12 @@ def _check_name(kind: Kind, name: str) -> None:
         raise serializers.ValidationError({"metadata": {"name": [refusal]}}) from None
     if kind is Kind.FAULT_RULE and name not in SETTABLE_RULES:
         there = ", ".join(rule.value for rule in SETTABLE_RULES)
-        refusal = serializers.ErrorDetail(f"there is no fault rule {name!r}; there are: {there}", "exists")
+        refusal = serializers.ErrorDetail(f"unknown fault rule {name!r}; the rules are: {there}", "exists")
         raise serializers.ValidationError({"metadata": {"name": [refusal]}})
 
 
 def plain(value: Any) -> Any:
-    """The same in dictionaries and lists of Python's own, as JSON columns give them back."""
+    """The same in plain dictionaries and lists, as JSON columns return them."""
     if isinstance(value, Mapping):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -113,5 +113,5 @@ def plain(value: Any) -> Any:
 
 
 def documents_of(valid: list[dict[str, Any]]) -> tuple[Document, ...]:
-    """What `DocumentSerializer` found valid, as the plan takes it."""
+    """The validated documents as planner input."""
     return tuple(Document(index, one["kind"], one["name"], one["spec"]) for index, one in enumerate(valid))

@@ -1,7 +1,6 @@
-"""Carries out a plan's steps through the services that single actions go through, all of them or none.
-
-A preview does the same and takes it back, so that it refuses exactly what applying would refuse; what it then saw of
-the fleet is what predictions begin with. No document is known here that the plan does not name.
+"""Carries out a plan's steps in one transaction, through the same services as single actions. A preview does the same
+and rolls back, so that it rejects exactly what applying would reject; predictions start from the state that it has
+read. It never does more than the plan's steps.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from models_registry.versions.services.drafts import draft_change, draft_create,
 from traffic.region_shares.services.overrides import traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150
-"""Of PostgreSQL's advisory locks: one application at a time."""
+"""PostgreSQL advisory lock: one apply at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """`fleet`: as it is after the steps; of a preview, as it would be. `waiting`: what a second admin must approve."""
+    """`fleet`: its state after the steps, also for a preview. `waiting`: steps that a second admin must approve."""
 
     plan: Plan
     revision: str
@@ -67,7 +66,7 @@ class ApplyResult:
 
 
 class NotPossible(Exception):
-    """Documents that rules speak against. Nothing was changed."""
+    """The documents break rules. Nothing was changed."""
 
     def __init__(self, objections: Sequence[Objection]) -> None:
         super().__init__("; ".join(objection.message for objection in objections))
@@ -75,11 +74,11 @@ class NotPossible(Exception):
 
 
 def documents_preview(*, documents: Sequence[Document], requester: Requester) -> ApplyResult:
-    """What applying these documents would do. Changes nothing.
+    """Predict the result of applying these documents. Changes nothing.
 
     Raises:
-        NotPossible: rules speak against some of them; all of these are named.
-        Conflict: one does not fit the present state.
+        NotPossible: documents break rules; all violations are listed.
+        Conflict: a document conflicts with the current state.
     """
     with transaction.atomic():
         try:
@@ -90,11 +89,11 @@ def documents_preview(*, documents: Sequence[Document], requester: Requester) ->
 
 
 def documents_apply(*, documents: Sequence[Document], requester: Requester, revision: str) -> ApplyResult:
-    """Do what is missing, in one transaction. `revision`: of the plan that was looked at; empty: of none.
+    """Apply the missing changes in one transaction. `revision`: that of the reviewed plan; empty: there was none.
 
     Raises:
-        NotPossible: rules speak against some of them; all of these are named.
-        Conflict: something that they speak of has changed since the plan was made, or one does not fit the state.
+        NotPossible: documents break rules; all violations are listed.
+        Conflict: the state has changed since the plan was made, or a document conflicts with it.
     """
     with transaction.atomic():
         _hold(documents)
@@ -102,7 +101,7 @@ def documents_apply(*, documents: Sequence[Document], requester: Requester, revi
 
 
 def _hold(documents: Sequence[Document]) -> None:
-    """No other apply runs, and none changes these deployments, between the comparison and the end."""
+    """Locks out other applies and changes of these deployments until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [APPLY_LOCK])
     names = sorted({one.name for one in documents if one.kind in {Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY}})
@@ -114,8 +113,8 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
     current = revision_of(present)
     if revision and revision != current:
         raise Conflict(
-            f"what these documents speak of has changed since the plan was made: it was {revision} and is {current}; "
-            "make a plan again and look at it"
+            "the objects of these documents have changed since the plan was made: the revision was "
+            f"{revision} and is {current}; make a new plan and review it"
         )
     plan = plan_documents(documents, present)
     objections = list(plan.objections)
@@ -131,7 +130,7 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
 
 @contextmanager
 def _noted(step: Step, objections: list[Objection]) -> Iterator[None]:
-    """Continues after a refusal, so that one response names all of them."""
+    """Continues after an error, so that one response lists all errors."""
     try:
         yield
     except InvalidInput as wrong:
@@ -141,7 +140,7 @@ def _noted(step: Step, objections: list[Objection]) -> Iterator[None]:
 
 
 def _field(field: str) -> str:
-    """Services speak of what they take; documents call some of it otherwise."""
+    """Services and documents use different names for some fields."""
     first, dot, rest = field.partition(".")
     return {"version": "model_version", "policy": "update_policy"}.get(first, first) + dot + rest
 
@@ -176,7 +175,7 @@ def _create_version(step: Step, requester: Requester) -> None:
 def _change_version(step: Step, requester: Requester) -> None:
     version = version_by_reference(ModelVersion.objects.all(), step.document.name)
     if version is None:
-        raise Conflict(f"{step.document.name} is gone: deleted meanwhile")
+        raise Conflict(f"{step.document.name} was deleted meanwhile")
     draft_change(version_id=version.pk, columns=step.arguments, actor=requester.actor, now=requester.now)
 
 
@@ -207,7 +206,7 @@ def _roll_out(step: Step, requester: Requester) -> Approval | None:
 
 def _lay_down(step: Step, requester: Requester) -> None:
     if not Deployment.objects.filter(name=step.document.name).exists():
-        message = f"there is no deployment {step.document.name!r}; a traffic policy has the name of its deployment"
+        message = f"deployment {step.document.name!r} does not exist; a traffic policy has the name of its deployment"
         raise InvalidInput(field="", rule="exists", message=message)
     traffic_policy_change(
         deployment=step.document.name, stated=step.arguments, actor=requester.actor, now=requester.now

@@ -1,7 +1,5 @@
-"""Decides what must be done so that the fleet is what documents say: typed steps, each with its reason. Pure.
-
-It compares what a document states with what is there. Fields and objects that documents leave out stay as they are, so
-nothing is deleted by omission. Services decide whether a step is possible.
+"""Decides which steps bring the fleet to the state in the documents, each with its reason. Fields and objects that
+documents omit stay unchanged: it never deletes by omission. Services decide whether a step is possible. Pure.
 """
 
 import hashlib
@@ -20,7 +18,7 @@ from traffic.region_shares.planning.policy import traffic_policy_as_json as traf
 
 
 class Kind(StrEnum):
-    """Kinds of documents, in the order in which they depend on each other."""
+    """Kinds of documents, in order of dependency."""
 
     REGION = "Region"
     MODEL = "Model"
@@ -42,7 +40,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What should be. `index`: its place among those that were sent; `spec`: what it states, of the right types."""
+    """The desired state. `index`: its position in the request; `spec`: its stated fields, with checked types."""
 
     index: int
     kind: Kind
@@ -56,7 +54,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One value that would be another. `field`: dotted path below `spec`; None: it is not there."""
+    """A changed value. `field`: dotted path below `spec`; None: missing."""
 
     field: str
     before: Any
@@ -65,7 +63,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to do for one document. `arguments`: what the step's service takes, by field of the document."""
+    """A change for one document. `arguments`: input of the step's service, by field of the document."""
 
     document: Document
     action: Action
@@ -92,26 +90,27 @@ class Plan:
 
 
 Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
-"""What is there, in the terms of specs; None where there is nothing of that name. Keys that begin with `_` say more
-than a spec may: `_state` of a version, `_target` of a deployment on its way to another version."""
+"""Current state in the form of specs; None if the object does not exist. Keys with `_` are additions: `_state` of a
+version, `_target` of a deployment with an active rollout.
+"""
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_types", "regions")}
-"""Without these, something new of the kind cannot be created."""
+"""Required fields of a new object."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
-    Kind.REGION: {"provider": "its machines belong to it: describe another region"},
+    Kind.REGION: {"provider": "its machines belong to it: create another region"},
 }
 """Fields that cannot change after creation, with what to do instead."""
 
 
 def revision_of(present: Present) -> str:
-    """A short text that is another one as soon as anything differs in what these documents speak of."""
+    """A short text that changes with any change of these documents' objects."""
     stated = sorted((kind, name, state) for (kind, name), state in present.items())
     text = json.dumps(stated, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def plan_documents(documents: Sequence[Document], present: Present) -> Plan:
-    """The steps that are missing, those first that others need."""
+    """The missing steps, in order of dependency."""
     steps: list[Step] = []
     unchanged: list[Document] = []
     objections: list[Objection] = list(_twice(documents))
@@ -134,7 +133,7 @@ class _Objected(Exception):
 
 
 def _scales_first(steps: Iterable[Step]) -> list[Step]:
-    """Of deployments, rollouts come last: they go over the cells that the other steps want."""
+    """Of a deployment's steps the rollout is last, because it uses the cells that the other steps want."""
     return sorted(steps, key=lambda step: step.action is Action.ROLL_OUT)
 
 
@@ -143,7 +142,7 @@ def _twice(documents: Sequence[Document]) -> Iterator[Objection]:
     for document in documents:
         before = first.setdefault((document.kind, document.name), document)
         if before is not document:
-            message = f"{document.title} is described twice; documents {before.index} and {document.index}"
+            message = f"{document.title} is a duplicate: documents {before.index} and {document.index}"
             yield Objection(document, "metadata.name", "unique", message)
 
 
@@ -163,14 +162,14 @@ def _steps(document: Document, current: Mapping[str, Any] | None) -> Iterator[St
 def _create(document: Document) -> Step:
     for field in REQUIRED.get(document.kind, ()):
         if field not in document.spec:
-            message = f"is required, because there is no {document.title} yet"
+            message = f"is required, because {document.title} does not exist yet"
             raise _Objected(document, f"spec.{field}", "required", message)
     changes = tuple(Change(field, None, value) for field, value in sorted(document.spec.items()))
-    return Step(document, Action.CREATE, f"there is no {document.title}", changes, document.spec)
+    return Step(document, Action.CREATE, f"{document.title} does not exist", changes, document.spec)
 
 
 def _complete(document: Document, current: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the spec merged into the present state: policies may be given in parts."""
+    """The spec merged into the current state, because policies may be partial."""
     spec = document.spec
     try:
         if document.kind is Kind.TRAFFIC_POLICY:
@@ -197,7 +196,7 @@ def _whole_policies(spec: Mapping[str, Any], current: Mapping[str, Any]) -> Iter
 
 
 def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[Change]:
-    """Differing values of what was stated, as deep as both sides are objects that stay whole otherwise."""
+    """Differences in stated values; objects are compared recursively, except those that are replaced as a whole."""
     for field in stated:
         if field == "regions":
             yield from _region_changes(spec["regions"], current["regions"])
@@ -219,14 +218,14 @@ _PARSED: Mapping[str, Callable[[Any], Any]] = {"spares": parse_warm_spares, "mar
 
 
 def _says_the_same(field: str, one: Any, other: Any) -> bool:
-    """Spares can be stated as a number or in full, and markets in any order."""
+    """Spares may be a number or an object, and markets have no order."""
     if field not in _PARSED:
         return bool(one == other)
     parse = _PARSED[field]
     try:
         return bool(parse(one) == parse(other))
     except (InvalidWarmSpares, InvalidMarkets):
-        return False  # its service reports what is wrong
+        return False  # its service reports errors
 
 
 def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
@@ -252,8 +251,8 @@ def _refuse_fixed(document: Document, current: Mapping[str, Any], changes: Seque
     if document.kind is Kind.MODEL_VERSION and changes and current["_state"] != "draft":
         model = document.name.partition("@")[0]
         message = (
-            f"{document.name} is {current['_state']}, and only a draft may change; describe a new version of {model}, "
-            f"for example with based_on: {document.name}"
+            f"{document.name} is {current['_state']}, and only drafts may change; create a new version of "
+            f"{model}, for example with based_on: {document.name}"
         )
         raise _Objected(document, f"spec.{changes[0].field}", "immutable", message)
 
@@ -278,7 +277,7 @@ def _deployment_steps(document: Document, current: Mapping[str, Any], changes: S
         yield Step(
             document, Action.SCALE, f"{document.name} should have {', '.join(differences)}", scales, {"regions": cells}
         )
-    yield from _plain_change(document, mixes)  # of a region that may have had no cells before
+    yield from _plain_change(document, mixes)  # the region may have had no cells before
     yield from _rollout(document, current)
 
 
@@ -305,12 +304,12 @@ def _cells_there(count: int | Mapping[str, int]) -> str:
 
 
 def _rollout(document: Document, current: Mapping[str, Any]) -> Iterator[Step]:
-    """A rollout, unless the deployment is on its way there already."""
+    """A rollout, unless an active one has the same target."""
     wanted, target = document.spec.get("model_version"), current["_target"]
     if wanted is None or wanted == target:
         return
     now = current["model_version"]
-    away = f", and is on its way to {target}" if target != now else ""
+    away = f", with an active rollout to {target}" if target != now else ""
     arguments = {"version": wanted, "allow_unreleased": document.spec.get("allow_unreleased", False)}
     change = Change("model_version", target, wanted)
     yield Step(

@@ -1,4 +1,4 @@
-"""Loads what is there, in the terms in which documents state what should be. Changes nothing."""
+"""Loads the current state in the form of documents. Never writes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ Stated = dict[str, Any]
 
 
 def present_of(documents: Iterable[Document]) -> Present:
-    """For each document what there is of that kind and name, or None: one query or two for each kind."""
+    """The current object of each document's kind and name, or None: one or two queries per kind."""
     wanted: dict[Kind, set[str]] = {}
     for document in documents:
         wanted.setdefault(document.kind, set()).add(document.name)
@@ -78,7 +78,7 @@ def _deployments(names: set[str]) -> dict[str, Stated]:
 
 
 def _targets(names: set[str]) -> dict[str, str]:
-    """Deployment -> the version that its active rollout goes to."""
+    """Deployment -> target version of its active rollout."""
     active = Rollout.objects.filter(deployment_id__in=names, state__in=ACTIVE)
     return {
         rollout.deployment_id: (
@@ -89,13 +89,13 @@ def _targets(names: set[str]) -> dict[str, str]:
 
 
 def _traffic_policies(names: set[str]) -> dict[str, Stated]:
-    """Every deployment has one; those that are only just described have all defaults."""
+    """Every deployment has one; new ones have the defaults."""
     rules = {rule.deployment_id: rule.policy() for rule in TrafficRule.objects.filter(deployment_id__in=names)}
     return {name: traffic_policy_as_json(rules.get(name, TrafficPolicy())) for name in names}
 
 
 def _fault_rules(names: set[str]) -> dict[str, Stated]:
-    """Every rule is on until it is set."""
+    """Every rule is on unless it was set."""
     modes = dict(FaultRule.objects.filter(rule__in=names).values_list("rule", "mode"))
     return {name: {"mode": modes.get(name, RuleMode.ON.value)} for name in names}
 

@@ -1,4 +1,4 @@
-"""Declarative documents over HTTP: what applying them would do, and doing it. Decides nothing; plan and services do."""
+"""Declarative documents over HTTP: preview and apply. Decides nothing: plan and services do."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,37 +60,41 @@ APPLIED: dict[str, Any] = {**PLAN, "applied": True, "effects": []}
 
 
 PREDICTED_MOST = 4
-"""Deployments predicted in one response: each may take a second or two to simulate."""
+"""Predicted deployments per response: each simulation takes a second or two."""
 
 
 @extend_schema_serializer(examples=[OpenApiExample("one more cell", PREVIEW, request_only=True)])
 class PreviewDocumentsSerializer(StrictSerializer):
-    """What should be."""
+    """Documents to preview."""
 
     documents = serializers.ListField(child=DocumentSerializer(), min_length=1, max_length=DOCUMENTS_MOST)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("one more cell", APPLY, request_only=True)])
 class ApplyDocumentsSerializer(PreviewDocumentsSerializer):
-    """What should be, and the revision of the plan that you looked at."""
+    """Documents, and the revision of the reviewed plan."""
 
-    dry_run = serializers.BooleanField(required=False, default=False, help_text="Only say what would be done.")
+    dry_run = serializers.BooleanField(required=False, default=False, help_text="Only return the plan.")
     revision = serializers.CharField(
-        max_length=64, required=False, allow_blank=True, default="", help_text="Of the plan: 409 if anything changed."
+        max_length=64,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Revision of the plan: 409 if anything has changed since.",
     )
     why = serializers.CharField(
-        required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
+        required=False, allow_blank=True, max_length=200, default="", help_text="Reason, shown in the timeline."
     )
 
 
 class DocumentChangeSerializer(serializers.Serializer[Any]):
     field = serializers.CharField(help_text="Dotted path below `spec`.")
-    before = serializers.JSONField(help_text="Null where there is nothing yet.")
+    before = serializers.JSONField(help_text="Null if it does not exist yet.")
     after = serializers.JSONField()
 
 
 class ApplyStepSerializer(serializers.Serializer[Step]):
-    document = serializers.IntegerField(source="document.index", help_text="Its place among those that were sent.")
+    document = serializers.IntegerField(source="document.index", help_text="Position of its document in the request.")
     kind = serializers.ChoiceField(source="document.kind", choices=choices(Kind))
     name = serializers.CharField(source="document.name")
     action = serializers.ChoiceField(choices=choices(Action))
@@ -104,7 +108,7 @@ class DeploymentForecastSerializer(serializers.Serializer[Any]):
 
 
 class WaitingSerializer(serializers.Serializer[Any]):
-    approval = serializers.IntegerField(allow_null=True, help_text="Its id; null in a plan, which asks for none.")
+    approval = serializers.IntegerField(allow_null=True, help_text="ID of the requested approval; null in a plan.")
     summary = serializers.CharField()
 
 
@@ -115,30 +119,33 @@ class WaitingSerializer(serializers.Serializer[Any]):
     ]
 )
 class AppliedSerializer(serializers.Serializer[Any]):
-    """The steps, in their order. `effects` of a plan: what would become of each deployment that it touches."""
+    """The steps in order. `effects` of a plan: predictions for each deployment that it changes."""
 
-    applied = serializers.BooleanField(help_text="Whether the steps were done.")
-    revision = serializers.CharField(help_text="Of what these documents speak of, before the steps.")
+    applied = serializers.BooleanField(help_text="Whether the steps were carried out.")
+    revision = serializers.CharField(help_text="Revision of these documents' objects before the steps.")
     steps = ApplyStepSerializer(many=True)
-    unchanged = serializers.ListField(child=serializers.CharField(), help_text="`Kind name` of what is so already.")
+    unchanged = serializers.ListField(child=serializers.CharField(), help_text="`Kind name` of unchanged objects.")
     effects = DeploymentForecastSerializer(many=True)
-    waiting = WaitingSerializer(many=True, help_text="Rollouts that begin only when a second admin approves.")
-    not_predicted = serializers.ListField(child=serializers.CharField(), help_text="Deployments beyond the limit.")
+    waiting = WaitingSerializer(many=True, help_text="Rollouts that wait for a second admin's approval.")
+    not_predicted = serializers.ListField(
+        child=serializers.CharField(), help_text="Deployments beyond the limit of predictions."
+    )
 
 
 class ApplyViewSet(ViewSet):
-    """Describes the fleet in documents. Fields and objects that they leave out stay as they are."""
+    """Applies documents that describe the fleet. Omitted fields and objects stay unchanged."""
 
     reads = frozenset({"preview"})
 
     def requested_deployment(self, request: Request) -> str:
-        """The one deployment that all documents are about, for users who may change that one only."""
+        """The only deployment of all documents, for users with a grant for that deployment."""
         return deployment_described(request.data)
 
     @extend_schema(operation_id="apply", request=ApplyDocumentsSerializer, responses={200: AppliedSerializer})
     def create(self, request: Request) -> Response:
-        """Do what is missing, everything or nothing, in the order in which the one needs the other. With `revision`,
-        409 if anything that the documents speak of has changed since that plan was made. With `dry_run`, a preview."""
+        """Apply documents: all missing changes or none, in order of dependency. With `revision`, 409 if the documents'
+        objects have changed since that plan was made. With `dry_run`, a preview.
+        """
         payload = _checked(ApplyDocumentsSerializer, request)
         documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
         if payload["dry_run"]:
@@ -149,15 +156,16 @@ class ApplyViewSet(ViewSet):
     @extend_schema(operation_id="apply_preview", request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
-        """What applying these documents would do, and what would become of the deployments that it touches, by letting
-        it happen to a simulation. Changes nothing; refuses what applying would refuse. 503 with `Retry-After` while
-        another forecast is made, or you had your share of this minute. Viewers see no values of engines' variables."""
+        """Predict the changes that applying these documents would make, and simulate the deployments that it would
+        change. Changes nothing, and rejects what applying would reject. 503 with `Retry-After` while another forecast
+        runs or after your forecasts of this minute are used up. Viewers see no values of engines' variables.
+        """
         payload = _checked(PreviewDocumentsSerializer, request)
         return _preview(request, documents_of(payload["documents"]), _sender(request, ""))
 
 
 def deployment_described(body: Any) -> str:
-    """The name of the deployment that every document of a request is about; "" if there is none such."""
+    """The name of the deployment that all documents of a request belong to; "" if there is none."""
     documents = body.get("documents") if isinstance(body, dict) else None
     named: set[str] = set()
     for document in documents if isinstance(documents, list) else ():
@@ -179,11 +187,11 @@ def _sender(request: Request, why: str) -> Requester:
 
 
 def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
-    """The service's outcome; rules that speak against it as API errors.
+    """The service's result; rule violations become API errors.
 
     Raises:
-        Conflict: nothing but conflicts with the present state speaks against it.
-        ValidationError: every rule that does, by the path of what it is about.
+        Conflict: the only errors are conflicts with the current state.
+        ValidationError: every broken rule, by path.
     """
     try:
         outcome: ApplyResult = service(**arguments)
@@ -204,7 +212,7 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
 
 
 def _preview(request: Request, documents: Sequence[Document], requester: Requester) -> Response:
-    """A plan, with the future of what it touches, as far as there is time to look."""
+    """A plan with predictions for the changed deployments, within the time limit."""
     with FORECASTS.take(request.user.get_username()) as has_time:
         result = _or_refused(documents_preview, documents=documents, requester=requester)
         shown = result if access_of(request).operate else _without_values(result)
@@ -212,7 +220,7 @@ def _preview(request: Request, documents: Sequence[Document], requester: Request
 
 
 def _without_values(result: ApplyResult) -> ApplyResult:
-    """For who only looks."""
+    """For viewers."""
 
     def shown(change: Change) -> Change:
         before, after = (without_values(change.field, value) for value in (change.before, change.after))

@@ -1,4 +1,4 @@
-"""What the settings show: users, their roles and credentials, approvals, webhooks and rules."""
+"""Reads what the settings show: users, roles and credentials, approvals, webhooks and rules."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,7 +56,7 @@ class TokensView:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """A user, with the role of the groups, and all groups to choose from."""
+    """A user with the role of their groups, and all groups to choose from."""
 
     user: User
     role: Role
@@ -111,7 +111,7 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True)
 class OwnAccess:
-    """The caller's role, and the groups and grants behind it."""
+    """The user's role, and the groups and grants behind it."""
 
     user: User
     role: Role | None
@@ -128,7 +128,7 @@ def own_access(caller: Caller) -> OwnAccess:
 
 @dataclass(frozen=True, slots=True)
 class FactorsView:
-    """A user's own second factors, and how many recovery codes are left."""
+    """A user's own second factors, and the number of remaining recovery codes."""
 
     rows: tuple[SecondFactor, ...]
     recovery_codes: int
@@ -140,14 +140,14 @@ def factors_view(caller: Caller) -> FactorsView:
 
 
 def tokens_view(caller: Caller, now: datetime) -> TokensView:
-    """Tokens that are not revoked, newest first, and the service accounts that an admin may create one for."""
+    """Tokens that are not revoked, newest first, and the service accounts for which an admin may create one."""
     tokens = visible_tokens(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
     names = service_accounts_described().values_list("user__username", flat=True) if caller.access.administer else ()
     return TokensView(tuple(TokenRow(token, token.state_at(now)) for token in tokens), tuple(names))
 
 
 def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, bool], ...]:
-    """Sessions, each with whether it is the caller's current one."""
+    """Sessions, each with whether it is the current one."""
     sessions = visible_sessions(caller.user, caller.access, now)[:SHOWN]
     return tuple((session, session.session_key == caller.session_key) for session in sessions)
 
@@ -181,7 +181,7 @@ def group_names() -> tuple[str, ...]:
 
 
 def pending_approvals(caller: Caller) -> tuple[tuple[Approval, bool, bool], ...]:
-    """Each with whether the caller requested it, and whether they may approve it."""
+    """Pending approvals, each with whether the user requested it, and whether they may approve it."""
     own = caller.user.get_username()[:64]
     pending = Approval.objects.filter(state=ApprovalState.PENDING.value)[:SHOWN]
     return tuple((approval, approval.requested_by == own, caller.user.pk in approval.approvers) for approval in pending)
@@ -192,13 +192,13 @@ def past_approvals() -> tuple[Approval, ...]:
 
 
 def approval_rules() -> tuple[RuleRow, ...]:
-    """Every action that can require two-person approval, set or not."""
+    """Every action that can require two-person approval."""
     rules = ApprovalRule.objects.in_bulk()
     return tuple(_approval_rule(action.name, action.title, rules.get(action.name)) for action in fleet_actions())
 
 
 def fault_rules() -> tuple[RuleRow, ...]:
-    """Every rule that may replace machines, set or not."""
+    """Every rule that may replace machines."""
     rules = FaultRule.objects.in_bulk()
     return tuple(_fault_rule(rule, rules.get(rule.value)) for rule in SETTABLE_RULES)
 

@@ -1,4 +1,4 @@
-"""Pages on which users add, show and remove their second factors. What is secret stands on a page once."""
+"""Pages on which users add, list and remove their second factors. A secret is shown only once."""
 
 from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
@@ -56,7 +56,7 @@ def factors(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @needs(Role.VIEWER)
 def factor_confirm(request: HttpRequest) -> HttpResponse:
-    """Asks for a second factor, or for another login, in front of what takes a fresh one."""
+    """Asks for a second factor, or for another login, before actions that need a recent one."""
     wanted = request.POST.get("next") or request.GET.get("next", "")
     if not url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
         wanted = reverse("settings")
@@ -69,7 +69,7 @@ def factor_confirm(request: HttpRequest) -> HttpResponse:
             if check_factor(request, user, now):
                 session_factor_shown(request=request, now=now)
                 return redirect(wanted)
-            refused, status = "That is not right, or it was used before.", 403
+            refused, status = "The code is wrong, or it was used before.", 403
         except LoginLimited as limited:
             refused, status = str(limited), 429
     context = {"next": wanted, "refused": refused, "has_factor": True, **factor_form(request, user)}

@@ -1,7 +1,5 @@
-"""The settings: a user's own tokens and sessions; users, groups, approvals, webhooks and fault rules for those who may.
-First what the pages show, then the actions of their forms.
-
-Fragments with forms have no topics: they are rendered once, so that a refetch never discards what is being typed.
+"""The settings: the user's tokens and sessions; users, groups, approvals, webhooks and fault rules for those who may
+see them; and the actions of their forms. Fragments with forms have no topics, so that a refetch never discards input.
 """
 
 from collections.abc import Callable
@@ -99,7 +97,7 @@ FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", la
 
 OWN = page_target("settings")
 LOGGED_IN = "logged in"
-"""Key under which wrong old passwords are counted, apart from wrong logins."""
+"""Key under which wrong old passwords are counted, separate from failed logins."""
 USERS_PAGE = page_target("settings-users")
 GROUPS_PAGE = page_target("settings-groups")
 APPROVALS_PAGE = page_target("approvals")
@@ -110,7 +108,7 @@ RULES_PAGE = page_target("settings-rules")
 
 @action(OWN, Role.VIEWER)
 def token_new(form: Submission, _: None) -> HttpResponse:
-    """A token for oneself or, for admins, for a service account; its text is shown once."""
+    """Create a token for oneself or, for admins, for a service account; its text is shown once."""
     require_fresh_factor(form.request, form.now)
     fields = form.valid(CreateTokenSerializer, "name", "scope", "expires_in_days", "service_account")
     token, text = token_create_within(
@@ -148,7 +146,7 @@ def password_change_action(form: Submission, _: None) -> HttpResponse | None:
     if attempt_count(attempt=attempt, now=form.now) > 0:
         return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
     if not (user.password and user.has_usable_password()):
-        return refused(form.request, OWN, None, "you have no password here: you log in by the identity provider", 403)
+        return refused(form.request, OWN, None, "you have no password here: you log in with the identity provider", 403)
     if not user.check_password(form.secret("old_password")):
         return refused(form.request, OWN, None, "the old password is wrong", 403)
     attempt_forget(attempt=attempt, at=form.now)
@@ -170,7 +168,7 @@ def service_account_new(form: Submission, _: None) -> object:
 
 @action(USERS_PAGE, Role.ADMIN)
 def user_change_action(form: Submission, username: str) -> object:
-    """Groups, password, second factors or whether active: only what the form's `what` names."""
+    """Changes groups, password, second factors or the active flag: only what the form's `what` names."""
     user = get_object_or_404(User, username=username)
     what = form.text("what")
     if what in {"password", "factors"}:
@@ -244,7 +242,7 @@ def approval_rule_action(form: Submission, name: str) -> None:
 
 @action(WEBHOOKS_PAGE, Role.ADMIN)
 def webhook_new(form: Submission, _: None) -> HttpResponse:
-    """Add one; the secret that signs its messages is shown once."""
+    """Add a webhook; its signing secret is shown once."""
     kind = form.text("format") or WebhookFormat.JSON.value
     fields = form.valid(CreateWebhookSerializer, "name", "url", format=kind, events=form.texts("events"))
     hook = webhook_create(actor=form.actor, now=form.now, **fields)
@@ -275,7 +273,7 @@ def _webhook(name: str) -> str:
 
 @action(ALLOWANCES_PAGE, Role.ADMIN)
 def allowance_new(form: Submission, _: None) -> HttpResponse | None:
-    """Allow an option or a variable; where that takes two people, to the approvals."""
+    """Allow an option or a variable, or request the approval that it needs."""
     fields = form.valid(AllowSerializer, "engine", "name", "why")
     row = engine_allowance_request(actor=form.actor, now=form.now, **fields)
     return redirect("approvals") if isinstance(row, Approval) else None

@@ -1,4 +1,4 @@
-"""How states, times and numbers look on every page. Pure formatting: pages pass `now`, and nothing is queried."""
+"""Formats states, times and numbers for every page. It never queries: pages pass `now`."""
 
 import json
 from datetime import UTC, datetime
@@ -22,21 +22,21 @@ register = template.Library()
 NOTHING = "–"  # noqa: RUF001 - an en dash is what stands for "no value" in a table
 THIN_SPACE = "\u202f"
 STATES_KEPT = 512
-"""Rendered states in the cache, each a hundred bytes or two: a page shows the same few hundreds of times."""
+"""Cached rendered states of 100 to 200 bytes: a page shows the same few hundreds of times."""
 LINKS_KEPT = 20_000
-"""Two megabytes at most, for a large fleet's cells and nodes."""
+"""At most two megabytes, for the cells and nodes of a large fleet."""
 
 
 @register.filter
 def operates(may: Access, deployment: str | None) -> bool:
-    """`{% if may|operates:deployment.name %}`: whether the caller may change things of this deployment."""
+    """`{% if may|operates:deployment.name %}`: whether the user may change this deployment."""
     return may.may(Role.OPERATOR, deployment or "")
 
 
 @register.simple_tag
 @cache
 def glyph(tone: str) -> SafeString:
-    """The tone's glyph, for places that show its name too."""
+    """The tone's glyph, for places that also show its name."""
     return format_html(
         '<svg class="glyph tone-{}" viewBox="0 0 12 12" aria-hidden="true"><use href="#glyph-{}"/></svg>',
         Tone(tone).value,
@@ -56,13 +56,13 @@ def state(name: str, tone: str) -> SafeString:
 @register.simple_tag
 @lru_cache(LINKS_KEPT)
 def link(page: str, key: str | int = "") -> str:
-    """As `url`, but cached: each row of a table has some, and resolving one costs more than rendering it."""
+    """Same as `url`, but cached: each table row has some, and resolving one costs more than rendering it."""
     return reverse(page, args=(key,) if key != "" else ())
 
 
 @register.simple_tag(takes_context=True)
 def ago(context: dict[str, Any], when: datetime | None) -> SafeString | str:
-    """`4 s ago`, the absolute time in the title. Pages keep it ticking."""
+    """`4 s ago`, with the absolute time as title. Pages keep it up to date."""
     return _time(context, when, "ago")
 
 
@@ -86,7 +86,7 @@ def _time(context: dict[str, Any], when: datetime | None, kind: str) -> SafeStri
 
 @register.simple_tag
 def chart_rows(chart: Chart) -> SafeString:
-    """The rows of a chart's table. Times and numbers, so nothing needs escaping; a chart has hundreds of rows."""
+    """The rows of a chart's table. Times and numbers need no escaping, and a chart has hundreds of rows."""
     form = f"{{:,.{chart.decimals}f}}"
     return mark_safe(  # noqa: S308
         "".join(
@@ -103,18 +103,18 @@ def chart_rows(chart: Chart) -> SafeString:
 
 @register.simple_tag
 def matrix_field(field: MatrixField) -> SafeString:
-    """A field of a matrix of shares: numbers only, and a large fleet's page has a thousand."""
+    """A field of a matrix of shares: only numbers, and a large fleet's page has a thousand."""
     local = " local" if field.is_local else ""
     return mark_safe(f'<td class="number heat heat-{field.heat}{local}">{share(field.percent)}</td>')  # noqa: S308
 
 
 def age_text(age_s: float) -> str:
-    """As all of the control plane says it, with the space of pages."""
+    """The control plane's usual text, with the thin space of pages."""
     return ages.age_text(age_s, THIN_SPACE)
 
 
 def _number(value: object) -> float | None:
-    """The number to show, or None: a template turns an attribute of None into empty text."""
+    """The number, or None: a template turns an attribute of None into empty text."""
     return value if isinstance(value, int | float) else None
 
 
@@ -125,14 +125,14 @@ def seconds(value: float) -> str:
 
 @register.filter
 def count(value: object) -> str:
-    """A whole number in groups of three."""
+    """A whole number in groups of three digits."""
     number = _number(value)
     return NOTHING if number is None else f"{round(number):,}".replace(",", THIN_SPACE)
 
 
 @register.filter
 def money(value: object) -> str:
-    """US dollars: cents, and as many places as a small amount needs; a real zero is plain."""
+    """US dollars in cents, with more decimals for small amounts; exactly zero is plain."""
     if not isinstance(value, Decimal | int):
         return NOTHING
     value = Decimal(value)
@@ -143,7 +143,7 @@ def money(value: object) -> str:
 
 @register.filter
 def used_share(percent: Decimal) -> str:
-    """Per cent of a budget: whole, but never 100 before it is used up, nor when it is passed."""
+    """Per cent of a budget: whole, but rounded so that only an exact match shows 100."""
     if percent <= 99 or percent >= 101 or percent == 100:
         return f"{percent:.0f} %"
     return f"{percent.quantize(Decimal('0.1'), ROUND_DOWN if percent < 100 else ROUND_UP)} %"
@@ -151,13 +151,13 @@ def used_share(percent: Decimal) -> str:
 
 @register.filter
 def exact(value: Decimal) -> str:
-    """A number as it was entered, with its decimal places."""
+    """A number as it was entered, with its decimals."""
     return f"{value.normalize():f}"
 
 
 @register.filter
 def quantity(value: object) -> str:
-    """A measured quantity: whole from 100 upwards, and below three digits that say something; a real zero is plain."""
+    """A measured quantity: whole from 100, below that three significant digits; exactly zero is plain."""
     number = float(value) if isinstance(value, Decimal) else _number(value)
     if number is None:
         return NOTHING
@@ -168,7 +168,7 @@ def quantity(value: object) -> str:
 
 @register.filter
 def rate(value: object) -> str:
-    """Per second: whole from 10 upwards, one decimal below."""
+    """Per second: whole from 10, one decimal below."""
     number = _number(value)
     if number is None:
         return NOTHING
@@ -188,7 +188,7 @@ def ms(value: object) -> str:
 
 @register.filter
 def percent(value: object) -> str:
-    """Two decimals below 10 %, whole above; a real zero is plain."""
+    """Two decimals below 10 %, whole above; exactly zero is plain."""
     number = _number(value)
     if number is None:
         return NOTHING
@@ -197,7 +197,7 @@ def percent(value: object) -> str:
 
 @register.filter
 def share(value: object) -> str:
-    """A share in per cent: whole, with a decimal below 1, so that it does not look like 0."""
+    """A share in per cent: whole, with a decimal below 1, so that small shares are not shown as 0."""
     number = _number(value)
     if number is None:
         return NOTHING
@@ -222,7 +222,7 @@ def gib(value: object) -> str:
 
 @register.filter
 def counters(value: object) -> str:
-    """Those of some named counters that are not 0: `sram_ecc_uncorrected 4`; `none` where all are."""
+    """The counters that are not 0: `sram_ecc_uncorrected 4`; `none` if all are."""
     if not isinstance(value, dict) or not value:
         return NOTHING
     return ", ".join(f"{name} {count(number)}" for name, number in value.items() if number) or "none"
@@ -230,7 +230,7 @@ def counters(value: object) -> str:
 
 @register.filter
 def plain(value: object) -> str:
-    """Text without quotes, any other value as JSON."""
+    """Text without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -250,7 +250,7 @@ def short_digest(value: str) -> str:
 
 @register.filter
 def distance(levels: int | None) -> str:
-    """How far a follower is from its leader in the network topology."""
+    """Distance of a follower from its leader in the network topology."""
     if levels is None:
         return "topology unknown"
     if levels == 0:

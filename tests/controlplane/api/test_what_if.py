@@ -78,7 +78,7 @@ def test_a_rollout_is_predicted_by_the_rules_for_starting_it(cell_in_service: Ce
     assert not Rollout.objects.exists()
     refused = plan({"rollout": {"deployment": "sim-70b", "version": "sim-70b@9"}})
     assert refused.status_code == 400
-    assert "there is no model version 'sim-70b@9'" in refused.content.decode()
+    assert "unknown model version 'sim-70b@9'" in refused.content.decode()
 
 
 def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:

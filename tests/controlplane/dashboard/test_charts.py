@@ -50,7 +50,7 @@ def test_a_band_without_an_end_lasts_to_the_end_of_the_chart() -> None:
 
 
 def test_six_lines_are_refused() -> None:
-    with pytest.raises(ValueError, match="rate has 6 series; at most 5 can be told apart"):
+    with pytest.raises(ValueError, match="rate has 6 series; the limit is 5"):
         chart(1.0, series=6)
 
 

@@ -44,7 +44,7 @@ def test_a_form_of_another_site_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("other", "word"),
-    [({"deployment": "gone"}, "no deployment"), ({"region": "gone"}, "has no ingress"), ({"messages": 1}, "chat")],
+    [({"deployment": "gone"}, "does not exist"), ({"region": "gone"}, "has no ingress"), ({"messages": 1}, "chat")],
 )
 def test_an_impossible_request_is_refused_with_a_reason(other: dict[str, Any], word: str) -> None:
     one_more_of_everything(0)

@@ -126,7 +126,7 @@ def test_nothing_is_done_on_a_state_that_nobody_looked_at() -> None:
     DeploymentRegion.objects.update(cells=3)
     answer = applied(wanted, revision=revision)
     assert answer.status_code == 409
-    assert "has changed since the plan was made" in answer.json()["detail"]
+    assert "have changed since the plan was made" in answer.json()["detail"]
     assert DeploymentRegion.objects.get().cells == 3
 
 
@@ -152,8 +152,8 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
         (document("Fleet", "a"), "documents.0.kind", "invalid_choice", "Fleet"),
         ({**document("Model", "a"), "apiVersion": "v2"}, "documents.0.apiVersion", "invalid_choice", "v2"),
         ({**document("Model", "a"), "status": {}}, "documents.0.status", "unknown", "allowed: apiVersion, kind"),
-        (document("ModelVersion", "sim-70b"), "documents.0.metadata.name", "name", "must read model@version"),
-        (document("FaultRule", "slo", mode="on"), "documents.0.metadata.name", "exists", "there are: hard_signature"),
+        (document("ModelVersion", "sim-70b"), "documents.0.metadata.name", "name", "has the form model@version"),
+        (document("FaultRule", "slo", mode="on"), "documents.0.metadata.name", "exists", "rules are: hard_signature"),
         (
             document("Deployment", "a", regions=[{"region": "x", "cells": "two"}]),
             "documents.0.spec.regions.0.cells",
@@ -175,7 +175,7 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
         (document("ModelVersion", "m@1", quantization=deep(40)), "", "parse_error", "deeper than 32"),
         (document("Region", "new\nline"), "documents.0.metadata.name", "name", "letters, digits"),
         (document("TrafficPolicy", "a", cost={}), "", "", ""),
-        (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "no deployment 'a'"),
+        (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "deployment 'a' does not exist"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, rule: str, message: str) -> None:

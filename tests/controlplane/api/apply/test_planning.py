@@ -103,7 +103,7 @@ def test_what_is_on_its_way_there_needs_no_second_rollout() -> None:
     assert not planned(Kind.DEPLOYMENT, "sim-70b", {"model_version": "sim-70b@2"}, on_its_way).steps
     back = planned(Kind.DEPLOYMENT, "sim-70b", {"model_version": "sim-70b@1"}, on_its_way)
     assert steps(back) == [
-        ("roll_out", "sim-70b should serve sim-70b@1, runs sim-70b@1, and is on its way to sim-70b@2")
+        ("roll_out", "sim-70b should serve sim-70b@1, runs sim-70b@1, with an active rollout to sim-70b@2")
     ]
 
 
@@ -117,7 +117,7 @@ def test_a_change_says_what_was_and_what_will_be() -> None:
 def test_what_there_is_not_is_created_with_all_that_is_stated() -> None:
     spec = {"spares": {"local.cpu": 1}}
     (step,) = planned(Kind.REGION, "eu-west-1", spec, None).steps
-    assert (step.action, step.reason, step.arguments) == (Action.CREATE, "there is no Region eu-west-1", spec)
+    assert (step.action, step.reason, step.arguments) == (Action.CREATE, "Region eu-west-1 does not exist", spec)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_others_need_comes_first_and_rollouts_last() -> None:
 def test_the_same_thing_described_twice_is_an_objection() -> None:
     documents = [Document(index, Kind.MODEL, "m", {}) for index in range(2)]
     (objection,) = plan_documents(documents, {(Kind.MODEL, "m"): {}}).objections
-    assert objection.message == "Model m is described twice; documents 0 and 1"
+    assert objection.message == "Model m is a duplicate: documents 0 and 1"
 
 
 def test_spares_stated_in_another_way_are_the_same() -> None:
