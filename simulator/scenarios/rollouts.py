@@ -1,6 +1,7 @@
 """Scenarios of rollouts: with good and bad versions, with faults, without spares, in a large region."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from fleet.deployments.planner import UpdatePolicy
 from fleet.reconcile.planning.states import RolloutState
@@ -18,21 +19,21 @@ from simulator.world import World
 BAD_POLICY = UpdatePolicy(canary_bake_s=60.0, bake_s=60.0, min_healthy_s=10.0)
 
 
+def _roll_out_at(at_s: float, world: World) -> None:
+    world.queue.at(at_s, lambda: roll_out(world, "llama", "v2"))
+
+
 def _rollout_to(about: str, behaviour: VersionBehaviour) -> Scenario:
     """Rolls `v2`, which behaves like `behaviour`, out to six cells."""
     return Scenario(
         about=about,
         fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}, policy=BAD_POLICY),)),
-        play=_bad_play,
+        play=partial(_roll_out_at, 20.0),
         until_s=1800.0,
         busy_s=100.0,
         expect=_bad_expect,
         behaviours={"v2": behaviour},
     )
-
-
-def _bad_play(world: World) -> None:
-    world.queue.at(20.0, lambda: roll_out(world, "llama", "v2"))
 
 
 def _bad_expect(world: World) -> Iterator[str]:
@@ -90,10 +91,6 @@ def _scale_up_expect(world: World) -> Iterator[str]:
 WITHOUT_SPARES_POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
 
 
-def _without_spares_play(world: World) -> None:
-    world.queue.at(10.0, lambda: roll_out(world, "llama", "v2"))
-
-
 def _without_spares_expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     yield from mixed_versions(world)
@@ -122,10 +119,6 @@ def least_s() -> float:
         total += turns * (REGION_LOAD_S + REGION_POLICY.min_healthy_s) + bake_s
         moved = target
     return total
-
-
-def _region_play(world: World) -> None:
-    world.queue.at(REGION_BEGIN_S, lambda: roll_out(world, "llama", "v2"))
 
 
 def _region_expect(world: World) -> Iterator[str]:
@@ -181,7 +174,7 @@ SCENARIOS = {
     "rollout_without_spares": Scenario(
         about="Six cells, updated in place without spares.",
         fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}, policy=WITHOUT_SPARES_POLICY),), spares=0),
-        play=_without_spares_play,
+        play=partial(_roll_out_at, 10.0),
         until_s=3600.0,
         busy_s=100.0,
         expect=_without_spares_expect,
@@ -191,7 +184,7 @@ SCENARIOS = {
         fleet=FleetSpec(
             (DeploymentSpec("llama", {"east": REGION_CELLS}, size=1, policy=REGION_POLICY, ready_timeout_s=600.0),)
         ),
-        play=_region_play,
+        play=partial(_roll_out_at, REGION_BEGIN_S),
         until_s=12 * 3600.0,
         busy_s=1000.0,
         expect=_region_expect,

@@ -1,30 +1,14 @@
 """POST /v1/chat/completions: parses requests and writes answers in vLLM's shape."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.api.common import (
-    DONE_EVENT,
-    Usage,
-    content_logprob,
-    error_event,
-    event,
-    form_of,
-    stops_of,
-    transfer_of,
-)
+from engine_agent.engines.sim.api.common import DONE_EVENT, Usage, content_logprob, error_event, event, request_of
 from engine_agent.engines.sim.planning.answer_plan import Answer, Token
-from engine_agent.engines.sim.planning.generation_request import (
-    GenerationRequest,
-    Prompt,
-    Tool,
-    ToolChoice,
-    is_handed_over,
-    source_of,
-)
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt, Tool, ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest, ChatBody, NamedChoice, ToolField, check_chat, read_body
 
 TOOL_ROLES = frozenset({"tool", "function"})
@@ -37,30 +21,15 @@ _decoder = msgspec.json.Decoder(ChatBody, strict=False)
 def parse_chat(body: bytes) -> GenerationRequest:
     chat = read_body(_decoder, body)
     check_chat(chat)
-    transfer = transfer_of(chat.kv_transfer_params)
     limit_param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     tools = tools_of(chat.tools)
-    options = chat.stream_options
-    return GenerationRequest(
-        model=chat.model,
-        prompts=(_prompt(chat, tools),),
-        choices=chat.n or 1,
-        output_limit=limit,
+    return replace(
+        request_of(chat, (_prompt(chat, tools),), limit),
         limit_param=limit_param,
-        min_tokens=chat.min_tokens or 0,
-        exact_length=bool(chat.ignore_eos) and limit is not None,
-        seed=chat.seed or 0,
-        priority=chat.priority or 0,
-        stops=stops_of(chat),
-        form=form_of(chat),
         tools=tools,
         tool_choice=_tool_choice(chat, tools),
-        stream=bool(chat.stream),
-        include_usage=bool(options and options.include_usage),
         top_logprobs=chat.top_logprobs or 0 if chat.logprobs else None,
-        is_handed_over=is_handed_over(transfer),
-        source=source_of(transfer),
     )
 
 

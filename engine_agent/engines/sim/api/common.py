@@ -7,7 +7,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine_agent.engines.sim.planning.generation_request import OutputForm, Stops, TransferParams
+from engine_agent.engines.sim.planning.generation_request import (
+    GenerationRequest,
+    OutputForm,
+    Prompt,
+    Stops,
+    TransferParams,
+    is_handed_over,
+    source_of,
+)
 from engine_agent.engines.sim.planning.vocabulary import Ranked, ranked_tokens
 from engine_agent.protocol.api_surface import ErrorForm, error_object
 from engine_agent.protocol.request_bodies import (
@@ -28,9 +36,26 @@ ANY_OBJECT = {
 _MOST_CHOICES = 1000
 
 
-def stops_of(body: SamplingBody) -> Stops:
-    return Stops(
-        stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ()), bool(body.include_stop_str_in_output)
+def request_of(body: SamplingBody, prompts: tuple[Prompt, ...], limit: int | None) -> GenerationRequest:
+    """Returns a request with the members that chats and completions share. Raises BadRequest if one is wrong."""
+    transfer = _transfer_of(body.kv_transfer_params)
+    stops, ids = stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ())
+    options = body.stream_options
+    return GenerationRequest(
+        model=body.model,
+        prompts=prompts,
+        choices=body.n or 1,
+        output_limit=limit,
+        min_tokens=body.min_tokens or 0,
+        exact_length=bool(body.ignore_eos) and limit is not None,
+        seed=body.seed or 0,
+        priority=body.priority or 0,
+        stops=Stops(stops, ids, bool(body.include_stop_str_in_output)),
+        form=_form_of(body),
+        stream=bool(body.stream),
+        include_usage=bool(options and options.include_usage),
+        is_handed_over=is_handed_over(transfer),
+        source=source_of(transfer),
     )
 
 
@@ -40,9 +65,7 @@ def stop_texts(stop: str | list[str] | None, param: str) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
-def form_of(body: SamplingBody) -> OutputForm | None:
-    """Returns the form that the text must have; None for any. Raises BadRequest if the fields are wrong, contradict
-    each other, or are not supported."""
+def _form_of(body: SamplingBody) -> OutputForm | None:
     structured = _structured_form(body.structured_outputs)
     return _response_form(body.response_format) or structured
 
@@ -93,8 +116,7 @@ def _schema_of(given: Any) -> Any:
         raise BadRequest(f"`structured_outputs.json` is not JSON: {error}", param="structured_outputs") from error
 
 
-def transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
-    """Returns what a request states for a prefill or decode engine. Raises BadRequest if it is malformed."""
+def _transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
     try:
         return None if given is None else msgspec.convert(given, TransferParams)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
 """POST /v1/completions, /tokenize and /detokenize: parses requests and writes answers in vLLM's shape."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any
@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine_agent.engines.sim.api.chat import tool_texts, tools_of
-from engine_agent.engines.sim.api.common import DONE_EVENT, Usage, error_event, event, form_of, stops_of, transfer_of
+from engine_agent.engines.sim.api.common import DONE_EVENT, Usage, error_event, event, request_of
 from engine_agent.engines.sim.planning.answer_plan import Answer
-from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt, is_handed_over, source_of
+from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
 from engine_agent.engines.sim.planning.vocabulary import TokenTexts, ranked_tokens
 from engine_agent.protocol.request_bodies import (
     BadRequest,
@@ -37,29 +37,11 @@ _decoder = msgspec.json.Decoder(CompletionBody, strict=False)
 def parse_completion(body: bytes) -> GenerationRequest:
     completion = read_body(_decoder, body)
     check_completion(completion)
-    transfer = transfer_of(completion.kv_transfer_params)
     prompts = parse_prompts(completion.prompt, "prompt")
     if len(prompts) * completion.n > _MOST_ANSWERS:
         raise BadRequest(f"prompts times `n` are at most {_MOST_ANSWERS}", param="n")
     limit = _DEFAULT_COMPLETION_TOKENS if completion.max_tokens is None else completion.max_tokens
-    options = completion.stream_options
-    return GenerationRequest(
-        model=completion.model,
-        prompts=prompts,
-        choices=completion.n,
-        output_limit=max(limit, 1),
-        min_tokens=completion.min_tokens or 0,
-        exact_length=bool(completion.ignore_eos),
-        seed=completion.seed or 0,
-        priority=completion.priority or 0,
-        stops=stops_of(completion),
-        form=form_of(completion),
-        stream=bool(completion.stream),
-        include_usage=bool(options and options.include_usage),
-        top_logprobs=completion.logprobs,
-        is_handed_over=is_handed_over(transfer),
-        source=source_of(transfer),
-    )
+    return replace(request_of(completion, prompts, max(limit, 1)), top_logprobs=completion.logprobs)
 
 
 def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:
