@@ -3,8 +3,9 @@ Every web process tells the same, so rules take the maximum over them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from django.db.models import Count, F, Max, Sum
+from django.db.models import Count, F, Max, QuerySet, Sum
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -42,7 +43,9 @@ class FleetGauges(Collector):
     """Collects anew at every scrape."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        yield _gauge("cells", "Cells by state.", ("region", "deployment", "state"), _cells())
+        cells = Cell.objects.exclude(state=CellState.STOPPED.value)
+        by_place = _counts(cells, "region_id", "deployment_id", "state")
+        yield _gauge("cells", "Cells by state.", ("region", "deployment", "state"), by_place)
         yield _gauge("cells_wanted", "Cells that deployments ask for.", ("region", "deployment"), _wanted())
         yield _gauge(
             "cells_withheld", "Cells that deployments may not have now.", ("region", "deployment", "rule"), _withheld()
@@ -53,15 +56,27 @@ class FleetGauges(Collector):
             ("team", "instance_type", "region", "what"),
             _quotas(),
         )
-        yield _gauge("nodes", "Nodes by state.", ("region", "state"), _nodes())
-        yield _gauge("nodes_cordoned", "Cordoned nodes.", ("region",), _cordoned())
-        yield _gauge("nodes_connected", "Nodes whose agent is connected.", ("region",), _connected())
-        yield _gauge("incidents_open", "Open incidents, without those in shadow.", ("kind",), _incidents())
-        yield _gauge("rollouts", "Rollouts by state.", ("state",), _rollouts())
-        yield _gauge("ingresses_connected", "Ingresses whose agent is connected.", ("region",), _ingresses())
+        nodes = Node.objects.exclude(state=NodeState.RETIRED.value)
+        yield _gauge("nodes", "Nodes by state.", ("region", "state"), _counts(nodes, "region_id", "state"))
+        cordoned = _counts(nodes.filter(cordoned=True), "region_id")
+        yield _gauge("nodes_cordoned", "Cordoned nodes.", ("region",), cordoned)
+        connected = NodeReport.objects.filter(connected=True).exclude(node__state=NodeState.RETIRED.value)
+        by_region = _counts(connected, "node__region_id")
+        yield _gauge("nodes_connected", "Nodes whose agent is connected.", ("region",), by_region)
+        opened = _counts(Incident.objects.filter(state=IncidentState.OPEN.value, shadow=False), "kind")
+        yield _gauge("incidents_open", "Open incidents, without those in shadow.", ("kind",), opened)
+        rollouts = _counts(Rollout.objects.filter(ended_at=None), "state")
+        yield _gauge("rollouts", "Rollouts by state.", ("state",), rollouts)
+        ingresses = _counts(IngressReport.objects.filter(connected=True), "ingress__region_id")
+        yield _gauge("ingresses_connected", "Ingresses whose agent is connected.", ("region",), ingresses)
         yield _gauge("routing_table_lag", "Revisions that the slowest ingress is behind.", ("region",), _table_lag())
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
-        yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
+        yield _gauge(
+            "async_requests",
+            "Near-real-time requests by state.",
+            ("state",),
+            _counts(AsyncRequest.objects.all(), "state"),
+        )
         yield _gauge("requests_held", "Requests that wait for a first cell.", ("region", "deployment"), _held())
         yield _gauge(
             "requests_refused",
@@ -118,10 +133,9 @@ def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterator[Row]) -> 
     return family
 
 
-def _cells() -> Iterator[Row]:
-    living = Cell.objects.exclude(state=CellState.STOPPED.value)
-    for row in living.order_by().values("region_id", "deployment_id", "state").annotate(n=Count("pk")):
-        yield (row["region_id"], str(row["deployment_id"]), row["state"]), row["n"]
+def _counts(rows: QuerySet[Any], *fields: str) -> Iterator[Row]:
+    for *labels, count in rows.order_by().values_list(*fields).annotate(Count("pk")):
+        yield labels, count
 
 
 def _wanted() -> Iterator[Row]:
@@ -143,41 +157,6 @@ def _quotas() -> Iterator[Row]:
         yield (*owner, "used"), use.used
 
 
-def _nodes() -> Iterator[Row]:
-    living = Node.objects.exclude(state=NodeState.RETIRED.value)
-    for row in living.order_by().values("region_id", "state").annotate(n=Count("pk")):
-        yield (row["region_id"], row["state"]), row["n"]
-
-
-def _cordoned() -> Iterator[Row]:
-    marked = Node.objects.filter(cordoned=True).exclude(state=NodeState.RETIRED.value)
-    for row in marked.order_by().values("region_id").annotate(n=Count("pk")):
-        yield (row["region_id"],), row["n"]
-
-
-def _connected() -> Iterator[Row]:
-    living = NodeReport.objects.filter(connected=True).exclude(node__state=NodeState.RETIRED.value)
-    for row in living.order_by().values(region=F("node__region_id")).annotate(n=Count("pk")):
-        yield (row["region"],), row["n"]
-
-
-def _incidents() -> Iterator[Row]:
-    opened = Incident.objects.filter(state=IncidentState.OPEN.value, shadow=False)
-    for row in opened.order_by().values("kind").annotate(n=Count("pk")):
-        yield (row["kind"],), row["n"]
-
-
-def _rollouts() -> Iterator[Row]:
-    for row in Rollout.objects.filter(ended_at=None).order_by().values("state").annotate(n=Count("pk")):
-        yield (row["state"],), row["n"]
-
-
-def _ingresses() -> Iterator[Row]:
-    reports = IngressReport.objects.filter(connected=True)
-    for row in reports.order_by().values(region=F("ingress__region_id")).annotate(n=Count("pk")):
-        yield (row["region"],), row["n"]
-
-
 def _table_lag() -> Iterator[Row]:
     newest = dict(RoutingTable.objects.order_by().values_list("region_id").annotate(Max("revision")))
     lag: dict[str, int] = {}
@@ -189,11 +168,6 @@ def _table_lag() -> Iterator[Row]:
 
 def _deliveries() -> Iterator[Row]:
     yield (), WebhookDelivery.objects.filter(state=DeliveryState.PENDING.value).count()
-
-
-def _async_requests() -> Iterator[Row]:
-    for row in AsyncRequest.objects.order_by().values("state").annotate(n=Count("pk")):
-        yield (row["state"],), row["n"]
 
 
 def _held() -> Iterator[Row]:
