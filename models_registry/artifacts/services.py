@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
-
-import boto3
-from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from engine_agent.protocol.manifest import (
     MANIFEST_NAME,
@@ -33,6 +29,9 @@ from models_registry.artifacts.planner import (
     parse_place,
     size_words,
 )
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
 
 CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -66,6 +65,9 @@ class BucketSource:
     """An artifact under a prefix of a bucket. Credentials, region and endpoint come from boto3's settings."""
 
     def __init__(self, place: Place, limits: ArtifactLimits) -> None:
+        import boto3  # takes a while
+        from botocore.config import Config
+
         self._place, self._limits = place, limits
         timeouts = {"connect_timeout": CONNECT_TIMEOUT_S, "read_timeout": READ_TIMEOUT_S}
         config = Config(retries={"total_max_attempts": ATTEMPTS, "mode": "standard"}, **timeouts)
@@ -105,6 +107,8 @@ class BucketSource:
 
     @contextmanager
     def _explained(self, path: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
         where = f"{self._place}/{path}".rstrip("/")
         refuse_inside_transaction(f"reading {where}")
         try:
@@ -135,7 +139,7 @@ def one_host() -> Callable[..., None]:
     return check
 
 
-def _explain(error: ClientError, where: str, bucket: str) -> Exception:
+def _explain(error: "ClientError", where: str, bucket: str) -> Exception:
     code = str(error.response["Error"]["Code"])
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in ("NoSuchBucket", "InvalidBucketName"):

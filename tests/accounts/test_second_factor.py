@@ -168,7 +168,7 @@ def test_a_secret_of_another_user_adds_no_app(ada: Client, browser: Client) -> N
     secret = "".join(page.split("<code>")[1:]).replace("</code>", "")
     assert secret
     response = ada.post(APP, {"secret": field(page, "secret"), "one_time_code": "000000"})
-    assert "too old" in response.text
+    assert "QR code has expired" in response.text
 
 
 GUARDED: tuple[tuple[str, dict[str, str]], ...] = (

@@ -116,7 +116,7 @@ def test_a_rollout_to_a_version_that_hands_nothing_over_is_refused_and_so_is_tak
     scale(CellPools(1, 1))
     with pytest.raises(InvalidInput, match="its cells have 2 nodes"):
         rollout_propose(deployment="sim-70b", version="sim-70b@2", policy={})
-    with pytest.raises(InvalidInput, match="one cell that answers"):
+    with pytest.raises(InvalidInput, match="only cell that answers"):
         rollout_propose(deployment="sim-70b", version="sim-70b@3", policy={})
     surge = {"strategy": "surge", "surge": 2}
     assert rollout_propose(deployment="sim-70b", version="sim-70b@3", policy=surge).splits[EAST].is_apart

@@ -85,7 +85,7 @@ def test_the_host_of_a_revoked_node_enrols_nothing_and_is_never_free_again() -> 
     node_revoke(node_id=node.id, actor="ada", now=NOW, why="stolen")
     assert agents_identify([credential]) == [None]
     shown = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)  # one that was missed
-    with pytest.raises(EnrolmentRefused, match="m-00000001 is not told to run node n-00000001"):
+    with pytest.raises(EnrolmentRefused, match="m-00000001 has no order to run node n-00000001"):
         enrol(token=shown, kind="node", subject=node.id, nonce="5e" * 32, now=NOW)
     hello = Hello(1, AgentKind.MACHINE, machine.id, "b0", "0.1.0", machine=rows.FACTS)
     refused = machine_hellos_store([hello], now=NOW)

@@ -74,7 +74,7 @@ def test_of_a_token_only_the_hash_is_kept() -> None:
         ("rented", 1, HOUR, "", "region rented gets its machines from provider local; hosts join regions of machines"),
         ("pool", 0, HOUR, "", "count is 0; it must be 1 to 1000"),
         ("pool", 1, timedelta(days=8), "", "it expires in 691200 s; it must be 60 s to 7 days"),
-        ("pool", 1, HOUR, "p6", "there is no instance type 'p6'; there are: none"),
+        ("pool", 1, HOUR, "p6", "unknown instance type 'p6'; known: none"),
     ],
 )
 def test_an_invitation_that_makes_no_sense_is_refused(
@@ -159,10 +159,10 @@ def test_a_machine_enrols_what_it_was_told_to_run_and_nothing_else() -> None:
     assert identity is not None
     assert (identity.kind, identity.id) == (AgentKind.NODE, "n-00000001")
     for kind, subject in (("node", "n-00000002"), ("ingress", "n-00000001"), ("machine", machine_id_of(NONCE))):
-        with pytest.raises(EnrolmentRefused, match="is not told to run"):
+        with pytest.raises(EnrolmentRefused, match="has no order to run"):
             agent_enrol(token=credential, kind=kind, subject=subject, nonce=OTHER, now=NOW)
     Machine.objects.update(state=MachineState.WIPING.value)
-    with pytest.raises(EnrolmentRefused, match="is not told to run"):
+    with pytest.raises(EnrolmentRefused, match="has no order to run"):
         agent_enrol(token=credential, kind="node", subject="n-00000001", nonce=OTHER, now=NOW)
 
 
@@ -180,7 +180,7 @@ def test_a_machine_that_has_a_certificate_enrols_its_agent_only_with_it() -> Non
 
     with pytest.raises(EnrolmentRefused, match="none was shown"):
         enrol_node(None)
-    with pytest.raises(EnrolmentRefused, match=f"is not of {machine}"):
+    with pytest.raises(EnrolmentRefused, match=f"the presented certificate is not {machine}'s"):
         enrol_node(peer("m-00000002"))
     assert agents_identify([enrol_node(peer(machine))])[0]
 
@@ -294,7 +294,7 @@ def test_a_launch_takes_no_row_of_a_host_that_joined() -> None:
     assert (joined.provider, joined.state, joined.runs) == ("machines", MachineState.JOINING, "")
     assert Machine.objects.get(runs=node.id).provider == "local"
     Machine.objects.filter(id=joined.id).update(provider="local", state=MachineState.TAKEN.value, runs="n-00000002")
-    with pytest.raises(EnrolmentRefused, match="is not told to run node n-00000002"):
+    with pytest.raises(EnrolmentRefused, match="has no order to run node n-00000002"):
         agent_enrol(token=credential, kind="node", subject="n-00000002", nonce=OTHER, now=NOW)
 
 

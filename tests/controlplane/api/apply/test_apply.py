@@ -164,7 +164,7 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
             document("Deployment", "sim-70b", slo={"ttft": 1}),
             "documents.0.spec.slo.ttft",
             "objective",
-            "there are: availability, ttft_ms",
+            "known: availability, ttft_ms",
         ),
         (
             document("ModelVersion", "m@1", engine="sim", engine_options={"a": "\x00"}),
