@@ -96,22 +96,20 @@ def predict(
     now: datetime,
     *,
     load_s: Mapping[str, float],
-    settings: FleetSettings | None = None,
-    horizon_s: float = HORIZON_S,
     has_time: Callable[[], bool] = lambda: True,
 ) -> Forecast:
     """Applies the change to this fleet and returns the outcome. `load_s`: version -> typical seconds from a start until
     it is ready; `has_time`: whether to continue, called before each event."""
     queue = EventQueue(now)
-    chosen = settings or FleetSettings()
+    settings = FleetSettings()
     part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
-    budgets = replace(chosen, ledger=limits_as_floors(fleet, chosen.ledger))
+    budgets = replace(settings, ledger=limits_as_floors(fleet, settings.ledger))
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
     world = World(part, settings=budgets, behaviours=behaviours, skip_repeats=True, queue=queue)
     world.reconciler.pace = PACE if _nodes_then(part, change) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
     before = dict(world.ready)
     _begin(world, change)
-    is_over = _run(world, change, horizon_s, has_time)
+    is_over = _run(world, change, has_time)
     forecast = _forecast(world, change, before, is_over)
     places = (*forecast.places, *_others(fleet, world))
     return replace(forecast, places=tuple(sorted(places, key=lambda place: (place.deployment, place.region))))
@@ -176,9 +174,9 @@ def _state_roles(world: World, name: str, cells: Mapping[str, int], roles: Mappi
     world.store.deployments[name] = spec
 
 
-def _run(world: World, change: Change, horizon_s: float, has_time: Callable[[], bool]) -> bool:
+def _run(world: World, change: Change, has_time: Callable[[], bool]) -> bool:
     calm_since_s: float | None = None
-    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS:
+    while world.queue.now_s < HORIZON_S and world.queue.done < MAX_EVENTS:
         if not world.run_until(world.queue.now_s + POLL_EVERY_S, has_time):
             return False
         if not _is_at_rest(world, change):

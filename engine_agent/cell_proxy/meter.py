@@ -94,8 +94,7 @@ class SlidingHistogram:
 
 
 class SlidingSum:
-    def __init__(self, window_s: int = WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._seconds: deque[list[int]] = deque()
         self._sum = 0
 
@@ -112,7 +111,7 @@ class SlidingSum:
         return self._sum
 
     def _expire(self, second: int) -> None:
-        while self._seconds and self._seconds[0][0] <= second - self._window_s:
+        while self._seconds and self._seconds[0][0] <= second - WINDOW_S:
             self._sum -= self._seconds.popleft()[1]
 
 

@@ -200,13 +200,11 @@ class Peers:
         home: Path,
         log: LineLog,
         decode_nodes: Callable[[], Collection[str]] = tuple,
-        now_s: Callable[[], float] = monotonic,
     ) -> None:
         self._decode_nodes = decode_nodes
         self._identity = IdentityFiles(home)
         self._revoked_file = home / TLS_FOLDER / REVOKED_SERIALS_FILE
         self._log = log
-        self._now_s = now_s
         self._logged_at_s = float("-inf")
 
     def context(self) -> ssl.SSLContext:
@@ -230,8 +228,8 @@ class Peers:
         return None
 
     def _note_refusal(self, reason: str) -> None:
-        if self._now_s() - self._logged_at_s >= LOG_EVERY_S:
-            self._logged_at_s = self._now_s()
+        if monotonic() - self._logged_at_s >= LOG_EVERY_S:
+            self._logged_at_s = monotonic()
             self._log.event(event="connection_refused", reason=reason)
 
     async def cut_revoked(self, connections: Iterable[ClientConnection]) -> None:

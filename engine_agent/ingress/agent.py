@@ -63,13 +63,7 @@ class IngressAgent:
     `body_parsers`: find the model in large bodies, shortest limit first. `identity`: for mutual TLS with cells and
     other ingresses; None: plain links."""
 
-    def __init__(
-        self,
-        settings: IngressSettings,
-        binary: Path,
-        draw: Callable[[], float] = random.random,
-        identity: Identity | None = None,
-    ) -> None:
+    def __init__(self, settings: IngressSettings, binary: Path, identity: Identity | None = None) -> None:
         self.serving = HaproxySupervisor(
             "HAProxy",
             HaproxyProcess(settings.state_dir, binary, lambda desired: render(desired, settings), open_pipe),
@@ -81,7 +75,6 @@ class IngressAgent:
         self._refusals = RefusalCounting(settings.state_dir)
         self.access_log = LogPipe(settings.state_dir, note=self._refusals.note)
         self._settings = settings
-        self._draw = draw
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, RoutingTable)
         self._identity = identity
         self._links = LinkFiles(identity) if identity else None
@@ -287,7 +280,7 @@ class IngressAgent:
         if not is_news and now_s < self._report_due_s:
             return None
         self._reported, self._reported_holding = observed, holds
-        self._report_due_s = now_s + report_interval_s(self._draw())
+        self._report_due_s = now_s + report_interval_s(random.random())
         for haproxy in self._haproxies:
             haproxy.process.trim_log()
         return IngressReport(

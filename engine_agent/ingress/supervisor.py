@@ -63,7 +63,6 @@ class HaproxySupervisor:
         process: HaproxyProcess,
         times: Times,
         structure_of: Callable[[DesiredHaproxy], str],
-        draw: Callable[[], float] = random.random,
         read_every_s: float = 0.0,
         read_idle_every_s: float = 0.0,
     ) -> None:
@@ -84,7 +83,6 @@ class HaproxySupervisor:
         self._name = name
         self._times = times
         self._structure_of = structure_of
-        self._draw = draw
         self._structure_cache: tuple[DesiredHaproxy, str] | None = None
         self._awake = AwakeClock(lambda: _now_s())  # noqa: PLW0108 - looked up at each reading, as the loop is
         self._watchdog = Watchdog(patience_s=times.silent_after_s)
@@ -140,7 +138,7 @@ class HaproxySupervisor:
         if self.process.is_alive():
             return
         self.running = None
-        if self._restarts.note_exit(_now_s(), self._draw()):
+        if self._restarts.note_exit(_now_s(), random.random()):
             log.error("%s exited; next start in %.1f s", self._name, max(0.0, self._restarts.due_at_s - _now_s()))
         if self._restarts.may_start(_now_s()):
             self._restarts.note_start(_now_s())

@@ -131,18 +131,16 @@ class AgentConnection:
         hello: Callable[[], Hello],
         on_message: Callable[[Order], None],
         settings: ConnectionSettings | None = None,
-        draw: Callable[[], float] = random.random,
         on_identity: Callable[[], None] = lambda: None,
     ) -> None:
         self._enrolment = enrolment
         self.identity = Identity(enrolment.home)
-        self._renewal = CertificateRenewal(self.identity, draw, on_identity)
+        self._renewal = CertificateRenewal(self.identity, random.random, on_identity)
         self._agent_id = enrolment.agent_id
         self._servers = enrolment.servers
         self._hello = hello
         self._on_message = on_message
         self._settings = settings or ConnectionSettings()
-        self._draw = draw
         self._report: Report | IngressReport | MachineReport | None = None
         self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
         self._logs: LogTail | None = None
@@ -190,7 +188,7 @@ class AgentConnection:
             was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
             self._failures = 0 if was_stable and has_answered else self._failures + 1
             wait_s = self._settings.refused_backoff_s if refused_for_good else 0.0
-            wait_s = max(wait_s, self._retry_after_s, backoff_s(self._settings, self._failures, self._draw()))
+            wait_s = max(wait_s, self._retry_after_s, backoff_s(self._settings, self._failures, random.random()))
             if not self._again.is_set() and not refused_for_good:
                 wait_s = self._select_other_server(has_answered, wait_s)
             self._note_lost(reason, wait_s)
@@ -203,7 +201,7 @@ class AgentConnection:
             self._servers.answered()
         self._servers.failed()
         if self._servers.has_untried:
-            return min(wait_s, self._settings.other_server_s * self._draw())
+            return min(wait_s, self._settings.other_server_s * random.random())
         self._servers.start_round()
         return wait_s
 
@@ -220,7 +218,7 @@ class AgentConnection:
                 async with self._open(credential, shows_certificate=shown) as socket:
                     return await self._serve(socket, certified=shown)
             except InvalidStatus as error:
-                self._retry_after_s = retry_after_s(error.response.headers.get("Retry-After"), self._draw())
+                self._retry_after_s = retry_after_s(error.response.headers.get("Retry-After"), random.random())
                 return self._handshake_failed(error.response, certified=shown)
             except REFUSED_IN_TLS:
                 if shown and not self.status.connected:
