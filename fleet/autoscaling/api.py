@@ -171,7 +171,7 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
 
 @extend_schema_serializer(many=False)
 class ScalingSwitchSerializer(serializers.ModelSerializer[ScalingSwitch]):
-    paused = serializers.BooleanField(help_text="True: the autoscaler changes nothing.")
+    paused = serializers.BooleanField(help_text="Whether the autoscaler changes nothing.")
     why = serializers.CharField()
     actor = serializers.CharField(help_text="The user who set it; empty: never set.")
     changed_at = serializers.DateTimeField(allow_null=True)

@@ -246,11 +246,11 @@ def _check_strategy(policy: UpdatePolicy) -> None:
 
 
 EMPTIED_BELOW = 0.1
-"""A region that keeps less than this share of its cells or of its own requests counts as emptied."""
+"""A region that keeps less than this share of its cells or requests counts as emptied."""
 
 
 def empties_origin(shares: Mapping[str, float], origin: str) -> bool:
-    """Whether a region keeps almost none of its own requests."""
+    """Whether a region keeps almost none of its requests."""
     return shares.get(origin, 0.0) < EMPTIED_BELOW
 
 

@@ -131,7 +131,7 @@ class FaultRuleFilter(filters.FilterSet):
 
 
 class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
-    """Which rules may replace machines without an operator. Lists rules whose mode was set; all others are on."""
+    """Rules that may replace machines without an operator. Lists those whose mode was set; all others are on."""
 
     serializer_class = FaultRuleSerializer
     filterset_class = FaultRuleFilter

@@ -85,7 +85,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 MAX_COUNT = 2**53
-"""Real counts are smaller; a larger report must not break the sums of others."""
+"""Real counts are smaller; a larger report must not break other sums."""
 MAX_BUCKET = 1023
 """Latency buckets end here; reported ones beyond are ignored."""
 

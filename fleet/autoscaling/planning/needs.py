@@ -266,7 +266,7 @@ BELOW_CAP = 0.95
 """Maximum target relative to the autopilot's cap. A region at its cap gets no more requests and would never exceed its
 target."""
 OBJECTIVE_STEP = 0.1
-"""Share of the current cells added per step, at least one, for an objective that is missed: the right number is
+"""Share of the current cells added per step, at least one, for a violated objective, because the right number is
 unknown."""
 OBJECTIVE_SEEN_S = 300.0
 """The objective is evaluated over this time."""

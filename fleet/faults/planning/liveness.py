@@ -1,5 +1,5 @@
 """Decides which nodes are alive, from the reports of their agents, their provider and other witnesses, and how much may
-be replaced at once. It never condemns a node for silence alone: a second witness must agree. It takes no action while
+be replaced together. It never condemns a node for silence alone: a second witness must agree. It takes no action while
 every agent is silent, because then the control plane is cut off. The guards allow one node of a cell, few nodes of a
 pool, and none while so many are unhealthy that a false alarm is more likely."""
 

@@ -410,7 +410,7 @@ def node_checks_request(
     if len(set(names)) != len(names):
         raise InvalidInput(field="with_nodes", rule="once", message="a node is named twice")
     if len(names) > MAX_CHECKED_TOGETHER:
-        message = f"{len(names)} nodes; links of at most {MAX_CHECKED_TOGETHER} are checked at once"
+        message = f"{len(names)} nodes; links of at most {MAX_CHECKED_TOGETHER} are checked together"
         raise InvalidInput(field="with_nodes", rule="count", message=message)
     with transaction.atomic():
         found = {row.id: row for row in Node.objects.select_for_update().filter(id__in=names).order_by("id")}

@@ -48,7 +48,7 @@ def common_prefix(topologies: Sequence[Sequence[str]]) -> Path:
 
 
 def failure_domain(topology: Sequence[str]) -> str:
-    """The widest network node, which lies in one availability zone and fails as a whole, or "" if unknown."""
+    """The widest network node, which is in one availability zone and fails as a whole, or "" if unknown."""
     return topology[0] if topology else ""
 
 

@@ -37,7 +37,7 @@ class WholeCell:
 
 @dataclass
 class Need:
-    """What the cells of a pool need: `nodes` in total, of which `missing` below these network nodes. `whole`: cells
+    """Needs of the cells of a pool: `nodes` in total, of which `missing` below these network nodes. `whole`: cells
     that could start anywhere, in order."""
 
     nodes: int = 0

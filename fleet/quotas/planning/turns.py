@@ -174,7 +174,7 @@ OVERALL = ""
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimit:
-    """Cells that a place may have, the last `borrowed` of them on idle machines of others, and why no more. `own`:
+    """Cells that a place may have, the last `borrowed` of them on idle machines of other teams, and why no more. `own`:
     cells within its own quotas."""
 
     cells: int

@@ -53,7 +53,7 @@ class MachineState(StrEnum):
 
 
 class MachineRole(StrEnum):
-    """What an invited host is used for."""
+    """Use of an invited host."""
 
     NODE = "node"
     INGRESS = "ingress"

@@ -192,7 +192,7 @@ def _deployment(
     versions: dict[str, ModelVersion],
     shapes: Mapping[str, InstanceShape],
 ) -> DeploymentView:
-    """Invalid data become this deployment's problem and do not stop the planning of others."""
+    """Invalid data become this deployment's problem and do not stop the planning of other deployments."""
     try:
         return _valid_deployment(row, claims, versions, shapes)
     except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:

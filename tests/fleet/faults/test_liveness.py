@@ -265,7 +265,7 @@ def test_a_leader_that_failed_in_another_cell_is_no_witness() -> None:
 def test_an_ingress_witnesses_against_followers_only_once_their_leader_is_silent_too() -> None:
     quiet = {"connected": False, "last_seen_at": ago(31)}
     follower = member("f", report=quiet, state=NodeState.SUSPECT)
-    others = [node(f"s{number}") for number in range(40)]  # two of a pool so large may be replaced at once
+    others = [node(f"s{number}") for number in range(40)]  # two of a pool so large may be replaced together
     down = FaultsView(down={"c1": "i-east"})
     serving = fleet(member("l"), follower, cell("c1", "l", "f"), *others)
     assert moves(replace(serving, faults=down)) == []

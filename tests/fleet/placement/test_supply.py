@@ -1,4 +1,4 @@
-"""Which machines are bought, near what, and when no more are bought."""
+"""Machines to buy, near what, and when no more are bought."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,5 @@
 """Two reconcilers race through a rollout with faults on real PostgreSQL. They never overspend the ledger, give a
-machine to two cells, or condemn too many machines at once."""
+machine to two cells, or condemn too many machines together."""
 
 from collections.abc import Iterator
 from datetime import timedelta
