@@ -1,7 +1,4 @@
-"""Calibrations to test with: a version with heads, what its trainer wrote, and what steps cost.
-
-Artifacts in folders, and clocks, for tests of validation.
-"""
+"""Rows for tests: versions in every state, calibrations with step costs, artifacts in folders, and clocks."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,14 +20,14 @@ SIM: dict[str, Any] = {
 
 
 def draft(version: str = "1", *, based_on: str = "", **columns: Any) -> ModelVersion:
-    """A draft of `toy` that needs no artifact and lacks nothing."""
+    """A valid draft of `toy` without an artifact."""
     Model.objects.get_or_create(name="toy", defaults={"created_at": NOW})
     values = columns if based_on else {**SIM, **columns}
     return draft_create(model="toy", version=version, based_on=based_on, columns=values, actor="ada", now=NOW)
 
 
 def stored(state: str, version: str = "1", **columns: Any) -> ModelVersion:
-    """A version that is in this state already."""
+    """A version in this state."""
     row = draft(version)
     ModelVersion.objects.filter(pk=row.pk).update(state=state, **columns)
     row.refresh_from_db()
@@ -62,7 +59,7 @@ STEP_COST: dict[str, Any] = {
 
 
 def with_heads(**speculation: Any) -> ModelVersion:
-    """A released version on vLLM that guesses by heads."""
+    """A released version on vLLM with heads."""
     stated = {
         "method": "medusa", "tokens": 2, "draft_uri": "file:///heads", "draft_digest": DIGEST, **speculation
     }  # fmt: skip
@@ -83,7 +80,7 @@ def artifact(folder: Path, files: dict[str, bytes] | None = None) -> Manifest:
 
 @dataclass
 class Clock:
-    """Every look at it moves it on by `step_s`."""
+    """Every read advances it by `step_s`."""
 
     step_s: float = 0.0
     at: datetime = field(default=NOW)

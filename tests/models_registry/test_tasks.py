@@ -1,4 +1,4 @@
-"""The task reads its limits from the settings, and bad settings are named at start-up."""
+"""The task reads its limits from the settings, and bad settings are errors at start."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A whole fleet as `make up` starts it, in a home of its own, with what tests need to ask of it."""
+"""A whole fleet as `make up` starts it, in a temporary home, with queries for tests."""
 
 import json
 import os
@@ -22,34 +22,33 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 600
 STOP_LIMIT_S = 240
 LIMIT_S = 240.0
-"""For whatever must happen: generous, for machines that do much else. What takes how long, the benches say."""
+"""Generous limit for busy machines; the benches measure durations."""
 POLL_S = 0.05
 POLL_MOST_S = 0.3
-"""Between two looks, at first and in the end. Each is a request that the fleet's web process answers, on cores that
-engines need to start; what is not there soon takes seconds."""
+"""Poll interval, first and last. Each poll costs the web process CPU that engines need to start, so it slows down."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""Each of four workers may run fleets, with ports of its own."""
+"""Four workers may each run fleets, with separate ports."""
 NODE_PORTS = 22000 - 1000 * WORKER
 PORTS_EACH = 240
 PORTS_FROM = 23000 + PORTS_EACH * WORKER
-"""All together less than a thousand: an ingress of one has ports 2000 and 3000 above its own."""
+"""The sum is below a thousand: an ingress uses ports 2000 and 3000 above its first."""
 REGIONS = ("us-east-1", "us-west-2")
 
 
 class AskedFleet:
-    """A fleet that is up, as whoever has the addresses of its API and its ingresses knows it. `url`: of its web."""
+    """A running fleet, as seen by a client with the addresses of its API and ingresses. `url`: that of web."""
 
     url: str
 
     def ingress(self, region: str = REGIONS[0]) -> str:
-        """Where one of a region's ingresses answers."""
+        """Address of one of a region's ingresses."""
         raise NotImplementedError
 
     def token(self) -> str:
         raise NotImplementedError
 
     def take_down(self, node: str) -> None:
-        """End all that a node runs, at once and without a word; `wait_until_whole` has it there again."""
+        """Kill all processes of a node without notice; `wait_until_whole` waits until it is back."""
         raise NotImplementedError
 
     def api(self, path: str, **query: str) -> Any:
@@ -69,7 +68,7 @@ class AskedFleet:
         return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
 
     def scale(self, deployment: str, region: str, cells: int) -> None:
-        """Wait until so many are ready there, and no other."""
+        """Wait until exactly this many cells are ready there."""
         self.patch(f"deployments/{deployment}", {"regions": [{"region": region, "cells": cells}]})
 
         def states() -> list[str]:
@@ -78,7 +77,7 @@ class AskedFleet:
         eventually(lambda: states() == ["ready"] * cells, START_LIMIT_S)
 
     def versions(self, deployment: str = "sim-70b") -> tuple[str, str]:
-        """The version that a deployment runs, and the other one of 1 and 2 that it can go to."""
+        """The version that a deployment runs, and the other one of 1 and 2, to which it can move."""
         runs = self.api(f"deployments/{deployment}")["model_version"]
         return runs, next(each for each in (f"{deployment}@1", f"{deployment}@2") if each != runs)
 
@@ -89,7 +88,7 @@ class AskedFleet:
         return {cell["cell"] for pool in body["pools"] for cell in pool["cells"] if not cell["drain"]}
 
     def engine_pids(self) -> dict[str, int]:
-        """Node -> pid of its engine, of nodes in cells."""
+        """Node -> pid of its engine, for nodes in cells."""
         nodes = self.api("nodes")["results"]
         return {node["id"]: node["engine"]["pid"] for node in nodes if node["cell"]}
 
@@ -97,13 +96,13 @@ class AskedFleet:
         """Whether every wanted cell is ready and routed, and one node per region is spare."""
         cells = self.cells()
         if any(cell["state"] != "ready" for cell in cells.values()):
-            return False  # what else there is to ask would cost the cores on which they start
+            return False  # further queries would cost the CPU on which engines start
         spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
         routed = set().union(*(self.routed_cells(region) for region in REGIONS))
         return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
 
     def wait_until_whole(self) -> None:
-        """As long as a start of vLLM may take."""
+        """Its limit is the longest start of vLLM."""
         eventually(self.is_whole, START_LIMIT_S)
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, **arguments: Any) -> Any:
@@ -132,7 +131,7 @@ class RunningFleet(AskedFleet):
         inherited = {
             name: value
             for name, value in os.environ.items()
-            # The test session has servers and settings of its own.
+            # The test session has separate servers and settings.
             if name not in {"DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"}
         }
         self.environment = {
@@ -148,7 +147,7 @@ class RunningFleet(AskedFleet):
     # --- the Makefile's verbs -----------------------------------------------------------------------------------------
 
     def up(self, engine: str) -> str:
-        """`engine`: what `smollm2` runs on."""
+        """`engine`: that of `smollm2`."""
         self.environment["ENGINE"] = engine
         return self._run(["up", "--detach"], START_LIMIT_S)
 
@@ -182,7 +181,8 @@ class RunningFleet(AskedFleet):
         assert done.returncode == status, f"{said}\n{self.ends_of_logs()}"
         return done.stdout
 
-    # --- what it says of itself ---------------------------------------------------------------------------------------
+    # --- its state
+    # -----------------------------------------------------------------------------------------------------
 
     def ingress(self, region: str = REGIONS[0]) -> str:
         return f"http://127.0.0.1:{self.ingress_port + REGIONS.index(region)}"
@@ -197,7 +197,7 @@ class RunningFleet(AskedFleet):
             process.kill()
 
     def wait_for_passes(self, count: int) -> None:
-        """Until the reconciler has begun so many more passes: with each it renews its lease."""
+        """Until the reconciler has started this many more passes; each renews its lease."""
         address = json.loads((self.home / "up.json").read_text())["database_url"]
         with psycopg.connect(address, autocommit=True) as database:
 
@@ -212,7 +212,7 @@ class RunningFleet(AskedFleet):
             eventually(seen)
 
     def ends_of_logs(self) -> str:
-        """What each service and each node last wrote."""
+        """The last log lines of each service and node."""
         logs = [*sorted(self.home.glob("logs/*.log")), *sorted(self.home.glob("nodes/*/*.log"))]
         return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.is_file())
 
@@ -228,13 +228,13 @@ class RunningFleet(AskedFleet):
         return found
 
     def service(self, name: str) -> psutil.Process:
-        """One of the launcher's children: web, worker, jobs, valkey or postgres."""
+        """A child of the launcher: web, worker, jobs, valkey or postgres."""
         state = json.loads((self.home / "up.json").read_text())
         return psutil.Process(state["sessions"][name])
 
 
 def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Poll until the condition holds, and return what it said. An API that is away for a moment counts as "not yet"."""
+    """Poll until the condition holds, and return its result. An API that does not answer counts as "not yet"."""
     deadline, pause_s = time.monotonic() + limit_s, POLL_S
     said: Any = None
     while time.monotonic() < deadline:
@@ -243,14 +243,15 @@ def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
                 return said
         except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
             said = error
-        time.sleep(pause_s)  # what is waited for happens in other processes, which send tests no event
+        time.sleep(pause_s)  # the condition depends on other processes, which send no events to tests
         pause_s = min(pause_s * 1.5, POLL_MOST_S)
     raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections; ours as
-    long as this process lives."""
+    """The first of `count` consecutive free ports below the range of outgoing connections, reserved while this process
+    lives.
+    """
     for base in range(PORTS_FROM, PORTS_FROM + PORTS_EACH, 16):
         if all(_is_free(base + offset) for offset in range(count)) and claimed(base):
             return base
@@ -258,7 +259,7 @@ def free_ports(count: int) -> int:
 
 
 def node_ports() -> int:
-    """The first of a thousand ports for nodes; ours as long as this process lives."""
+    """The first of a thousand ports for nodes, reserved while this process lives."""
     base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if claimed(base)), None)
     assert base is not None, "three other test processes run fleets on these ports"
     return base

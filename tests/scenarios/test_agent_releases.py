@@ -1,5 +1,6 @@
-"""Agents of the running fleet go to another release and back under load: no request fails, and no engine, cell proxy or
-HAProxy is another process. A release whose agents do not come up is left again by itself."""
+"""Agents of the running fleet move to another release and back under load: no request fails, and no engine, cell proxy
+or HAProxy restarts. A release whose agents do not start is rolled back automatically.
+"""
 
 import json
 import os
@@ -23,7 +24,7 @@ UPGRADE_LIMIT_S = 300.0
 
 
 def carried(fleet: RunningFleet, folder: Path, *, broken: bool = False) -> str:
-    """Make another release of this checkout's agent known; returns its id."""
+    """Register another release of this checkout's agent; returns its ID."""
     shutil.copytree(CHECKOUT / "engine_agent", folder / "engine_agent")
     stated = folder / STATED
     text = stated.read_text().replace('AGENT_VERSION = "0.1.0"', 'AGENT_VERSION = "0.2.0"')
@@ -66,7 +67,7 @@ def test_all_agents_go_to_another_release_and_back_and_nobody_notices(fleet: Run
     home = next(row["id"] for row in fleet.api("agents/releases")["results"] if row["is_current"])
     other = carried(fleet, tmp_path)
     before = pids(fleet)
-    surplus = {node["id"] for node in fleet.api("nodes")["results"] if not node["cell"]}  # one may be given back
+    surplus = {node["id"] for node in fleet.api("nodes")["results"] if not node["cell"]}  # one may be rolled back
     everybody = set(running(fleet, home)) - surplus
     assert everybody >= before.keys()
     for release, left in ((other, home), (home, other)):
@@ -89,7 +90,7 @@ def test_a_release_whose_agents_do_not_come_up_is_left_again(fleet: RunningFleet
     assert f"well with {other}" in done[0]["reason"]
     assert [answer for answer in answers if answer.error] == []
     assert pids(fleet).items() >= before.items()
-    assert done[0]["ring"] < 2  # the others never went
+    assert done[0]["ring"] < 2  # the others were never upgraded
     eventually(lambda: running(fleet, other) == [])
     current = next(row["id"] for row in fleet.api("agents/releases")["results"] if row["is_current"])
     assert current == home

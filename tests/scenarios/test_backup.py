@@ -1,4 +1,6 @@
-"""A backup of a running fleet, restored as if on another host: the control plane there knows what was acknowledged."""
+"""A backup of a running fleet, restored as on another host: the control plane there has everything that was
+acknowledged.
+"""
 
 from pathlib import Path
 
@@ -17,7 +19,7 @@ def test_a_backup_of_a_running_fleet_starts_elsewhere_with_its_records_and_secre
     elsewhere = RunningFleet(tmp_path / "home")
     try:
         elsewhere.restore(tmp_path / "fleet.backup")
-        elsewhere.begin()  # by the operator's token of before
+        elsewhere.begin()  # with the original operator token
         assert newest in elsewhere.api("audit")["results"]
         for kind in ("deployments", "models", "regions"):
             assert [row["name"] for row in elsewhere.api(kind)["results"]] == [

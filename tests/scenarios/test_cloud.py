@@ -1,6 +1,7 @@
-"""A fleet that a cloud launches: stacks, a region and a deployment are declared, and all else follows. Instances boot
-as hosts that prove who they are and join; one is ended behind the fleet's back, and the cell serves again. Another
-one's end is announced while nobody can read the queue of notices, and its own metadata says it."""
+"""A fleet in a cloud, from declared stacks, region and deployment. Instances boot as hosts that prove their identity
+and join. One is terminated externally, and the cell serves again. Another gets an interruption notice from its own
+metadata while the queue of notices cannot be read.
+"""
 
 import json
 import os
@@ -29,19 +30,19 @@ INSTANCE = re.compile(r"i-[0-9a-f]{17}")
 
 
 class Cloud:
-    """What a person has after `make up CLOUD=aws`."""
+    """An operator's fleet after `make up CLOUD=aws`."""
 
     def __init__(self, home: Path) -> None:
-        self._web = free_ports(4)  # the cloud's is two above the first
+        self._web = free_ports(4)  # the cloud's port is two above the first
         self._entry = self._web + 3
         ports = {"SWITCHYARD_PORT": str(self._web), "SWITCHYARD_INGRESS_PORT": str(self._entry)}
         self.environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SWITCHYARD_HOME": str(home), **ports}
         self._home = home
         self._told: dict[str, bool] = {}
-        """Whether an instance is spot, as the cloud has said."""
+        """Whether an instance is spot, from the cloud's API."""
 
     def lab(self, *arguments: str) -> str:
-        """What the command `lab` says, which must succeed."""
+        """Output of the command `lab`, which must succeed."""
         done = subprocess.run(
             [sys.executable, "-m", "lab.hosts.cli", *arguments],
             cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -50,7 +51,7 @@ class Cloud:
         return done.stdout
 
     def declare_spot_first(self) -> None:
-        """What is launched from now on is spot, for IMDS speaks of interruptions to such machines alone."""
+        """Makes further launches spot, because IMDS announces interruptions only there."""
         [pool] = self.rows(f"capacity-pools/?region={REGION}&instance_type={TYPE}")
         body = {"region": REGION, "instance_type": TYPE, "zone": pool["zone"], "position": 0, "max_price": 9.5}
         assert self._api("POST", "capacity-pools/", json=body).is_success
@@ -65,8 +66,7 @@ class Cloud:
         return CLIENT.request(method, url, headers={"Authorization": f"Bearer {token}"}, **rest)
 
     def spot_spares(self) -> dict[str, str]:
-        """Node -> instance, of those that are spot, in no cell and ready. The cloud, which is asked by a process, is
-        asked only of such that it has not told of."""
+        """Node -> instance, for ready spot spares. Queries the cloud only for unknown instances."""
         spares = {
             row["id"]
             for row in self.rows(f"nodes/?region={REGION}")
@@ -79,13 +79,13 @@ class Cloud:
         return {node: instance for node, instance in instances.items() if self._told.get(instance)}
 
     def nodes(self) -> dict[str, str]:
-        """Node -> instance, of those in the cell that is ready; none: it is not."""
+        """Node -> instance, for nodes in the ready cell; empty if it is not ready."""
         cells = [cell for cell in self.rows("cells/") if cell["state"] == "ready"]
         members = {node["id"] for node in self.rows("nodes/") if cells and node["cell"] == cells[0]["id"]}
         return {row["node"]: row["provider_id"] for row in self.rows("machines/") if row["node"] in members}
 
     def streamed(self) -> list[str]:
-        """Pieces of an answer through the region's load balancer; none: it broke off, or nobody answered."""
+        """Chunks of an answer through the region's load balancer; empty if it failed."""
         asked: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
         with OpenAI(base_url=f"http://127.0.0.1:{self._entry}/v1", api_key="none", timeout=60, max_retries=0) as openai:
             stream = openai.chat.completions.create(model="sim-70b", messages=asked, max_tokens=16, stream=True)
@@ -94,7 +94,7 @@ class Cloud:
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Cloud]:
-    """Whatever runs there ends with the test."""
+    """Its processes end with the test."""
     made = Cloud(tmp_path)
     try:
         yield made
@@ -103,7 +103,7 @@ def cloud(tmp_path: Path) -> Iterator[Cloud]:
 
 
 def eventually(find: Callable[[], Any], what: str) -> Any:
-    """What it finds, once that is something; a connection that is refused is nothing."""
+    """Polls until the result is true; a refused connection counts as false."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         try:
@@ -111,7 +111,7 @@ def eventually(find: Callable[[], Any], what: str) -> Any:
                 return found
         except Exception as error:
             last = error
-        time.sleep(0.5)  # between two looks
+        time.sleep(0.5)  # poll interval
     raise AssertionError(f"{what}: {locals().get('last')!r}")
 
 

@@ -1,4 +1,4 @@
-"""What breaks heals by itself, and clients see no more of it than they must."""
+"""Failures heal automatically, and clients see no more errors than unavoidable."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ RATE = 5.0
 def under_load(
     fleet: AskedFleet, act: Callable[[list[Answer]], None], model: str = "sim-70b", rate: float = RATE
 ) -> list[Answer]:
-    """Run `act` while a client sends `rate` requests a second, and return what became of them all."""
+    """Run `act` while a client sends `rate` requests per second, and return the results of all."""
 
     async def both() -> list[Answer]:
         stop, answers = asyncio.Event(), list[Answer]()

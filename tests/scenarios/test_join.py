@@ -1,5 +1,6 @@
-"""A host joins by its line, for real: with an address and a network of its own where this user may make one, and no way
-to any package index there; else beside the fleet. It comes back after a reboot, and leaves nothing behind."""
+"""A host joins with the printed command: in a network namespace without access to a package index, if this user may
+create one, else on the fleet's host. It returns after a reboot, and leaves nothing behind.
+"""
 
 import contextlib
 import os
@@ -26,14 +27,14 @@ LINE_LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """`inside` is what a command begins with to run on it; `control` the address at which it reaches the fleet."""
+    """`inside`: prefix of commands that run on it. `control`: address of the fleet for it."""
 
     inside: tuple[str, ...]
     control: str
     prefix: Path
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        """By the shell of a user who has set nothing but what every login has."""
+        """Runs a command in the shell of a user with a default environment."""
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.prefix.parent),
@@ -55,7 +56,7 @@ class Host:
 
 @contextlib.contextmanager
 def own_network() -> Iterator[tuple[tuple[str, ...], str]]:
-    """A network namespace with one line to this host; nothing where this user may not make one."""
+    """A network namespace with one link to this host; None if this user may not create one."""
     name, net = f"join{os.getpid()}", f"10.213.{WORKER}"
     outer, inner = f"jo{os.getpid()}"[:15], f"ji{os.getpid()}"[:15]
     commands = (
@@ -91,7 +92,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 def fleet(tmp_path_factory: pytest.TempPathFactory, host: Host) -> Iterator[RunningFleet]:
     running = RunningFleet(tmp_path_factory.mktemp("fleet") / "home")
     running.environment |= {
-        "SWITCHYARD_DEMO_PROVIDER": "machines",  # nodes of its own would cost a processor, and nobody asks them
+        "SWITCHYARD_DEMO_PROVIDER": "machines",  # it needs no nodes, which would cost a processor
         "SWITCHYARD_AGENT_LISTEN": "0.0.0.0",  # noqa: S104 - the host that joins has no other way
         "SWITCHYARD_AGENT_URL": f"https://{host.control}:{running.agent_port}",
         "SWITCHYARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{host.control}",
@@ -119,7 +120,7 @@ def refusals(fleet: RunningFleet) -> list[str]:
 
 
 def refused(fleet: RunningFleet, host: Host, command: str, says: str) -> None:
-    """It says why, on the host and in the timeline, and nothing is there afterwards."""
+    """The reason is printed on the host and in the timeline, and nothing is left behind."""
     done = host.run(command)
     assert says in done.stderr, done
     assert not host.prefix.exists()

@@ -1,6 +1,7 @@
-"""A fleet on hosts of its own: a control plane, an ingress and two nodes that joined by the line, each with its own
-network, files and processes. One loses its power, and the cell serves again; nothing plain passes between hosts. Of two
-control hosts on one database, the second one goes on when the first loses its power."""
+"""A fleet on separate hosts: a control plane, an ingress and two nodes that joined, each with its network, files and
+processes. One host loses power, and the cell serves again; no plain text passes between hosts. Of two control hosts on
+one database, the second takes over when the first loses power.
+"""
 
 import json
 import os
@@ -26,7 +27,7 @@ LIMIT_S = 600.0
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Of the command `lab`, with a home of its own; whatever runs there ends with the test."""
+    """Environment of the command `lab`, with a temporary home; its processes end with the test."""
     port = free_ports(3)
     own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(port), "SWITCHYARD_INGRESS_PORT": str(port + 2)}
     try:
@@ -36,7 +37,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def lab(environment: dict[str, str], *arguments: str) -> str:
-    """What the command `lab` says.
+    """Output of the command `lab`.
 
     Raises:
         AssertionError: it failed.
@@ -61,7 +62,7 @@ def test_a_host_that_loses_its_power_is_missed_and_healed_and_every_hop_is_tls(e
 
 
 def health(environment: dict[str, str]) -> dict[str, Any]:
-    """What the second control host says of the control plane; {} if it does not answer."""
+    """Health of the control plane from the second control host; {} if it does not answer."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{int(environment['SWITCHYARD_PORT']) + 1}/healthz", timeout=10.0)
         told: dict[str, Any] = answer.json()

@@ -1,5 +1,6 @@
-"""Every socket that a running fleet listens on is in the table of docs/security.md, and is protected as it says; and
-nothing that it writes is for others to read."""
+"""Every listening socket of a running fleet is in the table of docs/security.md and protected as stated there; its
+files are not readable by other users.
+"""
 
 import contextlib
 import os
@@ -36,14 +37,14 @@ FILES = {
 
 @dataclass(frozen=True)
 class Listening:
-    """One socket: its name in the table, and where it listens: an address, or who may open its file."""
+    """One socket: its name in the table, and its address, or who may open its file."""
 
     name: str
     where: str
 
 
 def documented() -> dict[str, str]:
-    """Name -> where it listens, as the table says."""
+    """Name -> address, from the table."""
     table = text_of("docs/security.md").partition("### Listening sockets")[2].partition("\n## ")[0]
     rows = (line.split("|") for line in table.splitlines() if line.startswith("| ") and "---" not in line)
     return {cells[1].strip(): cells[2].strip() for cells in rows if cells[1].strip() != "socket"}
@@ -57,7 +58,7 @@ def listening(fleet: RunningFleet) -> set[Listening]:
     }
     found: set[Listening] = set()
     for process in processes_of(fleet.home):
-        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it has just ended
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it has just exited
             found.update(list(listening_of(fleet, process, files)))
     return found
 
@@ -88,7 +89,7 @@ def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
 
 
 def of_file(process: psutil.Process, path: str) -> tuple[str, str]:
-    """Name, and who may open it. HAProxy listens under a temporary name first, and in its own folder."""
+    """Name, and who may open it. HAProxy first listens under a temporary name, in its own folder."""
     file = Path(process.cwd()) / re.sub(r"\.\d+\.tmp$", "", path)
     is_private = any(not stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (file, file.parent) if each.exists())
     is_vllm = file.parent.name.startswith("switchyard-engine-")
@@ -99,7 +100,7 @@ def sockets_of(process: psutil.Process) -> Iterator[str]:
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         try:
             target = os.readlink(descriptor)
-        except OSError:  # closed meanwhile
+        except OSError:  # removed meanwhile
             continue
         if target.startswith("socket:["):
             yield target[8:-1]
@@ -114,7 +115,7 @@ def test_every_listening_socket_is_documented_and_protected_as_it_says(fleet: Ru
 
 
 def test_no_file_of_a_fleet_is_for_others(fleet: RunningFleet) -> None:
-    """But the agents' code, which engines' accounts run, too: nobody else may write it."""
+    """Only the agents' code is readable by others, because engines' accounts run it; no file is writable by others."""
     files = [path for path in fleet.home.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 20
     readable = []
@@ -122,6 +123,6 @@ def test_no_file_of_a_fleet_is_for_others(fleet: RunningFleet) -> None:
         denied = 0o022 if path.is_relative_to(fleet.home / "releases") else 0o077
         try:
             readable += [str(path)] if stat.S_IMODE(path.stat().st_mode) & denied else []
-        except FileNotFoundError:  # written anew meanwhile
+        except FileNotFoundError:  # rewritten meanwhile
             continue
     assert readable == []

@@ -1,5 +1,6 @@
-"""The second start of a fleet, with real vLLM: it goes on from the stored state, and a cell of vLLM over two nodes
-heals as those of the simulator do."""
+"""The second start of a fleet, with real vLLM: it continues from the stored state, and a cell of vLLM over two nodes
+heals like those of the simulator.
+"""
 
 import time
 
@@ -36,7 +37,7 @@ def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: 
         eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
         eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 400)
         eventually(lambda: cell["id"] in fleet.routed_cells(REGION))
-        # A table is published before the ingress has it, and the ingress looks at a cell before it sends anybody there.
+        # A table is published before the ingress has it, and the ingress checks a cell before it sends requests there.
         eventually(lambda: fleet.api(f"ingresses/i-{REGION}")["cells"].get(cell["id"]) == "up")
         started_again_at = time.monotonic()
 

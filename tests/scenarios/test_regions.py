@@ -1,4 +1,4 @@
-"""Shares of regions on the running fleet: an evacuation that no client notices, and an order that ends by itself."""
+"""Shares of regions on the running fleet: an evacuation without failed requests, and its automatic end."""
 
 import pytest
 
@@ -13,7 +13,7 @@ DEPLOYMENT = "sim-70b"
 
 
 def shares_in_force(fleet: AskedFleet, region: str) -> dict[str, float]:
-    """Of the table that all of the region's ingresses have acknowledged; none while they differ."""
+    """From the table that all of the region's ingresses have acknowledged; empty while they differ."""
     revision, *others = {each["revision"] for each in fleet.api("ingresses", region=region)["results"]}
     if others:
         return {}
@@ -38,7 +38,7 @@ def test_a_region_is_evacuated_under_load_and_taken_back_without_a_failed_reques
         eventually(lambda: len(answers) >= reached + 2 * RATE)
         back_at = max(answer.began for answer in answers)
         fleet.post(f"traffic/overrides/{order['id']}/end", {"why": "enough"})
-        # Steps would take two minutes; an order takes all of it home at once, and ends by itself.
+        # Steps would take two minutes; this order moves all requests in one step and expires.
         home = {"deployment": DEPLOYMENT, "origin": EAST, "shares": {EAST: 1.0}, "duration_s": 10, "why": "home again"}
         fixed = fleet.post("traffic/overrides", home)
         eventually(lambda: shares_in_force(fleet, EAST) == {EAST: 1.0})

@@ -1,5 +1,6 @@
-"""One deployment on two instance types of this host: each cell is rendered for its own, gets its part of the requests,
-and cells move to the other type when somebody says so."""
+"""One deployment on two instance types of this host: each cell is rendered for its type and gets its share of requests,
+and cells move to the other type on request.
+"""
 
 import json
 from collections import Counter
@@ -21,7 +22,7 @@ TESTED = {LARGE: 24, SMALL: 6}
 
 @pytest.fixture
 def mixed(fleet: RunningFleet) -> Iterator[RunningFleet]:
-    """With a deployment of one cell on each type."""
+    """A deployment with one cell on each type."""
     address = json.loads((fleet.home / "up.json").read_text())["database_url"]
     with psycopg.connect(address, autocommit=True) as database:  # no API creates instance types
         database.execute(
@@ -60,7 +61,7 @@ def mixed(fleet: RunningFleet) -> Iterator[RunningFleet]:
 
 
 def types(fleet: RunningFleet) -> Counter[str]:
-    """Of its cells that serve, if all do."""
+    """Instance types of its serving cells, if all serve."""
     cells = fleet.cells(deployment=NAME).values()
     ready = all(cell["state"] == "ready" for cell in cells)
     return Counter(cell["instance_type"] for cell in cells) if ready else Counter()

@@ -1,4 +1,4 @@
-"""One caller of each kind, with a token of its own."""
+"""One caller of each kind, each with a token."""
 
 from django.contrib.auth.models import Group, User
 from django.urls import resolve
@@ -30,7 +30,7 @@ def granted(username: str, deployment: str) -> User:
 
 
 def calls(user: User | None, scope: Scope = Scope.ADMIN) -> APIClient:
-    """A client of the API that shows a token of this user; None: an anonymous client."""
+    """An API client with a token of this user; None: an anonymous client."""
     client = APIClient(raise_request_exception=False)
     if user is not None:
         issued = secret_issue()
@@ -48,7 +48,7 @@ def calls(user: User | None, scope: Scope = Scope.ADMIN) -> APIClient:
 
 
 def is_let_in(user: User, scope: Scope, operation: Operation) -> bool:
-    """Whether an operation's view lets the user in; what it would do then is not tried."""
+    """Whether an operation's view admits the user; the operation itself is not run."""
     found = resolve(operation.path)
     request = APIRequestFactory().generic(operation.method, operation.path, "{}", content_type="application/json")
     force_authenticate(request, user=user, token=ApiToken(user=user, scope=scope.value))  # type: ignore[arg-type] # ours, not DRF's

@@ -1,6 +1,5 @@
-"""Every operation of the API by every kind of caller. An operation without a row here fails: say who may do it.
-
-Objects need not exist: who may not is told so before anything is looked up.
+"""Every operation of the API by every kind of caller. An operation without a row here fails: state who may do it.
+Objects need not exist: callers without permission are refused before any lookup.
 """
 
 import pytest
@@ -32,7 +31,7 @@ ASKED_BY_POST = {  # and nothing is changed
     "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",
     "POST apply/preview",
 }  # fmt: skip
-OWN = {  # of the caller alone, unless an admin asks
+OWN = {  # only the caller's, unless an admin asks
     "POST tokens", "POST tokens/{id}/revoke", "POST sessions/{id}/revoke", "POST approvals/{id}/reject",
 }  # fmt: skip
 OPERATE = {
@@ -56,7 +55,7 @@ OPERATE = {
     "POST quotas", "DELETE quotas/{id}",
     "POST configuration-searches", "POST configuration-searches/{id}/cancel",
 }  # fmt: skip
-OPERATE_ONE = {  # a grant for the deployment does, too
+OPERATE_ONE = {  # a grant for the deployment also does
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",
     "POST rollouts", "POST benchmarks", "POST benchmarks/{id}/cancel",
     "POST rollouts/{id}/abort", "POST rollouts/{id}/pause", "POST rollouts/{id}/resume", "POST rollouts/{id}/roll-back",
@@ -110,7 +109,7 @@ def test_an_anonymous_request_may_nothing() -> None:
 
 
 def test_the_answers_say_so_too() -> None:
-    """Through everything that a request passes: refused with 403 is what the rows leave out, and nothing fails."""
+    """Through the whole stack: callers outside the rows get 403, and no request fails."""
     client = calls(make_user("viewer"))
     for operation in operations():
         response = client.generic(operation.method, operation.path, "{}", content_type="application/json")
@@ -119,7 +118,7 @@ def test_the_answers_say_so_too() -> None:
 
 
 def test_a_grant_opens_nothing_that_is_not_of_its_deployment() -> None:
-    """What is not there at all is not found; what is there, of another deployment, is refused (test_grants)."""
+    """An object that does not exist is not found; one of another deployment is refused (test_grants)."""
     user, client = granted("ada", "chat"), calls(granted("eve", "chat"))
     for operation in operations():
         if operation.name in OPERATE_ONE and "{id}" in operation.name:

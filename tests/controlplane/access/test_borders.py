@@ -1,4 +1,4 @@
-"""What holds for every page and answer: the policy, cookies, CSRF tokens, HTTPS."""
+"""Policy, cookies, CSRF tokens and HTTPS of every page and response."""
 
 import re
 import runpy
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def responses(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[list[tuple[Operation, Any]]]:
-    """What a browser of an admin gets that opens every page and posts to it, without any token."""
+    """Responses to an admin's browser that opens every page and posts to it without a CSRF token."""
     with rows_of_a_file(django_db_blocker):
         client = Client(enforce_csrf_checks=True, raise_request_exception=False)
         client.force_login(make_user("ada", Role.ADMIN))

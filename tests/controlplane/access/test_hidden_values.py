@@ -1,4 +1,4 @@
-"""Who only looks sees which variables an engine gets, and the value of none: not by any way that shows a version."""
+"""Viewers see names of an engine's variables and no values, in every representation of a version."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every page and every form in the browser by every kind of caller. A URL without a row here fails: say who may."""
+"""Every page and form by every kind of caller. A URL without a row here fails: state who may open it."""
 
 import pytest
 from django.contrib.auth.models import User
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.django_db
 
 ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back"}
 KNOWS_THE_OLD_ONE = {"password-change"}
-"""Whoever is logged in; refused like the others without the old password (tests of the settings)."""
+"""Every logged-in user; refused without the old password (tests of the settings)."""
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
@@ -40,7 +40,7 @@ ADMIN = {
     "rate-set", "rate-withdraw",
 }  # fmt: skip
 ASKED = {"playground-say": '{"deployment": "x", "region": "x", "messages": [{"role": "user", "content": "Hello"}]}'}
-"""What has to be said before it can be refused: it depends on the deployment."""
+"""Form values that the check needs, because it depends on the deployment."""
 
 
 def test_every_url_has_a_row() -> None:
@@ -77,7 +77,7 @@ def test_a_grant_opens_no_page_of_its_own() -> None:
 
 
 def _refused(user: User, names: set[str]) -> set[str]:
-    """The URLs that refuse this user, by GET and by POST alike. That they would find nothing does not matter."""
+    """The URLs that refuse this user by GET and by POST. Objects need not exist."""
     client = Client(raise_request_exception=False)
     client.force_login(user)
     refused: dict[str, set[bool]] = {}

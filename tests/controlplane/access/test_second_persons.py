@@ -1,4 +1,4 @@
-"""Nobody makes their own second person: not by an account, a role, a password, a group, a claim or a program."""
+"""No admin can create their own second approver: by an account, role, password, group, claim or service account."""
 
 from collections.abc import Callable
 from typing import Any
@@ -120,7 +120,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
 
 @pytest.fixture
 def _second_admin(grace: APIClient) -> None:
-    """Grace administers by one group and by a grant; Hedy is one more admin."""
+    """Grace administers through a group and a grant; Hedy is another admin."""
     team = Group.objects.create(name="more-admins")
     GroupRole.objects.create(group=team, role="admin", claim="sre")
     GroupRole.objects.get_or_create(group=Group.objects.get_or_create(name="operators")[0], role="operator")

@@ -1,4 +1,4 @@
-"""A client of the REST API that fails the test if an answer is not what the OpenAPI document promises."""
+"""A client of the REST API that fails the test if a response contradicts the OpenAPI document."""
 
 import functools
 import json
@@ -22,13 +22,12 @@ WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """The OpenAPI document, as clients read it."""
     return dict(json.loads(json.dumps(api_document())))
 
 
 @functools.cache
 def lists() -> tuple[str, ...]:
-    """Paths that answer with a page of results."""
+    """Paths that respond with a page of results."""
     return tuple(path for path, found in document()["paths"].items() if "{" not in path and _is_page(found.get("get")))
 
 
@@ -39,22 +38,20 @@ def _is_page(operation: dict[str, Any] | None) -> bool:
 
 
 def noun(path: str) -> str:
-    """What a path of the document is about; what belongs to traffic, machines, agents or the autoscaler alone has that
-    before it."""
+    """The noun of a path, with the prefix of traffic, machines, agents or the autoscaler."""
     parts = path.removeprefix(f"{V1}/").split("/")
     is_below = parts[0] in {"traffic", "agents"} or "/".join(parts[:2]) in BELOW
     return "/".join(parts[:2]) if is_below else parts[0]
 
 
 def assert_valid(instance: Any, schema: dict[str, Any]) -> None:
-    """Check against a schema of the document, whose references it may use."""
+    """Check against a schema of the document, including references."""
     whole = {**schema, "components": document()["components"]}
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     jsonschema.Draft202012Validator(whole, format_checker=checker).validate(instance)
 
 
 def resolved(part: dict[str, Any]) -> dict[str, Any]:
-    """What a reference of the document refers to."""
     if "$ref" not in part:
         return part
     found: Any = document()
@@ -64,7 +61,7 @@ def resolved(part: dict[str, Any]) -> dict[str, Any]:
 
 
 class DescribedClient(APIClient):
-    """Compares every answer below /api/v1/ with the document: status, content type and body."""
+    """Compares every response below /api/v1/ with the document: status, content type and body."""
 
     def request(self, **kwargs: Any) -> Any:
         response = super().request(**kwargs)
@@ -108,7 +105,7 @@ def anonymous() -> DescribedClient:
 
 
 def bearer(username: str = "operator") -> DescribedClient:
-    """Shows an API token."""
+    """A client with an API token."""
     issued = secret_issue()
     ApiToken.objects.create(
         prefix=issued.prefix,
@@ -124,7 +121,7 @@ def bearer(username: str = "operator") -> DescribedClient:
 
 
 def browser(username: str = "operator") -> DescribedClient:
-    """Shows a session, and is checked for CSRF tokens as browsers are."""
+    """A client with a session, checked for CSRF tokens like browsers."""
     client = DescribedClient(enforce_csrf_checks=True)
     client.force_login(_user(username))
     return client
@@ -135,6 +132,6 @@ def _user(username: str) -> User:
 
 
 def rules(response: Any) -> dict[str, str]:
-    """Of a 400: field -> rule that it breaks."""
+    """For a 400: field -> broken rule."""
     assert response.status_code == 400, response.content
     return {error["field"]: error["rule"] for error in response.json()["errors"]}

@@ -1,4 +1,4 @@
-"""ETags on single objects, and writes that go on only if the object is still what their sender looked at."""
+"""ETags on single objects, and writes that succeed only if the object has not changed since it was read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pages: every row once, in order, whatever the size; and cursors that are none of ours are refused."""
+"""Pages: every row once, in order, for any page size; unsigned cursors are rejected."""
 
 from base64 import b64encode
 

@@ -1,4 +1,4 @@
-"""No list asks the database more often because there is more to show."""
+"""The number of queries of a list does not grow with its rows."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -85,7 +85,7 @@ def one_more_entry(number: int, deployment: Deployment) -> None:
 
 
 def one_more_batch(region: Region, version: ModelVersion) -> None:
-    """With what a tenant may use of its own, and a benchmark."""
+    """With everything that a tenant may own, and a benchmark."""
     times = {"created_at": NOW, "expires_at": NOW}
     batch = Batch.objects.create(
         region=region, endpoint="/v1/embeddings", input_file_id="file-1", window="24h", lines=9, **times
@@ -168,7 +168,7 @@ def one_more_user(number: int) -> None:
 
 
 def one_more_of_everything(number: int) -> None:
-    """A region with a two-node cell, a spare, an ingress, and everything that speaks of them."""
+    """A region with a two-node cell, a spare, an ingress, and every object that refers to them."""
     region, kind = one_more_region(number)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
     versions = [ModelVersion.objects.create(model=model, version=v, engine="sim", created_at=NOW) for v in ("1", "2")]
@@ -239,7 +239,7 @@ def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:
 
 @pytest.fixture(scope="module")
 def short(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, tuple[int, list[Any]]]]:
-    """Queries and results of each list while there was one of everything; from then on there are six."""
+    """Queries and results of each list with one of everything; afterwards there are six."""
     with rows_of_a_file(django_db_blocker):
         client = bearer()
         one_more_of_everything(0)

@@ -1,4 +1,4 @@
-"""Lists with a revision in `since`: what changed, what is gone, and where to go on."""
+"""Lists with a revision in `since`: changed rows, removed rows, and the next revision."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Watching through ASGI: a watcher that waits holds nothing, hears of a change at once, and leaves without a trace."""
+"""Watching through ASGI: a waiting watcher holds no thread or connection, gets changes immediately, and leaves nothing
+behind.
+"""
 
 import asyncio
 from typing import Any
@@ -15,7 +17,7 @@ SCOPE = {"type": "http", "method": "GET", "path": "/api/v1/cells", "query_string
 
 
 class World:
-    """A database that changes when it is told, and an application that says whether something has."""
+    """A fake database whose changes the test controls, and an application that reports them."""
 
     def __init__(self, patience_s: float = 30.0) -> None:
         self.kinds: list[str] = []
@@ -23,7 +25,7 @@ class World:
         self.requests: list[dict[str, Any]] = []
         self.patience_s = patience_s
         self.user = 0
-        """Whose watches they are; 0: each another's."""
+        """User of the watches; 0: a different one each."""
 
     def look(self, since: str | None) -> tuple[str, list[str]]:
         kinds, self.kinds = self.kinds, []
@@ -45,7 +47,7 @@ class World:
 
 
 class Client:
-    """Sends one request and listens, until it hangs up."""
+    """Sends one request and waits for messages until it disconnects."""
 
     def __init__(self) -> None:
         self.hung_up = asyncio.Event()

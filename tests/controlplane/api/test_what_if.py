@@ -122,8 +122,6 @@ def test_nobody_asks_without_a_token(client: Any) -> None:
 
 
 class TestLoad:
-    """What if a deployment's load was another."""
-
     @pytest.fixture
     def loaded(self, monkeypatch: pytest.MonkeyPatch) -> Steered:
         fleet = Steered({EAST: 3, WEST: 3}, {EAST: 20.0, WEST: 5.0})
@@ -160,7 +158,7 @@ class TestLoad:
         assert not any("plan of the day" in one for one in plan(body).json()["warnings"]), "it is too old"
 
     def planned(self, loaded: Steered, cells: int) -> None:
-        """A plan of so many cells, all day."""
+        """A plan with a constant number of cells all day."""
         row = DayPlan.objects.create(
             at=loaded.now, made_at=loaded.now, slot_s=900, solver="lp", took_s=1, shifts=0, dollars=[]
         )

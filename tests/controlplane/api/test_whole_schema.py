@@ -31,11 +31,11 @@ pytestmark = pytest.mark.django_db
 
 EXAMPLES = int(os.environ.get("SWITCHYARD_SCHEMA_EXAMPLES", "4"))
 KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number", "tenant")
-"""Fields by which lists name what single paths are asked for."""
+"""Fields of list rows that are the parameters of detail paths."""
 
 
 def checks() -> "list[CheckFunction]":
-    """What must hold of every response."""
+    """Conditions for every response."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks as promises
 
@@ -71,7 +71,7 @@ def _one_of_everything(django_db_setup: None, django_db_blocker: DjangoDbBlocker
 
 @contextmanager
 def one_transaction() -> Iterator[None]:
-    """What happens within is taken back. As in Django's own client, a request's end does not end the connection."""
+    """Rolls back all changes. As in Django's own client, the end of a request does not close the connection."""
     signals = (request_started, request_finished)
     for signal in signals:
         signal.disconnect(close_old_connections)
@@ -85,13 +85,13 @@ def one_transaction() -> Iterator[None]:
 
 
 def requests_of(operation: Any, mode: "GenerationMode", known: dict[str, str]) -> st.SearchStrategy[Any]:
-    """Requests as the document allows them, or breaking it; half of those for one thing, for one that is there."""
+    """Valid and invalid requests; half of those for one object name an existing one."""
     made: st.SearchStrategy[Any] = operation.as_strategy(mode)
     return st.one_of(made, operation.as_strategy(mode, path_parameters=known)) if known else made
 
 
 def something_there(client: DescribedClient, path: str) -> dict[str, str]:
-    """The path parameters of the first thing in the list above this path."""
+    """The path parameters of the first object in the list above this path."""
     above, brace, _ = path.partition("/{")
     if not brace:
         return {}
@@ -102,7 +102,7 @@ def something_there(client: DescribedClient, path: str) -> dict[str, str]:
 
 
 def send(case: Any, headers: dict[str, str]) -> Any:
-    """One request, whose effects are taken back."""
+    """One request, whose changes are rolled back."""
     with one_transaction():
         response = case.call(headers=headers)
     case.validate_response(response, checks=checks())
@@ -110,7 +110,7 @@ def send(case: Any, headers: dict[str, str]) -> Any:
 
 
 def fuzz(cases: st.SearchStrategy[Any], headers: dict[str, str], examples: int) -> list[Any]:
-    """Send so many requests; they come back."""
+    """Send this many requests, and return them."""
     sent: list[Any] = []
 
     @settings(
@@ -146,7 +146,7 @@ def test_every_response_is_promised_and_anonymous_requests_get_none() -> None:
 
 
 def check(operation: Any, client: DescribedClient) -> None:
-    """Requests that the document allows, such as it does not, and such without a token."""
+    """Valid requests, invalid requests, and requests without a token."""
     from schemathesis import GenerationMode
 
     token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}  # type: ignore[attr-defined] # of APIClient

@@ -1,4 +1,4 @@
-"""Runs the command in this process against the real application, with the token of a real user."""
+"""Runs the command in this process against the real application, with a real user's token."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from controlplane.cli.session import Session
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ Switchyard = Callable[..., Ended]
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_tree_of_commands() -> Iterator[None]:
-    """Typer builds all commands for each that runs."""
+    """Typer would build all commands again for each run."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
@@ -36,8 +36,8 @@ def _one_tree_of_commands() -> Iterator[None]:
 
 @pytest.fixture
 def token(db: None) -> str:
-    """Of a user who may do everything."""
-    # Conftests are loaded before the settings are.
+    """Token of a user with all permissions."""
+    # conftest files are loaded before the settings
     from django.contrib.auth.models import User
 
     from accounts.models import ApiToken
@@ -52,13 +52,13 @@ def token(db: None) -> str:
 
 @pytest.fixture(scope="session")
 def kept_schema(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache that tests share: the API is the same for all of them."""
+    """A shared cache: the API is the same for all tests."""
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
 def environ(token: str, tmp_path: Path, kept_schema: str) -> dict[str, str]:
-    """Of the command: an empty home, and the token."""
+    """Environment of the command: an empty home, and the token."""
     return {
         "XDG_CACHE_HOME": kept_schema,
         "HOME": str(tmp_path),
@@ -70,11 +70,10 @@ def environ(token: str, tmp_path: Path, kept_schema: str) -> dict[str, str]:
 
 @pytest.fixture
 def switchyard(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Switchyard:
-    """Runs `switchyard …`."""
     from django.test.client import ClientHandler
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
-        """The real one, on this thread's connection, so that the test's transaction sees what it does."""
+        """The real application on this thread's connection, so that it sees the test's transaction."""
         response: Any = ClientHandler(enforce_csrf_checks=True)(environ)
         start_response(f"{response.status_code} {response.reason_phrase}", list(response.items()))
         return [response.content]

@@ -1,4 +1,4 @@
-"""Batches on the command line, through web in the place of an ingress."""
+"""Batches on the command line, with web in place of an ingress."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Web's HTTP, as ASGI in a thread: its port."""
+    """Port of web's HTTP application, as ASGI in a thread."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
     config = uvicorn.Config(get_asgi_application(), host="127.0.0.1", port=0, lifespan="off", log_level="warning")
     server, began = uvicorn.Server(config), threading.Event()
@@ -43,7 +43,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 @pytest.fixture
 def key(settings: Any, tmp_path: Path, web: int) -> str:
-    """Of a fleet whose ingress is web itself: it passes these paths on as they are."""
+    """An application key for a fleet whose ingress is web itself, which serves the same paths."""
     settings.FILES = str(tmp_path / "store")
     serving_fleet(web)
     Region.objects.update(ingress_url=f"http://127.0.0.1:{web}")
@@ -81,7 +81,7 @@ def test_what_failed_is_said_by_line(switchyard: Switchyard, key: str, tmp_path:
 def test_results_are_fetched_into_a_new_file(switchyard: Switchyard, key: str, tmp_path: Path, settings: Any) -> None:
     settings.PLAIN_LINKS = True
     made = submitted(switchyard, key, jsonl(line(1), line(2)), tmp_path)
-    Ingress.objects.update(port=9)  # nothing answers there: they wait
+    Ingress.objects.update(port=9)  # nothing answers there, so batches wait
     asyncio.run(worked_until(lambda: Batch.objects.get().state == "in_progress"))
     Batch.objects.update(expires_at=NOW)
     asyncio.run(worked_until(lambda: not has_open_batches()))

@@ -1,4 +1,4 @@
-"""Benchmarks on the command line: asked for, shown, cancelled, and used."""
+"""Benchmarks on the command line: start, show, cancel, apply."""
 
 import json
 

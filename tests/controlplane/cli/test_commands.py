@@ -1,4 +1,4 @@
-"""The commands against the real API: what they print, what they do, and how they end."""
+"""The commands against the real API: output, effects and exit codes."""
 
 import json
 import re

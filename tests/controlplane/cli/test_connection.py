@@ -1,4 +1,4 @@
-"""What is tried again and what is not: reads always, writes only where repeating is harmless, and never for ever."""
+"""Retries: always for reads, for writes only with an idempotency key, and a limited number of times."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 class Server:
-    """Answers what it was told to, one after the other, and remembers what came."""
+    """Returns the given responses in order, and records requests."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)

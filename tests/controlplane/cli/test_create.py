@@ -1,4 +1,4 @@
-"""`switchyard create` takes what the API takes."""
+"""`switchyard create` accepts the fields of the API."""
 
 import json
 from pathlib import Path

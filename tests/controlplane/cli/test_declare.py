@@ -1,4 +1,4 @@
-"""Documents on the command line: the plan is shown, then done as it was shown; refusals name the line of the file."""
+"""Documents on the command line: the plan is shown and applied unchanged; errors name the line of the file."""
 
 import json
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_what_is_there_is_exported_as_documents_that_change_nothing(switchyard: 
     file.write_text(exported.out)
     again = switchyard("plan", "-f", str(file))
     assert again.code == 0, again.err
-    # Two regions, two models, seven versions, two deployments and their policies.
+    # two regions, two models, seven versions, two deployments and their policies
     assert again.out.startswith("0 steps to do, 15 unchanged")
     (one,) = json.loads(switchyard("export", "deployments", "sim-70b", "-o", "json").out)
     assert one["spec"]["regions"][0] == {"region": "us-east-1", "cells": 2}

@@ -1,4 +1,4 @@
-"""Whatever the API can delete, the command line can."""
+"""The command line can delete every kind that the API can."""
 
 import pytest
 

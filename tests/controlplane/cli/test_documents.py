@@ -1,4 +1,4 @@
-"""Files of documents: where each value was written is remembered, and words stay words."""
+"""Files of documents: every value keeps its file and line, and `on` and `off` stay strings."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The doctor by the command line: the agent's own, with its status."""
+"""The doctor on the command line: the agent's own, with its exit status."""
 
 import json
 import sys

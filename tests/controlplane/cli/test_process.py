@@ -1,4 +1,4 @@
-"""The command as a process of its own, against web as it runs in production."""
+"""The command as a separate process, against web as in production."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_it_reads_completes_follows_and_ends_cleanly(tmp_path: Path, token: str)
 
 
 LISTENING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-"""Shells let their background jobs ignore Ctrl-C, and what these start inherits it."""
+"""Shells start background jobs with Ctrl-C ignored, which their children inherit."""
 
 
 def _follows_until_interrupted(environ: dict[str, str], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Profiles hold tokens, so nobody else may read them."""
+"""Profiles have tokens, so only their owner may read them."""
 
 import stat
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people see: tables, ages, plans. Pure, so every line is exact."""
+"""Output for people: tables, ages, plans. Pure, so every line is compared exactly."""
 
 import io
 import json

@@ -1,5 +1,4 @@
-"""What the command line takes from the OpenAPI document: every list of the API, columns that exist, and a copy that is
-kept."""
+"""Resources from the OpenAPI document: every list of the API, existing columns, and the cached copy."""
 
 import json
 import os
@@ -52,7 +51,7 @@ def first_field(column: str) -> str:
 
 
 def served(tmp_path: Path, answers: list[Any]) -> Session:
-    """A run whose server gives these answers, one after the other, then none."""
+    """A session whose server gives these responses in order, then none."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         if not answers:

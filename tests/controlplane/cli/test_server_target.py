@@ -1,4 +1,4 @@
-"""Which server, which token: what is said counts first, and no token goes to a server that it is not of."""
+"""Server and token of a command: explicit options first, and no token is sent to another server."""
 
 import json
 from pathlib import Path

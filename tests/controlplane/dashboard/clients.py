@@ -11,7 +11,7 @@ def signed_in() -> Client:
 
 
 def fragment(client: Client, url: str, name: str) -> str:
-    """What htmx gets when it asks a page for one of its fragments."""
+    """The response to htmx for one fragment of a page."""
     response = client.get(url, headers={"HX-Request": "true", "HX-Target": name})
     assert response.status_code == 200
     return response.text

@@ -1,6 +1,6 @@
-"""What only a real browser shows: a person watches the fleet over the real web process and the real Valkey; every list
-of an installation that has nothing yet is readable, quiet, and says how to fill it; and a security key (Chromium's
-virtual one) is added, and shown at the next login."""
+"""Tests that need a real browser, the web process and Valkey: live updates, empty lists, and security keys (Chromium's
+virtual one).
+"""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ UNTIL_CHARTS = """new Promise((done) =>
 GROUND = "getComputedStyle(document.body).backgroundColor"
 POLL = "const POLL_MS = 10000;"
 HINTS_ONLY = 10**9
-"""Without its slow poll a page changes by a hint or not at all. In ms."""
+"""Without its slow poll a page changes only by hints. In ms."""
 KEY = {
     "protocol": "ctap2",
     "transport": "usb",
@@ -46,8 +46,9 @@ def web(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def browser(web: str) -> Iterator[Browser]:
-    """One for all tests here. Playwright's synchronous interface runs an event loop in this thread, beside which Django
-    would refuse to use the database. A hint that a busy machine delays is none of these tests' business."""
+    """Shared by all tests here. Playwright's synchronous interface runs an event loop in this thread, in which Django
+    would refuse to use the database. Hints delayed by a busy machine do not matter here.
+    """
     with pytest.MonkeyPatch.context() as changed, chromium_running() as browser:
         changed.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "yes")
         changed.setattr(live, "SEND_LIMIT_S", LIMIT_MS / 1000)
@@ -59,7 +60,7 @@ def chromium(browser: Browser, transactional_db: None) -> Iterator[Browser]:
     """Without the pages of earlier tests."""
     yield browser
     for context in browser.contexts:
-        context.unroute_all(behavior="ignoreErrors")  # what a page still asks for must not fail the next test
+        context.unroute_all(behavior="ignoreErrors")  # open requests of a page must not fail the next test
         context.close()
 
 
@@ -71,7 +72,7 @@ def url(web: str, transactional_db: None) -> str:
 
 
 class Reader(Watched):
-    """An operator who has signed in, and whose overview is live."""
+    """An operator who has signed in, with a live overview."""
 
     def __init__(self, browser: Browser, url: str, *, theme: Theme = "light", poll_ms: int = HINTS_ONLY) -> None:
         super().__init__(browser, url, Look(theme, DESK))
@@ -80,7 +81,7 @@ class Reader(Watched):
         self.wait_until_live()
 
     def wait_until_live(self) -> None:
-        """Until hints reach the page; those of before are lost."""
+        """Until hints reach the page; earlier hints are lost."""
         expect(self.page.locator("#connection")).to_have_attribute("data-state", "live")
 
 
@@ -92,7 +93,7 @@ def _polling_each(ms: int, route: Route) -> None:
 
 
 def change(state: str, reason: str) -> None:
-    """What a service does: change, event and hint in one transaction."""
+    """As in services: change, event and hint in one transaction."""
     event = {"kind": f"cell.{state}", "message": f"{CELL} is {state}: {reason}", "cell": CELL}
     with transaction.atomic():
         cells = Cell.objects.filter(pk=CELL)
@@ -128,7 +129,7 @@ def test_the_theme_is_chosen_once_and_kept(chromium: Browser, url: str) -> None:
 
 
 def there(page: Page, heading: str) -> None:
-    """Wait for a page and for its keys: the script that shows the button of themes listens to them by then."""
+    """Wait for a page and its keyboard shortcuts: the script that shows the theme button has bound them by then."""
     expect(page.locator("h1")).to_have_text(heading)
     expect(page.locator("#theme")).to_be_visible()
 
@@ -266,7 +267,7 @@ def signed_in(browser: Browser, url: str) -> object:
 
 
 def troubles_of_overlays(browser: Browser, url: str, look: Look, session: object) -> list[str]:
-    """What is wrong with the search and the list of keys, open over a page."""
+    """Problems of the search and the list of shortcuts, opened over a page."""
     tab = Watched(browser, url, look, session)
     tab.open("/nodes/")
     tab.page.locator("#search-open").click()
@@ -283,7 +284,7 @@ def troubles_of_overlays(browser: Browser, url: str, look: Look, session: object
 
 def test_a_security_key_is_added_and_shown_at_the_next_login(chromium: Browser, web: str) -> None:
     User.objects.create_user("ada", password=PASSWORD)
-    url = web.replace("127.0.0.1", "localhost")  # where browsers offer security keys without HTTPS
+    url = web.replace("127.0.0.1", "localhost")  # browsers offer security keys there without HTTPS
     page = chromium.new_page()
     page.set_default_timeout(LIMIT_MS)
     refused: list[str] = []

@@ -1,4 +1,4 @@
-"""Every page: for signed-in users only, helpful when it is empty, and refreshed in fragments."""
+"""Every page: only for signed-in users, with a useful empty state, and refreshed in fragments."""
 
 import pytest
 from django.test import Client
@@ -15,11 +15,11 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 def test_every_page_is_tried_here() -> None:
     tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in (*LISTS.values(), *DETAILS)}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
-    assert pages - tried == {"login", "logout", "settings"}  # the last have tests of their own
+    assert pages - tried == {"login", "logout", "settings"}  # the last have separate tests
 
 
 WAYS = ("make up", "matches this filter", "Show closed ones", "switchyard batch submit")
-"""To something that is seen there."""
+"""To an object in its content."""
 
 
 def test_every_page_sends_anonymous_users_to_the_login_and_back(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""What we ship of others is listed with its digest, and is all there is."""
+"""Every vendored third-party file is listed with its digest, and no other file exists."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ def test_every_file_has_the_digest_that_is_listed() -> None:
 
 
 NO_HOSTS = {"http://www.w3.org/2000/svg", "https://app.example"}
-"""A namespace, and an example of a name that nobody can have (RFC 2606)."""
+"""A namespace, and an example of a reserved name (RFC 2606)."""
 
 
 def test_nothing_of_ours_names_another_host() -> None:

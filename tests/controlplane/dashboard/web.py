@@ -1,4 +1,4 @@
-"""The web process as it runs in production, against the test's database and Valkey, for tests with a real browser."""
+"""The web process as in production, with the test's database and Valkey, for browser tests."""
 
 import os
 import shutil
@@ -28,8 +28,9 @@ def browser_binary() -> str | None:
 
 @contextmanager
 def web_process(log: Path, *, open_files: int = 0, **more: str) -> Iterator[str]:
-    """Runs web; gives its URL, for agents, too. Its output is in `log`. `open_files`: what it may have open, if not as
-    many as this process; `more`: its environment."""
+    """Runs web and returns its URL, also for agents. Its output is in `log`. `open_files`: its limit, default as in
+    this process; `more`: additional environment.
+    """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "controlplane.web", "--port", str(port)]

@@ -1,4 +1,4 @@
-"""Artifacts in S3 are read from the one bucket that was named, and from nowhere that it points to."""
+"""Artifacts in S3 are read only from the named bucket, and never from where it redirects."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ LIMITS = ArtifactLimits()
 
 @dataclass
 class Store:
-    """S3 with one artifact in it."""
+    """S3 with one artifact."""
 
     client: Any
     artifact: Artifact
@@ -52,7 +52,7 @@ def store(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store
 
 
 def test_an_artifact_is_listed_and_read(store: Store) -> None:
-    store.client.put_object(Bucket=BUCKET, Key="llama/3/", Body=b"")  # as consoles make folders
+    store.client.put_object(Bucket=BUCKET, Key="llama/3/", Body=b"")  # as consoles create folders
     store.client.put_object(Bucket=BUCKET, Key="llama/33/other", Body=b"another artifact's")
     found = store.open()
     assert found.sizes == {"model.safetensors": 8000, "tokenizer/vocab.json": 2}
@@ -153,7 +153,7 @@ def test_a_redirect_is_not_followed(store: Store, s3_url: str, monkeypatch: pyte
 
 @contextmanager
 def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that sends everybody to the same path at `target`; gives its URL and what it was asked for."""
+    """A server that redirects every request to the same path at `target`; returns its URL and its requests."""
     requested: list[str] = []
 
     class Redirecting(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Folders of this machine are read within the allowed sources, links and all."""
+"""Local folders are read within the allowed sources, including links."""
 
 import os
 from dataclasses import replace

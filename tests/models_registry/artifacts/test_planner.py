@@ -1,4 +1,4 @@
-"""Artifacts come from allowed places, are what they say, and stay within limits."""
+"""Artifacts must be in allowed places, match their manifest, and stay within limits."""
 
 from dataclasses import replace
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def push(folder: Path, uri: str = URI) -> tuple[str, str]:
-    """The digest, and what was said."""
+    """The digest, and the progress messages."""
     out, said = StringIO(), StringIO()
     call_command("artifact_push", str(folder), uri, stdout=out, stderr=said)
     return out.getvalue().strip(), said.getvalue()
@@ -76,7 +76,7 @@ def test_nothing_is_written_over_by_a_second_push(client: Any, folder: Path) -> 
 
 
 def test_two_pushes_at_once_end_with_one_manifest(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_push._Prefix, "holds", lambda *_: False)  # each looked before the other wrote
+    monkeypatch.setattr(artifact_push._Prefix, "holds", lambda *_: False)  # each checked before the other wrote
     push(folder)
     (folder / "model.safetensors").rename(folder / "renamed.safetensors")
     before = client.get_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}")["Body"].read()

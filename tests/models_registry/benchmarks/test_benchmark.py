@@ -1,4 +1,4 @@
-"""Versions are compared where both were measured alike, as they are now; nothing else is."""
+"""Versions are compared only where both were measured under the same conditions, as they are now."""
 
 from typing import Any
 

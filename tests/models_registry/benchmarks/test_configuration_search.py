@@ -1,5 +1,6 @@
-"""A search from its start to the version that it found: drafts, rollouts and benchmarks, each killed process made good
-by the next, and every configuration with its reason. The test plays the fleet."""
+"""A search from its start to its result: drafts, rollouts and benchmarks, continued by another process after each kill,
+and a reason for every configuration. The test plays the fleet.
+"""
 
 from datetime import timedelta
 from typing import Any
@@ -75,13 +76,13 @@ def start(fleet: Fleet, **fields: Any) -> ConfigurationSearch:
 
 
 def goodput_of(version: ModelVersion) -> float:
-    """As the step model has it, so that predictions are right."""
+    """From the step model, so that predictions are right."""
     places = float(version.engine_options.get("max_num_seqs", version.max_concurrency))
     return min((1 - BASE_S / 0.040) / WORK_S, 1 / (150 * BASE_S / places + WORK_S))
 
 
 def measure(benchmark: Benchmark) -> None:
-    """What the process of benchmarks would do."""
+    """Plays the benchmark process."""
     goodput = goodput_of(benchmark.version)
     for number, rate in enumerate((goodput / 2, goodput)):
         step_s = BASE_S / (1 - rate * WORK_S)
@@ -101,7 +102,7 @@ def measure(benchmark: Benchmark) -> None:
 
 
 def run(row: ConfigurationSearch, *, minutes: float = 0.0, most: int = 200) -> ConfigurationSearch:
-    """Advance, with everything that it waits for coming true, until it ends."""
+    """Advance until the search ends; everything that it waits for succeeds."""
     for _ in range(most):
         row.refresh_from_db()
         if row.state != "running":
@@ -251,7 +252,7 @@ def test_a_cancelled_one_measures_nothing_more_and_goes_back(fleet: Fleet) -> No
 
 
 def made_by(row: ConfigurationSearch) -> dict[str, tuple[str, str]]:
-    """The versions that a search made, their states and reasons."""
+    """The versions that a search made, with states and reasons."""
     made = ModelVersion.objects.filter(version__contains=f"-s{row.pk}-")
     return {one.version: (one.state, one.reason) for one in made}
 

@@ -1,4 +1,4 @@
-"""Searches over HTTP: who may ask for one, what is refused by name, and what is shown."""
+"""Searches over HTTP: permissions, errors and output."""
 
 from typing import Any
 

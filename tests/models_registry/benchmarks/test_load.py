@@ -1,6 +1,5 @@
-"""When the requests of a workload are due: the same for the same seed, and at the rate that was asked for.
-
-A point counts each request that was due in it, however long that takes; its engine answers as the test says.
+"""Requests of a workload are due at the same times for the same seed and at the requested rate. A point counts each
+request due in it, however long it takes; the test plays the engine.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""A real search against a real `sim` engine: points are stored permanently, another process goes on with them, and what
-cannot be measured says why."""
+"""A real benchmark against a real `sim` engine: points are stored permanently, another process continues, and failures
+have a reason.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Member]:
 
 @pytest.fixture
 def target(engine: Member, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """State of the fleet as benchmarks see it; tests change it."""
+    """The fleet as benchmarks see it; tests change it."""
     row = rows.version()
     port = int(engine.url.rpartition(":")[2])
     described = BenchmarkTarget(
@@ -56,7 +57,7 @@ def asked(told: dict[str, Any], **fields: Any) -> Benchmark:
 
 
 def steps(most: int = 20) -> None:
-    """Let one process after another do a step, until nothing is left."""
+    """One process after another does one step, until none is left."""
 
     async def run() -> None:
         runner = BenchmarkRunner()

@@ -1,4 +1,4 @@
-"""From a calibration file to a tree file."""
+"""From a calibration file to a file with a tree."""
 
 import json
 from io import StringIO

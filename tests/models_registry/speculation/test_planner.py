@@ -1,7 +1,4 @@
-"""From ranks position by position to accuracies, chains and trees.
-
-How much to guess, by what a step costs.
-"""
+"""From ranks by position to accuracies, chains and trees; the number of guesses from step costs."""
 
 from itertools import pairwise
 from typing import Any
@@ -39,7 +36,7 @@ def test_accuracies_are_shares_of_positions_by_head_and_rank() -> None:
 
 
 def test_a_chain_is_walked_as_decoding_goes_through_the_answers() -> None:
-    """Two heads: "00" gives three tokens at once, then "--" its own; the second answer has two steps of one."""
+    """Two heads: "00" gives three tokens in one step, then "--" one; the second answer has two steps of one."""
     chain = task_figures(TWO_HEADS).chain
     assert chain[0] == 1.0
     assert chain[2] == 6 / 4

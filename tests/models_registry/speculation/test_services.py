@@ -1,6 +1,5 @@
-"""Calibrations are stored with what follows from them, and refused where they are of something else.
-
-Calibrations over HTTP: stored by operators, read by all.
+"""Calibrations are stored with their figures, and rejected if they do not fit the version. Over HTTP, operators store
+them and everyone reads them.
 """
 
 from typing import Any

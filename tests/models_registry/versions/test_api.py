@@ -1,4 +1,4 @@
-"""Model versions over HTTP: drafts are written, validated, released, retired; and what is refused says why."""
+"""Model versions over HTTP: drafts, validation, release, retirement, and errors with reasons."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A draft is based on a version and edited in the browser; each error stands at its field and changes nothing."""
+"""A draft is created from a version and edited in the browser; errors are shown at their fields and change nothing."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def draft() -> ModelVersion:
 
 
 def form(draft: ModelVersion, **other: str) -> dict[str, Any]:
-    """Returns the form as a browser sends it when only `other` was changed."""
+    """The form as a browser submits it when only `other` was changed."""
     return {field.name: field.text for field in draft_fields(draft)} | {"revision": str(draft.revision)} | other
 
 

@@ -1,8 +1,5 @@
-"""Drafts change until they are validated; nothing that is in use ever does.
-
-A version that could not be served does not get into the registry.
-
-Versions move on by somebody's word, and not while they are needed.
+"""Drafts may change until they are validated, and versions in use never change. Versions that cannot be served are not
+registered. Releases and retirements need an operator, and retirement an unused version.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engine options beyond the lists: allowed by an admin with a reason, and by two where the rule is on."""
+"""Engine options beyond the lists: allowed by an admin with a reason, or by two if the rule is on."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ WHO: dict[str, Any] = {"actor": "ada", "now": NOW}
 
 
 def refused(step: Callable[[], object], outcomes: list[str]) -> Callable[[], None]:
-    """The step, whose refusal is noted."""
+    """Runs the step and records its refusal."""
 
     def run() -> None:
         try:

@@ -1,4 +1,4 @@
-"""A version is measured by its ready cells, from when each of them became ready."""
+"""Measurements of a version come from its ready cells, from the time each became ready."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The pages of models and their versions: what they show, and the actions of operators."""
+"""The pages of models and their versions: content, and actions of operators."""
 
 import json
 

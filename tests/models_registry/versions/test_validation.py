@@ -1,4 +1,4 @@
-"""A draft is validated by evidence alone, in slices that a crash does not undo."""
+"""A draft is validated only by evidence, in slices that survive a crash."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def start(row: ModelVersion) -> Validation:
 
 
 def advance(folder: Path, clock: Clock | None = None, limits: ArtifactLimits = LIMITS, **slice_: Any) -> Validation:
-    """Runs one slice over artifacts next to this folder and returns the youngest validation."""
+    """Runs one slice over artifacts next to this folder and returns the newest validation."""
     sources = (parse_place(folder.parent.as_uri()),)
     validations_advance(Slice(sources, limits, clock or Clock(), **slice_))
     return Validation.objects.latest("id")

@@ -1,4 +1,4 @@
-"""Every page that an operator can open, and what must be true of each wherever it is looked at."""
+"""Every page that an operator can open, and checks for each in every look (theme and width)."""
 
 import os
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from tests.scenarios.browser.watched import JUDGED, LOOKS, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
-"""Pages that the default run opens in a second theme and width as well, and whose screenshots are taken in all four."""
+"""Pages that the default run also opens in a second theme and width, with screenshots in all four."""
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
-"""A folder: screenshots are written there. Empty, as in CI: nothing is."""
+"""Folder for screenshots. Empty, as in CI: none."""
 
 LISTS: dict[str, str] = {**page_urls.LISTS, **page_urls.SETTINGS, "key-new": "/keys/new/", "search": "/search/?q=sim"}
-"""Name of its screenshot -> address, of pages that there are on a fleet without anything, too."""
+"""Name of its screenshot -> address, for pages that also exist on an empty fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Page:
 
 
 def all_pages(fleet: RunningFleet) -> list[Page]:
-    """The lists, and one page of each kind of thing that the fleet has."""
+    """The lists, and one page of each kind of object in the fleet."""
 
     def first(noun: str, **query: str) -> Any:
         return fleet.api(noun, **query)["results"][0]
@@ -54,8 +54,9 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
 
 
 def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, thorough: bool) -> dict[str, list[str]]:
-    """Returns what is wrong, by page. Each page is opened in one look and then changed into others without a reload: if
-    `thorough` into all of them, else only the pages of `IN_EVERY_LOOK` into a second theme and width."""
+    """Returns problems by page. Each page is opened in one look and changed into others without a reload: all of them
+    if `thorough`, else a second one for the pages of `IN_EVERY_LOOK`.
+    """
     tab = Watched(browser, url, LOOKS[0], session)
     found: dict[str, list[str]] = {}
     for page in pages:
@@ -68,7 +69,7 @@ def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, t
             barriers = tab.barriers() if look in JUDGED else []
             wrong += [f"{look}: {each}" for each in tab.trouble() + barriers]
             if SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
-                tab.open(page.path)  # charts take their time to follow a change of width
+                tab.open(page.path)  # charts react to a change of width with a delay
                 _shoot(tab, page, look)
         if wrong:
             found[page.name] = wrong

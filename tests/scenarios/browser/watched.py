@@ -1,4 +1,4 @@
-"""A page in a real browser that remembers everything an operator would be right to complain about."""
+"""A page in a real browser that records errors, warnings, failed requests and accessibility problems."""
 
 import json
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ Theme = Literal["light", "dark"]
 DESK, PHONE = 1440, 390
 HEIGHT = 900
 LIMIT_MS = 120_000
-"""For whatever must happen: generous, for machines that do much else."""
+"""Generous limit, for busy machines."""
 UNSEEN_PAGES = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess")
-"""Features of Chromium for which each window pays more than for the page that a test opens."""
+"""Features of Chromium that cost more per window than the tested page."""
 OFF_BY_PLAYWRIGHT = (
     *("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "PaintHolding", "DestroyProfileOnBrowserClose"),
     *("AvoidUnnecessaryBeforeUnloadCheckSync", "ThirdPartyStoragePartitioning", "AvoidCorsURLLoaderRestartOnRedirect"),
     *("OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch", "MediaRouter"),
     "LensOverlay",
 )
-"""Its own list, again: of two such options Chromium takes the last."""
+"""Repeated, because Chromium takes the last of two such options."""
 CHROMIUM_ARGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"),
     f"--disable-features={','.join((*UNSEEN_PAGES, *OFF_BY_PLAYWRIGHT))}",
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def suffix(self) -> str:
-        """Of a screenshot's name; the light one on a desk has none."""
+        """Suffix of a screenshot's name; empty for the light desktop one."""
         return ("-phone" if self.width == PHONE else "") + ("-dark" if self.theme == "dark" else "")
 
     def __str__(self) -> str:
@@ -51,14 +51,14 @@ class Look:
 
 
 LOOKS = (Look("dark", PHONE), Look("light", PHONE), Look("light", DESK), Look("dark", DESK))
-"""Each theme at each width, in the order in which a page that was opened on a phone is changed under the reader."""
+"""Each theme at each width, in the order in which an open page is changed."""
 JUDGED = (LOOKS[0], LOOKS[2])
-"""Where axe-core judges: once each theme, and once each width."""
+"""Looks in which axe-core runs: each theme once, and each width once."""
 
 
 @contextmanager
 def chromium_running() -> Iterator[Browser]:
-    """While it runs, an event loop does in this thread: end it before anything asynchronous or Django's database."""
+    """While it runs, this thread has an event loop: stop it before asynchronous code or Django's database."""
     binary = browser_binary()
     assert binary, "there is no chromium on PATH, and these tests need one: apt-get install chromium"
     with sync_playwright() as playwright:
@@ -69,7 +69,7 @@ def chromium_running() -> Iterator[Browser]:
 
 
 class Watched:
-    """A tab. `trouble`: errors, warnings, failed requests and requests to other hosts since it was last asked."""
+    """A tab. `trouble`: errors, warnings, failed requests and requests to other hosts since the last call."""
 
     def __init__(self, browser: Browser, url: str, look: Look, session: Any = None) -> None:
         self.url = url
@@ -91,7 +91,7 @@ class Watched:
         expect(self.page.locator("h1")).to_have_text("Overview")
 
     def open(self, path: str) -> None:
-        """Go to a page and wait until it listens."""
+        """Go to a page and wait until it receives hints."""
         answer = self.page.goto(f"{self.url}{path}")
         if answer is None or answer.status != 200:
             self._note(f"{path} answered {answer.status if answer else 'nothing'}")
@@ -100,7 +100,7 @@ class Watched:
             expect(connection).to_have_attribute("data-state", "live")
 
     def change(self, look: Look) -> None:
-        """Into another theme and width, as an operating system does under an open page."""
+        """Change theme and width of an open page, as an operating system does."""
         self.page.emulate_media(color_scheme=look.theme)
         self.page.set_viewport_size({"width": look.width, "height": HEIGHT})
 
@@ -111,7 +111,7 @@ class Watched:
         return found
 
     def barriers(self) -> list[str]:
-        """What axe-core finds that keeps somebody from using the page: its rule and where."""
+        """axe-core's accessibility violations: rule and element."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE)
         violations = self.page.evaluate(RUN_AXE, list(ASKED))["violations"]

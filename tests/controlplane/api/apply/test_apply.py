@@ -1,4 +1,6 @@
-"""Documents over HTTP: the same steps are shown and done, all or none, and never on a state that nobody looked at."""
+"""Documents over HTTP: preview and apply have the same steps, all or none are applied, and never on a state that was
+not reviewed.
+"""
 
 from pathlib import Path
 from typing import Any

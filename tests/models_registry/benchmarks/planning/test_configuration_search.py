@@ -1,6 +1,5 @@
-"""What may be varied, and which draft follows from a choice: tables.
-
-The search measures few configurations for long, and ends with the best.
+"""Parameters that may be varied, the draft of each choice, and a search that measures few configurations at full length
+and finds the best.
 """
 
 from dataclasses import replace

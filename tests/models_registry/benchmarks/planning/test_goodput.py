@@ -1,8 +1,5 @@
-"""The search finds the rate at which objectives break, in few points, and says how sure it is.
-
-Points of one configuration predict others of its shape: on virtual cells of `sim`, whose steps are known.
-
-Exact shares: intervals that hold as often as they say.
+"""The search finds the rate at which an objective breaks, in few points and with its confidence; predictions for other
+configurations of a shape, on virtual cells of `sim` with known steps; exact confidence intervals.
 """
 
 import math
@@ -47,7 +44,7 @@ def outcomes(inside: int, outside: int) -> list[Outcome]:
 
 
 def searched(knee: float, first: float, rules: GoodputRules = RULES) -> tuple[Found, list[float]]:
-    """The end of a search where what is below the knee holds, and the rates that it measured."""
+    """The result of a search in which rates below the knee hold, and the measured rates."""
     points: dict[float, PointVerdict] = {}
     while isinstance(step := plan_goodput(points, first, rules), Measure):
         assert step.rate not in points, "no rate is measured twice"
@@ -146,7 +143,7 @@ def test_at_its_end_a_point_is_judged_by_its_share() -> None:
 
 
 def test_looking_often_hardly_ever_errs() -> None:
-    """All errors together stay below what one look may err: halves of halves."""
+    """The total error of all interim tests stays below that of one: a half, a quarter, and so on."""
     spent = sum((1 - RULES.confidence) / 2 / 2 ** (look + 1) for look in range(20))
     assert spent <= (1 - RULES.confidence) / 2
 
@@ -181,7 +178,7 @@ def test_a_warm_up_is_as_long_as_a_request_may_take() -> None:
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("prompt", "output", "itl_ms"), [(1000, 150, 40.0), (3000, 50, 80.0), (600, 100, 30.0)])
 def test_on_sim_the_knee_is_the_computed_one(prompt: int, output: int, itl_ms: float, seed: int) -> None:
-    """Within 5 % of what its parameters say, in ten points at most; repeats with other jitter within 3 %."""
+    """Within 5 % of the computed knee, in at most ten points; repeats with other jitter within 3 %."""
     workload = Workload("synthetic", prompt, output, arrival=Arrival.UNIFORM)
     slo = Slo(3.0, itl_ms / 1000)
     parameters = ModelParameters(seed=seed)

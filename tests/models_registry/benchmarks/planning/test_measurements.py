@@ -1,9 +1,4 @@
-"""What requests of a point say together.
-
-Three steps tell what a step costs, and that tells the goodput.
-
-The Pareto set holds what nothing else beats in both numbers.
-"""
+"""Figures of a point; goodput predicted from three steps; the Pareto set."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +22,7 @@ SLO, MACHINES = Slo(1.0, 0.2), Machines(2, 2, 0.0, 0.0)
 
 
 def test_requests_at_once_are_those_of_a_steady_load_however_short_the_point() -> None:
-    """Two a second of which each takes 6 s are twelve at once, though only sixteen of them were looked at."""
+    """Two requests per second of 6 s each are twelve concurrent ones, even if only sixteen were observed."""
     samples = [Sample(at / 2, at / 2, at / 2 + 0.5, at / 2 + 6.0, 200, 500, 50) for at in range(16)]
     figures = point_figures(samples, 8.0, SLO, MACHINES)
     assert figures["concurrency"] == pytest.approx(12.0)

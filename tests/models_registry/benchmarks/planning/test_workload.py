@@ -1,4 +1,4 @@
-"""Workloads and objectives are sentences that are read back, and refused by name."""
+"""Workloads and objectives: text to value and back, and errors that name the wrong part."""
 
 import pytest
 

@@ -1,5 +1,6 @@
-"""A cell of engine `sim` on virtual time: its own batching model, fed with a workload's arrivals. Used where a point of
-a minute must cost a second, and where the right answer must be computable. Pure, given its seed."""
+"""A cell of engine `sim` on virtual time, with its own batching model and a workload's arrivals: a point of a minute
+costs a second, and the right result can be computed. Pure, given its seed.
+"""
 
 import random
 from collections.abc import Iterator
@@ -40,10 +41,10 @@ class _Request:
 
 
 def mean_field_knee(parameters: ModelParameters, workload: Workload, slo: Slo) -> float:
-    """Requests a second at which the mean time between tokens reaches its objective.
+    """Requests per second at which the mean time between tokens reaches its objective.
 
-    A step of n sequences takes a + b n, and the time to prefill what arrives meanwhile; by Little's law n is the rate
-    times output tokens times a step. So a step takes a / (1 - rate (prompt / prefill rate + b output)).
+    A step of n sequences takes a + b n plus the prefill of new prompts; by Little's law n is the rate times output
+    tokens times the step. So a step takes a / (1 - rate (prompt / prefill rate + b output)).
     """
     step_s, per_seq_s = parameters.decode_step_ms / 1000, parameters.decode_step_per_seq_ms / 1000
     work_s = workload.prompt / parameters.prefill_tokens_per_s + per_seq_s * workload.output
@@ -51,7 +52,7 @@ def mean_field_knee(parameters: ModelParameters, workload: Workload, slo: Slo) -
 
 
 def arrivals(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
-    """Seconds since the beginning, without an end."""
+    """Endless arrival times in seconds from the start."""
     at_s = 0.0
     for gap in arrival_gaps(arrival, random.Random(seed)):
         at_s += gap / rate
@@ -60,7 +61,7 @@ def arrivals(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
 
 @dataclass
 class VirtualCell:
-    """Measures points on virtual time. `spent_s`: virtual seconds of all of them."""
+    """Measures points on virtual time. `spent_s`: virtual seconds of all points."""
 
     parameters: ModelParameters
     workload: Workload
@@ -70,7 +71,6 @@ class VirtualCell:
     spent_s: float = 0.0
 
     def measure(self, rate: float) -> PointJudgement:
-        """One point, from an empty cell."""
         point = _Point(self, warm_up_s(self.slo.longest_s(self.workload.output), self.rules))
         model, now_s = BatchingModel(self.parameters), 0.0
         coming = arrivals(rate, self.workload.arrival, self.seed)
@@ -92,7 +92,7 @@ class VirtualCell:
 
 
 class _Point:
-    """What is known so far. Outcomes are in the order of arrival, up to the first that is not known yet."""
+    """State of a point. Outcomes are in the order of arrival, up to the first unknown one."""
 
     def __init__(self, cell: VirtualCell, warm_s: float) -> None:
         self.requests: list[_Request] = []

@@ -1,4 +1,4 @@
-"""Two versions side by side: what differs shows as itself, and nothing else does."""
+"""Two versions side by side: exactly the differences are shown."""
 
 from dataclasses import replace
 from typing import Any

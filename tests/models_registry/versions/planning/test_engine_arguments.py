@@ -1,4 +1,4 @@
-"""A model version renders to the same plan everywhere, or says what is wrong with it."""
+"""A model version renders to the same plan everywhere, or to an error that names the field."""
 
 from dataclasses import replace
 from typing import Any

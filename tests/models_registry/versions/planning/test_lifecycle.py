@@ -1,9 +1,4 @@
-"""A version goes forward only, and only what cannot change any more may serve.
-
-A draft may be unfinished; a field that makes no sense by itself is named at once.
-
-What a draft must show before anything of it is read.
-"""
+"""States of versions, the rules for fields of a draft, and the requirements of validation."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Degrees: what machines suit by default, and which splits are refused with which words."""
+"""Degrees: defaults of machines, and the errors of unsupported splits."""
 
 from typing import Any
 

@@ -1,12 +1,5 @@
-"""What a version adds to NxDI's configuration is checked before a node compiles for an hour and then stops.
-
-What we render for Neuron is what its documentation shows, and every bit of it is held by a golden file.
-
-A version is rendered for the build that its machines can run, and what that build cannot do is refused by name.
-
-What NxDI's own class would refuse on a node is refused where a version is rendered, by the key's name.
-
-That both agree is what `bench/models/neuron_configurations.py` finds out, against the class itself.
+"""Neuron configurations: checks of stated keys, golden files as in the documentation, builds for machines, and the
+rules of NxDI's own class, all before a node compiles for an hour.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""One version on several instance types: what it is on each, and which mistakes are named by type and field."""
+"""One version on several instance types: its fields on each, and errors that name type and field."""
 
 import json
 from dataclasses import replace
@@ -66,7 +66,7 @@ def with_type(kind: str, **stated: Any) -> VersionSpec:
 
 @pytest.mark.parametrize("kind", EVERYWHERE.instance_types)
 def test_one_version_is_rendered_for_each_of_its_instance_types(kind: str) -> None:
-    """The files were read against what each engine takes; a change of one shows here."""
+    """The golden files were checked against each engine's documentation; a change of one shows here."""
     rendering = render_version(EVERYWHERE, INSTANCE_TYPES[kind])
     rendered = {"degrees": rendering.degrees, "plan": rendering.plan, "notes": rendering.notes}
     assert json.loads(msgspec.json.encode(rendered)) == json.loads((GOLDEN / f"{kind}.json").read_text())

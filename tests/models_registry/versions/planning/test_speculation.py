@@ -1,7 +1,4 @@
-"""The tree is the best there is, by every tree there could be, and bad trees are named.
-
-Speculation: each engine's options, and the methods that it refuses.
-"""
+"""Trees are optimal, compared with every possible tree; bad trees are rejected; options of each engine's methods."""
 
 import json
 from itertools import combinations, product
