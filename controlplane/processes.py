@@ -88,19 +88,6 @@ PROCESSES = (
 BY_NAME = {str(kind.role): kind for kind in PROCESSES}
 
 
-def process_names() -> str:
-    """As a sentence lists them."""
-    *others, last = BY_NAME
-    return f"{', '.join(others)} and {last}"
-
-
-def process_table() -> str:
-    """The table of the documents, in Markdown."""
-    rows = [["process", "does", "how many", "needs", "health"], ["---"] * 5]
-    rows += [[f"`{kind.role}`", kind.does, kind.how_many, kind.needs, kind.health] for kind in PROCESSES]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def main(arguments: Sequence[str]) -> None:
     """Become the named process.
 

@@ -118,10 +118,6 @@ class BodyShares:
     def forget(self, owner: str, size: int) -> None:
         _less(self._bytes, owner, size)
 
-    @property
-    def is_unused(self) -> bool:
-        return not self._bodies and not self._bytes
-
 
 def _less(counted: Counter[str], owner: str, by: int) -> None:
     counted[owner] -= by

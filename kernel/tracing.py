@@ -132,15 +132,12 @@ class _Exporter:
 
     def __init__(self, settings: TraceSettings) -> None:
         self.pid = os.getpid()
-        self.dropped = 0
         self._settings = settings
         self._waiting: deque[Any] = deque()
         threading.Thread(target=self._run, name="span-export", daemon=True).start()
 
     def add(self, finished: Any) -> None:
-        if len(self._waiting) >= MAX_WAITING:
-            self.dropped += 1
-        else:
+        if len(self._waiting) < MAX_WAITING:
             self._waiting.append(finished)
 
     def _run(self) -> None:
@@ -152,7 +149,6 @@ class _Exporter:
         while self._waiting:
             spans = [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
             if not self._send(spans):
-                self.dropped += len(spans)
                 return
 
     def _send(self, spans: list[Any]) -> bool:
@@ -185,9 +181,3 @@ def spans_flush() -> None:
     """Send waiting spans now: before a process exits, and in tests."""
     if (exporter := _exporters.get(os.getpid())) is not None:
         exporter.flush()
-
-
-def spans_dropped() -> int:
-    """Returns how many spans of this process were dropped."""
-    exporter = _exporters.get(os.getpid())
-    return exporter.dropped if exporter else 0

@@ -101,12 +101,9 @@ class Launcher:
             built = weights[0] if weights else None
             self._fleet_may_run = True
             await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
-        await self._start_processes()
-        await self._wait_for_cells(management)
-
-    async def _start_processes(self) -> None:
         for service in services(self._configuration, self._environment):
             await self._supervisor.start(service)
+        await self._wait_for_cells(management)
 
     async def _check(self) -> Servers:
         previous = self._home.read_state()

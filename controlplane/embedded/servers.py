@@ -51,16 +51,8 @@ class Valkey:
         """The server, as the supervisor runs it."""
         options = ["--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"]
         options += ["--save", "", "--appendonly", "no", "--dir", str(self.home.valkey)]
-        options += [
-            "--maxmemory",
-            _MEMORY,
-            "--maxmemory-policy",
-            "allkeys-lru",
-            "--daemonize",
-            "no",
-            "--loglevel",
-            "warning",
-        ]
+        options += ["--maxmemory", _MEMORY, "--maxmemory-policy", "allkeys-lru"]
+        options += ["--daemonize", "no", "--loglevel", "warning"]
         server = binary()
         closed = any(is_closed_to(self.account, path) for path in (server, self.home.path))
         program = Program(

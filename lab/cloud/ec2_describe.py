@@ -269,16 +269,15 @@ BLOCK_LEAD_S = 2400.0
 """Before the end of a Capacity Block comes its event: ten minutes before its machines are ended."""
 SPOT_WARNING = "EC2 Spot Instance Interruption Warning"
 REBALANCE = "EC2 Instance Rebalance Recommendation"
-RESERVATION_WARNING = "EC2 Capacity Reservation Instance Interruption Warning"
 BLOCK_WARNING = "Capacity Block Reservation Expiration Warning"
 STATE_CHANGE = "EC2 Instance State-change Notification"
 
 
-def warn_of_interruption(world: World, machine_id: str, kind: str = SPOT_WARNING) -> None:
-    """Two minutes' notice, and the end after them. `kind`: SPOT_WARNING or RESERVATION_WARNING."""
+def warn_of_interruption(world: World, machine_id: str) -> None:
+    """Two minutes' notice, and the end after them."""
     machine = _known(world, machine_id)
     machine.interrupted = world.clock.now() + SPOT_LEAD_S
-    emit(world, machine, kind, {"instance-id": machine_id, "instance-action": "terminate"})
+    emit(world, machine, SPOT_WARNING, {"instance-id": machine_id, "instance-action": "terminate"})
 
 
 def recommend_rebalance(world: World, machine_id: str) -> None:

@@ -129,9 +129,9 @@ def forwards(topology: Topology, ports: Ports) -> list[client.Forward]:
     ]
 
 
-def new_settings(pending_s: float = PENDING_S) -> Settings:
+def new_settings() -> Settings:
     """Account of a cloud without keys."""
-    return Settings(f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20), pending_s)
+    return Settings(f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20), PENDING_S)
 
 
 def prepare(places: Places, topology: Topology, settings: Settings) -> None:

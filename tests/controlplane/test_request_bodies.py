@@ -14,7 +14,7 @@ from django.core.asgi import get_asgi_application
 from django.db import connections
 
 from controlplane import request_bodies
-from controlplane.request_bodies import OTHER_BYTES, FairPlaces, OverShare, RequestBodies
+from controlplane.request_bodies import OTHER_BYTES, BodyShares, FairPlaces, OverShare, RequestBodies
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet.rows import NOW
 from traffic.batches.models import StoredFile
@@ -104,6 +104,10 @@ class Request:
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
 
+def is_unused(shares: BodyShares) -> bool:
+    return not shares._bodies and not shares._bytes
+
+
 def upload(key: str) -> Request:
     return Request(
         "/v1/files", FORM[:40], FORM[40:], key=key,
@@ -138,7 +142,7 @@ async def test_a_body_that_is_too_long_is_refused_in_the_form_of_its_path(path: 
     assert await request.answered_by(application) == 413
     assert request.asked == (0 if stated else OTHER_BYTES // len(PIECE) + 1)
     assert reading.read <= OTHER_BYTES
-    assert application.shares.is_unused
+    assert is_unused(application.shares)
     if path == APPLICATIONS:
         assert json.loads(request.body)["error"]["code"] == "request_too_large"
     elif path == API:
@@ -163,7 +167,7 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_nothing_of_it_stays(
     application, request = RequestBodies(cast(Any, Reading())), Request(path, b"x", b"y", key=await key_of("acme"))
     request.is_slow = True
     assert await request.answered_by(application) == 408
-    assert application.shares.is_unused
+    assert is_unused(application.shares)
 
 
 async def test_an_application_that_answers_before_it_reads_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +204,7 @@ async def test_slow_uploads_of_one_tenant_take_no_place_of_uploads() -> None:
         assert await one_more.answered_by(application) == 429, "the tenant's share of bodies is used up"
         assert b"still arriving" in one_more.body
         assert await upload(theirs).answered_by(application) == 200, "and another's is not"
-    assert application.shares.is_unused
+    assert is_unused(application.shares)
     assert await sync_to_async(StoredFile.objects.count)() == 1, "what broke off left nothing"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.processes import BY_NAME, process_table
+from controlplane.processes import BY_NAME, PROCESSES
 from tests.docs.pages import FENCED, ROOT, operators_pages, section, text_of
 from tests.docs.test_links import slug
 from tests.docs.variables_page import LINKS, SETTINGS, Row, rows, with_table
@@ -133,8 +133,14 @@ def test_a_page_begins_with_an_index_of_its_sections(page: str) -> None:
     assert sections <= set(re.findall(r"\]\(#([\w-]+)\)", beginning))
 
 
+def process_table() -> str:
+    rows = [["process", "does", "how many", "needs", "health"], ["---"] * 5]
+    rows += [[f"`{kind.role}`", kind.does, kind.how_many, kind.needs, kind.health] for kind in PROCESSES]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def test_the_table_of_processes_is_in_the_documents() -> None:
-    assert process_table() in section("docs/operate/install.md", "## Production"), "write controlplane.processes again"
+    assert process_table() in section("docs/operate/install.md", "## Production"), "copy process_table() of this file"
 
 
 @pytest.mark.parametrize("name", BY_NAME)
