@@ -75,7 +75,7 @@ def test_what_failed_is_said_by_line(switchyard: Switchyard, key: str, tmp_path:
     made = submitted(switchyard, key, jsonl(line(1), line(1)), tmp_path)
     asyncio.run(worked_until(lambda: not has_open_batches()))
     shown = switchyard("batch", "status", made["id"], "--key", key).out
-    assert "line 2: The custom_id 'id-1' is there twice" in shown
+    assert "line 2: The custom_id 'id-1' occurs twice" in shown
 
 
 def test_results_are_fetched_into_a_new_file(switchyard: Switchyard, key: str, tmp_path: Path, settings: Any) -> None:

@@ -143,7 +143,9 @@ def test_a_flush_touches_no_row_for_each_other_row() -> None:
         ):  # the worst case of its estimates: tables have indexes, parts have none
             cursor.execute(f"SET LOCAL enable_{way} = off")
         statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {reports._STORE.as_string(None)}"
-        cursor.execute(statement, {"rows": encode([reports._columns(received(name)) for name in names]).decode()})
+        cursor.execute(
+            statement, {"rows": encode([reports._report_columns(received(name)) for name in names]).decode()}
+        )
         ((plan,),) = cursor.fetchone()
     assert max(_rows_touched(plan["Plan"])) <= 2 * len(names)
 
