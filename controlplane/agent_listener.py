@@ -33,8 +33,8 @@ from kernel.addresses import is_loopback
 
 HANDSHAKE_S, HEAD_S = 5.0, 5.0
 HANDSHAKES_MOST = 500
-"""At the same time, introductions after them included, of all agents that come back in a storm: at 100 a second each
-still ends within `HANDSHAKE_S`. More would share the processor until all are late, and begin again."""
+"""Concurrent handshakes, hellos included, when all agents reconnect: at 100 a second each
+still ends within `HANDSHAKE_S`. With more, all would exceed it and restart."""
 LOOK_EVERY_S = 2.0
 """At the control plane's certificate and at what was revoked."""
 

@@ -88,8 +88,8 @@ class WebServer(uvicorn.Server):
 
     def _agents_door_opened(self, door: ConnectionDoor) -> None:
         self.servers.append(cast(Any, door))
-        hub.is_door_full = lambda: door.is_full
-        door.introducing = lambda: hub.introductions.count
+        hub.is_listener_full = lambda: door.is_full
+        door.introducing = lambda: hub.hello_queue.count
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tasks = [task for task in (self._listening, self._reporting) if task is not None]

@@ -9,15 +9,15 @@ from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
-from fleet.agents.consumers.limits import RETRY_AFTER_S, Knock
+from fleet.agents.consumers.limits import RETRY_AFTER_S, CredentialVerdict
 from fleet.agents.services.enrolment import PEER_CERTIFICATE
 
 AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
 """Other spellings of the path reach the socket itself, which judges the same."""
 _END = b"Connection: close\r\nContent-Length: 0\r\n\r\n"
 ANSWERS = {
-    Knock.REFUSED: b"HTTP/1.1 403 Forbidden\r\n" + _END,
-    Knock.LATER: f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {RETRY_AFTER_S}\r\n".encode() + _END,
+    CredentialVerdict.REFUSED: b"HTTP/1.1 403 Forbidden\r\n" + _END,
+    CredentialVerdict.LATER: f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {RETRY_AFTER_S}\r\n".encode() + _END,
 }
 
 
@@ -34,7 +34,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         """The first call brings the whole head of the request, names in lower case."""
         if not self.handshake_initiated and data.startswith(AGENTS_DOOR):
-            answer = ANSWERS.get(hub.knocks.judge(_authorization(data), counts=False))
+            answer = ANSWERS.get(hub.credential_filter.check(_authorization(data), counts=False))
             if answer is not None:
                 self.transport.write(answer)
                 self.transport.close()

@@ -12,7 +12,7 @@ from fleet.machines.services.provisioning import Provisioning
 from fleet.nodes.services.reports import node_logs_trim
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.reconcile.services import reconcile_alone
-from fleet.regions.services import application_certificates_judge
+from fleet.regions.services import application_certificates_check
 from fleet.releases.services.releases import AgentRollouts
 from fleet.rollouts.services import rollout_points_keep
 from fleet.webhooks.services import deliveries_trim
@@ -90,7 +90,7 @@ def trim_certificates() -> None:
 
 @shared_task(name="fleet.judge_certificates")
 def judge_certificates() -> None:
-    application_certificates_judge(now=clock.now())
+    application_certificates_check(now=clock.now())
 
 
 @shared_task(name="fleet.sample_load")

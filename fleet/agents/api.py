@@ -46,7 +46,7 @@ PORTS = range(LOWEST_PORT, HIGHEST_PORT + 1)
 
 CHUNK_BYTES = 256 * 1024
 DOWNLOADS_AT_ONCE = 16
-"""Of one web process: 4 MiB of chunks. Further downloads are told to retry."""
+"""Of one web process: 4 MiB of chunks. Further downloads get 429."""
 
 _downloading = threading.BoundedSemaphore(DOWNLOADS_AT_ONCE)
 _checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
@@ -57,7 +57,7 @@ def script(request: HttpRequest) -> HttpResponse:
     """`GET /join`: the shell script of the join command. 200 text; 400 for an invalid host name."""
     origin = f"{request.scheme}://{request.get_host()}"
     if not ORIGIN.fullmatch(origin):
-        return HttpResponse("the name of the server has characters that none has\n", status=400)
+        return HttpResponse("the host name is invalid\n", status=400)
     known = archives(handed_out_release())
     context = {"server": origin, "pin": server_pin(clock.now()), "archives": known}
     return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
@@ -66,14 +66,14 @@ def script(request: HttpRequest) -> HttpResponse:
 @require_GET
 def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
     """`GET /agents/join/archive/TAG`: the agent for one Python and processor. 403 without an invitation, 404, 429."""
-    found = _invitation(request)
+    found = _open_invitation(request)
     if isinstance(found, HttpResponse):
         return found
     try:
         known = archive_of(tag, handed_out_release())
     except ArchiveUnavailable as missing:
         return JsonResponse({"error": str(missing)}, status=404)
-    return _sent(known)
+    return _download_response(known)
 
 
 @require_GET
@@ -84,13 +84,13 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     if (limited := _too_often("agent-release", network)) is not None:
         return limited
-    [identity] = agents_identify([_token(request)])
+    [identity] = agents_identify([_bearer_token(request)])
     if identity is None or identity.kind is not AgentKind.MACHINE:
         return JsonResponse({"error": "only machines of this fleet may download releases"}, status=403)
     known = archive_by_digest(digest, release)
     if known is None:
         return JsonResponse({"error": "this host of the control plane has no such archive"}, status=404)
-    return _sent(known)
+    return _download_response(known)
 
 
 class _Download:
@@ -117,7 +117,7 @@ class _Download:
         self.close()
 
 
-def _sent(archive: AgentArchive) -> HttpResponseBase:
+def _download_response(archive: AgentArchive) -> HttpResponseBase:
     file = archive.path.open("rb")
     length = os.fstat(file.fileno()).st_size
     if not _downloading.acquire(blocking=False):
@@ -139,10 +139,10 @@ def check(request: HttpRequest) -> HttpResponse:
     `port` 0 makes no connection, and only the caller's address is ever connected to. `machine` and `cloud`: of a
     machine that a cloud launched, else "".
     """
-    found = _invitation(request)
+    found = _open_invitation(request)
     if isinstance(found, HttpResponse):
         return found
-    body = _body(request)
+    body = _json_body(request)
     port, nonce = body.get("port"), body.get("nonce")
     if type(port) is not int or not (port == 0 or port in PORTS) or not NONCE.fullmatch(str(nonce)):
         message = 'the body must be {"port": 0 or 1024 to 65535, "nonce": 32 hexadecimal digits}'
@@ -182,9 +182,9 @@ def refused(request: HttpRequest) -> HttpResponse:
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     if (limited := _too_often("join-refused", network)) is not None:
         return limited
-    reason = _body(request).get("reason")
+    reason = _json_body(request).get("reason")
     if isinstance(reason, str) and reason:
-        join_refused(token=_token(request), address=network, reason=reason, now=clock.now())
+        join_refused(token=_bearer_token(request), address=network, reason=reason, now=clock.now())
     return HttpResponse(status=204)
 
 
@@ -200,9 +200,9 @@ def _trouble_reaching(address: str, port: int, nonce: str) -> str:
     return "" if said.decode("ascii", "replace") == nonce else f"something else answers at {address}:{port}"
 
 
-def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
+def _open_invitation(request: HttpRequest) -> Invitation | HttpResponse:
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    token = _token(request)
+    token = _bearer_token(request)
     limited = _too_often("join", network)
     if limited is not None and is_ticket(token):
         limited = _too_often("join-ticket", token)
@@ -210,9 +210,9 @@ def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
         return limited
     now = clock.now()
     try:
-        return invitation_open(_token(request), now=now)
+        return invitation_open(_bearer_token(request), now=now)
     except InvitationRefused as reason:
-        join_refused(token=_token(request), address=network, reason=str(reason), now=now)
+        join_refused(token=_bearer_token(request), address=network, reason=str(reason), now=now)
         return JsonResponse({"error": str(reason)}, status=403)
 
 
@@ -225,11 +225,11 @@ def _too_often(kind: str, network: str) -> HttpResponse | None:
     return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
 
 
-def _token(request: HttpRequest) -> str:
+def _bearer_token(request: HttpRequest) -> str:
     return request.headers.get("Authorization", "").partition(" ")[2].strip()
 
 
-def _body(request: HttpRequest) -> dict[str, Any]:
+def _json_body(request: HttpRequest) -> dict[str, Any]:
     try:
         body = decode_json(request.body) if len(request.body) <= MAX_BODY_BYTES else None
     except ValueError:
@@ -249,7 +249,7 @@ def aws_script(request: HttpRequest) -> HttpResponse:
     """`GET /join/aws`: the shell script that user data downloads and runs. 200 text; 400 for an invalid host name."""
     origin = f"{request.scheme}://{request.get_host()}"
     if not ORIGIN.fullmatch(origin):
-        return HttpResponse("the name of the server has characters that none has\n", status=400)
+        return HttpResponse("the host name is invalid\n", status=400)
     program = (Path(settings.BASE_DIR) / "templates/aws/attest.py").read_text(encoding="utf-8")
     context = {"server": origin, "pin": server_pin(clock.now()), "sts_host": sts_host("REGION"), "attest": program}
     return HttpResponse(render_to_string("aws/join.sh", context), content_type="text/x-shellscript; charset=utf-8")
@@ -264,21 +264,21 @@ def attest(request: HttpRequest) -> HttpResponse:
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     rate = run_outside_transaction("rate", lambda: count_request("attest", network, ATTESTATIONS_PER_MIN))
     if rate is not None and rate.count > rate.limit:
-        return _answer("too many proofs from one network; try again in a minute", 429, rate.reset_s)
+        return _attestation_error("too many proofs from one network; try again in a minute", 429, rate.reset_s)
     if "HTTP_TRANSFER_ENCODING" in request.META:
-        return _answer("Content-Length is required", 411)
+        return _attestation_error("Content-Length is required", 411)
     now = clock.now()
     try:
         return JsonResponse({"ticket": machine_attest(request.body, now=now)})
     except BadProof as bad:
-        return _answer(str(bad), 400)
+        return _attestation_error(str(bad), 400)
     except NotYet as missing:
-        return _answer(str(missing), 503, RETRY_AFTER_S)
+        return _attestation_error(str(missing), 503, RETRY_AFTER_S)
     except ProofRefused as refusal:
         join_refused(token="", address=network, reason=str(refusal), now=now)
-        return _answer(str(refusal), 403)
+        return _attestation_error(str(refusal), 403)
 
 
-def _answer(error: str, status: int, retry_after_s: int | None = None) -> HttpResponse:
+def _attestation_error(error: str, status: int, retry_after_s: int | None = None) -> HttpResponse:
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s is not None else {}
     return JsonResponse({"error": error}, status=status, headers=headers)

@@ -1,10 +1,5 @@
-"""Rates of machines, power, the grid and tokens over HTTP: the whole list, and what is set from a time on. Decides
-nothing; services do.
-
-Pools of capacity over HTTP: see them, say which are used and in what order, add some. Decides nothing; services
-do.
-
-The plan of the day over HTTP: the newest, with what it has for each deployment in each region.
+"""Rates, pools of capacity and the newest plan of the day over HTTP: parses requests and calls services. Never
+decides.
 """
 
 from enum import StrEnum
@@ -45,15 +40,15 @@ from kernel.tones import Tone
 
 KINDS = [(kind.value, kind.value) for kind in RateKind]
 UNITS = (
-    "`machine_price`: US dollars an hour; `machine_watts`: the most that a machine draws; `grid_intensity`: grams of "
+    "`machine_price`: US dollars an hour; `machine_watts`: maximum power of a machine; `grid_intensity`: grams of "
     "CO2 equivalent for a kilowatt-hour; `pue`: power usage effectiveness; `prompt_price`, `cached_price`, "
-    "`completion_price`: US dollars per million tokens of prompts, of those out of a cache (else as prompts), and of "
+    "`completion_price`: US dollars per million tokens of prompts, cached prompts (default: as prompts) and "
     "completions."
 )
 
 
 class RateSerializer(serializers.ModelSerializer[Rate]):
-    in_force = serializers.BooleanField(default=False, help_text="Machines or tokens are counted by it now.")
+    in_force = serializers.BooleanField(default=False, help_text="Whether this rate applies now.")
 
     class Meta:
         model = Rate
@@ -64,14 +59,18 @@ class RateSerializer(serializers.ModelSerializer[Rate]):
 class SetRateSerializer(StrictSerializer):
     kind = serializers.ChoiceField(choices=KINDS, help_text=UNITS)
     subject = serializers.CharField(
-        max_length=96, help_text="An instance type; of `grid_intensity` and `pue` a region; of tokens a deployment."
+        max_length=96,
+        help_text="An instance type; for `grid_intensity` and `pue` a region; for token prices a deployment.",
     )
-    region = serializers.CharField(max_length=64, required=False, help_text="Of a machine, there only; all.")
+    region = serializers.CharField(max_length=64, required=False, help_text="Only machines in this region; empty: all.")
     market = serializers.ChoiceField(
-        choices=choices(Market), required=False, allow_blank=True, help_text="Of a price: of machines bought so; all."
+        choices=choices(Market),
+        required=False,
+        allow_blank=True,
+        help_text="Only machines bought in this market; empty: all.",
     )
     value = serializers.DecimalField(max_digits=16, decimal_places=6, min_value=0)
-    valid_from = serializers.DateTimeField(required=False, help_text="Now, if it is left out; never before.")
+    valid_from = serializers.DateTimeField(required=False, help_text="Default: now. Never in the past.")
 
     class Meta:
         examples = {"subject": "p5.48xlarge"}
@@ -87,8 +86,9 @@ class RateFilter(filters.FilterSet):
 
 
 class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
-    """What operators state of machines, power and tokens. It comes before what providers and lists say, from a time on;
-    machines and tokens are counted by what is in force then, so the list only grows."""
+    """Rates of machines, power and tokens that operators set from a time on. They override the provider's data and
+    price lists. Past rates stay, because usage was billed by them.
+    """
 
     serializer_class = RateSerializer
     filterset_class = RateFilter
@@ -111,7 +111,7 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
 
     @extend_schema(operation_id="rates_create", request=SetRateSerializer, responses={200: RateSerializer})
     def create(self, request: Request) -> Response:
-        """State a rate from a time on. 409 if there is one from that very time."""
+        """Set a rate from a time on. 409 if one begins at exactly that time."""
         body = SetRateSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         fields = {**body.validated_data, "kind": RateKind(body.validated_data["kind"])}
@@ -120,7 +120,7 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
 
     @extend_schema(operation_id="rates_delete", responses={200: RateSerializer})
     def destroy(self, request: Request, id: str) -> Response:
-        """Withdraw a rate that is not in force yet. 409 if it was. Responds with what it was."""
+        """Withdraw a rate that is not in force yet, and return it. 409 otherwise."""
         row = self.get_object()
         rate_withdraw(rate_id=row.pk, actor=actor_of(request), now=clock.now())
         return Response(RateSerializer(row).data)
@@ -131,7 +131,7 @@ POSITION_MOST = 1000
 
 
 class PoolOrigin(StrEnum):
-    """Who says that there is a pool: the reading of the region's stack, or a person."""
+    """Source of a pool: the region's stack, or a user."""
 
     STACK = "stack"
     PERSON = "person"
@@ -145,26 +145,26 @@ ORIGINS = choices(PoolOrigin)
 class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
     region = serializers.CharField(source="region_id")
     instance_type = serializers.CharField(source="instance_type_id")
-    position = serializers.IntegerField(help_text="Among the pools of its region and type; the first is tried first.")
+    position = serializers.IntegerField(help_text="Order among the pools of its region and type.")
     market = serializers.ChoiceField(choices=MARKETS, help_text="How its machines are bought.")
     origin = serializers.SerializerMethodField(
-        help_text="`stack`: the reading of the region's stack found it. `person`: somebody declared it."
+        help_text="`stack`: found in the region's stack. `person`: declared by a user."
     )
-    declared_by = serializers.CharField(help_text="Who declared it; empty where the stack's reading found it.")
-    state = serializers.SerializerMethodField(help_text="Whether a machine may be launched from it now.")
+    declared_by = serializers.CharField(help_text="The user who declared it; empty for pools of the stack.")
+    state = serializers.SerializerMethodField(help_text="Whether machines can be launched from it now.")
     tone = serializers.SerializerMethodField()
     max_price = serializers.FloatField(
-        allow_null=True, help_text="US dollars an hour, of spot; null: the price on demand."
+        allow_null=True, help_text="US dollars an hour, for spot; null: the on-demand price."
     )
     price_per_hour = serializers.FloatField(
-        allow_null=True, help_text="US dollars for a machine, by AWS's lists; null: not known."
+        allow_null=True, help_text="US dollars for a machine, from AWS's lists; null: unknown."
     )
-    free = serializers.IntegerField(allow_null=True, help_text="Machines left in its reservation; null: not known.")
+    free = serializers.IntegerField(allow_null=True, help_text="Free machines of its reservation; null: unknown.")
     network_nodes = serializers.ListField(
-        child=serializers.CharField(), help_text="Those of its reservation, widest first; empty: not known."
+        child=serializers.CharField(), help_text="Network nodes of its reservation, widest first; empty: unknown."
     )
-    pause_reason = serializers.CharField(help_text="Why it rests; it may remain after the rest is over.")
-    failures = serializers.IntegerField(help_text="Launches in a row that found no capacity.")
+    pause_reason = serializers.CharField(help_text="Why it is paused; stays after the pause.")
+    failures = serializers.IntegerField(help_text="Launches in a row without capacity.")
 
     class Meta:
         model = CapacityPool
@@ -197,17 +197,17 @@ class CapacityPoolSerializer(serializers.ModelSerializer[CapacityPool]):
 
 
 def _price(**options: Any) -> serializers.FloatField:
-    says = "US dollars an hour for one machine, of spot; null: the price on demand."
+    says = "US dollars an hour for a machine, for spot; null: the on-demand price."
     return serializers.FloatField(min_value=0.0001, max_value=PRICE_MOST, allow_null=True, help_text=says, **options)
 
 
 def _position() -> serializers.IntegerField:
-    says = "Its place among the pools of its region and type, from 0; past the last one it comes last."
+    says = "Order among the pools of its region and type, from 0; a larger number than the last means last."
     return serializers.IntegerField(min_value=0, max_value=POSITION_MOST, required=False, help_text=says)
 
 
 class ChangePoolSerializer(WhySerializer):
-    """Whatever is left out stays as it is."""
+    """Omitted fields stay unchanged."""
 
     enabled = serializers.BooleanField(required=False, help_text="Whether machines are launched from it.")
     position = _position()
@@ -221,9 +221,9 @@ class DeclarePoolSerializer(WhySerializer):
     region = serializers.CharField(max_length=64)
     instance_type = serializers.CharField(max_length=64)
     market = serializers.ChoiceField(
-        choices=MARKETS, default=Market.SPOT.value, help_text=f"{' or '.join(DECLARABLE)}; others are found."
+        choices=MARKETS, default=Market.SPOT.value, help_text=f"{' or '.join(DECLARABLE)}; others come from the stack."
     )
-    zone = serializers.CharField(max_length=32, help_text="By its name in this account, such as us-east-1a.")
+    zone = serializers.CharField(max_length=32, help_text="Name in this account, such as us-east-1a.")
     position = _position()
     max_price = _price(default=None)
 
@@ -231,7 +231,7 @@ class DeclarePoolSerializer(WhySerializer):
         examples = {"market": "spot", "max_price": 9.5}
 
     def stated(self) -> NewPool:
-        """What was sent, as `pool_declare` takes it."""
+        """Returns the argument of `pool_declare`."""
         columns = {name: value for name, value in self.validated_data.items() if name != "why"}
         return NewPool(**{**columns, "market": Market(columns["market"])})
 
@@ -252,7 +252,7 @@ class CapacityPoolFilter(filters.FilterSet):
 
 
 class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
-    """Ways to get machines of a type in a region of a cloud: a market in a zone. Tried in the order of `position`."""
+    """Ways to get machines of a type in a cloud region: a market in a zone. Used in the order of `position`."""
 
     serializer_class = CapacityPoolSerializer
     filterset_class = CapacityPoolFilter
@@ -277,8 +277,9 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         operation_id="capacity_pools_declare", request=DeclarePoolSerializer, responses={200: CapacityPoolSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Declare a pool that no reading of a stack finds, such as spot. It takes subnet and image from the type's
-        other pools in that zone. 409 if it is there already."""
+        """Declare a pool that no stack names, such as spot. It uses the subnet and image of the type's other pools in
+        that zone. 409 if it exists.
+        """
         body = DeclarePoolSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         pool = pool_declare(body.stated(), actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
@@ -288,8 +289,9 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         operation_id="capacity_pools_change", request=ChangePoolSerializer, responses={200: CapacityPoolSerializer}
     )
     def partial_update(self, request: Request, id: str) -> Response:
-        """Switch it on or off, put it earlier or later, change the highest price of spot. No reading of the stack
-        takes that back. Machines that run stay."""
+        """Enable or disable a pool, or change its order or the highest spot price. Later readings of the stack keep the
+        change. Running machines stay.
+        """
         pool = self.get_object()
         body = ChangePoolSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -301,7 +303,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     @extend_schema(operation_id="capacity_pools_resume", request=WhySerializer, responses={200: CapacityPoolSerializer})
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
-        """Let a resting pool be tried again at once. Repeating changes nothing."""
+        """End the pause of a pool immediately. Repeating changes nothing."""
         pool, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
         pool_resume(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
@@ -310,8 +312,9 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     @extend_schema(operation_id="capacity_pools_remove", request=WhySerializer, responses={200: CapacityPoolSerializer})
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
-        """Remove a pool that a person declared; its machines stay. Responds with what it was. 409 for one that the
-        stack's reading found: switch it off."""
+        """Remove a pool that a user declared, and return it; its machines stay. 409 for a pool of the stack: disable
+        it.
+        """
         pool, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
         shown = self.get_serializer(pool).data
@@ -319,7 +322,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         return Response(shown)
 
 
-SLOTS_HELP = "A value for each slot."
+SLOTS_HELP = "One value for each slot."
 
 
 def _slots(**more: Any) -> serializers.ListField:
@@ -331,12 +334,12 @@ class DayPlanPlaceSerializer(serializers.ModelSerializer[DayPlanPlace]):
     region = serializers.CharField(source="region_id")
     cells = serializers.ListField(child=serializers.IntegerField(), help_text=SLOTS_HELP)
     by_type = serializers.DictField(
-        child=serializers.ListField(child=serializers.IntegerField()), help_text="Its cells by instance type."
+        child=serializers.ListField(child=serializers.IntegerField()), help_text="Number of cells by instance type."
     )
-    expected = _slots(help_text="Requests at once of real-time work that are expected (p50).")
-    cover = _slots(help_text="Requests at once that cells are to have room for at their target.")
-    budget = _slots(help_text="Requests at once that batches may have; empty where nobody forecasts the load.")
-    due = _slots(help_text="Of these, what batches that are due are counted on to take.")
+    expected = _slots(help_text="Expected concurrent real-time requests (p50).")
+    cover = _slots(help_text="Concurrent requests that cells must have room for at their target.")
+    budget = _slots(help_text="Concurrent requests for batches; empty without a forecast.")
+    due = _slots(help_text="Of these, planned for due batches.")
 
     class Meta:
         model = DayPlanPlace
@@ -355,7 +358,7 @@ class PlannedMachinesSerializer(serializers.Serializer[Any]):
 
 
 class WarmMachinesSerializer(serializers.Serializer[Any]):
-    """Machines that are launched, or not given back, for cells that the plan has soon, where the autoscaler acts."""
+    """Machines that are launched early or kept for planned cells of autoscaled deployments."""
 
     region = serializers.CharField()
     instance_type = serializers.CharField()
@@ -364,17 +367,15 @@ class WarmMachinesSerializer(serializers.Serializer[Any]):
 
 
 class OrderSerializer(serializers.Serializer[Any]):
-    """A change of the next two hours."""
-
-    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan.")
+    at_s = serializers.FloatField(help_text="Seconds after the start of the plan.")
     kind = serializers.ChoiceField(choices=["start", "stop", "move", "launch", "give_back"])
-    deployment = serializers.CharField(help_text="Empty: of machines.")
+    deployment = serializers.CharField(help_text="Empty for machines.")
     region = serializers.CharField()
     instance_type = serializers.CharField()
-    count = serializers.IntegerField(help_text="Cells, or machines.")
-    dollars = serializers.FloatField(help_text="Of an hour, and of the shift; less than 0: saved in an hour.")
+    count = serializers.IntegerField(help_text="Number of cells or machines.")
+    dollars = serializers.FloatField(help_text="Cost of an hour and of the shift; below 0: savings in an hour.")
     reason = serializers.CharField()
-    taken_from = serializers.CharField(help_text="Whose nodes move, or which pool's machines.")
+    taken_from = serializers.CharField(help_text="Source of the nodes, or pool of the machines.")
 
     class Meta:
         examples = {"taken_from": ""}
@@ -384,26 +385,26 @@ class LackSerializer(serializers.Serializer[Any]):
     deployment = serializers.CharField()
     region = serializers.CharField()
     what = serializers.ChoiceField(choices=["realtime", "batch"])
-    at_s = serializers.FloatField(help_text="Seconds after the begin of the plan; of batches, when they are due.")
-    requests = serializers.FloatField(help_text="At once: the most; of batches the mean until they are due.")
+    at_s = serializers.FloatField(help_text="Seconds after the start of the plan; for batches, when they are due.")
+    requests = serializers.FloatField(help_text="Peak of concurrent requests; for batches the mean until they are due.")
     reason = serializers.CharField()
     lasts_s = serializers.IntegerField()
 
 
 @extend_schema_serializer(many=False)
 class DayPlanSerializer(serializers.ModelSerializer[DayPlan]):
-    at = serializers.DateTimeField(allow_null=True, help_text="When the first slot begins; null: there is no plan yet.")
+    at = serializers.DateTimeField(allow_null=True, help_text="Start of the first slot; null: no plan yet.")
     made_at = serializers.DateTimeField(allow_null=True)
     slot_s = serializers.IntegerField()
-    solver = serializers.CharField(help_text="whole, lp or greedy: which way it was found.")
-    why = serializers.CharField(help_text="By no better one.")
+    solver = serializers.CharField(help_text="Solver: whole, lp or greedy.")
+    why = serializers.CharField(help_text="Why no better solver was used.")
     took_s = serializers.FloatField()
-    shifts = serializers.IntegerField(help_text="Starts of cells.")
+    shifts = serializers.IntegerField(help_text="Number of cell starts.")
     total = serializers.FloatField(help_text="US dollars.")
-    dollars = _slots(help_text="US dollars, slot by slot.")
+    dollars = _slots(help_text="US dollars for each slot.")
     places = DayPlanPlaceSerializer(many=True)
     machines = PlannedMachinesSerializer(many=True)
-    warm = serializers.SerializerMethodField(help_text="Machines that are kept warm by it at this moment.")
+    warm = serializers.SerializerMethodField(help_text="Machines that the plan keeps warm now.")
     orders = OrderSerializer(many=True)
     lacks = LackSerializer(many=True)
 
@@ -430,10 +431,9 @@ EMPTY: dict[str, Any] = {
 
 
 class CapacityPlanViewSet(ViewSet):
-    """What the planner has for the next day: cells, machines, budgets of batches, orders, dollars."""
+    """The plan of the next day: cells, machines, batch budgets, orders, dollars."""
 
     @extend_schema(operation_id="capacity_plan_show", responses={200: DayPlanSerializer})
     def list(self, request: Request) -> Response:
-        """The newest plan."""
         plan = newest_plan()
         return Response(EMPTY if plan is None else DayPlanSerializer(plan).data)

@@ -1,4 +1,4 @@
-"""Plans of the day as they were made, and what each has for a deployment in a region."""
+"""The tables of day plans and of their rows for each deployment in a region."""
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -9,9 +9,10 @@ from fleet.regions.models import Region
 
 
 class DayPlan(models.Model):
-    """A plan of slots of `slot_s` seconds from `at` on, as `fleet.capacity.planning.view.CapacityPlan` describes it.
-    `solver`: which way it was found, and `why` by no better one; `took_s`: so long. `dollars` of each slot; `machines`,
-    `orders` and `lacks`: rows as their dataclasses have them."""
+    """A plan of slots of `slot_s` seconds from `at` on (`fleet.capacity.planning.view.CapacityPlan`). `solver` and
+    `why` no better one was used; `took_s`; `dollars` for each slot; `machines`, `orders` and `lacks` as their
+    dataclasses.
+    """
 
     at = models.DateTimeField(unique=True)
     made_at = models.DateTimeField()
@@ -33,14 +34,14 @@ class DayPlan(models.Model):
 
     @property
     def total(self) -> float:
-        """US dollars of the whole plan."""
         return round(sum(self.dollars), 2)
 
 
 class DayPlanPlace(models.Model):
-    """What a plan has for a deployment in a region, slot by slot. `by_type`: its cells by instance type, `cells` all of
-    them; requests at once that are expected, to be covered, left to batches, and of these due. `budget` is empty where
-    nobody forecasts the load. `start_up_s`: in which time a cell was taken to start."""
+    """A plan's slots for a deployment in a region. `by_type`: cells by instance type; `cells`: all. Concurrent
+    requests: expected, to cover, for batches (`budget`, empty without a forecast), and due. `start_up_s`: assumed start
+    time of a cell.
+    """
 
     plan = models.ForeignKey(DayPlan, on_delete=models.CASCADE, related_name="places")
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")
@@ -61,7 +62,7 @@ class DayPlanPlace(models.Model):
         return f"{self.deployment_id} in {self.region_id} by plan {self.plan_id}"
 
     def slots(self) -> PlacePlan:
-        """As planners take it. Its plan must be loaded."""
+        """Returns the planner's view. Its plan must be loaded."""
         return PlacePlan(
             self.plan.at,
             self.plan.slot_s,

@@ -1,4 +1,4 @@
-"""The plan of the day as its page shows it: cells, what they are for, what batches may have, dollars, orders, lacks."""
+"""The page of the day plan: cells, load, batch budgets, dollars, orders and lacks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ALL_OTHERS = "all others"
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """An order or a lack, and when it is."""
+    """An order or a lack with its time."""
 
     at: datetime
     row: dict[str, Any]
@@ -25,7 +25,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class WarmMachines:
-    """Machines that are kept warm by the plan at this moment."""
+    """Machines that the plan keeps warm now."""
 
     region: str
     instance_type: str
@@ -35,8 +35,9 @@ class WarmMachines:
 
 @dataclass(frozen=True, slots=True)
 class DayPlanView:
-    """`plan` None: there is none yet. `is_old`: nothing goes by it any more. `acting`: deployments whose autoscaler
-    acts by it; `is_paused`: none does."""
+    """`plan` None: no plan yet. `is_old`: the plan has expired. `acting`: deployments whose autoscaler follows it;
+    `is_paused`: none does.
+    """
 
     plan: DayPlan | None
     is_old: bool = False
@@ -49,13 +50,13 @@ class DayPlanView:
 
     @property
     def per_hour(self) -> float:
-        """US dollars, in the mean of the day."""
+        """US dollars an hour, as the mean of the day."""
         hours = len(self.plan.dollars) * self.plan.slot_s / 3600.0 if self.plan else 0.0
         return self.plan.total / hours if self.plan and hours else 0.0
 
 
 def day_plan_view(*, deployment: str, region: str, now: datetime) -> DayPlanView:
-    """Of all deployments and regions, or of these. Dollars are always those of the whole fleet."""
+    """Filtered by deployment and region, if given. Dollars are always those of the whole fleet."""
     plan = newest_plan()
     if plan is None:
         return DayPlanView(None)
@@ -87,7 +88,7 @@ def _rows(plan: DayPlan, rows: Sequence[dict[str, Any]], wanted: dict[str, str])
 
 
 def _charts(plan: DayPlan, places: Sequence[DayPlanPlace], region: str) -> tuple[Chart, ...]:
-    loads = (("expected", "expected"), ("to be covered", "cover"), ("left to batches", "budget"), ("due", "due"))
+    loads = (("expected", "expected"), ("to cover", "cover"), ("for batches", "budget"), ("due", "due"))
     price = tuple(dollars * 3600.0 / plan.slot_s for dollars in plan.dollars)
     pools = _machines(plan, region)
     return (
@@ -95,7 +96,7 @@ def _charts(plan: DayPlan, places: Sequence[DayPlanPlace], region: str) -> tuple
         Chart(
             "planned-load",
             "Load and batches",
-            "requests at once",
+            "concurrent requests",
             plan.at,
             plan.slot_s,
             tuple(Series(label, _sum([getattr(place, name) for place in places])) for label, name in loads),
@@ -106,7 +107,7 @@ def _charts(plan: DayPlan, places: Sequence[DayPlanPlace], region: str) -> tuple
 
 
 def _cells(places: Sequence[DayPlanPlace]) -> tuple[Series, ...]:
-    """By deployment, those with the most cells first; by region where it is one."""
+    """By deployment, largest first; by region for one deployment."""
     names = {place.deployment_id for place in places}
     by_name: dict[str, list[Sequence[float]]] = {}
     for place in places:
@@ -115,7 +116,6 @@ def _cells(places: Sequence[DayPlanPlace]) -> tuple[Series, ...]:
 
 
 def _machines(plan: DayPlan, region: str) -> tuple[Series, ...]:
-    """By pool; of all regions or of this one."""
     by_name: dict[str, list[Sequence[float]]] = {}
     for row in plan.machines:
         if region in ("", row["region"]):
@@ -133,6 +133,6 @@ def _greatest(by_name: Mapping[str, list[Sequence[float]]]) -> tuple[Series, ...
 
 
 def _sum(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Slot by slot; places of which nobody forecasts the load have no budget."""
+    """Places without a forecast have no budget."""
     slots = max((len(row) for row in rows), default=0)
     return tuple(sum(row[slot] for row in rows if row) for slot in range(slots))

@@ -1,9 +1,4 @@
-"""What operators, providers and lists state of machines and power, as planners take it.
-
-Pools of capacity as rows: in the order in which they are tried, and those of a state.
-
-Which machines a plan may count on: by region, type and price; owned, bought, or paid for anyhow.
-"""
+"""Reads rates, prices and pools of capacity for planners. Never writes."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,13 +19,12 @@ from fleet.regions.models import InstanceType, Rate, Region
 
 
 def rates_at(now: datetime) -> Rates:
-    """The rates in force, in one query."""
+    """Rates in force. One query."""
     return Rates((row.rate() for row in Rate.objects.filter(valid_from__lte=now)), now)
 
 
 def machine_prices() -> MachinePrices:
-    """What machines cost now and later, in three queries. The pool that counts for a type is the first whose price is
-    known."""
+    """Current and future prices of machines. Three queries. A type's pool is the first with a known price."""
     pools = sorted(
         CapacityPool.objects.filter(enabled=True), key=lambda pool: (pool.price_per_hour is not None, -pool.position)
     )
@@ -47,7 +41,7 @@ def pools_in_order(region: str = "") -> QuerySet[CapacityPool]:
 
 
 def pool_views(pools: Iterable[CapacityPool], now: datetime) -> list[PoolView]:
-    """Pools of one region as planners take them, with what each costs where its region tries the cheapest first."""
+    """Pools of one region for planners, with prices if the region uses the cheapest first."""
     rows = list(pools)
     if not rows or not Region.objects.filter(name=rows[0].region_id, cheapest_first=True).exists():
         return [pool.view() for pool in rows]
@@ -74,14 +68,13 @@ def is_in_state(state: PoolState, now: datetime) -> Q:
 
 
 BOUGHT_MOST = 1000
-"""Machines of a type that a plan may count on buying: a cloud says what it has none of when it is asked."""
+"""Machines of a type that a plan may buy: clouds state their capacity only when asked."""
 GONE = (NodeState.RETIRED.value, NodeState.LOST.value)
 Group = tuple[str, str]
-"""Region, instance type."""
 
 
 def machine_pools(groups: Iterable[Group], now: datetime) -> tuple[MachinePool, ...]:
-    """The pools of these regions and types. In a constant number of queries."""
+    """The pools of these regions and types. A constant number of queries."""
     there: Counter[Group] = Counter()
     in_market: Counter[tuple[Group, str]] = Counter()
     rows = Node.objects.exclude(state__in=GONE).values_list("region_id", "instance_type_id", "markets")
@@ -111,8 +104,9 @@ def machine_pools(groups: Iterable[Group], now: datetime) -> tuple[MachinePool, 
 def _bought(
     pools: list[CapacityPool], prices: MachinePrices, in_market: Counter[tuple[Group, str]], now: datetime
 ) -> Iterator[MachinePool]:
-    """Of a reservation no more than it has; its machines are paid for anyhow. Machines that are there count for the
-    first pool of their market."""
+    """Reservations are limited to their size and are paid in any case. Existing machines count for the first pool of
+    their market.
+    """
     counted: set[str] = set()
     for pool in pools:
         group, view = (pool.region_id, pool.instance_type_id), pool.view()

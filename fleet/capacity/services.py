@@ -1,11 +1,7 @@
-"""States what machines cost and draw, what power emits and what tokens cost, from a time on. The list only grows: costs
-and charges that were counted never change.
-
-What a person may say of pools of capacity: switch one off, put it earlier or later, add one of a market that no
-reading finds, have a resting one tried again. Orders that wait for a machine of its type are tried at once.
-
-What the reading of a stack found stays: the next one would find it again. It adds pools and changes none, so what is
-said here outlives it.
+"""Sets rates and changes pools of capacity for users. Rates apply from a time on and are never changed afterwards,
+because usage was billed by them. Pools can be disabled, reordered, declared or resumed; waiting orders for the type are
+then tried immediately. Pools of a stack cannot be removed, because the next reading would find them again; readings
+change no existing pool.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,12 +30,11 @@ R = TypeVar("R", bound=models.Model)
 
 
 def dated_row_add(row: Any, *, now: datetime, counted: str, conflict: str) -> None:
-    """Write a new row, with its `valid_from`. Part of the caller's transaction. `counted`: what was, until now;
-    `conflict`: what there is already, where there is a row from that very time on.
+    """Adds a row with its `valid_from`, in the caller's transaction. `counted` and `conflict`: parts of the errors.
 
     Raises:
-        InvalidInput: a time that has passed.
-        Conflict: there is one.
+        InvalidInput: The time has passed.
+        Conflict: A row begins at exactly that time.
     """
     if row.valid_from < now:
         raise InvalidInput(field="valid_from", rule="future", message=f"must not be in the past: {counted} already")
@@ -51,10 +46,10 @@ def dated_row_add(row: Any, *, now: datetime, counted: str, conflict: str) -> No
 
 
 def dated_row_withdraw(model: type[R], pk: int, *, now: datetime) -> R:
-    """Take back a row that does not hold yet; returns what it was. Part of the caller's transaction.
+    """Deletes and returns a row that is not valid yet, in the caller's transaction.
 
     Raises:
-        Conflict: something may have been counted by it.
+        Conflict: It was valid already.
     """
     row: Any = model._default_manager.select_for_update().get(pk=pk)
     if row.valid_from <= now:
@@ -64,7 +59,9 @@ def dated_row_withdraw(model: type[R], pk: int, *, now: datetime) -> R:
 
 
 def dated_states(rows: Iterable[Any], of: Callable[[Any], object], now: datetime) -> dict[int, str]:
-    """Row -> `in force`, `later` or `past`. `of`: what a row is about; the latest that has begun is in force of it."""
+    """Row to `in force`, `later` or `past`. `of`: a row's subject; of each subject the latest that has begun is in
+    force.
+    """
     found: dict[int, str] = {}
     current: dict[object, int] = {}
     for row in sorted(rows, key=lambda row: row.valid_from):
@@ -87,40 +84,40 @@ def rate_set(
     market: str = "",
     valid_from: datetime | None = None,
 ) -> Rate:
-    """A rate from `valid_from` (now) on; see `RateKind`. `region`: of a machine, there only. `market`: of a machine's
-    price, of those that are bought so only.
+    """Sets a rate from `valid_from` (default: now) on; see `RateKind`. `region`: only machines there. `market`: only
+    prices of machines bought so.
 
     Raises:
-        InvalidInput: an unknown subject, a value out of bounds, or a time that has passed.
-        Conflict: there is a rate of the same from that very time on.
+        InvalidInput: An unknown subject, a value out of bounds, or a time that has passed.
+        Conflict: A rate of the same subject begins at exactly that time.
     """
-    _check(kind, subject, region, value)
+    _check_rate(kind, subject, region, value)
     _check_rate_market(kind, market)
     row = Rate(
         kind=kind.value, subject=subject, region=region, market=market, value=value, valid_from=valid_from or now,
         actor=actor[:64], created_at=now,
     )  # fmt: skip
     dated_row_add(row, now=now, counted="what was used until now was counted", conflict=f"there is a {row} already")
-    _event("set", row, actor, now)
+    _rate_event("set", row, actor, now)
     return row
 
 
 @transaction.atomic
 def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
-    """Withdraw a rate that is not in force yet.
+    """Withdraws a rate that is not in force yet.
 
     Raises:
-        Conflict: something may have been counted by it.
+        Conflict: It was in force already.
     """
-    _event("withdrawn", dated_row_withdraw(Rate, rate_id, now=now), actor, now)
+    _rate_event("withdrawn", dated_row_withdraw(Rate, rate_id, now=now), actor, now)
 
 
-def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
+def _check_rate(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
     is_of_machines = kind in OF_MACHINES
     _check_name("subject", subject, InstanceType if is_of_machines else Deployment if kind in OF_TOKENS else Region)
     if region:
         if not is_of_machines:
-            message = f"{kind.value} is not a machine's: leave it out"
+            message = f"{kind.value} is not of machines: omit it"
             raise InvalidInput(field="region", rule="of_machines", message=message)
         _check_name("region", region, Region)
     least, most = LEAST.get(kind, Decimal(0)), MOST[kind]
@@ -131,7 +128,7 @@ def _check(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
 
 def _check_rate_market(kind: RateKind, market: str) -> None:
     if market and kind is not RateKind.MACHINE_PRICE:
-        message = f"{kind.value} is the same however a machine is bought: leave it out"
+        message = f"{kind.value} is the same in all markets: omit it"
         raise InvalidInput(field="market", rule="of_prices", message=message)
     if market and market not in set(Market):
         message = f"there is no market {market!r}; there are: {', '.join(Market)}"
@@ -145,7 +142,7 @@ def _check_name(field: str, name: str, model: type[InstanceType | Region | Deplo
         raise InvalidInput(field=field, rule="exists", message=f"there is no {what} {name!r}; there are: {there}")
 
 
-def _event(what: str, row: Rate, actor: str, now: datetime) -> None:
+def _rate_event(what: str, row: Rate, actor: str, now: datetime) -> None:
     event_record(
         kind=f"rate.{what}",
         message=f"{row} UTC {what}: {row.value:f}, by {actor}",
@@ -165,13 +162,14 @@ def _event(what: str, row: Rate, actor: str, now: datetime) -> None:
 
 
 ASIDE = 1_000_000
-"""Positions out of the way while those of a type are given anew: no two pools of it may have one, at any time."""
+"""Temporary positions while a type's pools are renumbered, because positions are unique at all times."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewPool:
-    """A pool as a person declares it: last of its type, or at `position`. `max_price`: US dollars an hour for a
-    machine, of spot; None: the price on demand."""
+    """A pool declared by a user: last of its type, or at `position`. `max_price`: US dollars an hour, for spot; None:
+    the on-demand price.
+    """
 
     region: str
     instance_type: str
@@ -182,18 +180,18 @@ class NewPool:
 
 
 def pool_declare(new: NewPool, *, actor: str, now: datetime, why: str = "") -> CapacityPool:
-    """Add a pool of a market in `DECLARABLE`, with the subnet and image of the type's other pools in that zone.
+    """Adds a pool of a market in `DECLARABLE`, with the subnet and image of the type's other pools in that zone.
 
     Raises:
-        InvalidInput: no such region of a cloud, type or zone; the type is not sold so; a price of another market.
-        Conflict: the pool is there already, or the region's stack has not been read.
+        InvalidInput: No such cloud region, type or zone; the type is not sold so; a price in another market.
+        Conflict: The pool exists already, or the region's stack was not read yet.
     """
     _check_market(new.market, new.instance_type)
     _check_price(new.market, new.max_price)
     with transaction.atomic():
         _check_region(new.region)
         pools = _pools_locked(new.region, new.instance_type)
-        like = _like(pools, new)
+        like = _sibling_pool(pools, new)
         if any((pool.market, pool.zone) == (new.market.value, new.zone) for pool in pools):
             raise Conflict(f"{new.region} has a pool of {new.instance_type}, {new.market} in {new.zone}, already")
         pool = CapacityPool.objects.create(
@@ -211,16 +209,15 @@ def pool_declare(new: NewPool, *, actor: str, now: datetime, why: str = "") -> C
         )
         if new.position is not None:
             _reorder([*pools, pool], pool, new.position)
-        _note(pool, "declared", actor, now, why, {"max_price": new.max_price, "position": new.position})
+        _pool_event(pool, "declared", actor, now, why, {"max_price": new.max_price, "position": new.position})
     return pool
 
 
 def pool_change(*, pool_id: int, columns: Mapping[str, Any], actor: str, now: datetime, why: str = "") -> CapacityPool:
-    """Change what is given of `enabled`, `position` (0: the first of its type that is tried) and `max_price`. What is
-    so already is no change.
+    """Changes `enabled`, `position` (0: first of its type) and `max_price`, if given. Unchanged values have no effect.
 
     Raises:
-        InvalidInput: a price of another market than spot.
+        InvalidInput: A price in another market than spot.
     """
     with transaction.atomic():
         row = CapacityPool.objects.get(pk=pool_id)
@@ -237,12 +234,12 @@ def pool_change(*, pool_id: int, columns: Mapping[str, Any], actor: str, now: da
         if "position" in columns and _reorder(pools, pool, columns["position"]):
             changed["position"] = columns["position"]
         if changed:
-            _note(pool, _said(changed), actor, now, why, changed)
+            _pool_event(pool, _change_text(changed), actor, now, why, changed)
     return pool
 
 
 def pool_resume(*, pool_id: int, actor: str, now: datetime, why: str = "") -> CapacityPool:
-    """Let a resting pool be tried again at once; its failures are forgotten. One that does not rest stays as it is."""
+    """Ends a pool's pause and resets its failures. Other pools stay unchanged."""
     with transaction.atomic():
         pool = CapacityPool.objects.select_for_update().get(pk=pool_id)
         if pool.paused_until is None and not pool.failures:
@@ -250,22 +247,22 @@ def pool_resume(*, pool_id: int, actor: str, now: datetime, why: str = "") -> Ca
         rested = {"paused_until": pool.paused_until and pool.paused_until.isoformat(), "reason": pool.pause_reason}
         pool.paused_until, pool.pause_reason, pool.failures = None, "", 0
         pool.save(update_fields=["paused_until", "pause_reason", "failures"])
-        _note(pool, "resumed", actor, now, why, rested)
+        _pool_event(pool, "resumed", actor, now, why, rested)
     return pool
 
 
 def pool_delete(*, pool_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Take back a pool that a person declared. Machines of it stay.
+    """Deletes a pool that a user declared. Its machines stay.
 
     Raises:
-        Conflict: the reading of the stack found it.
+        Conflict: It is a pool of the stack.
     """
     with transaction.atomic():
         pool = CapacityPool.objects.select_for_update().get(pk=pool_id)
         if not pool.declared_by:
-            message = "was found by the reading of the region's stack, and the next one would find it again"
-            raise Conflict(f"{pool} {message}: switch it off instead")
-        _note(pool, "removed", actor, now, why, {})
+            message = "comes from the region's stack, and the next reading would add it again"
+            raise Conflict(f"{pool} {message}: disable it instead")
+        _pool_event(pool, "removed", actor, now, why, {})
         pool.delete()
 
 
@@ -277,14 +274,14 @@ def _pools_locked(region: str, instance_type: str) -> list[CapacityPool]:
 def _check_region(region: str) -> None:
     cloud = CloudRegion.objects.select_for_update().filter(region_id=region).first()
     if cloud is None:
-        message = f"there is no region {region!r} in a cloud; pools are of regions with provider aws"
+        message = f"there is no region {region!r} in a cloud; only regions of provider aws have pools"
         raise InvalidInput(field="region", rule="exists", message=message)
     if cloud.state != CloudRegionState.READY:
-        raise Conflict(f"region {region} is {cloud.state}: a pool takes its subnet and image from what its stack has")
+        raise Conflict(f"region {region} is {cloud.state}: pools take subnet and image from its stack")
 
 
-def _like(pools: Sequence[CapacityPool], new: NewPool) -> CapacityPool:
-    """A pool of the type in the zone: so the zone offers the type."""
+def _sibling_pool(pools: Sequence[CapacityPool], new: NewPool) -> CapacityPool:
+    """An existing pool of the type in the zone, which proves that the zone offers it."""
     region, instance_type, zone = new.region, new.instance_type, new.zone
     if not pools:
         there = InstanceType.objects.filter(pools__region_id=region).distinct().values_list("name", flat=True)
@@ -300,7 +297,7 @@ def _like(pools: Sequence[CapacityPool], new: NewPool) -> CapacityPool:
 
 def _check_market(market: Market, instance_type: str) -> None:
     if market not in DECLARABLE:
-        message = f"a pool of market {market} is found by the reading of the region's stack; a person adds"
+        message = f"a pool of market {market} comes from the region's stack; users declare"
         raise InvalidInput(field="market", rule="declarable", message=f"{message} {' or '.join(DECLARABLE)}")
     try:
         usage_class(instance_type, market)
@@ -315,7 +312,7 @@ def _check_price(market: Market, max_price: float | None) -> None:
 
 
 def _reorder(pools: Sequence[CapacityPool], pool: CapacityPool, position: int) -> bool:
-    """Give the pools of a type their positions anew, from 0; whether that changed which one is tried first."""
+    """Renumbers a type's pools from 0. Returns whether the first one changed."""
     was = [one.pk for one in pools]
     wanted = list(moved(was, pool.pk, position))
     if wanted == was:
@@ -328,8 +325,8 @@ def _reorder(pools: Sequence[CapacityPool], pool: CapacityPool, position: int) -
     return True
 
 
-def _said(changed: Mapping[str, Any]) -> str:
-    """What changed, as an event says it."""
+def _change_text(changed: Mapping[str, Any]) -> str:
+    """The change for an event."""
     parts = []
     if "enabled" in changed:
         parts.append("switched on" if changed["enabled"] else "switched off")
@@ -341,7 +338,7 @@ def _said(changed: Mapping[str, Any]) -> str:
     return " and ".join(parts)
 
 
-def _note(pool: CapacityPool, what: str, actor: str, now: datetime, why: str, detail: Mapping[str, Any]) -> None:
+def _pool_event(pool: CapacityPool, what: str, actor: str, now: datetime, why: str, detail: Mapping[str, Any]) -> None:
     event_record(
         kind="region.pool",
         message=f"pool of {pool} was {what} by {actor}" + (f": {why}" if why else ""),

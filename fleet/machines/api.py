@@ -1,4 +1,4 @@
-"""Machines and invitations over HTTP: read them, invite hosts, remove a machine. Decides nothing; services do."""
+"""Machines and invitations over HTTP: parses requests and calls `fleet.machines.services`. Never decides."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,28 +37,32 @@ DEFAULT_EXPIRY_S = 3600
 
 
 class MachineSerializer(serializers.ModelSerializer[Machine]):
-    provider_id = serializers.CharField(help_text="What its provider calls it.")
+    provider_id = serializers.CharField(help_text="Its name at the provider.")
     region = serializers.CharField(source="region_id")
-    role = serializers.ChoiceField(choices=choices(MachineRole), help_text="What it joined for.")
+    role = serializers.ChoiceField(choices=choices(MachineRole), help_text="The role for which it joined.")
     instance_type = serializers.CharField(
         source="instance_type_id",
         allow_null=True,
-        help_text="As it was invited, or as its agent found; null: none fits.",
+        help_text="As stated in the invitation or detected by its agent; null: no type fits.",
     )
     tone = serializers.ChoiceField(choices=choices(Tone))
-    node = serializers.CharField(source="runs", help_text="The node or ingress that it is; empty while it is none.")
+    node = serializers.CharField(source="runs", help_text="The node or ingress on it; empty without one.")
     address = serializers.CharField(source="shown_address")
-    agent_version = serializers.CharField(source="shown_version", help_text="Of its machine agent, else of its node.")
-    connected = serializers.BooleanField(help_text="Its machine agent is; false where its provider has none.")
-    what = serializers.SerializerMethodField(help_text="What its agent found, in one line.")
-    zone = serializers.CharField(help_text="As its cloud calls it; empty elsewhere.")
-    market = serializers.CharField(help_text="How it was bought; empty outside of clouds.")
-    reservation = serializers.CharField(help_text="The capacity reservation or Capacity Block that it is in.")
-    image = serializers.CharField(help_text="What it booted from.")
-    price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: not known.")
-    cloud_state = serializers.CharField(help_text="As its cloud last called it.")
-    network_nodes = serializers.SerializerMethodField(help_text="Widest first, its zone before them; empty: not known.")
-    notices = serializers.SerializerMethodField(help_text="What an operator should know, a sentence each.")
+    agent_version = serializers.CharField(
+        source="shown_version", help_text="Version of its machine agent, or of its node's agent."
+    )
+    connected = serializers.BooleanField(
+        help_text="Whether its machine agent is connected; false for providers without one."
+    )
+    what = serializers.SerializerMethodField(help_text="Hardware that its agent detected, in one line.")
+    zone = serializers.CharField(help_text="Zone name in its cloud; empty elsewhere.")
+    market = serializers.CharField(help_text="How it was bought; empty outside clouds.")
+    reservation = serializers.CharField(help_text="Its capacity reservation or Capacity Block.")
+    image = serializers.CharField(help_text="The image that it booted.")
+    price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: unknown.")
+    cloud_state = serializers.CharField(help_text="Its last state in the cloud.")
+    network_nodes = serializers.SerializerMethodField(help_text="Widest first, starting with its zone; empty: unknown.")
+    notices = serializers.SerializerMethodField(help_text="Notices for operators, one sentence each.")
 
     class Meta:
         model = Machine
@@ -93,7 +97,9 @@ class MachineFilter(EndedHidden):
     ended = MachineState.GONE.value
 
     state = filters.MultipleChoiceFilter(
-        choices=choices(MachineState), distinct=False, help_text="May be repeated. Gone ones are left out else."
+        choices=choices(MachineState),
+        distinct=False,
+        help_text="May be repeated. Without it, gone machines are left out.",
     )
     region = filters.CharFilter(field_name="region_id")
     provider = filters.CharFilter()
@@ -106,7 +112,7 @@ class MachineFilter(EndedHidden):
 
 
 class MachineViewSet(ReadOnlyModelViewSet[Machine]):
-    """Machines of every provider: hosts that joined, and those that providers launched."""
+    """Machines of every provider: joined hosts, and machines that providers launched."""
 
     serializer_class = MachineSerializer
     filterset_class = MachineFilter
@@ -127,15 +133,17 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     @extend_schema(operation_id="machines_remove", request=WhySerializer, responses={200: MachineSerializer})
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
-        """Have a machine leave: the cell on it is replaced first, then it stops, wipes what it held and uninstalls
-        itself. 409 for a machine of another provider, and for one that is gone, or leaving and connected."""
+        """Remove a machine: the cell on it is replaced first, then the machine stops, wipes its data and uninstalls
+        itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected.
+        """
         return self._act(machine_remove, request)
 
     @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Trust a machine no longer, nor what it runs: their credentials and certificates are revoked, and their
-        sockets are cut within 5 s. A host that joined never comes back as this machine. Repeating changes nothing."""
+        """Revoke the credentials and certificates of a machine and of its node or ingress. Their sockets are cut within
+        5 s, and a joined host never returns as this machine. Repeating changes nothing.
+        """
         return self._act(machine_revoke, request)
 
     def _act(self, service: Any, request: Request) -> Response:
@@ -151,9 +159,9 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     region = serializers.CharField(source="region_id")
     role = serializers.ChoiceField(choices=choices(MachineRole))
     instance_type = serializers.CharField(
-        source="instance_type_id", allow_null=True, help_text="Null: what each machine's agent finds."
+        source="instance_type_id", allow_null=True, help_text="Null: detected by each machine's agent."
     )
-    left = serializers.IntegerField(help_text="How many more machines it lets join.")
+    left = serializers.IntegerField(help_text="How many more machines may join.")
     state = serializers.SerializerMethodField()
 
     class Meta:
@@ -169,8 +177,12 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
 
 
 class NewInvitationSerializer(InvitationSerializer):
-    line = serializers.CharField(help_text="What to run on each host. It holds the token, which nobody can read again.")
-    notices = serializers.ListField(child=serializers.CharField(), help_text="What may keep hosts from using the line.")
+    line = serializers.CharField(
+        help_text="The command for each host. It contains the token, which is shown only once."
+    )
+    notices = serializers.ListField(
+        child=serializers.CharField(), help_text="Problems that may prevent hosts from using the command."
+    )
 
     class Meta(InvitationSerializer.Meta):
         fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
@@ -185,14 +197,14 @@ class InviteSerializer(StrictSerializer):
     )
     role = serializers.ChoiceField(choices=choices(MachineRole), default=MachineRole.NODE.value)
     instance_type = serializers.CharField(
-        max_length=64, required=False, allow_blank=True, default="", help_text="Empty: what each agent finds."
+        max_length=64, required=False, allow_blank=True, default="", help_text="Detected by each agent if empty."
     )
 
     class Meta:
         examples = {"count": 3, "expires_in_s": 3600}
 
     def arguments(self) -> dict[str, Any]:
-        """What was sent, as `invitation_create` takes it."""
+        """Returns the arguments of `invitation_create`."""
         fields = dict(self.validated_data)
         expires_in = timedelta(seconds=fields.pop("expires_in_s"))
         return {**fields, "role": MachineRole(fields["role"]), "expires_in": expires_in}
@@ -207,7 +219,7 @@ class InvitationFilter(filters.FilterSet):
 
 
 class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invitation]):
-    """Rights of hosts to join: so many, until then, into one region."""
+    """Invitations: permission for a number of hosts to join one region until they expire."""
 
     serializer_class = InvitationSerializer
     filterset_class = InvitationFilter
@@ -228,7 +240,7 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
         operation_id="invitations_create", request=InviteSerializer, responses={200: NewInvitationSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Invite hosts into a region of provider `machines`. This answer is the only one that shows the line."""
+        """Invite hosts into a region of provider `machines`. Only this response shows the join command."""
         body = InviteSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         return _shown_once(invitation_create(actor=actor_of(request), now=clock.now(), **body.arguments()))
@@ -236,7 +248,7 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
     @extend_schema(operation_id="invitations_withdraw", request=WhySerializer, responses={200: InvitationSerializer})
     @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, id: str) -> Response:
-        """Let no more hosts join by it; who has joined stays. 409 for one that is withdrawn already."""
+        """Withdraw an invitation; hosts that have joined stay. 409 if it is withdrawn already."""
         payload = WhySerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         why, prefix = payload.validated_data["why"], self.get_object().prefix

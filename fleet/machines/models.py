@@ -1,4 +1,4 @@
-"""Machines of every provider, and the invitations by which hosts join. Of secrets only hashes are stored."""
+"""The tables of machines, invitations, and orders to providers. Of secrets only hashes are stored."""
 
 from datetime import datetime
 
@@ -15,11 +15,11 @@ from kernel.tones import Tone
 
 
 class Invitation(models.Model):
-    """A right to join machines: `left` more of `count`, until `expires_at` and not once withdrawn. `instance_type`
-    null: as their agents find.
+    """Permission for `count` machines to join, of which `left` remain, until `expires_at` or until withdrawn.
+    `instance_type` null: as their agents detect.
 
-    The text of the token exists only with whoever made it; `prefix` finds the row. `machine`: the one machine of a
-    cloud that it is for, which has proved who it is; `proof_digest`: of that proof.
+    The token's text is known only to its creator; `prefix` finds the row. `machine`: the attested cloud machine that it
+    is for; `proof_digest`: of that proof.
     """
 
     prefix = models.CharField(max_length=16, unique=True)
@@ -43,7 +43,7 @@ class Invitation(models.Model):
         return f"invitation {self.prefix}"
 
     def state_at(self, now: datetime) -> str:
-        """`open`, `used`, `expired` or `withdrawn`."""
+        """Returns `open`, `used`, `expired` or `withdrawn`."""
         if self.withdrawn_at is not None:
             return "withdrawn"
         if self.left == 0:
@@ -52,18 +52,17 @@ class Invitation(models.Model):
 
 
 class Machine(models.Model):
-    """One machine of any provider. `runs`: the id of the node or ingress that it is, "" while it is none.
+    """One machine of any provider. `runs`: ID of its node or ingress, or "".
 
-    `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first. Who is
-    `revoked_at` some time is leaving, runs nothing new, enrols nothing, and never comes back under this id.
-    `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
-    every order; `release_trouble`: why its agents could not change to the release that was ordered
-    with `release_attempt`; `facts` is a `MachineFacts` of machines that joined.
+    `provider_id`: its name at the provider. `leaving`: an operator removed it; its node or ingress goes first. A
+    machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `instance_type`:
+    stated in the invitation (`type_stated`) or detected by its agent. `desired_version` grows with every order.
+    `release_trouble`: why its agents could not change to the release of `release_attempt`. `facts`: a `MachineFacts` of
+    joined machines.
 
-    Of a machine in a cloud: `launched_by` is the attempt that launched it;
-    where it is and what it costs an hour (US dollars; null: not known); `cloud_state` as its cloud calls it, and
-    `cloud_seen_at` when that was last said. `absent_lists`: in how many complete lists in a row it was not.
-    `topology_at`: when its network nodes were last asked for.
+    Of a cloud machine: `launched_by`: its launch attempt; place; price in US dollars an hour (null: unknown);
+    `cloud_state` as of `cloud_seen_at`; `absent_lists`: complete lists in a row without it; `topology_at`: last request
+    for its network nodes.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -129,20 +128,19 @@ class Machine(models.Model):
         return MACHINE_TONE[MachineState(self.state)]
 
     def stated_facts(self) -> MachineFacts | None:
-        """What its agent found; None of a machine that did not join by an invitation."""
+        """Returns the facts that its agent detected; None if it did not join by an invitation."""
         return msgspec.convert(self.facts, MachineFacts) if self.facts else None
 
 
-# What providers are to do with machines, and what they last said of them. The reconciler writes the orders, the loop
+# Orders to providers, and their last answers. The reconciler writes the orders, the loop
 # `fleet.provision` carries them out.
 
 
 class ProviderCall(models.Model):
-    """One order to a provider that is not carried out yet; a node has at most one. The row ends with the call.
+    """A pending order to a provider; a node has at most one. The row is deleted with the call.
 
-    `claim` names the attempt that is at it until `claimed_until`; after that another one may begin. `attempts`: since
-    one came back. `near`: the network nodes below which a machine should stand. Launches of the same `unit` are made by
-    one call; empty: alone.
+    `claim`: the attempt in progress until `claimed_until`; then another may begin. `attempts`: since one returned.
+    `near`: network nodes under which the machine should be. Launches of the same `unit` are one call; empty: alone.
     """
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="provider_call")
@@ -161,7 +159,7 @@ class ProviderCall(models.Model):
 
 
 class MachineStatus(models.Model):
-    """How a provider last described the machine of a node in doubt. `described_at`: when it was asked."""
+    """A provider's last description of the machine of a node in doubt, as of `described_at`."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="machine_status")
     status = models.CharField(max_length=16, choices=[(status.value, status.value) for status in ProviderStatus])

@@ -1,6 +1,5 @@
-"""Machines for the page of nodes, those that need attention first, and the machines that a cell waits for.
-
-Machines on the page of nodes: the list, the form that invites hosts, and having a machine leave.
+"""Machines on the page of nodes (list, invitation form, removal), and the machines of a cell's page with place, price
+and usable pools.
 """
 
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ MACHINES_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """A machine; `what` is what its agent found, "" where its provider has no agent of its own."""
+    """A machine; `what`: hardware that its agent detected, or ""."""
 
     machine: Machine
     address: str
@@ -52,13 +51,13 @@ class MachineRow:
 
     @property
     def is_removable(self) -> bool:
-        """Whether a person may have it leave: other providers end theirs by themselves."""
+        """Whether users may remove it: other providers terminate their own machines."""
         return self.machine.provider == POOLED and not self.machine.leaving
 
 
 @dataclass(frozen=True, slots=True)
 class MachineList:
-    """Machines, the invitations that are still open, and what a new one may name."""
+    """Machines, open invitations, and the choices for a new one."""
 
     rows: tuple[MachineRow, ...]
     more: bool
@@ -71,7 +70,7 @@ class MachineList:
 
 
 def machine_list(*, now: datetime, region: str = "") -> MachineList:
-    """Machines that are not gone, those of pools first: other providers make and end theirs by themselves."""
+    """Machines that are not gone; joined hosts first."""
     live = machines_described().exclude(state=MachineState.GONE)
     live = live.filter(region_id=region) if region else live
     fetched = list(live.order_by("-provider", "region__position", "region_id", "id")[: MACHINES_SHOWN + 1])
@@ -97,12 +96,12 @@ def machine_row(machine: Machine, now: datetime) -> MachineRow:
     )
 
 
-# The machines under a cell: where its cloud has them, what they cost, and why another pool was not taken.
+# The machines of a cell: place, price, and why other pools were not used.
 
 
 @dataclass(frozen=True, slots=True)
 class CellMachine:
-    """The machine of a member; None: its provider has none. `network_nodes` are those below its zone, widest first."""
+    """A member's machine, or None. `network_nodes`: those below its zone, widest first."""
 
     member: MemberRow
     machine: Machine | None
@@ -113,7 +112,7 @@ class CellMachine:
 
 @dataclass(frozen=True, slots=True)
 class PoolLine:
-    """A pool of the cell's machine type. `why_not`: why nothing more would be launched from it now; "": it may be."""
+    """A pool of the cell's machine type. `why_not`: why it is not usable now, or ""."""
 
     pool: CapacityPool
     name: str
@@ -123,7 +122,7 @@ class PoolLine:
 
 @dataclass(frozen=True, slots=True)
 class CellMachines:
-    """`price_per_hour`: of all, in US dollars; None: of some it is not known."""
+    """`price_per_hour`: of all, in US dollars; None if one is unknown."""
 
     rows: tuple[CellMachine, ...]
     pools: tuple[PoolLine, ...]
@@ -146,7 +145,7 @@ def _machine(member: MemberRow, machine: Machine | None, now: datetime) -> CellM
 
 
 def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tuple[PoolLine, ...]:
-    """As they would be tried for the cell's next machine, beside those that it has."""
+    """In the order of the cell's next launch."""
     if not row.members:
         return ()
     node = row.members[0].node
@@ -174,7 +173,7 @@ HOURS = "valid_for_hours"
 
 
 class _Hours(serializers.Serializer[Any]):
-    """How long an invitation is valid, as the form says it: the API takes a duration."""
+    """Validity of an invitation as the form states it; the API takes a duration."""
 
     valid_for_hours = serializers.IntegerField(min_value=1, max_value=168)
 
@@ -224,10 +223,10 @@ def _remove(form: Submission, machine: Machine) -> None:
 
 def _effect(machine: Machine) -> str:
     if not machine.connected:
-        return "Its agent is not connected: its credential is refused from now on, and nothing on the host is wiped."
+        return "Its agent is not connected: its credential is revoked, and the host is not wiped."
     if machine.runs:
-        return f"{machine.runs} goes first; what it serves gets another node. Then the host is wiped and uninstalled."
-    return "It runs nothing. The host is wiped and uninstalled."
+        return f"The cell on {machine.runs} gets another node first. Then the host is wiped and uninstalled."
+    return "It has no node or ingress. The host is wiped and uninstalled."
 
 
 TARGET = Target(noun="machine", find=_find, name=lambda machine: machine.id, url=lambda _: reverse("nodes"))

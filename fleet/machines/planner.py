@@ -1,22 +1,9 @@
-"""How many spares a region keeps warm, and which of them only repairs may use. Reads what is stated, no more.
-
-Which instance type a machine is, which machine a launch takes, and what an operator should know of one. Pure.
-
-A type that an operator stated when he invited the host counts, whatever its agent found; that they differ is said.
-
-What planners must know of a provider beside what it says of single machines: how long its machines take,
-and whether they are bought in markets. Pure.
-
-Whether a machine of a cloud is there, from lists that lag and zones that do not answer. Pure.
-
-Gone is only what was seen to end, or was absent from two complete lists in a row while it was old enough to be in
-them. Of what a list does not show nothing follows by itself: a wrong "gone" would end a cell that serves.
-
-What several sources said of one kind of announcement about one machine: when it counts, until when, and when it is
-over. Pure.
-
-The same thing is heard several times, late and out of order. The first word counts at once, the others confirm it. A
-machine speaks of itself alone and may be somebody else's by now: what it says ends nothing that the cloud said.
+"""Decisions about machines. Pure. Warm spares of a region: how many to keep, and which of them are for repairs only.
+Instance types: detected from hardware, unless stated in the invitation. Launches of `machines`: the free host that fits
+best. Presence of cloud machines: gone only if seen to end, or absent from two complete lists while old enough; a wrong
+"gone" would stop a serving cell. Notices from several sources: the first statement counts immediately and the others
+confirm it; a machine's own statement never cancels the cloud's, because the machine may be compromised. Provider limits
+are here and not in the providers' classes, so that planners import no cloud code.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,23 +23,22 @@ WARM_MAX = 10_000
 
 
 class InvalidWarmSpares(ValueError):
-    """Not a statement of warm spares; the text says what is wrong and what would be right."""
+    """Not valid warm spares; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmSpares:
-    """`warm` idle nodes of a type are kept; new cells must leave `repair_only` of them, so that repairs need not wait
-    for a machine to boot."""
+    """`warm` idle nodes of a type are kept; new cells leave `repair_only` of them for repairs."""
 
     warm: int
     repair_only: int = 0
 
 
 def parse_warm_spares(stated: Mapping[str, Any]) -> dict[str, WarmSpares]:
-    """Instance type -> what to keep, from `{"trn1.32xlarge": 2}` or `{"trn1.32xlarge": {"warm": 2, "repair_only": 1}}`.
+    """Parses `{"trn1.32xlarge": 2}` or `{"trn1.32xlarge": {"warm": 2, "repair_only": 1}}`.
 
     Raises:
-        InvalidWarmSpares: a value of another form, or more for repair than are kept.
+        InvalidWarmSpares: A value of another form, or more for repairs than are kept.
     """
     return {kind: _parse(kind, value) for kind, value in stated.items()}
 
@@ -72,28 +58,28 @@ def _parse(kind: str, value: Any) -> WarmSpares:
 
 
 POOLED = "machines"
-"""The provider whose machines are a pool of the region's own: hosts that joined by an invitation."""
+"""The provider of hosts that joined by invitation."""
 CLOUDS = frozenset({"aws"})
-"""Providers whose machines are launched when they are wanted, and prove by themselves which ones they are."""
+"""Providers that launch machines on demand, which attest their identity."""
 WITH_MACHINE_AGENT = CLOUDS | {POOLED}
 CPU = "cpu"
 GIB = 1024**3
 MEMORY_SHARE = 0.9
-"""Of the memory that a type states, what must be there: makers count 10^9 bytes, and drivers keep some."""
+"""Share of a type's memory that must be present: vendors count 10^9 bytes, and drivers reserve some."""
 SILENT_AFTER_S = 75.0
-"""Machine agents report every 30 s, and at once when something changes."""
+"""Machine agents report every 30 s, and immediately after a change."""
 CLOCK_NOTICE_S = 2.0
 LOW_DISK_BYTES = 20 * GIB
 
 
 def has_machine_agent(provider: str) -> bool:
-    """Whether a machine agent runs on its machines: it starts their node or ingress, and moves it to other releases."""
+    """Whether its machines have a machine agent, which starts their node or ingress and changes its release."""
     return provider in WITH_MACHINE_AGENT
 
 
 @dataclass(frozen=True, slots=True)
 class PooledMachine:
-    """A free machine. `instance_type`: as it was invited, or as `instance_type_of` found; "" for none."""
+    """A free machine. `instance_type`: stated or detected; "" for none."""
 
     id: str
     instance_type: str
@@ -103,13 +89,13 @@ class PooledMachine:
 
 @dataclass(frozen=True, slots=True)
 class NoMachine:
-    """No free machine fits; the text says how many were looked at and what they lack."""
+    """No free machine fits; the text says how many were checked and what they lack."""
 
     reason: str
 
 
 def why_unfit(facts: MachineFacts, shape: InstanceShape) -> str:
-    """What a machine lacks to be of a type, as a clause; "" if it lacks nothing."""
+    """Returns why a machine is not of a type, as a clause, or ""."""
     if shape.accelerator == CPU:
         wanted = shape.memory_gib * GIB * MEMORY_SHARE
         if facts.memory_bytes < wanted:
@@ -129,38 +115,38 @@ def why_unfit(facts: MachineFacts, shape: InstanceShape) -> str:
 
 
 def _is_of(device: Device, accelerator: str) -> bool:
-    """`NVIDIA H100 80GB HBM3` is an h100, `trainium1` a trainium, and `trn1.32xlarge` says so by its family."""
+    """`NVIDIA H100 80GB HBM3` is an h100, `trainium1` a trainium; `trn1.32xlarge` matches by its family."""
     family = {"trainium": "trn1", "trainium2": "trn2", "inferentia2": "inf2"}.get(accelerator, accelerator)
     name = device.name.lower()
     return accelerator in name or family in name
 
 
 def instance_type_of(facts: MachineFacts, shapes: Iterable[InstanceShape]) -> str:
-    """The type that a machine is: of those that fit, the one with the most chips and memory; "" if none fits."""
+    """Returns the fitting type with the most chips and memory, or ""."""
     fitting = [shape for shape in shapes if not why_unfit(facts, shape)]
     fitting.sort(key=lambda shape: (-shape.chips, -shape.memory_gib, shape.name))
     return fitting[0].name if fitting else ""
 
 
 def plan_machine(shape: InstanceShape, machines: Sequence[PooledMachine]) -> PooledMachine | NoMachine:
-    """The free machine that a launch of this type takes: the one with the least that it does not need."""
+    """Returns the free machine for a launch of this type: the one with the least excess hardware."""
     ready = [machine for machine in machines if machine.connected]
     fitting = [machine for machine in ready if machine.instance_type == shape.name]
     if fitting:
         return min(fitting, key=lambda machine: (len(machine.facts.devices), machine.facts.memory_bytes, machine.id))
     if not machines:
-        return NoMachine("no machine is free there; `switchyard machine add` invites one")
+        return NoMachine("no machine is free; `switchyard machine add` invites one")
     if not ready:
-        return NoMachine(f"none of the {len(machines)} free machines there is connected")
+        return NoMachine(f"none of the {len(machines)} free machines is connected")
     clauses = sorted({f"{one.id} {why_unfit(one.facts, shape) or f'is {one.instance_type}'}" for one in ready})
     more = f", and {len(clauses) - 3} more" if len(clauses) > 3 else ""
-    return NoMachine(f"no free machine there is {shape.name}: {', '.join(clauses[:3])}{more}")
+    return NoMachine(f"no free machine is {shape.name}: {', '.join(clauses[:3])}{more}")
 
 
 def machine_notices(
     *, facts: MachineFacts | None, stated: InstanceShape | None, found: str, silent_s: float | None
 ) -> tuple[str, ...]:
-    """What an operator should know of a machine, a sentence each. `stated`: the type that it was invited as."""
+    """Returns notices for operators, one sentence each. `stated`: the type in its invitation."""
     notices = []
     if silent_s is not None and silent_s > SILENT_AFTER_S:
         notices.append(f"Its machine agent has been silent for {age_text(silent_s)}.")
@@ -179,7 +165,7 @@ def machine_notices(
 
 
 def describe(facts: MachineFacts) -> str:
-    """A machine in one line: `8 x NVIDIA H100 80GB HBM3, 96 cores, 1007 GiB`."""
+    """Returns a machine in one line: `8 x NVIDIA H100 80GB HBM3, 96 cores, 1007 GiB`."""
     names = sorted({device.name for device in facts.devices})
     counts = [f"{sum(device.name == name for device in facts.devices)} x {name}" for name in names]
     return ", ".join([*(counts or ["no accelerators"]), f"{facts.cores} cores", f"{facts.memory_bytes / GIB:.0f} GiB"])
@@ -192,10 +178,10 @@ def silent_for_s(last_seen_at: datetime | None, now: datetime) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class ProviderLimits:
-    """`launch_grace_s`: how long after a launch "gone" may mean that the provider does not list the machine yet.
-    `join_timeout_s`: from its launch until its agent must have joined; GPUStack gives a worker 150 s. `boot_s`: how
-    long that usually takes. `places_s`: how long its cloud takes to say where 100 machines are in its network; 0: they
-    say so themselves, or nobody does. `has_markets`: they are bought in one of several."""
+    """`launch_grace_s`: after a launch, "gone" may mean "not listed yet" for so long. `join_timeout_s`: limit from
+    launch to the agent's join; GPUStack gives a worker 150 s. `boot_s`: usual time for that. `places_s`: time until a
+    cloud states the places of 100 machines; 0 if it states none. `has_markets`: whether there are several ways to buy.
+    """
 
     launch_grace_s: float = 10.0
     join_timeout_s: float = 120.0
@@ -205,33 +191,32 @@ class ProviderLimits:
 
 
 LIMITS: Mapping[str, ProviderLimits] = {
-    # A machine is not in every list at once, and one with many accelerators takes 15 minutes to boot.
+    # New machines are not in every list, and one with many accelerators boots for 15 minutes.
     "aws": ProviderLimits(
         launch_grace_s=300.0, join_timeout_s=1200.0, boot_s=600.0, places_s=TOPOLOGY_CALL_EVERY_S, has_markets=True
     ),
     "local": ProviderLimits(),
     POOLED: ProviderLimits(),
 }
-"""By name, as regions name their provider. Here and not at the classes, because who reads the fleet for a plan must not
-import what calls a cloud."""
+"""By provider name."""
 
 
 def provider_limits(provider: str) -> ProviderLimits:
-    """Of a provider that is gone from the registry, the usual ones: its regions' nodes are judged all the same."""
+    """Returns the defaults for providers that are not registered any more."""
     return LIMITS.get(provider, ProviderLimits())
 
 
 VISIBLE_AFTER = timedelta(minutes=10)
-"""When a machine that was launched is in every complete list."""
+"""After this long a launched machine is in every complete list."""
 ABSENT_LISTS = 2
 ENDED = frozenset({"shutting-down", "terminated", "gone"})
-"""States of a machine that will not come back. `gone`: lists prove it, nobody saw its end."""
+"""Final states. `gone`: proven by lists; its end was not seen."""
 GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownMachine:
-    """`launched_at`: when its launch was noted. `absent_lists`: in how many complete lists in a row it was not."""
+    """`launched_at`: when its launch was recorded. `absent_lists`: complete lists in a row without it."""
 
     provider_id: str
     zone: str
@@ -242,8 +227,9 @@ class KnownMachine:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What one list said, which began at `began_at`. `states` by id. `complete`: all pages came. Machines in
-    `silent_zones` may be missing in it."""
+    """A list that began at `began_at`. `states` by ID. `complete`: all pages arrived. Machines in `silent_zones` may be
+    missing.
+    """
 
     states: Mapping[str, str]
     began_at: datetime
@@ -252,42 +238,42 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
-    """What is known of a machine from now on."""
+class MachinePresence:
+    """New facts about a machine."""
 
     provider_id: str
     state: str
     absent_lists: int
 
 
-def plan_presence(machines: Collection[KnownMachine], listed: Listed) -> tuple[Presence, ...]:
-    """What a list changes about the machines that are recorded."""
-    found = [_judge(machine, listed) for machine in machines]
+def plan_presence(machines: Collection[KnownMachine], listed: Listed) -> tuple[MachinePresence, ...]:
+    """Returns the changes of recorded machines that follow from a list."""
+    found = [_machine_presence(machine, listed) for machine in machines]
     return tuple(one for one in found if one is not None)
 
 
-def _judge(machine: KnownMachine, listed: Listed) -> Presence | None:
+def _machine_presence(machine: KnownMachine, listed: Listed) -> MachinePresence | None:
     if machine.state in ENDED and listed.states.get(machine.provider_id) not in ENDED:
-        return None  # what ended does not come back, however a late list shows it
+        return None  # final, although a late list may show it
     if machine.provider_id in listed.states:
-        return Presence(machine.provider_id, listed.states[machine.provider_id], 0)
+        return MachinePresence(machine.provider_id, listed.states[machine.provider_id], 0)
     if not listed.complete or machine.zone in listed.silent_zones:
         return None
     if listed.began_at - machine.launched_at < VISIBLE_AFTER:
         return None
     absent = machine.absent_lists + 1
-    return Presence(machine.provider_id, GONE if absent >= ABSENT_LISTS else machine.state, absent)
+    return MachinePresence(machine.provider_id, GONE if absent >= ABSENT_LISTS else machine.state, absent)
 
 
 LISTED = frozenset({NoticeSource.STATUS, NoticeSource.BLOCK})
-"""Whose answers are lists of all there is: what they say now goes before what was announced of it once."""
+"""Sources whose lists are complete: their latest statement overrides earlier announcements."""
 NODE_SPEAKS_EVERY = timedelta(seconds=60)
-"""A machine is heard at once, and whatever else it says of the same so much later."""
+"""A machine's first statement is stored immediately, later ones of the same kind after this long."""
 LATEST = timedelta(days=60)
 
 
-class Said(msgspec.Struct, frozen=True):
-    """`key`: the same as long as the same is said. `over`: it was taken back."""
+class Statement(msgspec.Struct, frozen=True):
+    """`key`: identifies the statement. `over`: it was withdrawn."""
 
     key: str
     at: datetime
@@ -295,16 +281,16 @@ class Said(msgspec.Struct, frozen=True):
     over: bool = False
 
 
-Evidence = Mapping[NoticeSource, Said]
-"""The last word of each source."""
+Evidence = Mapping[NoticeSource, Statement]
+"""The latest statement of each source."""
 
 
-def heard(evidence: Evidence, source: NoticeSource, said: Said) -> Evidence | None:
-    """With one word more; None: it is known, or older than what that source said since."""
+def add_statement(evidence: Evidence, source: NoticeSource, said: Statement) -> Evidence | None:
+    """Returns the evidence with one more statement; None if it is known or outdated."""
     return None if _is_known(evidence.get(source), said) else {**evidence, source: said}
 
 
-def _is_known(before: Said | None, said: Said) -> bool:
+def _is_known(before: Statement | None, said: Statement) -> bool:
     if before is None:
         return said.over
     if said.at < before.at:
@@ -314,14 +300,14 @@ def _is_known(before: Said | None, said: Said) -> bool:
     return not said.over and said.key == before.key
 
 
-def stands(evidence: Evidence) -> bool:
-    """Whether it is still to be acted upon: a list that had it has it no more, or everybody took it back."""
+def is_in_force(evidence: Evidence) -> bool:
+    """Whether the notice is still valid: not if a list dropped it, or all sources withdrew it."""
     listed = [said for source, said in evidence.items() if source in LISTED]
     return not all(said.over for said in listed or evidence.values())
 
 
-def end_of(evidence: Evidence) -> datetime | None:
-    """The earliest end that somebody stands by; None: nobody names one."""
+def earliest_end(evidence: Evidence) -> datetime | None:
+    """Returns the earliest end among valid statements, or None."""
     counts = {source: said for source, said in evidence.items() if not said.over}
     if LISTED & counts.keys():
         counts.pop(NoticeSource.EVENTS, None)
@@ -329,7 +315,7 @@ def end_of(evidence: Evidence) -> datetime | None:
 
 
 def bounded_end(seconds: float | None, now: datetime) -> datetime | None:
-    """The end that a machine named, in seconds since 1970: never in the past, and in no time that nobody plans for."""
+    """Returns the end that a machine stated, in seconds since 1970: never in the past or in the far future."""
     if seconds is None:
         return None
     ahead_s = seconds - now.timestamp()

@@ -1,4 +1,6 @@
-"""Machines as they are shown and as they are ordered about, each in a number of queries that does not grow."""
+"""Reads machines for screens, for launches and for the orders of machine agents, each in a fixed number of queries.
+Never writes.
+"""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -19,8 +21,7 @@ RUNS = frozenset({MachineState.TAKEN.value})
 
 
 def machines_described() -> QuerySet[Machine]:
-    """Machines, with their address and agent's version also where those are their node's (of other providers), their
-    network nodes, and what their clouds announced and is not over."""
+    """Machines with address and agent version (from their node if needed), network nodes, and open notices."""
     node = Node.objects.filter(id=OuterRef("runs"))
     report = NodeReport.objects.filter(node_id=OuterRef("runs"))
     unsettled = Prefetch("notices", CloudNotice.objects.filter(settled_at=None).order_by("ends_at", "pk"))
@@ -43,7 +44,7 @@ def machines_described() -> QuerySet[Machine]:
 
 
 def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
-    """What an operator should know of it, a sentence each."""
+    """Returns a machine's notices, one sentence each."""
     if machine.state == MachineState.GONE:
         return ()
     kind = machine.instance_type
@@ -55,30 +56,29 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
     )
     notices = (*notices, *(announced(notice) for notice in machine.notices.all() if notice.settled_at is None))
     if machine.release_trouble:
-        notices = (*notices, f"Its agents stay as they are: {machine.release_trouble}.")
-    return (*notices, *([f"It is not as ordered: {machine.agent_reason}."] if machine.agent_reason else []))
+        notices = (*notices, f"Its agents keep their release: {machine.release_trouble}.")
+    return (*notices, *([f"It has not carried out its order: {machine.agent_reason}."] if machine.agent_reason else []))
 
 
 def announced(notice: CloudNotice) -> str:
-    """What a cloud announced of a machine, as a sentence."""
+    """Returns a cloud's announcement as a sentence."""
     until = f", ends at {notice.ends_at:%Y-%m-%d %H:%M:%S} UTC" if notice.ends_at else ""
     return f"Its provider announced {notice.kind}{until}" + (f": {notice.text}." if notice.text else ".")
 
 
 def invitations_described() -> QuerySet[Invitation]:
-    """Invitations that operators made, the newest first."""
+    """Invitations by users, newest first."""
     return Invitation.objects.filter(machine=None).order_by("-id")
 
 
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
-    """The free machines of a region."""
     rows = Machine.objects.filter(region_id=region, role=role.value, state=MachineState.POOL.value, leaving=False)
     found = ((row, row.stated_facts()) for row in rows.order_by("id"))
     return [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
 
 
 def free_machines() -> dict[str, dict[str, int]]:
-    """Region -> instance type -> free connected machines for nodes. One query."""
+    """Region to instance type to number of free connected machines for nodes. One query."""
     rows = Machine.objects.filter(
         state=MachineState.POOL.value, role=MachineRole.NODE.value, connected=True, leaving=False
     ).exclude(instance_type=None)
@@ -90,7 +90,7 @@ def free_machines() -> dict[str, dict[str, int]]:
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
-    """The order of each machine that was last sent another version: four queries."""
+    """Returns the order of each machine that was last sent another version. Four queries."""
     rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
     nodes = {node.id: node for node in Node.objects.filter(id__in=[row.runs for row in rows if row.runs])}
     told = AgentMove.objects.filter(agent__in=[row.id for row in rows], moved_at__isnull=False)
@@ -100,7 +100,7 @@ def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
 
 
 def _release(machine: Machine, move: AgentMove | None, releases: Mapping[str, AgentRelease]) -> ReleaseOrder | None:
-    """What it was told to run last. An archive for its Python there must be: who has none is not told."""
+    """Its last ordered release, if an archive for its Python exists."""
     facts, release = machine.stated_facts(), releases.get(move.release) if move else None
     archive = release.archives.get(tag_of(facts)) if release and facts else None
     if move is None or release is None or archive is None:
@@ -109,7 +109,7 @@ def _release(machine: Machine, move: AgentMove | None, releases: Mapping[str, Ag
 
 
 def tag_of(facts: MachineFacts) -> str:
-    """The Python and processor of a host, as archives are named."""
+    """Returns a host's Python and processor as in archive names."""
     major, _, rest = facts.python.partition(".")
     return f"cp{major}{rest.partition('.')[0]}-{facts.system.rpartition(' ')[2]}"
 
@@ -135,6 +135,6 @@ def _order(machine: Machine, node: Node | None, release: ReleaseOrder | None) ->
 
 
 def machines_running(ids: Iterable[str]) -> dict[str, Machine]:
-    """By the id of what runs on it, the machine."""
+    """Returns machines by the ID of their node or ingress."""
     rows = Machine.objects.filter(runs__in=list(ids)).exclude(state=MachineState.GONE)
     return {row.runs: row for row in rows}

@@ -1,6 +1,5 @@
-"""Regions and instance types over HTTP: where nodes are, and what they are. Decides nothing; services do.
-
-Certificates for applications over HTTP: names, issuer and end, and never a key. Decides nothing; services do.
+"""Regions, instance types and certificates for applications over HTTP: parses requests and calls services. Never
+decides, and never returns a key.
 """
 
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ Counts = serializers.DictField(child=serializers.IntegerField())
 
 class CloudSerializer(serializers.ModelSerializer[CloudRegion]):
     state = serializers.ChoiceField(choices=choices(CloudRegionState), help_text="Usable once it is ready.")
-    reason = serializers.CharField(help_text="Why it cannot be read, or is read yet; empty else.")
+    reason = serializers.CharField(help_text="Why it is not ready; empty if ready.")
 
     class Meta:
         model = CloudRegion
@@ -52,16 +51,15 @@ class CloudSerializer(serializers.ModelSerializer[CloudRegion]):
 
 
 class RegionSerializer(serializers.ModelSerializer[Region]):
-    # The context holds the counts of all regions, under `nodes` and `cells`: region -> state -> number.
-    spares = serializers.SerializerMethodField(help_text="Instance type -> how many idle nodes to keep warm.")
-    repair_only = serializers.SerializerMethodField(help_text="How many of them new cells must leave to repairs.")
-    ingress_url = serializers.CharField(help_text="Where applications of this region send requests.")
+    # The context has the counts of all regions: `nodes` and `cells`, region -> state -> number.
+    spares = serializers.SerializerMethodField(help_text="Instance type -> number of idle nodes to keep warm.")
+    repair_only = serializers.SerializerMethodField(help_text="Number of them that new cells must leave for repairs.")
+    ingress_url = serializers.CharField(help_text="URL for requests of applications in this region.")
     plain_http = serializers.ChoiceField(
-        choices=choices(PlainHttp), help_text="Whom its ingresses serve without TLS: everybody, none, their own host."
+        choices=choices(PlainHttp),
+        help_text="Clients that its ingresses serve without TLS: all, none, or their own host.",
     )
-    cloud = CloudSerializer(
-        allow_null=True, default=None, read_only=True, help_text="Null where machines are of no cloud."
-    )
+    cloud = CloudSerializer(allow_null=True, default=None, read_only=True, help_text="Null outside clouds.")
     nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
     cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
 
@@ -110,10 +108,13 @@ def _every_state(states: type[StrEnum], ended: StrEnum, counts: Mapping[str, int
 
 class _RegionColumns(StrictSerializer):
     position = serializers.IntegerField(
-        min_value=0, max_value=10_000, required=False, help_text="Orders regions; picks the ports of local ingresses."
+        min_value=0,
+        max_value=10_000,
+        required=False,
+        help_text="Order of regions; also selects the ports of local ingresses.",
     )
     ingress_url = serializers.URLField(
-        max_length=200, required=False, allow_blank=True, help_text="Where applications of this region send requests."
+        max_length=200, required=False, allow_blank=True, help_text="URL for requests of applications in this region."
     )
     spares = serializers.DictField(
         required=False,
@@ -122,16 +123,16 @@ class _RegionColumns(StrictSerializer):
     plain_http = serializers.ChoiceField(
         choices=choices(PlainHttp),
         required=False,
-        help_text="Whom its ingresses serve without TLS; anything but `serve` takes a certificate.",
+        help_text="Clients that its ingresses serve without TLS; values other than `serve` need a certificate.",
     )
     cheapest_first = serializers.BooleanField(
         required=False,
-        help_text="Of pools of capacity that would do alike, try the cheapest first, whatever their order.",
+        help_text="Use the cheapest of equally suitable pools first, regardless of their order.",
     )
 
 
 class ChangeRegionSerializer(_RegionColumns):
-    """Whatever is left out stays as it is."""
+    """Omitted fields stay unchanged."""
 
     class Meta:
         examples = {"spares": {"local.sim": 3}}
@@ -139,12 +140,12 @@ class ChangeRegionSerializer(_RegionColumns):
 
 class CreateRegionSerializer(_RegionColumns):
     name = serializers.SlugField(max_length=64)
-    provider = serializers.CharField(max_length=32, required=False, help_text="Who launches machines there.")
+    provider = serializers.CharField(max_length=32, required=False, help_text="Provider of its machines.")
     stack = serializers.CharField(
-        max_length=128, required=False, help_text="Of provider `aws`: the stack that has its static parts."
+        max_length=128, required=False, help_text="Provider `aws`: name of the stack with its network and roles."
     )
     aws_region = serializers.CharField(
-        max_length=32, required=False, help_text="Of provider `aws`: as AWS calls it, where its name is another."
+        max_length=32, required=False, help_text="Provider `aws`: AWS's name, if different."
     )
 
     class Meta:
@@ -165,7 +166,7 @@ class RegionFilter(filters.FilterSet):
 
 
 class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
-    """Failure and latency domains, each with its own ingress and nodes."""
+    """Failure and latency domains, each with own ingresses and nodes."""
 
     serializer_class = RegionSerializer
     filterset_class = RegionFilter
@@ -193,8 +194,9 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
 
     @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
     def create(self, request: Request) -> Response:
-        """Add a region; its spares are launched at once, in a cloud once its stack is read. 409 if the name is
-        taken."""
+        """Add a region. Its spares are launched immediately; in a cloud, once its stack has been read. 409 if the name
+        is taken.
+        """
         columns = _valid(CreateRegionSerializer(data=request.data))
         name = columns.pop("name")
         region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
@@ -202,7 +204,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
 
     @extend_schema(operation_id="regions_change", request=ChangeRegionSerializer, responses={200: RegionSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given."""
+        """Change the given fields."""
         region = self.get_object()
         columns = _valid(ChangeRegionSerializer(data=request.data))
         region_change(name=region.name, columns=columns, actor=actor_of(request), now=clock.now())
@@ -210,8 +212,9 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
 
     @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a region that nothing was ever part of. Responds with what it was. 409 once it has nodes, cells,
-        ingresses or deployments, or had them, with their names: their history stays readable."""
+        """Delete a region that was never used, and return it. 409 if it has or had nodes, cells, ingresses or
+        deployments, whose names are listed: their history stays readable.
+        """
         region = self.get_object()
         shown = self.get_serializer(region).data
         region_delete(name=region.name, actor=actor_of(request), now=clock.now())
@@ -242,7 +245,7 @@ class InstanceTypeFilter(filters.FilterSet):
 
 
 class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
-    """Kinds of machines. Prices in US dollars."""
+    """Types of machines. Prices in US dollars."""
 
     serializer_class = InstanceTypeSerializer
     filterset_class = InstanceTypeFilter
@@ -258,8 +261,8 @@ class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
 
 
 class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
-    region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: every region shows it.")
-    names = serializers.ListField(child=serializers.CharField(), help_text="Hosts and addresses that it is for.")
+    region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: all regions.")
+    names = serializers.ListField(child=serializers.CharField(), help_text="Its hosts and addresses.")
     key_kind = serializers.CharField(help_text="`P-256`, `P-384`, `RSA 2048`.")
     fingerprint = serializers.CharField(help_text="SHA-256 of the certificate, hexadecimal.")
 
@@ -274,13 +277,13 @@ class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate])
 
 class SetCertificateSerializer(StrictSerializer):
     name = serializers.CharField(
-        max_length=NAME_LENGTH_MAX, help_text="A new name, or that of the certificate whose place it takes."
+        max_length=NAME_LENGTH_MAX, help_text="A new name, or the name of the certificate to replace."
     )
     region = serializers.CharField(
-        max_length=64, allow_blank=True, required=False, default="", help_text="Left out: every region, or as before."
+        max_length=64, allow_blank=True, required=False, default="", help_text="Default: all regions, or unchanged."
     )
     certificate = serializers.CharField(
-        max_length=2 * CHAIN_LENGTH_MAX, help_text="PEM: the certificate first, then each that signed the one before."
+        max_length=2 * CHAIN_LENGTH_MAX, help_text="PEM: the certificate first, then each signer of the previous one."
     )
     private_key = serializers.CharField(
         max_length=2 * KEY_LENGTH_MAX, write_only=True, help_text="PEM, without a passphrase. Never shown again."
@@ -303,7 +306,7 @@ class CertificateFilter(filters.FilterSet):
 
 
 class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationCertificate]):
-    """What ingresses show to applications that connect over TLS, chosen by the host that these ask for."""
+    """Certificates that ingresses present to applications, selected by the requested host."""
 
     serializer_class = CertificateSerializer
     filterset_class = CertificateFilter
@@ -322,8 +325,9 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
         operation_id="certificates_set", request=SetCertificateSerializer, responses={200: CertificateSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Set a certificate, or another one in the place of that of the same name: streams go on, new connections see
-        it within seconds. 409 if another certificate is for one of its hosts."""
+        """Add a certificate, or replace the one with the same name: streams continue, and new connections use it within
+        seconds. 409 if another certificate has one of its hosts.
+        """
         body = SetCertificateSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = application_certificate_set(**body.validated_data, actor=actor_of(request), now=clock.now())
@@ -332,8 +336,7 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     @extend_schema(operation_id="certificates_remove", request=None, responses={200: CertificateSerializer})
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, name: str) -> Response:
-        """Show a certificate no longer. Responds with what it was. 409 if a region that refuses plain HTTP would have
-        none left."""
+        """Remove a certificate, and return it. 409 if a region that refuses plain HTTP would have none left."""
         row = self.get_object()
         shown = CertificateSerializer(row).data
         application_certificate_remove(name=row.name, actor=actor_of(request), now=clock.now())

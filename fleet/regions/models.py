@@ -1,4 +1,4 @@
-"""Regions and instance types: where nodes are and what they are."""
+"""The tables of regions, instance types, and rates that operators set."""
 
 from django.db import models
 
@@ -12,7 +12,7 @@ from models_registry.versions.planning.machines import InstanceShape
 
 
 class InstanceType(models.Model):
-    """A kind of machine. `tensor_parallel_degree` is the degree it suits by default; prices in US dollars."""
+    """A type of machine. `tensor_parallel_degree`: its default degree; prices in US dollars."""
 
     name = models.CharField(max_length=64, primary_key=True)
     accelerator = models.CharField(max_length=64)
@@ -30,7 +30,7 @@ class InstanceType(models.Model):
         return self.name
 
     def shape(self) -> InstanceShape:
-        """The row as the pure planners take it."""
+        """Returns the planners' view."""
         return InstanceShape(
             name=self.name,
             accelerator=self.accelerator,
@@ -44,11 +44,10 @@ class InstanceType(models.Model):
 
 
 class Region(models.Model):
-    """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm; see `WarmSpares`.
+    """A failure and latency domain. `spares`: instance type -> idle nodes to keep warm (`WarmSpares`).
 
-    `ingress_url` is where applications send requests, `plain_http` whom its ingresses serve without TLS. `position`
-    orders regions and picks the local ports. `cheapest_first`: of pools of capacity that would do alike, the cheapest
-    is tried first, whatever their order.
+    `ingress_url`: for applications' requests; `plain_http`: clients served without TLS. `position` orders regions and
+    selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first.
     """
 
     name = models.SlugField(max_length=64, primary_key=True)
@@ -66,16 +65,14 @@ class Region(models.Model):
         return self.name
 
     def warm_spares(self) -> dict[str, WarmSpares]:
-        """Instance type -> the idle nodes to keep, and which of them are for repair alone."""
+        """Instance type -> the idle nodes to keep, and the part for repairs."""
         return parse_warm_spares(self.spares)
 
 
-# What operators state of prices of machines and tokens, of power and of the grid.
-
-
 class Rate(models.Model):
-    """What an operator states of prices, power and the grid, from `valid_from` on: see `RateKind`. Rows are never
-    changed; one that is not in force yet may be withdrawn."""
+    """A price, power or grid value that an operator sets from `valid_from` on (`RateKind`). Rows never change; one that
+    is not in force yet may be withdrawn.
+    """
 
     kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
     subject = models.CharField(max_length=96)

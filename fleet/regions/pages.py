@@ -1,9 +1,5 @@
-"""One region for its page: what its cloud says of it, and its pools of capacity.
-
-Where a region's nodes are: zone, network nodes, machines, as a tree for its page.
-
-The page of one region, and what its forms change: which pools of capacity are used,
-in what order, and which images machines move to.
+"""The page of one region: its cloud's state, pools of capacity, images, and nodes as a tree of zones and network nodes;
+and its actions on pools and images.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +39,7 @@ CLOUD_TONE = {
 
 @dataclass(frozen=True, slots=True)
 class RegionHead:
-    """A region and its counts: state -> number. `cloud`: what it was made of in a cloud; None: it is in none."""
+    """A region and its counts: state -> number. `cloud` None: not in a cloud."""
 
     region: Region
     cloud: CloudRegion | None
@@ -54,7 +50,7 @@ class RegionHead:
 
 @dataclass(frozen=True, slots=True)
 class PoolRow:
-    """`why`: why no machine is launched from it now; "": one may be. `is_first`, `is_last`: of its type."""
+    """`why`: why it is not usable now, or "". `is_first`, `is_last`: of its type."""
 
     pool: CapacityPool
     name: str
@@ -74,7 +70,7 @@ class PoolsOfType:
 
 @dataclass(frozen=True, slots=True)
 class ImagesOfType:
-    """The images that the pools of a type have, and the newest move from them; None: there was none."""
+    """The images of a type's pools, and the newest move from them, or None."""
 
     instance_type: str
     images: tuple[str, ...]
@@ -92,7 +88,7 @@ class RegionImages:
 
 @dataclass(frozen=True, slots=True)
 class RegionPools:
-    """Pools by instance type, each in the order in which they are tried."""
+    """Pools by instance type, in order of use."""
 
     region: str
     is_in_cloud: bool
@@ -102,7 +98,7 @@ class RegionPools:
 
 
 def region_find(name: str) -> Region | None:
-    """With its cloud, if it is in one."""
+    """Returns the region with its cloud, if any."""
     return Region.objects.select_related("cloud").filter(pk=name).first()
 
 
@@ -178,7 +174,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Nodes of one cell that are at one place; `cell` None: in none."""
+    """Nodes of one cell at one place; `cell` None: spares."""
 
     cell: Cell | None
     marks: tuple[Mark, ...]
@@ -186,8 +182,9 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A zone, or a network node below it. `names`: its own, and those of all below it that have nothing beside them.
-    `nodes`: how many are below it."""
+    """A zone, or a network node below it. `names`: its own, and those of descendants without siblings. `nodes`: number
+    below it.
+    """
 
     names: tuple[str, ...]
     nodes: int
@@ -197,7 +194,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RegionTree:
-    """`unknown`: nodes whose place is not known. `more`: there are more nodes than are drawn."""
+    """`unknown`: nodes without a known place. `more`: there are more nodes than drawn."""
 
     places: tuple[Place, ...]
     unknown: tuple[Marks, ...]
@@ -215,7 +212,7 @@ def region_tree(region: Region) -> RegionTree:
 
 
 def places_of(placed: Iterable[tuple[tuple[str, ...], Node]]) -> tuple[Place, ...]:
-    """The places right below one, from what is below it: the rest of each path, and the node."""
+    """Returns the places directly below one. `placed`: the rest of each path, and its node."""
     ordered = sorted(placed, key=lambda pair: (pair[0], pair[1].pk))
     places = []
     for name, below in groupby(ordered, key=lambda pair: pair[0][0]):
@@ -233,7 +230,7 @@ def _place(name: str, below: tuple[Place, ...], here: Sequence[Node]) -> Place:
 
 
 def _groups(nodes: Sequence[Node]) -> tuple[Marks, ...]:
-    """Cells by name, their nodes by rank; the nodes of none come last."""
+    """Cells by name, their nodes by rank; spares last."""
     by_cell: dict[str, list[tuple[int, Mark]]] = {}
     cells: dict[str, Cell] = {}
     for node in nodes:
@@ -254,10 +251,10 @@ EVENTS_OF_ONE_REGION = 30
 
 
 def _region(request: PageRequest) -> Region:
-    return _found(request.key)
+    return _region_or_404(request.key)
 
 
-def _found(region: str) -> Region:
+def _region_or_404(region: str) -> Region:
     found = region_find(region)
     if found is None:
         raise Http404(f"There is no region {region!r}.")
@@ -339,7 +336,7 @@ pool_action = action_view(
 
 REGION_TARGET = Target(
     noun="region",
-    find=_found,
+    find=_region_or_404,
     name=lambda region: region.pk,
     url=lambda region: f"{reverse('region', args=(region.pk,))}#region-pools",
 )

@@ -1,5 +1,7 @@
-"""Judges a certificate for applications as an operator hands it in, as PEM: the certificate with its chain, and its
-private key. Pure; what is wrong is said in one sentence, which never holds a part of the key.
+"""Checks a certificate with chain and private key (PEM) that an operator uploads for applications. Pure. Errors are one
+sentence and never contain a part of the key. S (CHAIN_LENGTH_MAX, KEY_LENGTH_MAX) Characters of PEM. Both fit into one
+HAProxy command (`engine_agent.ingress.certificates.MAX_FILE_BYTES`). S (RSA_BITS_MIN, RSA_BITS_MAX) Handshakes with
+longer keys take milliseconds of an ingress's CPU.
 """
 
 import re
@@ -37,7 +39,7 @@ _UNREADABLE = (
 
 
 class BadCertificate(ValueError):
-    """It cannot be shown to applications. `field`: `certificate` or `private_key`; `rule`: a short name of why."""
+    """It cannot be used. `field`: `certificate` or `private_key`; `rule`: a short name of the reason."""
 
     def __init__(self, field: str, rule: str, message: str) -> None:
         super().__init__(message)
@@ -47,8 +49,9 @@ class BadCertificate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ReadCertificate:
-    """A certificate that fits. `chain` is PEM, the certificate first; `names` are host names and addresses;
-    `fingerprint` the SHA-256 of the certificate, in hexadecimal."""
+    """A valid certificate. `chain`: PEM, certificate first; `names`: hosts and addresses; `fingerprint`: SHA-256, in
+    hexadecimal.
+    """
 
     chain: str
     private_key: str = field(repr=False)
@@ -61,10 +64,10 @@ class ReadCertificate:
 
 
 def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadCertificate:
-    """Take both texts apart and judge them.
+    """Parses and checks both texts.
 
     Raises:
-        BadCertificate: something is missing, too much, does not fit, or counts no more.
+        BadCertificate: A part is missing, superfluous, inconsistent or expired.
     """
     key, key_kind = _read_key(private_key)
     chain = _read_chain(certificate)
@@ -72,7 +75,7 @@ def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadC
     _require_order(chain)
     if _public(server.public_key()) != _public(key.public_key()):
         is_later = any(_public(each.public_key()) == _public(key.public_key()) for each in chain[1:])
-        why = "the certificate of the key must come first" if is_later else "the key is of another certificate"
+        why = "the certificate of the key must come first" if is_later else "the key belongs to another certificate"
         raise BadCertificate(PRIVATE_KEY, "fits", f"the key does not fit the first certificate: {why}")
     _require_time(chain, now)
     _require_use(chain)
@@ -91,16 +94,16 @@ def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadC
 
 
 def _blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
-    """The kind and the text of each PEM block; what stands between them is a comment."""
+    """Yields kind and text of each PEM block; other text is a comment."""
     if len(text) > longest:
-        raise BadCertificate(field, "length", f"it has {len(text)} letters; {longest} are allowed")
+        raise BadCertificate(field, "length", f"it has {len(text)} characters; the limit is {longest}")
     if not text.isascii():
-        raise BadCertificate(field, "pem", "it is no PEM: that has plain letters only")
+        raise BadCertificate(field, "pem", "it is not PEM, which has only ASCII characters")
     kind, lines = "", list[str]()
     for line in map(str.strip, text.splitlines()):
         begin = _BEGIN.fullmatch(line)
         if begin and kind:
-            raise BadCertificate(field, "pem", f"a {kind} begins and does not end")
+            raise BadCertificate(field, "pem", f"a {kind} has no end")
         if begin:
             kind, lines = begin[1], []
         if kind:
@@ -109,22 +112,24 @@ def _blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
             yield kind, "\n".join(lines) + "\n"
             kind = ""
     if kind:
-        raise BadCertificate(field, "pem", f"a {kind} begins and does not end")
+        raise BadCertificate(field, "pem", f"a {kind} has no end")
 
 
 def _read_key(text: str) -> tuple[Any, str]:
     blocks = [block for block in _blocks(PRIVATE_KEY, text, KEY_LENGTH_MAX) if block[0] != "EC PARAMETERS"]
     kinds = [kind for kind, _ in blocks]
     if len(blocks) != 1 or not kinds[0].endswith(KEY_ENDING):
-        there = ", ".join(kinds) or "nothing of the kind"
-        raise BadCertificate(PRIVATE_KEY, "pem", f"it must be one private key as PEM, and is: {there}")
+        there = ", ".join(kinds) or "none"
+        raise BadCertificate(PRIVATE_KEY, "pem", f"it must be one private key as PEM; found: {there}")
     if kinds[0].startswith("ENCRYPTED") or "ENCRYPTED" in blocks[0][1].splitlines()[1]:
-        message = "the key is locked with a passphrase, which nobody types at an ingress: give it without"
+        message = "the key has a passphrase: remove it"
         raise BadCertificate(PRIVATE_KEY, "passphrase", message)
     try:
         key = serialization.load_pem_private_key(blocks[0][1].encode(), password=None)
     except _UNREADABLE:
-        raise BadCertificate(PRIVATE_KEY, "pem", "the key cannot be read: it is damaged or of a kind unknown") from None
+        raise BadCertificate(
+            PRIVATE_KEY, "pem", "the key cannot be read: it is damaged or of an unknown kind"
+        ) from None
     if isinstance(key, rsa.RSAPrivateKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
         return key, f"RSA {key.key_size}"
     if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in CURVES:
@@ -140,11 +145,11 @@ def _read_key(text: str) -> tuple[Any, str]:
 def _read_chain(text: str) -> list[x509.Certificate]:
     blocks = list(_blocks(CERTIFICATE, text, CHAIN_LENGTH_MAX))
     if any(kind.endswith(KEY_ENDING) for kind, _ in blocks):
-        raise BadCertificate(CERTIFICATE, "pem", "there is a private key among the certificates: give it as the key")
+        raise BadCertificate(CERTIFICATE, "pem", "the certificates contain a private key: send it as the key")
     if wrong := next((kind for kind, _ in blocks if kind != "CERTIFICATE"), None):
-        raise BadCertificate(CERTIFICATE, "pem", f"there is a {wrong} among the certificates")
+        raise BadCertificate(CERTIFICATE, "pem", f"the certificates contain a {wrong}")
     if not 0 < len(blocks) <= CERTIFICATES_MAX:
-        message = f"it must be 1 to {CERTIFICATES_MAX} certificates as PEM, and has {len(blocks)}"
+        message = f"it must be 1 to {CERTIFICATES_MAX} certificates as PEM; found: {len(blocks)}"
         raise BadCertificate(CERTIFICATE, "pem", message)
     chain = []
     for number, (_, block) in enumerate(blocks, 1):
@@ -154,7 +159,7 @@ def _read_chain(text: str) -> list[x509.Certificate]:
         except _UNREADABLE as error:
             raise BadCertificate(CERTIFICATE, "pem", f"certificate {number} cannot be read: {error}") from None
         if each in chain:
-            raise BadCertificate(CERTIFICATE, "twice", f"certificate {number} is there twice")
+            raise BadCertificate(CERTIFICATE, "twice", f"certificate {number} is repeated")
         chain.append(each)
     return chain
 
@@ -164,26 +169,26 @@ def _require_order(chain: list[x509.Certificate]) -> None:
         try:
             each.verify_directly_issued_by(signer)
         except (*_UNREADABLE, InvalidSignature):
-            message = f"certificate {number} is not signed by certificate {number + 1}: each must be by the next"
+            message = f"certificate {number} is not signed by certificate {number + 1}: each must be signed by the next"
             raise BadCertificate(CERTIFICATE, "order", message) from None
 
 
 def _require_time(chain: list[x509.Certificate], now: datetime) -> None:
     for number, each in enumerate(chain, 1):
         if each.not_valid_after_utc <= now:
-            message = f"certificate {number} ended at {each.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
+            message = f"certificate {number} expired at {each.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
             raise BadCertificate(CERTIFICATE, "time", message)
         if each.not_valid_before_utc > now + CLOCK_SKEW_ALLOWED:
-            message = f"certificate {number} counts from {each.not_valid_before_utc:%Y-%m-%d %H:%M:%S} UTC only"
+            message = f"certificate {number} is valid from {each.not_valid_before_utc:%Y-%m-%d %H:%M:%S} UTC only"
             raise BadCertificate(CERTIFICATE, "time", message)
 
 
 def _require_use(chain: list[x509.Certificate]) -> None:
-    """That clients take it: for servers, and by a digest that nobody forges. Who signed himself is believed by name."""
+    """For servers, and with a secure digest. Self-signed certificates are trusted by name."""
     for number, each in enumerate(chain, 1):
         digest = each.signature_hash_algorithm
         if each.issuer != each.subject and isinstance(digest, hashes.SHA1 | hashes.MD5):
-            message = f"certificate {number} is signed with {digest.name.upper()}, which no client takes any more"
+            message = f"certificate {number} is signed with {digest.name.upper()}, which clients reject"
             raise BadCertificate(CERTIFICATE, "digest", message)
     try:
         usage = chain[0].extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -201,16 +206,18 @@ def _names(server: x509.Certificate) -> tuple[str, ...]:
     hosts = [name.lower() for name in stated.get_values_for_type(x509.DNSName)]
     names = (*hosts, *map(str, stated.get_values_for_type(x509.IPAddress)))
     if not 0 < len(names) <= NAMES_MAX:
-        message = f"the certificate must name 1 to {NAMES_MAX} hosts (subjectAltName), and names {len(names)}"
+        message = f"the certificate must name 1 to {NAMES_MAX} hosts (subjectAltName); found: {len(names)}"
         raise BadCertificate(CERTIFICATE, "names", message)
     for host in hosts:
         if len(host) > HOST_LENGTH_MAX or not _HOST.fullmatch(host):
-            raise BadCertificate(CERTIFICATE, "names", f"{host[:80]!r} is no name of a host")
+            raise BadCertificate(CERTIFICATE, "names", f"{host[:80]!r} is not a host name")
     return tuple(dict.fromkeys((*names, *_common_names(server))))
 
 
 def _common_names(server: x509.Certificate) -> tuple[str, ...]:
-    """HAProxy shows a certificate for its common names, too; clients look at none of them."""
+    """HAProxy also selects certificates by common name; clients ignore it. S (ENDS_SOON, ENDS_NOW) Incident kinds: 14
+    days before the end, and from one day before it.
+    """
     stated = (str(each.value).lower() for each in server.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
     return tuple(name for name in stated if len(name) <= HOST_LENGTH_MAX and _HOST.fullmatch(name))
 
@@ -226,6 +233,6 @@ SOON, NOW = timedelta(days=14), timedelta(days=1)
 
 
 def ending(not_after: datetime, now: datetime) -> str | None:
-    """The incident that a certificate which ends then is; None: no one must act yet."""
+    """Returns the kind of incident for a certificate with this end, or None."""
     left = not_after - now
     return ENDS_NOW if left <= NOW else ENDS_SOON if left <= SOON else None

@@ -1,4 +1,4 @@
-"""Certificates for applications: which a region's ingresses show, and as they get them, with their keys."""
+"""Reads the certificates of applications, with their keys, for the ingresses of a region. Never writes."""
 
 import base64
 import hashlib
@@ -18,32 +18,32 @@ SALT = "fleet.application-certificate"
 
 
 def key_box() -> MultiFernet:
-    """What seals private keys, under the SECRET_KEY of now; it opens those that one of before sealed."""
-    return MultiFernet([_box(secret) for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
+    """Returns the cipher for private keys: encrypts with the current SECRET_KEY and also decrypts with earlier ones."""
+    return MultiFernet([_fernet(secret) for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
 
 
 def is_sealed_now(sealed: str) -> bool:
-    """Whether the SECRET_KEY of now opens it, without those of before."""
+    """Whether the current SECRET_KEY decrypts it."""
     try:
-        _box(settings.SECRET_KEY).decrypt(sealed.encode())
+        _fernet(settings.SECRET_KEY).decrypt(sealed.encode())
     except InvalidToken:
         return False
     return True
 
 
-def _box(secret: str | bytes) -> Fernet:
+def _fernet(secret: str | bytes) -> Fernet:
     key = salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest()
     return Fernet(base64.urlsafe_b64encode(key))
 
 
 def certificates_of(region: str) -> QuerySet[ApplicationCertificate]:
-    """Those that a region's ingresses show: its own first, the oldest first. The first is shown where none fits."""
+    """Certificates of a region's ingresses: its own first, oldest first. The first is the default."""
     shown = ApplicationCertificate.objects.filter(Q(region=region) | Q(region=None))
     return shown.order_by(F("region_id").asc(nulls_last=True), "id")
 
 
 def tls_versions() -> dict[str, str]:
-    """Region -> what tells one `application_tls` of it from another."""
+    """Region -> version of its `application_tls`."""
     own: dict[str | None, list[tuple[str, ...]]] = defaultdict(list)
     rows = ApplicationCertificate.objects.values_list("name", "region_id", "digest", "changed_at")
     for name, region, digest, changed_at in rows:
@@ -55,8 +55,9 @@ def tls_versions() -> dict[str, str]:
 
 
 def application_tls(region: str, version: str) -> ApplicationTls:
-    """What the ingresses of a region are told. `version`: as `tls_versions` has it, read before. A certificate whose
-    key was sealed under a SECRET_KEY that is not known any more has no text: an ingress keeps what it has of it."""
+    """Returns the message for a region's ingresses. `version`: from an earlier `tls_versions`. A certificate whose key
+    cannot be decrypted has no text: ingresses keep their copy.
+    """
     box = key_box()
     certificates = tuple(ServerCertificate(row.name, _text(row, box)) for row in certificates_of(region))
     return ApplicationTls(version, certificates, Region.objects.get(name=region).plain_http)

@@ -1,7 +1,5 @@
-"""Certificates for applications: set, set anew, removed; and an incident before one ends. Each change with its event,
-none of which holds a key.
-
-Describes regions. Machines follow: the reconciler keeps the warm spares that a region states.
+"""Sets and removes certificates of applications, opens incidents before they expire, and creates, changes and deletes
+regions. No event contains a key. Machines follow later: the reconciler keeps the warm spares of a region.
 """
 
 import hashlib
@@ -31,20 +29,19 @@ from kernel.tones import Tone
 
 NAME_LENGTH_MAX = 40
 MOST = 32
-"""Certificates of a fleet: every ingress loads those of its region one after the other."""
+"""Certificates of a fleet: every ingress loads those of its region one by one."""
 _LOCK = 0x53595F544C53
-"""Of everything that changes certificates ("SY_TLS"): each is compared with all others."""
+"""Taken by every change of certificates ("SY_TLS"), because each is compared with all others."""
 
 
 def application_certificate_set(
     *, name: str, certificate: str, private_key: str, actor: str, now: datetime, region: str = ""
 ) -> ApplicationCertificate:
-    """Have ingresses show a certificate: a new one of this name, or another in the place of the one that has it.
-    `region` empty: those of all regions, or as before.
+    """Adds a certificate, or replaces the one with this name. `region` empty: all regions, or unchanged.
 
     Raises:
-        InvalidInput: a bad name, no such region, or the certificate does not fit (see `certificate_read`).
-        Conflict: it is of another region, another one is for the same host, or there are `MOST`.
+        InvalidInput: A bad name, no such region, or an invalid certificate (`certificate_read`).
+        Conflict: It belongs to another region, another certificate has the same host, or there are `MOST`.
     """
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a certificate's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as api"
@@ -66,7 +63,7 @@ def application_certificate_set(
         digest = hashlib.sha256(read.chain.encode()).hexdigest()
         if row.digest == digest and is_sealed_now(row.sealed_secret):
             return row
-        _fill(row, read, digest, actor, now)
+        _fill_certificate(row, read, digest, actor, now)
         row.save()
         where = row.region_id or "all regions"
         _record_certificate(
@@ -76,15 +73,15 @@ def application_certificate_set(
             actor,
             now,
         )
-        application_certificates_judge(now=now)
+        application_certificates_check(now=now)
     return row
 
 
 def application_certificate_remove(*, name: str, actor: str, now: datetime) -> None:
-    """Have ingresses show a certificate no longer. Connections that it opened go on.
+    """Removes a certificate. Open connections continue.
 
     Raises:
-        Conflict: a region that refuses plain HTTP would have none left.
+        Conflict: A region that refuses plain HTTP would have none left.
     """
     with transaction.atomic():
         application_certificates_lock()
@@ -93,17 +90,18 @@ def application_certificate_remove(*, name: str, actor: str, now: datetime) -> N
         for region in regions.filter(name=row.region_id) if row.region_id else regions:
             if not certificates_of(region.name).exclude(pk=row.pk).exists():
                 raise Conflict(
-                    f"{row} is the last one of {region.name}, which refuses plain HTTP: nobody would be served there."
+                    f"{row} is the last one of {region.name}, which refuses plain HTTP and could serve no request."
                     " Set its plain_http to serve first"
                 )
         row.delete()
         _record_certificate("removed", f"{row} of {row.region_id or 'all regions'} removed by {actor}", row, actor, now)
-        application_certificates_judge(now=now)
+        application_certificates_check(now=now)
 
 
-def application_certificates_judge(*, now: datetime) -> None:
-    """Open an incident for each certificate that ends within 14 days, another one within a day, and close those that
-    are over."""
+def application_certificates_check(*, now: datetime) -> None:
+    """Opens an incident for each certificate that expires within 14 days and another within a day, and closes those
+    that are over.
+    """
     with transaction.atomic():
         due = {row.name: (ending(row.not_after, now), row) for row in ApplicationCertificate.objects.all()}
         for kind in (ENDS_SOON, ENDS_NOW):
@@ -120,7 +118,7 @@ def application_certificates_judge(*, now: datetime) -> None:
             still = [name for name, (is_due, _) in due.items() if is_due == kind]
             for subject in _open_subjects(kind) - set(still):
                 is_due = due[subject][0] if subject in due else None
-                resolution = "there is a day left at most" if is_due else "it was set anew, or removed"
+                resolution = "less than a day is left" if is_due else "it was replaced or removed"
                 incidents_close(resolution=resolution, now=now, kind=kind, subject=subject)
 
 
@@ -141,16 +139,18 @@ def _region(name: str) -> Region | None:
 def _require_room(row: ApplicationCertificate, read: ReadCertificate) -> None:
     others = ApplicationCertificate.objects.exclude(name=row.name)
     if row._state.adding and others.count() >= MOST:
-        raise Conflict(f"there are {MOST} certificates, and no more are kept: remove one, or set one anew")
+        raise Conflict(f"there are {MOST} certificates, which is the limit: remove or replace one")
     for other in others:
         if row.region_id and other.region_id and row.region_id != other.region_id:
             continue
         if both := sorted(set(read.names) & set(other.names)):
             where = other.region_id or "all regions"
-            raise Conflict(f"{other} of {where} is for {both[0]} already: set that one anew, or remove it")
+            raise Conflict(f"{other} of {where} has the host {both[0]} already: replace or remove it")
 
 
-def _fill(row: ApplicationCertificate, read: ReadCertificate, digest: str, actor: str, now: datetime) -> None:
+def _fill_certificate(
+    row: ApplicationCertificate, read: ReadCertificate, digest: str, actor: str, now: datetime
+) -> None:
     row.chain, row.digest, row.fingerprint = read.chain, digest, read.fingerprint
     row.sealed_secret = key_box().encrypt(read.private_key.encode()).decode()
     row.names, row.issuer, row.key_kind = list(read.names), read.issuer, read.key_kind
@@ -173,25 +173,25 @@ def _record_certificate(what: str, message: str, row: ApplicationCertificate, ac
 
 
 def application_certificates_lock() -> None:
-    """Until the caller's transaction ends, nobody else changes a certificate, or what takes one to be there."""
+    """Until the caller's transaction ends, no other process changes a certificate or relies on one."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
 NAMED_MOST = 3
-"""Of what keeps a region from being deleted, of each kind."""
+"""Names of each kind in the error of a deletion."""
 CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
-    """Add a region, without machines. `columns` are of `CHANGEABLE`, `provider`, and what a cloud needs: its `stack`
-    is read later.
+    """Adds a region without machines. `columns`: of `CHANGEABLE`, `provider`, and for a cloud its `stack`, which is
+    read later.
 
     Raises:
-        InvalidInput: a name that its ingresses' certificates could not have, an unknown provider or instance type,
-            invalid spares, or no stack for a cloud.
-        Conflict: the name is taken.
+        InvalidInput: A name that certificates cannot have, an unknown provider or instance type, invalid spares, or no
+            stack for a cloud.
+        Conflict: The name is taken.
     """
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
@@ -206,17 +206,17 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
             region = Region.objects.create(name=name, **plain)
             if cloud:
                 cloud_region_add(region, cloud, now)
-            _record(region, "created", actor, now, columns)
+            _region_event(region, "created", actor, now, columns)
     except IntegrityError:
-        raise Conflict(f"there is a region {name!r} already") from None
+        raise Conflict(f"region {name!r} exists already") from None
     return region
 
 
 def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
-    """Change what is given of `CHANGEABLE`; what is set to what it is already is no change.
+    """Changes the given columns of `CHANGEABLE`. Unchanged values have no effect.
 
     Raises:
-        InvalidInput: an unknown instance type, invalid spares, or a column that does not change.
+        InvalidInput: An unknown instance type, invalid spares, or a fixed column.
     """
     _check(columns)
     with transaction.atomic():
@@ -225,22 +225,22 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         _check_pools(region.provider, columns)
         changed = {column: value for column, value in columns.items() if getattr(region, column) != value}
         if fixed := sorted(set(changed) - set(CHANGEABLE)):
-            message = f"{fixed[0]} of a region does not change; what does: {', '.join(CHANGEABLE)}"
+            message = f"{fixed[0]} of a region cannot change; changeable: {', '.join(CHANGEABLE)}"
             raise InvalidInput(field=fixed[0], rule="fixed", message=message)
         for column, value in changed.items():
             setattr(region, column, value)
         if changed:
             region.save(update_fields=list(changed))
-            _record(region, f"changed ({', '.join(sorted(changed))})", actor, now, changed)
+            _region_event(region, f"changed ({', '.join(sorted(changed))})", actor, now, changed)
     return region
 
 
 def region_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a region that nothing was ever part of, with its routing tables: each region has one from its first
-    second. What has a history stays, with no cells and no spares.
+    """Deletes a region that was never used, with its routing tables, which every region has from its start. A region
+    with a history stays, without cells and spares.
 
     Raises:
-        Conflict: something is or was there; what it is, is named.
+        Conflict: It is or was used; the text names by what.
     """
     with transaction.atomic():
         region = Region.objects.select_for_update().get(name=name)
@@ -251,13 +251,13 @@ def region_delete(*, name: str, actor: str, now: datetime) -> None:
             kinds: dict[str, list[str]] = {}
             for row in error.protected_objects:
                 kinds.setdefault(str(row._meta.verbose_name), []).append(str(row.pk))
-            there = ", ".join(f"{len(keys)} x {kind} ({_some(keys)})" for kind, keys in sorted(kinds.items()))
-            message = f"region {name} is not deleted: it has, or had, {there}. Scale deployments there and spares to 0"
+            there = ", ".join(f"{len(keys)} x {kind} ({_named_keys(keys)})" for kind, keys in sorted(kinds.items()))
+            message = f"region {name} cannot be deleted: it has or had {there}. Scale deployments there and spares to 0"
             raise Conflict(message) from None
-        _record(Region(name=name), "deleted", actor, now, {})
+        _region_event(Region(name=name), "deleted", actor, now, {})
 
 
-def _some(keys: list[str]) -> str:
+def _named_keys(keys: list[str]) -> str:
     shown = ", ".join(sorted(keys)[:NAMED_MOST])
     return f"{shown}, …" if len(keys) > NAMED_MOST else shown
 
@@ -281,7 +281,7 @@ def _check(columns: Mapping[str, Any]) -> None:
 
 def _check_pools(provider: str, columns: Mapping[str, Any]) -> None:
     if columns.get("cheapest_first") and provider != AWS:
-        message = f"only a region of provider {AWS} has pools of capacity to choose from"
+        message = f"only a region of provider {AWS} has pools of capacity"
         raise InvalidInput(field="cheapest_first", rule="provider", message=message)
 
 
@@ -290,11 +290,11 @@ def _require_certificate(region: str, columns: Mapping[str, Any]) -> None:
         return
     application_certificates_lock()
     if not certificates_of(region).exists():
-        message = f"{region} has no certificate for applications, so nobody would be served: set one first"
+        message = f"{region} has no certificate for applications, so it could serve no request: add one first"
         raise InvalidInput(field="plain_http", rule="certificate", message=message)
 
 
-def _record(region: Region, what: str, actor: str, now: datetime, columns: Mapping[str, Any]) -> None:
+def _region_event(region: Region, what: str, actor: str, now: datetime, columns: Mapping[str, Any]) -> None:
     event_record(
         kind=f"region.{what.partition(' ')[0]}",
         message=f"region {region.name} {what} by {actor}",

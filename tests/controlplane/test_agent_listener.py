@@ -209,12 +209,12 @@ async def test_a_stolen_credential_alone_gets_nothing_and_the_agent_keeps_its_so
     agent: Agent, hub: AgentHub, tmp_path: Path
 ) -> None:
     async with certified(agent, hub) as session, thief(agent, tmp_path).running() as other:
-        await eventually(lambda: "must join anew" in other.connection.status.reason)
+        await eventually(lambda: "must join again" in other.connection.status.reason)
         assert hub.sessions == {"n-a": session}
         assert not session.is_cut
         assert not other.identity.has_certificate
     event = await Event.objects.aget(kind="agent.refused")
-    assert "none was shown" in event.message
+    assert "none was presented" in event.message
 
 
 async def test_nor_does_it_with_the_certificate_of_another_agent(
@@ -225,7 +225,7 @@ async def test_nor_does_it_with_the_certificate_of_another_agent(
         await certificate(other.identity, "n-b")
         async with other.running():
             await eventually(lambda: "with the certificate of node n-b" in caplog.text)
-            await eventually(lambda: "none was shown" in caplog.text)
+            await eventually(lambda: "none was presented" in caplog.text)
         assert hub.sessions == {"n-a": session}
 
 
@@ -260,7 +260,7 @@ async def test_a_machine_enrols_its_node_over_tls_with_its_certificate_and_not_w
             f"https://127.0.0.1:{port}", AgentKind.NODE, "n-00000001", tmp_path / "node", join_token=secret
         )
         Identity(enrolment.home).store_trust(bundle=machine.bundle_file.read_text(), revoked="")
-        with pytest.raises(EnrolmentRefused, match="none was shown"):
+        with pytest.raises(EnrolmentRefused, match="none was presented"):
             await enrolment.enrol()
         assert await enrolment.enrol(shown_by=machine) == enrolment.stored_credential()
 
@@ -287,7 +287,7 @@ async def test_an_agent_that_lost_its_certificate_says_that_it_must_join_anew(ag
         pass
     agent.identity.combined_file.unlink()
     async with agent.running():
-        await eventually(lambda: "must join anew" in agent.connection.status.reason)
+        await eventually(lambda: "must join again" in agent.connection.status.reason)
     assert not hub.sessions
 
 

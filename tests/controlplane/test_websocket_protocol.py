@@ -9,7 +9,7 @@ from uvicorn.server import ServerState
 
 from controlplane.asgi import hub
 from controlplane.websocket_protocol import WebSocketProtocol
-from fleet.agents.consumers.limits import Knock, Knocks
+from fleet.agents.consumers.limits import CredentialFilter, CredentialVerdict
 
 HEAD = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 HEAD += b"sec-websocket-version: 13\r\n"
@@ -87,16 +87,16 @@ async def test_who_answers_no_ping_is_gone_at_once() -> None:
 async def test_a_flood_of_knocks_is_told_to_come_later_and_a_known_agent_gets_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    knocks = Knocks(now=lambda: 0.0)
-    monkeypatch.setattr(hub, "knocks", knocks)
+    credential_filter = CredentialFilter(now=lambda: 0.0)
+    monkeypatch.setattr(hub, "credential_filter", credential_filter)
     application = Echo()
     request = b"GET /agents/ws?again HTTP/1.1\r\n" + HEAD + STRANGER + b"\r\n"
-    while knocks.judge(STRANGER.decode()[15:].strip()) is Knock.LOOKED_UP:
+    while credential_filter.check(STRANGER.decode()[15:].strip()) is CredentialVerdict.LOOKED_UP:
         pass
     protocol, wire = connection(application)
     protocol.data_received(request)
     assert wire.sent.startswith(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n")
-    knocks.learn(["00000000"])
+    credential_filter.add_prefixes(["00000000"])
     protocol, wire = connection(application)
     protocol.data_received(request)
     await asyncio.sleep(0)

@@ -153,7 +153,7 @@ def heed_what_the_metadata_alone_says(cloud: Cloud) -> None:
 
     [message] = eventually(said, "its notice is known")
     assert message.startswith(f"{node}: interruption until ")
-    assert message.endswith(": said by the machine's own metadata")
+    assert message.endswith(": reported by the machine's own metadata")
 
     def replaced() -> bool:
         return bool(spares := cloud.spot_spares()) and node not in spares

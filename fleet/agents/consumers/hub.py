@@ -26,9 +26,9 @@ from fleet.agents.consumers.certificates import CertificateExchange
 from fleet.agents.consumers.limits import (
     Backlog,
     Batches,
+    CredentialFilter,
     Delays,
-    Introductions,
-    Knocks,
+    HelloQueue,
     Lane,
     PendingCauses,
     TokenBucket,
@@ -129,9 +129,9 @@ class AgentHub:
         self.listener = uuid.uuid4().hex[:16]
         self.sessions: dict[str, AgentSession] = {}
         self.causes = PendingCauses()
-        self.knocks = Knocks()
+        self.credential_filter = CredentialFilter()
         self._newest_credential = 0
-        self.introductions = Introductions()
+        self.hello_queue = HelloQueue()
         self._identities = Batches(self._look_up)
         self._bindings: Batches[str, None] = Batches(self._bind)
         self._hellos = {kind: Batches(partial(self._store_hellos, handler)) for kind, handler in handlers.items()}
@@ -139,7 +139,7 @@ class AgentHub:
         self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
         self._host_watch = ControlHostWatch()
-        self.is_door_full: Callable[[], bool] = lambda: False
+        self.is_listener_full: Callable[[], bool] = lambda: False
         """Whether agents are turned away before their hello."""
         self._backlog = Backlog()
         self._keeps_up = True
@@ -271,7 +271,7 @@ class AgentHub:
             lag_s=now_s - began_s - MEASURED_EVERY_S,
             unanswered_s=max(self._identities.unanswered_s, *(each.unanswered_s for each in self._hellos.values())),
             unstored_s=now_s - self._stored_at_s,
-            turned_away=self.introductions.has_line or self.is_door_full(),
+            turned_away=self.hello_queue.has_waiting or self.is_listener_full(),
         )
         self._keeps_up = self._backlog.keeps_up(delays, now_s)
         unstored_s = delays.unstored_s - delays.lag_s  # a process that was paused made no attempt
@@ -374,7 +374,7 @@ class AgentHub:
     async def _prefix_loop(self) -> None:
         newest, prefixes = await self.in_database(Lane.ORDERS, credential_prefixes, self._newest_credential)
         self._newest_credential = newest
-        self.knocks.learn(prefixes)
+        self.credential_filter.add_prefixes(prefixes)
         await asyncio.sleep(PREFIXES_EVERY_S)
 
     async def _watch_loop(self) -> None:

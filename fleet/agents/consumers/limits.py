@@ -1,9 +1,11 @@
 """The limits of agents' connections: rates of one peer, database lanes, batched queries, credential lookups, concurrent
 hellos, and whether the hub keeps up. Pure except for the lanes. A request without a well-formed credential is rejected
 immediately, and one with the prefix of a known credential is looked up. All others share a few lookups a second,
-because a credential may be newer than the known prefixes, and the rest is told to retry; so unauthenticated requests
+because a credential may be newer than the known prefixes; the rest gets a time to retry. So unauthenticated requests
 cost the database almost nothing and delay no agent. After an outage of web the whole fleet reconnects together: only
-some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete.
+some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete. S
+(UNKNOWN_PER_S, UNKNOWN_BURST) Lookups of unknown prefixes. The burst covers enrolments between two reads of new
+prefixes.
 """
 
 import asyncio
@@ -121,19 +123,19 @@ def lane_thread(lane: Lane) -> ThreadPoolExecutor:
 
 
 UNKNOWN_PER_S, UNKNOWN_BURST = 20.0, 200.0
-"""Look-ups of prefixes that nobody is known to have. The burst is what enrols between two looks at what is new."""
+"""Lookups of unknown prefixes. The burst covers enrolments between two reads of new prefixes."""
 RETRY_AFTER_S = 2
 """A new credential's prefix is known by then."""
 _BEARER = re.compile(r"bearer +(sw_([0-9a-f]{8})_[0-9a-f]{48}) *", re.IGNORECASE)
 
 
-class Knock(Enum):
+class CredentialVerdict(Enum):
     REFUSED = "refused"
     LATER = "later"
     LOOKED_UP = "looked up"
 
 
-class Knocks:
+class CredentialFilter:
     """What one process knows of credentials without a query: their prefixes, which are not secret."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
@@ -141,19 +143,21 @@ class Knocks:
         self._prefixes: set[str] = set()
         self._unknown = TokenBucket(per_s=UNKNOWN_PER_S, burst=UNKNOWN_BURST, now=now())
 
-    def learn(self, prefixes: Iterable[str]) -> None:
+    def add_prefixes(self, prefixes: Iterable[str]) -> None:
         """Adds prefixes of existing credentials. A lookup rejects those revoked later."""
         self._prefixes.update(prefixes)
 
-    def judge(self, authorization: str, *, counts: bool = True) -> Knock:
-        """Decides about a connection with this header. `counts` False: it is checked again before the lookup."""
+    def check(self, authorization: str, *, counts: bool = True) -> CredentialVerdict:
+        """Returns what to do with a connection with this header. `counts` False: it is checked again before
+        the lookup.
+        """
         found = _BEARER.fullmatch(authorization)
         if found is None:
-            return Knock.REFUSED
+            return CredentialVerdict.REFUSED
         if found[2] in self._prefixes:
-            return Knock.LOOKED_UP
+            return CredentialVerdict.LOOKED_UP
         has_room = self._unknown.take(self._now()) if counts else self._unknown.has(self._now())
-        return Knock.LOOKED_UP if has_room else Knock.LATER
+        return CredentialVerdict.LOOKED_UP if has_room else CredentialVerdict.LATER
 
 
 def credential_of(authorization: str) -> str:
@@ -178,15 +182,15 @@ LATEST_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ComeAgain:
+class RetryLater:
     """No slot is free; retry after so many seconds."""
 
     after_s: float
 
 
 @dataclass(slots=True)
-class Introduction:
-    """An admitted hello. A second `end` does nothing."""
+class HelloSlot:
+    """A slot for one hello. A second `end` does nothing."""
 
     _over: Callable[[], None]
     _ended: bool = field(default=False)
@@ -197,8 +201,8 @@ class Introduction:
             self._over()
 
 
-class Introductions:
-    """The hellos in progress in one web process, and its queue."""
+class HelloQueue:
+    """The concurrent hellos of one web process, and its queue."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -209,21 +213,21 @@ class Introductions:
         self._line_ends_at = now()
 
     @property
-    def has_line(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether agents that were told to retry because the process was full are still expected."""
         return self.count >= AT_ONCE or self._now() < self._line_ends_at
 
-    def begin(self, credential: str) -> Introduction | ComeAgain:
+    def begin(self, credential: str) -> HelloSlot | RetryLater:
         """Admits the holder of this credential, or returns when to retry."""
         if self._under_way.get(credential, 0) >= OF_EACH or self.count >= AT_ONCE:
             after_s = self._next_place_s()
             if self.count >= AT_ONCE:
                 comes_at = self._now() + LATE_BY * max(after_s, 1.0)
                 self._line_ends_at = max(self._line_ends_at, comes_at)
-            return ComeAgain(after_s)
+            return RetryLater(after_s)
         self._under_way[credential] += 1
         self.count += 1
-        return Introduction(lambda: self._end(credential))
+        return HelloSlot(lambda: self._end(credential))
 
     def _end(self, credential: str) -> None:
         self._under_way[credential] -= 1
@@ -250,7 +254,7 @@ LAG_MOST_S = 1.5
 UNANSWERED_MOST_S = 2.0
 """How long a credential or a hello may wait for the database."""
 UNSTORED_MOST_S = 3.0
-"""How long reports may wait to be stored: one report is missed then."""
+"""How long reports may wait to be stored: as long as one report interval."""
 SETTLES_WITHIN_S = 5.0
 """The longest pause of an agent between two tries: all agents that were turned away have retried by then. S
 (BEHIND_MOST_S, RESTORED_PER_S) After so long behind, the process counts as keeping up until ten times as long without

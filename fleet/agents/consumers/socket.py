@@ -16,7 +16,14 @@ from engine_agent.protocol.identity import CERTIFICATE_WANTED
 from engine_agent.protocol.machine_messages import VERSION_MOST
 from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, DownMessage, Hello, Refused
 from fleet.agents.consumers.hub import AgentHub, AgentSession
-from fleet.agents.consumers.limits import RETRY_AFTER_S, ComeAgain, Introduction, Knock, TokenBucket, credential_of
+from fleet.agents.consumers.limits import (
+    RETRY_AFTER_S,
+    CredentialVerdict,
+    HelloSlot,
+    RetryLater,
+    TokenBucket,
+    credential_of,
+)
 from fleet.agents.services.enrolment import PEER_CERTIFICATE, AgentIdentity, certificate_is_of, certificate_missing
 from kernel.refusals import Conflict
 
@@ -70,25 +77,25 @@ class AgentSocket:
         self.hub.start()
         await receive()  # websocket.connect
         header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        match self.hub.knocks.judge(header):
-            case Knock.REFUSED:
+        match self.hub.credential_filter.check(header):
+            case CredentialVerdict.REFUSED:
                 await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
                 return
-            case Knock.LATER:
+            case CredentialVerdict.LATER:
                 await _respond(send, 429, b"too many credentials are being looked up", _retry_after(RETRY_AFTER_S))
                 return
         credential = credential_of(header)
-        introduction = self.hub.introductions.begin(credential)
-        if isinstance(introduction, ComeAgain):
-            await _respond(send, 503, b"too many agents introduce themselves", _retry_after(introduction.after_s))
+        hello_slot = self.hub.hello_queue.begin(credential)
+        if isinstance(hello_slot, RetryLater):
+            await _respond(send, 503, b"too many agents connect", _retry_after(hello_slot.after_s))
             return
         try:
-            await self._introduce(receive, send, credential, introduction, scope.get(PEER_CERTIFICATE))
+            await self._authenticate(receive, send, credential, hello_slot, scope.get(PEER_CERTIFICATE))
         finally:
-            introduction.end()
+            hello_slot.end()
 
-    async def _introduce(
-        self, receive: Receive, send: Send, credential: str, introduction: Introduction, certificate: Any
+    async def _authenticate(
+        self, receive: Receive, send: Send, credential: str, hello_slot: HelloSlot, certificate: Any
     ) -> None:
         try:
             identity = await self.hub.identify(credential)
@@ -109,7 +116,7 @@ class AgentSocket:
             return
         await send({"type": "websocket.accept"})
         try:
-            await self._run_session(receive, send, identity, introduction, is_certified=bool(certificate))
+            await self._run_session(receive, send, identity, hello_slot, is_certified=bool(certificate))
         except _Closed:
             pass
         except (BadMessage, Conflict) as refusal:
@@ -121,14 +128,14 @@ class AgentSocket:
             await _refuse(send, f"the database does not answer: {error}")
 
     async def _run_session(
-        self, receive: Receive, send: Send, identity: AgentIdentity, introduction: Introduction, *, is_certified: bool
+        self, receive: Receive, send: Send, identity: AgentIdentity, hello_slot: HelloSlot, *, is_certified: bool
     ) -> None:
         hello = await self._hello(receive, identity)
         whole = partial(_send_whole, asyncio.Lock(), send)
         session = AgentSession(identity, hello, send=whole, close=partial(_close, send), is_certified=is_certified)
         try:
             await self.hub.connect(session)
-            introduction.end()
+            hello_slot.end()
             await self._receive_messages(receive, session)
         finally:
             self.hub.disconnect(session)

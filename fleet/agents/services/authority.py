@@ -55,9 +55,9 @@ def authority_ensure(now: datetime) -> Trust:
     trust = trust_now()
     if trust is None:
         with transaction.atomic():
-            _lock()
+            _lock_authorities()
             if not FleetAuthority.objects.exists():
-                _create(f"f-{secrets.token_hex(4)}", AuthorityState.CURRENT, now)
+                _authority_create(f"f-{secrets.token_hex(4)}", AuthorityState.CURRENT, now)
         trust = trust_now()
     if trust is None:
         raise IntegrityError("the fleet's authority was created but does not exist")
@@ -72,11 +72,11 @@ def authority_open(row: FleetAuthority) -> Authority:
     """
     if row.identifier not in _opened:
         try:
-            key_pem = _box().decrypt(row.sealed_secret.encode())
+            key_pem = _key_cipher().decrypt(row.sealed_secret.encode())
         except InvalidToken:
             raise SealedAway(
-                f"the key of {row} was sealed under another SWITCHYARD_SECRET_KEY: set that one again, or make a new"
-                " authority with `manage.py ca_rotate`"
+                f"the key of {row} was encrypted with another SWITCHYARD_SECRET_KEY: set that one again, or create "
+                "an authority with `manage.py ca_rotate`"
             ) from None
         _opened[row.identifier] = authority_load(row.certificate, key_pem)
     return _opened[row.identifier]
@@ -89,12 +89,12 @@ def authority_rotate(*, actor: str, now: datetime) -> FleetAuthority:
         Conflict: One exists already.
     """
     with transaction.atomic():
-        _lock()
+        _lock_authorities()
         there = FleetAuthority.objects.filter(state=AuthorityState.NEXT).first()
         if there is not None:
             raise Conflict(f"{there} is in rotation already, since {there.state_since:%Y-%m-%d %H:%M:%S} UTC")
         current = FleetAuthority.objects.get(state=AuthorityState.CURRENT)
-        row = _create(current.fleet, AuthorityState.NEXT, now)
+        row = _authority_create(current.fleet, AuthorityState.NEXT, now)
         event_record(
             kind="authority.made",
             message=f"{row} was created by {actor}; agents receive it now",
@@ -118,14 +118,14 @@ def authority_advance(*, now: datetime, force: bool = False) -> RotationStep:
     must join again.
     """
     with transaction.atomic():
-        _lock()
+        _lock_authorities()
         trust = trust_now()
         if trust is None:
             return RotationStep((), ())
         unaware = tuple(unaware_holders(trust.bundle_digest, now))
         steps = plan_rotation(authority_views(now), () if force else unaware, now)
         for step in steps:
-            _apply(step, now)
+            _apply_rotation(step, now)
         done = tuple(f"authority {step.id}: {step.reason}" for step in steps)
     return RotationStep(done, unaware)
 
@@ -134,7 +134,7 @@ def rotation_states() -> list[AuthorityState]:
     return [AuthorityState(state) for state in FleetAuthority.objects.values_list("state", flat=True)]
 
 
-def _apply(step: Promote | Drop, now: datetime) -> None:
+def _apply_rotation(step: Promote | Drop, now: datetime) -> None:
     row = FleetAuthority.objects.get(pk=step.id)
     if isinstance(step, Promote):
         FleetAuthority.objects.filter(state=AuthorityState.CURRENT).update(
@@ -153,7 +153,7 @@ def revocation_lists_sign(now: datetime) -> None:
     """Signs the revocation list of every authority, in the transaction that changes its content. A list whose key
     cannot be decrypted stays unchanged and is logged, because the rest of the transaction must not wait for it.
     """
-    _lock()
+    _lock_authorities()
     for row in FleetAuthority.objects.all():
         try:
             authority = authority_open(row)
@@ -171,26 +171,26 @@ def certificates_trim(*, now: datetime) -> int:
     return IssuedCertificate.objects.filter(not_after__lt=now - CERTIFICATES_KEPT).delete()[0]
 
 
-def _create(fleet: str, state: AuthorityState, now: datetime) -> FleetAuthority:
+def _authority_create(fleet: str, state: AuthorityState, now: datetime) -> FleetAuthority:
     made = authority_make(fleet, now)
     return FleetAuthority.objects.create(
         fleet=fleet,
         state=state,
         identifier=made.identifier,
         certificate=made.certificate_pem,
-        sealed_secret=_box().encrypt(made.key_pem).decode(),
+        sealed_secret=_key_cipher().encrypt(made.key_pem).decode(),
         revoked=revocations_sign(made, (), 1),
         created_at=now,
         state_since=now,
     )
 
 
-def _lock() -> None:
+def _lock_authorities() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
 
 
-def _box() -> Fernet:
+def _key_cipher() -> Fernet:
     return Fernet(base64.urlsafe_b64encode(salted_hmac("fleet.authority", "", algorithm="sha256").digest()))
 
 
@@ -239,12 +239,12 @@ def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> 
     authority = authority_open(row)
     outcomes: list[SignedCertificate | Exception] = []
     issued: list[IssuedCertificate] = []
-    counting = _counting(orders, now)
+    counting = _unexpired_certificates(orders, now)
     for order in orders:
         try:
             if not _BELIEVED.fullmatch(order.believed):
                 raise BadRequest("`believed` must be 64 hexadecimal digits, the SHA-256 of a bundle, or empty")
-            _require_few(order, counting[order.kind, order.subject], trust.bundle_digest, now)
+            _check_certificate_limit(order, counting[order.kind, order.subject], trust.bundle_digest, now)
             signed = certificate_sign(
                 authority, IdentityName(trust.fleet, order.kind, order.subject), order.request, now
             )
@@ -283,7 +283,9 @@ def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertif
     return outcome
 
 
-def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[str, str], list[IssuedCertificate]]:
+def _unexpired_certificates(
+    orders: Sequence[CertificateOrder], now: datetime
+) -> dict[tuple[str, str], list[IssuedCertificate]]:
     """Unexpired certificates by (kind, subject). Revoked ones count, because each is a line of the list until it
     expires.
     """
@@ -294,7 +296,9 @@ def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[s
     return found
 
 
-def _require_few(order: CertificateOrder, counting: Sequence[IssuedCertificate], bundle: str, now: datetime) -> None:
+def _check_certificate_limit(
+    order: CertificateOrder, counting: Sequence[IssuedCertificate], bundle: str, now: datetime
+) -> None:
     """An agent with `MOST_AT_ONCE` gets another after an hour, or as the first with which it confirms today's
     authorities, because a rotation waits for that.
     """
@@ -304,8 +308,8 @@ def _require_few(order: CertificateOrder, counting: Sequence[IssuedCertificate],
     is_first_of_bundle = order.believed == bundle and all(row.believed != bundle for row in counting)
     if now < again_at and not is_first_of_bundle:
         raise TooManyCertificates(
-            f"{order.kind} {order.subject} has {len(counting)} certificates that count; it gets another at"
-            f" {again_at:%H:%M:%S} UTC, or when the fleet believes another authority"
+            f"{order.kind} {order.subject} has {len(counting)} valid certificates; it gets another at "
+            f"{again_at:%H:%M:%S} UTC, or when the fleet trusts another authority"
         )
 
 

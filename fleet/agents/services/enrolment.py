@@ -50,10 +50,10 @@ def join_line(token: str) -> JoinLine:
     """Returns the command for a host. curl checks the pinned key even if it does not know the certificate's signer."""
     url, pin = settings.AGENT_URLS[0], server_pin(clock.now())
     trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
-    return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
+    return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_join_notices(url)))
 
 
-def _notices(url: str) -> list[str]:
+def _join_notices(url: str) -> list[str]:
     host = urlsplit(url).hostname or ""
     try:
         is_own = ipaddress.ip_address(host).is_loopback
@@ -134,8 +134,8 @@ def certificate_missing(identity: AgentIdentity) -> str:
     if not identity.is_bound or settings.PLAIN_LINKS:
         return ""
     return (
-        f"the credential of {identity.kind} {identity.id} counts only with the agent's certificate, and none was shown;"
-        " an agent that has lost its certificate must join again"
+        f"the credential of {identity.kind} {identity.id} is valid only with the agent's certificate, and none was "
+        "presented; an agent that has lost its certificate must join again"
     )
 
 
@@ -181,7 +181,7 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
             raise EnrolmentRefused(f"the join token expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC")
         if (row.kind, row.subject) != (kind, subject):
             raise EnrolmentRefused(f"the join token is for {row.kind} {row.subject}, not for {kind} {subject}")
-        _bind(row, nonce)
+        _bind_nonce(row, nonce)
         row.used_at = now
         row.save(update_fields=["used_at", "nonce_digest"])
         return credential_issue(kind=kind, subject=subject, region=row.region, now=now)
@@ -211,7 +211,7 @@ def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> 
     return issued.text
 
 
-def _bind(row: JoinToken, nonce: str) -> None:
+def _bind_nonce(row: JoinToken, nonce: str) -> None:
     if not _NONCE.fullmatch(nonce):
         raise EnrolmentRefused(
             "nonce must be 32 to 128 hexadecimal digits that the agent generated at random and keeps"
@@ -232,7 +232,7 @@ def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
     prefixes = {secret_prefix(credential) or "" for credential in credentials}
     rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
     known = {row.prefix: row for row in rows}
-    return [_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
+    return [_agent_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
 
 
 def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
@@ -292,7 +292,7 @@ def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> 
             if isinstance(outcome, Exception):
                 outcomes.append(outcome)
             else:
-                outcomes.append(AgentCertificate(outcome, _renewed(counting[one.prefix], now)))
+                outcomes.append(AgentCertificate(outcome, _renew_credential(counting[one.prefix], now)))
     return outcomes
 
 
@@ -304,7 +304,7 @@ def _order_refusal(wanted: AgentOrder, credential: AgentCredential | None) -> Ex
     return None
 
 
-def _renewed(row: AgentCredential, now: datetime) -> str | None:
+def _renew_credential(row: AgentCredential, now: datetime) -> str | None:
     """A new credential if this one is old enough. Both are valid until the new one is presented."""
     if row.created_at > now - CREDENTIAL_RENEWED_AFTER:
         return None
@@ -321,7 +321,7 @@ def _renewed(row: AgentCredential, now: datetime) -> str | None:
     return issued.text
 
 
-def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
+def _agent_identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
     if row is None or not secret_matches(credential, row.digest):
         return None
     return AgentIdentity(AgentKind(row.kind), row.subject, row.region, row.prefix, is_bound=row.bound_at is not None)
@@ -370,8 +370,8 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
     regions = list(CloudRegion.objects.filter(aws_region=proof.region))
     if not regions:
         raise ProofRefused(f"no region of this fleet is in {proof.region}")
-    caller = read_caller(run_outside_transaction(("sts", body), lambda: _asked_sts(proof)))
-    roles = {row.region_id: role for row in regions if (role := _role(row, caller)) is not None}
+    caller = read_caller(run_outside_transaction(("sts", body), lambda: _sts_caller(proof)))
+    roles = {row.region_id: role for row in regions if (role := _machine_role(row, caller)) is not None}
     if not roles:
         raise ProofRefused(
             f"role {caller.role} of account {caller.account} is not a role of this fleet in {proof.region}"
@@ -380,12 +380,12 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
         rows = Machine.objects.select_for_update().filter(provider=PROVIDER, provider_id=caller.instance)
         machine = rows.first()
         if machine is None:
-            raise _unknown(proof, caller)
+            raise _unknown_machine(proof, caller)
         _check_may_join(machine, proof, roles.get(machine.region_id))
-        return _ticket(machine, proof, now)
+        return _ticket_issue(machine, proof, now)
 
 
-def _asked_sts(proof: Proof) -> str:
+def _sts_caller(proof: Proof) -> str:
     """Outside transactions: senders of proofs would hold database connections."""
     refuse_inside_transaction("a question to STS")
     if not _asking.acquire(timeout=WAIT_S):
@@ -403,7 +403,7 @@ def servers() -> frozenset[str]:
     return frozenset(urlsplit(url).netloc.lower() for url in settings.AGENT_URLS)
 
 
-def _role(region: CloudRegion, caller: Caller) -> MachineRole | None:
+def _machine_role(region: CloudRegion, caller: Caller) -> MachineRole | None:
     """The role of machines with this IAM role; None if the region's stack has another account or other roles."""
     try:
         base = region.stated_base()
@@ -415,7 +415,7 @@ def _role(region: CloudRegion, caller: Caller) -> MachineRole | None:
     return known.get(caller.role)
 
 
-def _unknown(proof: Proof, caller: Caller) -> Exception:
+def _unknown_machine(proof: Proof, caller: Caller) -> Exception:
     """A machine may boot before its launch is recorded, or the answer was lost."""
     if LaunchAttempt.objects.filter(unit=proof.unit, ended_at=None).exists():
         return NotYet(f"the launch of {caller.instance} is not recorded yet")
@@ -438,7 +438,7 @@ def _check_may_join(machine: Machine, proof: Proof, role: MachineRole | None) ->
         raise ProofRefused(f"{name} has attested itself already, with another nonce")
 
 
-def _ticket(machine: Machine, proof: Proof, now: datetime) -> str:
+def _ticket_issue(machine: Machine, proof: Proof, now: datetime) -> str:
     if not machine.nonce_digest:
         machine.nonce_digest = proof.nonce_digest
         machine.save(update_fields=["nonce_digest"])

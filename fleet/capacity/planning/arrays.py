@@ -1,10 +1,6 @@
-"""A `CapacityView` as arrays: one row for each place, kind of cell and pool, one column for each slot.
-
-All that depends on the view alone is said here, so that the solver's program, the greedy plan and the repair count the
-same.
-
-Whole cells from parts of cells: rounded up, the dearest surplus given back; and whatever way they were found, short
-dips held, and no more than ranges and machines allow.
+"""A `CapacityView` as arrays (places, cell kinds and pools by slots), and the way from fractional to whole cells:
+rounded up, the most expensive surplus removed, short dips held, within ranges and machines. Pure. Everything derived
+from the view alone is here, so that the solver's program, the greedy plan and the repair use the same numbers.
 """
 
 import math
@@ -26,16 +22,16 @@ from fleet.capacity.planning.view import (
 )
 
 Array = Any
-"""A numpy array."""
 HOUR_S = 3600.0
 LATE_RESERVE = 0.1
-"""Of its time that late work is to have left in the end, as batches are paced (`traffic.batches.planning.pacing`)."""
+"""Share of its time that late work must have left at the end, as in batch pacing
+(`traffic.batches.planning.pacing`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Work of a place that must be done by the end of slot `last`: all that is due until then, in requests at once
-    times slots."""
+    """Work of a place due by the end of slot `last`: the sum until then, in concurrent requests times slots."""
 
     place: int
     last: int
@@ -45,13 +41,13 @@ class Due:
 
 @dataclass(frozen=True)
 class Arrays:
-    """`p`: places, `k`: kinds of cells in places, `q`: pools, `g`: regions with a type, `t`: slots.
+    """Axes: `p` places, `k` cell kinds of places, `q` pools, `g` regions with a type, `t` slots.
 
-    `cover[p, t]` and `expected[p, t]`: requests at once to have room for, and those that are expected. `place_of[k]`,
-    `group_of[k]`, `pool_group[q]`: rows. `useful[k]` requests at once of real-time work that a cell takes, `filled[k]`
-    those with batches. `now[k]` cells; `nodes[k]`; `lag[k]` slots until a cell that is ordered now serves, of which its
-    machines are taken for the share `busy[k]`. `room[q, t]` machines; `price[q]` dollars a machine and slot;
-    `hour[g]` dollars of a machine of a group an hour, in the mean of its pools; `shift[k]` dollars of a start.
+    `cover[p, t]` and `expected[p, t]`: concurrent requests to cover and expected. `place_of[k]`, `group_of[k]`,
+    `pool_group[q]`: rows. `useful[k]`: concurrent real-time requests of a cell; `filled[k]`: including batches.
+    `now[k]`: cells; `nodes[k]`; `lag[k]`: slots until a cell ordered now serves, of which its machines are used for the
+    share `busy[k]`. `room[q, t]`: machines; `price[q]`: dollars for a machine and slot; `hour[g]`: mean dollars an hour
+    for a machine of a group; `shift[k]`: dollars of a start.
     """
 
     view: CapacityView
@@ -90,10 +86,10 @@ class Arrays:
 
 
 def arrays_of(view: CapacityView, settings: CapacitySettings) -> Arrays:
-    """The view as arrays.
+    """Returns the view as arrays.
 
     Raises:
-        ValueError: a forecast is shorter than the plan, or a number makes no sense.
+        ValueError: A forecast is shorter than the plan, or a number is invalid.
     """
     places = tuple((one, place) for one in view.deployments for place in one.places)
     rows = [(at, one, place, kind) for at, (one, place) in enumerate(places) for kind in one.kinds]
@@ -145,7 +141,7 @@ def _check(view: CapacityView, rows: list[tuple[int, PlannedDeployment, PlannedP
         if kind.per_cell <= 0 or kind.nodes < 1 or not 0 < one.target <= 1:
             raise ValueError(f"{where}: cells take {kind.per_cell:g} requests on {kind.nodes} nodes at {one.target:g}")
         if not 0 <= place.least <= place.most:
-            raise ValueError(f"{where}: {place.least} to {place.most} cells are no range")
+            raise ValueError(f"{where}: {place.least} to {place.most} cells are not a range")
         demand = place.demand
         if demand and min(len(demand.p50), len(demand.p90)) < view.slots:
             raise ValueError(f"{where}: its forecast has {len(demand.p50)} slots; the plan has {view.slots}")
@@ -154,8 +150,9 @@ def _check(view: CapacityView, rows: list[tuple[int, PlannedDeployment, PlannedP
 def _demands(
     view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlace], ...], settings: CapacitySettings
 ) -> tuple[list[Array], list[Array]]:
-    """What to have room for, and what is expected. A place without a forecast is to keep its cells, within its range;
-    what they are filled with nobody knows, so that nothing of them is offered to batches."""
+    """Concurrent requests to cover and expected. Places without a forecast keep their cells, within their range; their
+    load is unknown, so batches get none of them.
+    """
     cover, expected = [], []
     for one, place in places:
         demand, kinds = place.demand, {kind.instance_type: kind for kind in one.kinds}
@@ -172,21 +169,23 @@ def _demands(
 
 
 def _late(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Array:
-    """Requests at once [t] by which late work of batches is done with a tenth of its time left, from when a cell that
-    is ordered now serves."""
+    """Concurrent requests [t] that finish late batch work with a tenth of its time left, from when a cell ordered now
+    serves.
+    """
     row = np.zeros(view.slots)
     for due in (due for due in place.batch if due.is_late):
         last = min(view.slots, max(1, int((1 - LATE_RESERVE) * due.within_s // view.slot_s)))
         first = min(math.ceil(one.start_up_s / view.slot_s), last - 1)
-        share = min(1.0, view.slots * view.slot_s / max(due.within_s, view.slot_s))  # after the plan it goes on so
+        share = min(1.0, view.slots * view.slot_s / max(due.within_s, view.slot_s))  # continues after the plan
         row[first:last] += share * due.work / ((last - first) * view.slot_s)
     return row
 
 
 def covered(demand: Demand, one: PlannedDeployment, view: CapacityView, settings: CapacitySettings) -> Array:
-    """Requests at once to have room for at the target, slot by slot: what is expected; and p90 with cells as full as
-    `surge_fill`, over a start-up and a slot more. What comes later is planned again before it must be ordered, when it
-    will be as near: it is covered with the margin of what is near now, and never beyond its own p90."""
+    """Concurrent requests to cover at the target, slot by slot: the expected load, and p90 with cells filled to
+    `surge_fill` over one start-up and slot. Later slots are planned again before they must be ordered: they are covered
+    with today's near margin, up to their own p90.
+    """
     p50 = np.array(demand.p50[: view.slots])
     fuller = min(1.0, one.target / settings.surge_fill)
     p90 = np.maximum(p50, np.array(demand.p90[: view.slots]) * fuller)
@@ -210,8 +209,9 @@ def _mean_price(pools: tuple[MachinePool, ...], group: tuple[str, str]) -> float
 def _shifts(
     rows: list[tuple[int, PlannedDeployment, PlannedPlace, CellKind]], hour: Array, nodes: Array, starts_s: Array
 ) -> Array:
-    """What a start costs beside the machines that it takes meanwhile, which are counted as taken: cold caches, and so
-    much that of equal plans the quiet one is found."""
+    """Cost of a start besides machines: cold caches, and a small penalty so that of equal plans the one with fewer
+    starts is found.
+    """
     cold = np.array([kind.lost_cache for *_, kind in rows])
     return cold + 1e-3 * np.maximum(hour * nodes * starts_s / HOUR_S, 1e-3)
 
@@ -225,7 +225,7 @@ def _dues(view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlac
         for work in sorted((one for one in place.batch if not one.is_late), key=lambda one: one.within_s):
             last = min(max(int(work.within_s // view.slot_s) - 1, 0), view.slots - 1)
             share = min(1.0, view.slots * view.slot_s / work.within_s) if work.within_s > 0 else 1.0
-            total += share * work.work / view.slot_s  # what is due after the plan is done evenly
+            total += share * work.work / view.slot_s  # work due after the plan is spread evenly
             by_last[last] = (total, work.within_s)
         found += [Due(at, last, work, within_s) for last, (work, within_s) in by_last.items()]
     return found
@@ -238,20 +238,18 @@ def _lacking(one: PlannedDeployment, worth: float, view: CapacityView, settings:
 
 ROUNDING = 1e-6
 DIP_MOST = 4
-"""Slots: a longer dip is worth a shift, or the program would have held it."""
+"""Slots. Longer dips are worth a restart, or the program would have held them."""
 
 
 def whole_cells(arrays: Arrays, parts: Array, batch: Array) -> Array:
-    """Cells [k, t] as whole numbers. `parts`: of cells [k, t]; `batch`: requests at once [p, t] that batches are to
-    have."""
+    """Returns whole cells [k, t]. `parts`: fractional cells [k, t]; `batch`: concurrent requests [p, t] for batches."""
     cells = np.ceil(parts - ROUNDING)
     _give_back(arrays, cells, np.floor(parts + ROUNDING), batch)
     return cells
 
 
 def bounded(arrays: Arrays, cells: Array) -> Array:
-    """Cells [k, t] without what cannot be or does not pay: cells sooner than they start, short dips, more than ranges
-    and machines allow."""
+    """Returns cells [k, t] within start-up times, ranges and machines, and without short dips."""
     soon = np.arange(arrays.view.slots)[None, :] < arrays.lag[:, None]
     cells = np.where(soon, np.minimum(cells, arrays.now[:, None]), cells)
     _hold_dips(arrays, cells)
@@ -261,23 +259,23 @@ def bounded(arrays: Arrays, cells: Array) -> Array:
 
 
 def lacking(arrays: Arrays, cells: Array) -> Array:
-    """Requests at once [p, t] that are to be covered and are not."""
+    """Concurrent requests [p, t] to cover without a cell."""
     return np.maximum(arrays.cover - _sums(arrays, cells, arrays.useful), 0.0)
 
 
 def free_for_batch(arrays: Arrays, cells: Array) -> Array:
-    """Requests at once [p, t] that batches may have beside what is expected."""
+    """Concurrent requests [p, t] for batches besides the expected load."""
     return np.maximum(_sums(arrays, cells, arrays.filled) - arrays.expected, 0.0)
 
 
 def dear_first(arrays: Arrays, kinds: Array) -> Array:
-    """Kinds by what a request costs on them, the dearest first."""
+    """Kinds by cost of a request, most expensive first."""
     per_request = arrays.hour[arrays.group_of[kinds]] * arrays.nodes[kinds] / arrays.useful[kinds]
     return kinds[np.lexsort((kinds, -per_request))]
 
 
 def start_dollars(arrays: Arrays) -> Array:
-    """What a start of each kind costs: its machines until it serves, and cold caches."""
+    """Cost of a start of each kind: its machines until it serves, and cold caches."""
     starts_h = arrays.busy * arrays.lag * arrays.view.slot_s / HOUR_S
     return starts_h * arrays.hour[arrays.group_of] * arrays.nodes + np.array([kind.lost_cache for kind in arrays.kinds])
 
@@ -289,14 +287,14 @@ def started(arrays: Arrays, cells: Array) -> Array:
 
 
 def machines_of(arrays: Arrays, cells: Array) -> Array:
-    """Machines [g, t] that cells take."""
+    """Machines [g, t] of cells."""
     used = np.zeros((len(arrays.groups), arrays.view.slots))
     np.add.at(used, arrays.group_of, cells * arrays.nodes[:, None])
     return used
 
 
 def pool_use(arrays: Arrays, used: Array) -> Array:
-    """Machines [q, t] of each pool, the cheapest first; no more than there are."""
+    """Machines [q, t] of each pool, cheapest first, within its size."""
     left, taken = used.copy(), np.zeros((len(arrays.pools), arrays.view.slots))
     for pool in sorted(range(len(arrays.pools)), key=lambda one: (arrays.price[one], one)):
         group = arrays.pool_group[pool]
@@ -312,7 +310,7 @@ def _sums(arrays: Arrays, cells: Array, each: Array) -> Array:
 
 
 def _give_back(arrays: Arrays, cells: Array, least: Array, batch: Array) -> None:
-    """Of what was rounded up, cells without which all is covered as before. In place."""
+    """Removes surplus cells of rounding. In place."""
     for place in range(len(arrays.places)):
         kinds = arrays.kinds_of(place)
         if len(kinds) < 2:
@@ -328,7 +326,7 @@ def _give_back(arrays: Arrays, cells: Array, least: Array, batch: Array) -> None
 
 
 def _hold_dips(arrays: Arrays, cells: Array) -> None:
-    """Hold cells through a dip where that is cheaper than to start them again. In place."""
+    """Keeps cells through a dip if that is cheaper than a restart. In place."""
     a_slot = arrays.hour[arrays.group_of] * arrays.nodes * arrays.slot_h
     shift = start_dollars(arrays)
     for length in range(1, DIP_MOST + 1):
@@ -341,7 +339,7 @@ def _hold_dips(arrays: Arrays, cells: Array) -> None:
 
 
 def _fit_ranges(arrays: Arrays, cells: Array) -> None:
-    """Take away the smallest cells where kinds that were rounded up are together more than a range. In place."""
+    """Removes the smallest cells of kinds that exceed a range after rounding. In place."""
     there = np.bincount(arrays.place_of, arrays.now, minlength=len(arrays.places))
     total = _sums(arrays, cells, np.ones(len(arrays.kinds)))
     for place, slot in np.argwhere(total > np.maximum(arrays.most, there)[:, None] + ROUNDING):
@@ -352,8 +350,7 @@ def _fit_ranges(arrays: Arrays, cells: Array) -> None:
 
 
 def _fit_machines(arrays: Arrays, cells: Array) -> None:
-    """Take away cells where there are more than machines: first those beyond what is to be covered, then those of low
-    priority. In place."""
+    """Removes cells beyond the machines: first surplus ones, then those of low priority. In place."""
     used = machines_of(arrays, cells)
     room = np.zeros(used.shape)
     np.add.at(room, arrays.pool_group, arrays.room)
@@ -367,7 +364,7 @@ def _fit_machines(arrays: Arrays, cells: Array) -> None:
 
 
 def _worth(arrays: Arrays, cells: Array, kind: int, slot: int) -> tuple[float, int]:
-    """Dollars of what would be lacking without a cell."""
+    """Dollars of the load that a cell covers."""
     place = arrays.place_of[kind]
     of = arrays.kinds_of(place)
     room = float(arrays.useful[of] @ cells[of, slot] - arrays.cover[place, slot])

@@ -1,24 +1,9 @@
-"""What is known of a series, as the forecasters take it. Pure; numpy.
-
-Slots of `HISTORY_SLOT_S` seconds, oldest first, the last of which ends when the forecast is made. Forecasters look at
-blocks of `SLOT_S` that end there too, so that whatever the moment, a day is a whole number of blocks.
-
-Forecasts from the past of a series alone, many origins at once. Pure; numpy, which web and workers do not import.
-
-A past is an array of blocks: means of `SLOT_S` seconds, oldest first, NaN where there is a hole. A forecast of origin
-`o` knows the blocks before index `o`; its lead `i` is block `o + i`. Results are arrays of origins by leads, NaN where
-a method has nothing to go by. Loads are requests at once.
-
-Forecasts a series with every method and issues the one that the error ledger has chosen. Pure; numpy.
-
-Every forecast is finite, whatever the history lacks: a method without the data that it needs gives way to the blend,
-then to the last value, then to the average. A series without data for a week has no forecast.
-
-The error ledger: how far each method was off at each horizon, which one forecasts there now, and by which factors
-its quantiles follow. Pure; numpy.
-
-It goes by forecasts as they were made (`Record`), never by fitting the past again. A method is judged beside another
-by records that have both.
+"""Forecasts of load series for the next day, and the error ledger that chooses their methods. Pure; needs numpy, so web
+and workers must not import it. History has slots of `HISTORY_SLOT_S` seconds, oldest first, ending when the forecast is
+made; methods use blocks of `SLOT_S` with the same end, so that a day is a whole number of blocks. Missing blocks are
+NaN. A forecast of origin `o` uses blocks before `o`; its lead `i` is block `o + i`. A method without the data that it
+needs gives way to the blend, the last value, then the average, so that every forecast is finite. The ledger compares
+methods by their stored forecasts (`Record`), never by refitting the past, and only over records that both have.
 """
 
 import math
@@ -50,24 +35,24 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 SLOTS_PER_BLOCK = SLOT_S // HISTORY_SLOT_S
 KNOWN_LEAST = 2
-"""Slots of a block that must be known for it to be."""
+"""Known slots that make a block known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """`slots`: requests at once, NaN where there is a hole."""
+    """`slots`: concurrent requests; NaN for holes."""
 
     key: SeriesKey
     made_at: datetime
     slots: Floats
 
     def blocks(self) -> Floats:
-        """Means of the slots of each block that are known."""
+        """Means of each block's known slots."""
         count = len(self.slots) // SLOTS_PER_BLOCK
         return _means(self.slots[len(self.slots) - count * SLOTS_PER_BLOCK :].reshape(count, SLOTS_PER_BLOCK))
 
     def block_from(self, starts_at: datetime) -> float:
-        """The mean of the block that began then; NaN where it is not known, or not over."""
+        """Mean of the block that began then; NaN if unknown or unfinished."""
         ago = round((self.made_at - starts_at).total_seconds() / HISTORY_SLOT_S)
         first = len(self.slots) - ago
         if ago < SLOTS_PER_BLOCK or first < 0:
@@ -76,7 +61,7 @@ class Past:
 
 
 def past_of(key: SeriesKey, made_at: datetime, slots: Floats) -> Past:
-    """Loads that cannot be are holes."""
+    """Invalid loads become holes."""
     return Past(key, made_at, np.where(np.isfinite(slots) & (slots >= 0), slots, np.nan))
 
 
@@ -92,11 +77,11 @@ Indices = npt.NDArray[np.int64]
 
 DAY, WEEK = SLOTS, 7 * SLOTS
 OFFSET = 0.5
-"""Added to loads before ratios are taken: of next to nothing, any number is a multiple."""
+"""Added to loads before ratios, because ratios of tiny loads are meaningless."""
 SHAPE_LAGS = ((DAY, 1.0), (2 * DAY, 0.6), (3 * DAY, 0.36), (WEEK, 1.0))
-"""The same time on the last three days and a week ago, with their weights."""
+"""The same time on the last three days and a week ago, with weights."""
 LAST_BLOCKS = 8
-"""Two hours: a last value from before says nothing of now."""
+"""Two hours: older last values say nothing about now."""
 LEVEL_BLOCKS = 4
 LEVEL_MOST = 5.0
 LEVEL_FADES_S = 2 * 3600.0
@@ -104,7 +89,6 @@ LAST_FADES_S = 45 * 60.0
 
 
 def average(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
-    """The mean of what is known of the last week."""
     return np.repeat(mean_before(past, origins, WEEK)[:, None], leads, axis=1)
 
 
@@ -117,19 +101,20 @@ def last_value(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
 
 
 def seasonal_day(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
-    """The same time a day before."""
+    """The same time on the previous day."""
     return at(past, _targets(origins, leads) - DAY)
 
 
 def day_shape(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
-    """The shape of a day at the level of the last hour. The level's ratio to the shape fades with two hours."""
+    """The shape of a day at the level of the last hour. The ratio of level to shape decays with two hours."""
     shape = _shape(past, _targets(origins, leads))
     return (shape + OFFSET) * _level(past, origins)[:, None] ** _fading(leads, LEVEL_FADES_S) - OFFSET
 
 
 def blend(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
-    """The geometric mean of the last value, whose weight fades with 45 minutes, and of the day's shape; of these alone
-    where the other has nothing to go by."""
+    """Geometric mean of the last value, whose weight decays with 45 minutes, and the day's shape; one alone if the
+    other has no data.
+    """
     last, shape = last_value(past, origins, leads), day_shape(past, origins, leads)
     last, shape = np.where(np.isnan(last), shape, last), np.where(np.isnan(shape), last, shape)
     weight = _fading(leads, LAST_FADES_S)
@@ -137,7 +122,7 @@ def blend(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
 
 
 def mean_before(blocks: Floats, origins: Indices, width: int) -> Floats:
-    """The mean of what is known of so many blocks before each origin."""
+    """Mean of the known blocks among the `width` blocks before each origin."""
     known = ~np.isnan(blocks)
     sums = np.concatenate([[0.0], np.cumsum(np.where(known, blocks, 0.0))])
     counts = np.concatenate([[0], np.cumsum(known)])
@@ -159,7 +144,7 @@ def _shape(past: Floats, targets: Indices) -> Floats:
 
 
 def _level(past: Floats, origins: Indices) -> Floats:
-    """How many times the shape the last hour was; 1 where nothing can be compared."""
+    """Ratio of the last hour to the shape; 1 if not comparable."""
     indices = origins[:, None] - 1 - np.arange(LEVEL_BLOCKS)[None, :]
     seen, shape = at(past, indices), _shape(past, indices)
     known = ~(np.isnan(seen) | np.isnan(shape))
@@ -169,7 +154,7 @@ def _level(past: Floats, origins: Indices) -> Floats:
 
 
 def _fading(leads: int, within_s: float) -> Floats:
-    """How much of what is known now is left at each lead: 1 now, 1/e after `within_s`."""
+    """Decay at each lead: 1 now, 1/e after `within_s`."""
     left: Floats = np.exp(-(np.arange(leads) + 0.5) * SLOT_S / within_s)
     return left[None, :]
 
@@ -179,7 +164,7 @@ def _targets(origins: Indices, leads: int) -> Indices:
 
 
 def at(past: Floats, indices: Indices) -> Floats:
-    """The blocks of these indices; NaN for those that are not of the past."""
+    """Blocks of these indices; NaN outside the past."""
     inside = (indices >= 0) & (indices < len(past))
     if not len(past):
         return np.full(indices.shape, np.nan)
@@ -191,7 +176,7 @@ _IN_PLACE = (Method.BLEND.value, Method.LAST.value, Method.AVERAGE.value)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A forecast, its p99 and the record for the ledger. `is_judged`: the quantiles rest on errors that were seen."""
+    """A forecast, its p99, and the record for the ledger. `is_judged`: the quantiles come from observed errors."""
 
     forecast: Forecast
     p99: tuple[float, ...]
@@ -200,7 +185,7 @@ class Made:
 
 
 def forecast_series(past: Past, calibration: Calibration) -> Made | None:
-    """The forecast of the next day. Returns None if nothing is known of the last week."""
+    """Returns the forecast of the next day; None without data in the last week."""
     by_method = _by_method(past)
     if not np.isfinite(by_method[Method.AVERAGE.value]).all():
         return None
@@ -216,7 +201,7 @@ def forecast_series(past: Past, calibration: Calibration) -> Made | None:
 
 
 def _by_method(past: Past) -> dict[str, Floats]:
-    """The next `SLOTS` blocks of each method, none below zero."""
+    """The next `SLOTS` blocks of each method, at least 0."""
     blocks = past.blocks()
     origin = np.array([len(blocks)])
     methods = {
@@ -235,7 +220,7 @@ def _method_of(by_method: Mapping[str, Floats], calibration: Calibration, slot: 
 
 
 def _is_judged(method: str, calibration: Calibration) -> bool:
-    """By the errors of the next quarter of an hour, which are the first to be known."""
+    """By the errors of the next quarter of an hour, which are known first."""
     scores = calibration.scores.get(method, ())
     return bool(scores) and scores[0].count >= SCORES_LEAST
 
@@ -265,20 +250,23 @@ def _record(past: Past, by_method: Mapping[str, Floats], calibration: Calibratio
 
 
 JUDGED_FOR = timedelta(days=7)
-"""Records that began before are too old to choose a method by."""
+"""Older records do not count for the choice of a method."""
 RATIOS_FOR = timedelta(days=3)
-"""Quantiles follow what was seen lately."""
+"""Quantiles follow recent errors."""
 SCORES_A_SLOT = 1.5
-"""And so many for each slot ahead: forecasts that overlap err together. One each half hour, that is three horizons."""
+"""Additional records for each slot ahead, because overlapping forecasts have related errors. With one record each half
+hour, three horizons.
+"""
 MARGIN = 0.03
-"""By so much another method must have been nearer before it takes over; beyond `NEAR_SLOTS`, times the root of the
-hours ahead: the longer a horizon is, the fewer errors of a week are of their own."""
+"""A method takes over only if it is better by this much; beyond `NEAR_SLOTS` times the root of the hours ahead, because
+a week has fewer independent errors at long horizons.
+"""
 NEAR_SLOTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Errors:
-    """Of one method at one horizon, a row a record: forecasts and actual loads; NaN where either is not known."""
+    """Forecasts and actual loads of one method at one horizon, a row for each record; NaN if unknown."""
 
     p50: Floats
     p90: Floats
@@ -291,7 +279,7 @@ class _Errors:
 
 
 def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Calibration:
-    """The ledger as of the end of the past."""
+    """Returns the ledger as of the end of the past."""
     judged = sorted(
         (one for one in records if past.made_at - JUDGED_FOR <= one.made_at < past.made_at), key=lambda one: one.made_at
     )
@@ -347,7 +335,7 @@ def _score(errors: _Errors) -> Score:
 
 
 def _factors(ratios: Floats) -> tuple[float, ...]:
-    """Conformal: of n ratios the one of rank ceil((n + 1) q), or the greatest. A p90 is no less than the p50."""
+    """Conformal: of n ratios the one of rank ceil((n + 1) q), or the greatest. A p90 is at least the p50."""
     count = len(ratios)
     if count < SCORES_LEAST:
         return ()
@@ -356,7 +344,7 @@ def _factors(ratios: Floats) -> tuple[float, ...]:
 
 
 def _borrowed(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Horizons that have no factors of their own yet take those of the next shorter one."""
+    """Horizons without own factors use those of the next shorter one."""
     factors: tuple[float, ...] = UNKNOWN_FACTORS
     whole = []
     for score in scores:
@@ -366,7 +354,7 @@ def _borrowed(scores: Sequence[Score]) -> tuple[Score, ...]:
 
 
 def _choose(errors: Mapping[str, _Errors], incumbent: str, scores_least: int, margin: float) -> str:
-    """The method that was nearest beside the one in force, if it was by more than the margin."""
+    """The best method compared with the current one, if better by more than the margin."""
     in_force = errors[incumbent]
     best, least = incumbent, 1.0 - margin
     for method, other in errors.items():

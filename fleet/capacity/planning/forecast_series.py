@@ -1,11 +1,6 @@
-"""Series of demand and what is expected of them. Pure data.
-
-Load is requests at once: those that cells work on and those that wait for one, as the mean of a slot. A slot that
-nobody reported whole has no value (`None` in rows, NaN in arrays): a hole is not a zero.
-
-What the error ledger is made of: forecasts as they were made, and scores of methods. Pure data, without numpy.
-
-The ledger as people read it. Pure, without numpy.
+"""Load series, their forecasts and the error ledger as data. Pure, without numpy. Load is concurrent requests, running
+or waiting, as the mean of a slot. A slot that was not reported completely has no value (`None` in rows, NaN in arrays),
+which is not zero.
 """
 
 import math
@@ -18,13 +13,13 @@ from typing import Any
 HISTORY_SLOT_S = 300
 SLOT_S = 900
 SLOTS = 96
-"""A day ahead."""
+"""One day ahead."""
 LEADS = (0, 1, 3, 7, 15, 31, 63, 95)
-"""Slots ahead that are scored, from the next 15 minutes to a day: a horizon for each."""
+"""Slots ahead with scores, from 15 minutes to a day: one horizon each."""
 
 
 class Method(StrEnum):
-    """How a slot is forecast. `average` is the mean of the last week."""
+    """Forecast method of a slot. `average` is the mean of the last week."""
 
     AVERAGE = "average"
     LAST = "last"
@@ -34,13 +29,13 @@ class Method(StrEnum):
 
 
 def horizon_of(slot: int) -> int:
-    """Which of `LEADS` stands for a slot ahead: the nearest one, by ratios of time."""
+    """Returns the nearest of `LEADS` by ratio of time."""
     return min(len(LEADS) - 1, round(math.log2(slot + 1)))
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeriesKey:
-    """Whose load it is: of a deployment, sent by the applications of a region (`origin`), in a serving class."""
+    """A load series: a deployment, the region of its clients (`origin`), and a serving class."""
 
     deployment: str
     origin: str
@@ -52,9 +47,9 @@ class SeriesKey:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected of a series, slot by slot from `made_at` on: slot `i` is [made_at + i, made_at + i + 1) slots of
-    `slot_s` seconds. `p50` and `p90`: requests at once as the mean of the slot, quantiles; `method`: by which method
-    each slot was forecast. All are equally long, `SLOTS` of them at least."""
+    """Expected load of a series: slot `i` is [made_at + i, made_at + i + 1) slots of `slot_s` seconds. `p50` and `p90`:
+    quantiles of the slot's mean concurrent requests. `method` of each slot. All have at least `SLOTS` values.
+    """
 
     key: SeriesKey
     made_at: datetime
@@ -69,8 +64,9 @@ class Forecast:
 
 
 def forecast_at(forecast: Forecast, now: datetime, within_s: float) -> float | None:
-    """The greatest p90 of the slots that [now, now + within_s] touches, in requests at once; None: the forecast says
-    nothing of some of that time."""
+    """Returns the highest p90 in concurrent requests of the slots in [now, now + within_s]; None if the forecast does
+    not cover that time.
+    """
     first_s = (now - forecast.made_at).total_seconds()
     first = int(first_s // forecast.slot_s)
     last = int((first_s + max(within_s, 0.0)) // forecast.slot_s)
@@ -80,15 +76,15 @@ def forecast_at(forecast: Forecast, now: datetime, within_s: float) -> float | N
 
 
 SCORES_LEAST = 24
-"""Records of a horizon before anything is concluded from them: half a day of one each half hour."""
+"""Records of a horizon before they count: half a day with one each half hour."""
 QUANTILES = (0.9, 0.99)
 UNKNOWN_FACTORS = (1.5, 2.0)
-"""Of both quantiles before there are errors to go by."""
+"""Of both quantiles, before errors are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A forecast as it was made: by method, p50 and p90 at each of `LEADS`."""
+    """A stored forecast: by method, p50 and p90 at each of `LEADS`."""
 
     made_at: datetime
     p50: Mapping[str, Sequence[float]]
@@ -97,8 +93,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Of a method at a horizon. `wape`: the sum of absolute errors over that of actual loads, None where there was no
-    load; `held`: the share of slots that stayed within p90; `factors`: quantiles over the forecast, see `QUANTILES`."""
+    """A method's score at a horizon. `wape`: sum of absolute errors over sum of actual loads; None without load.
+    `held`: share of slots within p90. `factors`: quantiles over the forecast (`QUANTILES`).
+    """
 
     count: int
     wape: float | None
@@ -108,7 +105,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """By horizon: the method in force, and the score of each."""
+    """By horizon: the current method, and each score."""
 
     chosen: tuple[str, ...] = ()
     scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
@@ -116,9 +113,9 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class HorizonErrors:
-    """How one method did at one horizon. `horizon_s`: until the end of the slot; `judged`: so many forecasts of the
-    last 7 days; `wape`: the sum of errors over that of loads; `p90_held`: the share of slots within p90; None: not
-    known. `chosen`: it forecasts there now."""
+    """A method at a horizon. `horizon_s`: until the end of the slot. `judged`: forecasts of the last 7 days. `wape`:
+    sum of errors over sum of loads. `p90_held`: share of slots within p90, or None. `chosen`: it forecasts there now.
+    """
 
     horizon_s: int
     method: str
@@ -137,7 +134,7 @@ class HorizonErrors:
 
 
 def horizon_errors(ledger: Mapping[str, Any]) -> tuple[HorizonErrors, ...]:
-    """Of a stored `records.Calibration`: by horizon and method; those that were never judged are left out."""
+    """Returns the rows of a stored `records.Calibration`, without methods that have no score."""
     chosen, scores = ledger.get("chosen", ()), ledger.get("scores", {})
     return tuple(
         HorizonErrors((lead + 1) * SLOT_S, method, row["count"], row["wape"], row["held"], method == chosen[number])

@@ -1,8 +1,6 @@
-"""What whole cells come to: budgets of batches, machines of pools, dollars, and what is not covered and why. Of one
-region; the planner puts regions together.
-
-What changes from slot to slot, as orders with their reasons and dollars: nodes that move from one deployment, type
-or region to another, cells that start and stop, machines that are launched and given back.
+"""What whole cells of a region lead to: batch budgets, machines of pools, dollars, uncovered load with its reasons, and
+the orders from slot to slot (moved nodes, started and stopped cells, launched and released machines). Pure; the planner
+combines regions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +25,7 @@ from fleet.capacity.planning.view import BatchBudget, Lack, Order, PlannedCells,
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """Whole cells [k, t] of a region, and which way they were found."""
+    """Whole cells [k, t] of a region, and the solver."""
 
     arrays: Arrays
     cells: Array
@@ -48,7 +46,7 @@ def loads(plan: RegionPlan) -> Iterator[PlannedLoad]:
 
 
 def budgets(plan: RegionPlan) -> Iterator[BatchBudget]:
-    """Places of which nobody forecasts the load have none."""
+    """Places without a forecast have none."""
     free = free_for_batch(plan.arrays, plan.cells)
     for at, (one, place) in enumerate(plan.arrays.places):
         if place.demand is not None:
@@ -57,14 +55,14 @@ def budgets(plan: RegionPlan) -> Iterator[BatchBudget]:
 
 
 def machines(plan: RegionPlan) -> Iterator[PlannedMachines]:
-    """The cheapest pools first. Cells that start take their machines from the slot before."""
+    """Cheapest pools first. Starting cells use their machines from the previous slot."""
     used = pool_use(plan.arrays, _machines_used(plan.arrays, plan.cells))
     for pool, row in zip(plan.arrays.pools, used, strict=True):
         yield PlannedMachines(pool.region, pool.instance_type, pool.name, tuple(int(count) for count in row))
 
 
 def dollars(plan: RegionPlan) -> Array:
-    """What each slot costs: machines of cells that serve, and starts."""
+    """Cost of each slot: machines of serving cells, and starts."""
     arrays = plan.arrays
     rent: Array = arrays.price @ pool_use(arrays, machines_of(arrays, plan.cells))
     return rent + start_dollars(arrays) @ started(arrays, plan.cells)
@@ -75,14 +73,14 @@ def starts(plan: RegionPlan) -> int:
 
 
 def lacks(plan: RegionPlan) -> Iterator[Lack]:
-    """What is not covered, each place once; work of batches that is not done, each due once."""
+    """Uncovered load, one for each place; unfinished batch work, one for each due."""
     arrays, free = plan.arrays, free_for_batch(plan.arrays, plan.cells)
     missing = lacking(arrays, plan.cells)
     for at, (one, place) in enumerate(arrays.places):
         row = missing[at]
         if (slots := np.flatnonzero(row > 1e-3)).size:
             later = slots[slots >= arrays.lag[arrays.kinds_of(at)].min()]
-            lasting = later if later.size else slots  # what no cell could have been started for passes
+            lasting = later if later.size else slots  # skips load for which no cell could have been started
             worst = int(lasting[np.argmax(row[lasting])])
             reason = _why(plan, at, worst)
             yield Lack(
@@ -97,13 +95,13 @@ def lacks(plan: RegionPlan) -> Iterator[Lack]:
         undone = _used(arrays, at, free[at])[1]
         for due, work in undone:
             share = f"{work / due.work:.0%}" if due.work else "none"
-            reason = f"{share} of what is due then finds no room; {_why(plan, at, due.last)}"
+            reason = f"{share} of the work due then has no room; {_why(plan, at, due.last)}"
             mean = round(work / (due.last + 1), 2)
             yield Lack(one.name, place.region, "batch", due.within_s, mean, reason, (due.last + 1) * arrays.view.slot_s)
 
 
 def unserved(plan: RegionPlan) -> Array:
-    """Requests at once [p, t] that are lacking though cells could have been started by then."""
+    """Concurrent requests [p, t] without a cell, although cells could have started by then."""
     missing = lacking(plan.arrays, plan.cells)
     soon = np.zeros(len(plan.arrays.places))
     np.maximum.at(soon, plan.arrays.place_of, plan.arrays.lag)
@@ -112,7 +110,7 @@ def unserved(plan: RegionPlan) -> Array:
 
 
 def spare_cells(plan: RegionPlan, place: int, kind: int) -> Array:
-    """Cells [t] that range and machines of a region would still allow."""
+    """Cells [t] that range and machines still allow."""
     arrays = plan.arrays
     left = np.floor(_room_left(plan, arrays.group_of[kind]) / arrays.nodes[kind] + ROUNDING)
     there = plan.cells[arrays.kinds_of(place)].sum(axis=0)
@@ -125,24 +123,24 @@ def _why(plan: RegionPlan, place: int, slot: int) -> str:
     of = arrays.kinds_of(place)
     _, stated = arrays.places[place]
     if plan.cells[of, slot].sum() >= arrays.most[place]:
-        return f"its {'budget pays for' if stated.is_bound_by_budget else 'range ends at'} {stated.most}"
+        return f"its {'budget covers' if stated.is_bound_by_budget else 'range ends at'} {stated.most}"
     groups = set(arrays.group_of[of])
     if slot < arrays.lag[of].min() and any(_room_left(plan, group)[slot] >= arrays.nodes[of].min() for group in groups):
-        return f"a cell that is ordered now serves in {arrays.places[place][0].start_up_s:.0f} s"
+        return f"a cell ordered now serves in {arrays.places[place][0].start_up_s:.0f} s"
     types = ", ".join(arrays.kinds[kind].instance_type for kind in of)
     count = int(sum(arrays.room[pool, slot] for pool, group in enumerate(arrays.pool_group) if group in groups))
-    return f"{stated.region} has {count} machines of {types} then, and all are in use"
+    return f"{stated.region} has {count} machines of {types} then, all in use"
 
 
 def _room_left(plan: RegionPlan, group: int) -> Array:
-    """Machines [t] of a group that no cell uses."""
+    """Free machines [t] of a group."""
     arrays, of_group = plan.arrays, plan.arrays.group_of == group
     left: Array = arrays.room[arrays.pool_group == group].sum(axis=0) - arrays.nodes[of_group] @ plan.cells[of_group]
     return left
 
 
 def _used(arrays: Arrays, place: int, free: Array) -> tuple[Array, list[tuple[Due, float]]]:
-    """What batches that are due take of what is free [t], as early as they can, and what is not done of each."""
+    """What due batches take of `free` [t], as early as possible, and what remains undone."""
     left, taken, before, undone = free.copy(), np.zeros(free.shape), 0.0, []
     for due in (due for due in arrays.dues if due.place == place):
         wanted = due.work - before
@@ -157,7 +155,7 @@ def _used(arrays: Arrays, place: int, free: Array) -> tuple[Array, list[tuple[Du
 
 
 def _machines_used(arrays: Arrays, cells: Array) -> Array:
-    """Machines [g, t] of cells that serve and of those that start."""
+    """Machines [g, t] of serving and starting cells."""
     busy = cells.copy()
     begun = started(arrays, cells)
     for ahead in range(1, int(arrays.lag.max(initial=0)) + 1):
@@ -171,12 +169,12 @@ def _rounded(row: Array) -> tuple[float, ...]:
 
 
 ORDERED_SLOTS = 8
-"""What comes later is planned again before it is ordered."""
+"""Later slots are planned again before they are ordered."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """Cells of a kind that a slot has more than the one before. `shift`: dollars of a start; `hour`: of machines."""
+    """Additional cells of a kind in a slot. `shift`: dollars of a start; `hour`: of machines."""
 
     deployment: str
     region: str
@@ -190,7 +188,6 @@ class _Change:
 
 
 def orders_of(plans: Sequence[RegionPlan]) -> Iterator[Order]:
-    """The orders of the next slots, slot by slot."""
     if not plans:
         return
     view = plans[0].arrays.view
@@ -231,10 +228,10 @@ def _reason(plan: RegionPlan, kind: int, slot: int) -> str:
     cells = f"{there} cell{'' if there == 1 else 's'}"
     room = float(arrays.useful[of] @ plan.cells[of, slot])
     if arrays.places[place][1].demand is None:
-        return "nobody forecasts its load"
+        return "its load has no forecast"
     if room - cover >= float(arrays.useful[of].min()) and any(due.place == place for due in arrays.dues):
-        return f"{expected:.1f} requests at once are expected, and batches that are due take the rest of {cells}"
-    return f"{expected:.1f} requests at once are expected; {cover:.1f} are to be covered, by {cells}"
+        return f"{expected:.1f} concurrent requests are expected, and due batches use the rest of {cells}"
+    return f"{expected:.1f} concurrent requests are expected; {cells} must cover {cover:.1f}"
 
 
 def _cell_orders(changes: list[_Change], at_s: float) -> Iterator[Order]:
@@ -256,7 +253,7 @@ def _cell_orders(changes: list[_Change], at_s: float) -> Iterator[Order]:
 
 
 def _move(gains: _Change, gives: _Change, at_s: float) -> Iterator[Order]:
-    """As many whole cells as what the other gives has nodes for."""
+    """As many whole cells as the released nodes allow."""
     count = min(gains.count, -gives.count * gives.nodes // gains.nodes)
     if count <= 0:
         return

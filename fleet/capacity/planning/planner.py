@@ -1,18 +1,10 @@
-"""The day as a linear program: least dollars for machines, shifts and what is lacking. Rows are built with arrays, for
-there are tens of thousands.
-
-Columns, each for every slot: cells and starts of every kind; what is lacking and what batches get of every place;
-machines of every pool; and for every due what of it is not done.
-
-A plan without a solver: slot by slot the cheapest cells for what is to be covered, the most important deployments
-first; then cells for batches that would not be done in what is left free. The same view has the same plan.
-
-Decides how many cells each deployment should have where, on what and when over a day, which machines that takes, and
-what batches may have of it. Pure.
-
-Region by region, for they share no machines: a linear program over the day, rounded up and repaired; where that is
-quick, whole numbers in the first slots; and without a solver's answer a greedy plan. What a region has no machines for
-is planned in another one.
+"""Plans how many cells each deployment has where, on which type and when over a day, the machines for them, and the
+share of batches. Pure. Each region is planned alone, because regions share no machines: a linear program of least
+dollars for machines, starts and uncovered load, solved by HiGHS, rounded up and repaired; whole numbers in the first
+slots if that is fast; without a solver's answer, a greedy plan (cheapest cells, most important deployments first, then
+batches). Load that exceeds a region's machines is planned in other regions. The same view always gives the same plan:
+HiGHS uses one thread, and a solution that misses its time limit is discarded, so that the clock can only choose between
+two fixed plans. Rows of the program are built with arrays, because there are tens of thousands.
 """
 
 import math
@@ -55,13 +47,14 @@ if TYPE_CHECKING:
 
 
 TINY = 1e-6
-"""Dollars of a cell and slot, so that of plans of equal price the smallest is found."""
+"""Dollars of a cell and slot, so that of equally expensive plans the smallest is found."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """Least `cost @ x` of which `lower <= x <= upper` and `row_lower <= A x <= row_upper`; `A` in rows as `starts`
-    (one more than rows), `columns`, `values`. `whole`: which columns should be whole numbers."""
+    """Minimises `cost @ x` with `lower <= x <= upper` and `row_lower <= A x <= row_upper`; `A` in rows as `starts` (one
+    more than rows), `columns`, `values`. `whole`: integer columns.
+    """
 
     cost: Array
     lower: Array
@@ -75,7 +68,7 @@ class Program:
 
 
 class _Rows:
-    """Gathers blocks of rows as triples."""
+    """Collects blocks of rows as triples."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -83,7 +76,7 @@ class _Rows:
         self._bounds: list[tuple[Array, Array]] = []
 
     def block(self, shape: tuple[int, ...], lower: Array | float, upper: Array | float) -> Array:
-        """The numbers of new rows, in this shape."""
+        """Returns the numbers of new rows, in this shape."""
         size = int(np.prod(shape))
         numbers = np.arange(self.count, self.count + size).reshape(shape)
         self.count += size
@@ -107,7 +100,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """Numbers of columns by what they are."""
+    """Numbers of the columns, each for every slot: cells and starts of kinds; uncovered load and batch work of places;
+    machines of pools; undone work of dues.
+    """
 
     cells: Array
     starts: Array
@@ -122,7 +117,6 @@ class Columns:
 
 
 def columns_of(arrays: Arrays) -> Columns:
-    """In the order of `Columns`."""
     slots, kinds, places = arrays.view.slots, len(arrays.kinds), len(arrays.places)
     shapes = [(rows, slots) for rows in (kinds, kinds, places, places, len(arrays.pools))] + [(len(arrays.dues), 1)]
     ends = np.cumsum([0, *(rows * width for rows, width in shapes)])
@@ -147,8 +141,9 @@ def program_of(arrays: Arrays) -> Program:
 
 
 def _cover(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
-    """Cells and what is lacking are what is to be covered; cells, batches aside, what is expected. Several types of a
-    place are together at most what its range allows."""
+    """Cells plus uncovered load reach the load to cover; cells without batches reach the expected load. All types of a
+    place together stay within its range.
+    """
     shape, place = arrays.cover.shape, arrays.place_of
     covered = rows.block(shape, arrays.cover, np.inf)
     rows.put(covered[place], columns.cells, arrays.useful[:, None])
@@ -169,7 +164,7 @@ def _cover(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
 
 
 def _starts(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
-    """What is more than a slot before was started."""
+    """Cells above the previous slot were started."""
     upper = np.zeros(columns.cells.shape)
     upper[:, 0] = arrays.now
     grown = rows.block(columns.cells.shape, -np.inf, upper)
@@ -179,7 +174,7 @@ def _starts(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
 
 
 def _machines(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
-    """Cells and those that start are on machines of pools."""
+    """Serving and starting cells run on machines of pools."""
     slots = arrays.view.slots
     used = rows.block((len(arrays.groups), slots), -np.inf, 0.0)
     rows.put(used[arrays.group_of], columns.cells, arrays.nodes[:, None])
@@ -191,7 +186,7 @@ def _machines(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
 
 
 def _due(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
-    """What batches get until a due, and what is not done of it, is all of it."""
+    """Batch work until a due plus undone work is all of it."""
     if not arrays.dues:
         return
     done = rows.block((len(arrays.dues),), np.array([due.work for due in arrays.dues]), np.inf)
@@ -232,8 +227,9 @@ def greedy_cells(arrays: Arrays) -> Array:
 
 
 def topped_up(arrays: Arrays, cells: Array) -> Array:
-    """With cells for what these leave uncovered though there is room. A program of whole numbers leaves a sliver where
-    a whole cell for it is dearer than the price of what is lacking."""
+    """Adds cells for load that is uncovered although there is room. An integer program leaves a small rest if a whole
+    cell costs more than the penalty.
+    """
     cells = cells.copy()
     _cover_greedily(arrays, cells, arrays.room - pool_use(arrays, machines_of(arrays, cells)))
     return cells
@@ -251,7 +247,7 @@ def _missing(arrays: Arrays, cells: Array, place: int, kind: int) -> Array:
 
 
 def _add(arrays: Arrays, cells: Array, room: Array, place: int, wanted: Callable[[int], Array]) -> None:
-    """Add cells to a place, the cheapest kind and pool first, as far as its range and machines go. In place."""
+    """Adds cells to a place, cheapest kind and pool first, within range and machines. In place."""
     of = arrays.kinds_of(place)
     soon = np.arange(arrays.view.slots)[None, :] < arrays.lag[of, None]
     there = np.where(soon, arrays.now[of, None], np.inf)
@@ -265,7 +261,7 @@ def _add(arrays: Arrays, cells: Array, room: Array, place: int, wanted: Callable
 
 
 def _cheap_first(arrays: Arrays, kinds: Array) -> list[tuple[int, int]]:
-    """Kinds with pools that have their machines, by what a request costs."""
+    """Kinds and their pools by cost of a request."""
     pairs = [
         (float(arrays.price[pool] * arrays.nodes[kind] / arrays.useful[kind]), int(kind), pool)
         for kind in kinds
@@ -275,8 +271,9 @@ def _cheap_first(arrays: Arrays, kinds: Array) -> list[tuple[int, int]]:
 
 
 def _missing_for(arrays: Arrays, cells: Array, due: Due, kind: int) -> Array:
-    """The same for batches that would not be done in time in what is free: evenly over all slots in which a cell can
-    serve until then."""
+    """Batch work that the free capacity would not finish in time, spread evenly over all slots until then in which a
+    cell can serve.
+    """
     of = arrays.kinds_of(due.place)
     free = np.maximum(arrays.filled[of] @ cells[of] - arrays.expected[due.place], 0.0)
     missing = due.work - float(free[: due.last + 1].sum())
@@ -287,24 +284,20 @@ def _missing_for(arrays: Arrays, cells: Array, due: Due, kind: int) -> Array:
     return wanted
 
 
-# Solves a program with HiGHS, on one thread, so that the same program has the same solution.
-# HiGHS reads a clock for its time limit. A solution that is not proved by then is thrown away, so the limit decides
-# between two plans that are each always the same.
-
 GAP = 1e-3
-"""A solution in whole numbers within a thousandth of the optimum will do."""
+"""An integer solution within a thousandth of the optimum is accepted."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """`values` None: there is none, for the reason in `why`."""
+    """`values` None: no solution, with the reason in `why`."""
 
     values: Array | None
     why: str = ""
 
 
 def solve(program: Program, *, limit_s: float, whole: bool = False) -> Solution:
-    """The least of a program; with `whole` its whole columns are whole numbers."""
+    """Solves a program; `whole`: with integer columns."""
     try:
         import highspy
     except ImportError as error:
@@ -344,10 +337,10 @@ WAYS = ("greedy", "lp", "whole")
 
 
 def plan_capacity(view: CapacityView, settings: CapacitySettings = SETTINGS, solver: Solver = solve) -> CapacityPlan:
-    """The plan of a view.
+    """Returns the plan of a view.
 
     Raises:
-        ValueError: the view makes no sense; the text says which part of it.
+        ValueError: The view is invalid; the text names the part.
     """
     regions = {place.region for one in view.deployments for place in one.places}
     plans = {region: _plan(_of_region(view, region), settings, solver, len(regions)) for region in sorted(regions)}
@@ -381,7 +374,7 @@ def _of_region(view: CapacityView, region: str) -> CapacityView:
 
 
 def _plan(view: CapacityView, settings: CapacitySettings, solver: Solver, regions: int) -> RegionPlan:
-    """Limits are shared evenly by regions, so that all of them keep the whole."""
+    """Regions share the time limits evenly, so that the total stays within them."""
     arrays = arrays_of(view, settings)
     program = program_of(arrays)
     found = solver(program, limit_s=settings.solve_s / regions)
@@ -404,8 +397,9 @@ def _rounded(arrays: Arrays, found: Solution) -> Array:
 
 
 def _elsewhere(plans: Mapping[str, RegionPlan]) -> dict[str, CapacityView]:
-    """Regions that are to cover what others have no machines for, as views with that as well, and those others without
-    it: as far as there are machines that nobody else needs, the cheapest first."""
+    """Regions that cover load for which others have no machines, as new views of both: as far as machines are free,
+    cheapest first.
+    """
     moved: dict[str, CapacityView] = {}
     for region, plan in plans.items():
         missing = unserved(plan)
@@ -422,7 +416,7 @@ def _elsewhere(plans: Mapping[str, RegionPlan]) -> dict[str, CapacityView]:
 
 
 def _helpers(plans: Mapping[str, RegionPlan], deployment: str, without: str) -> Iterator[tuple[str, Array]]:
-    """Other regions of a deployment with the requests at once [t] that they could serve, the cheapest first."""
+    """Other regions of a deployment with the concurrent requests [t] that they could serve, cheapest first."""
     found = []
     for region, plan in plans.items():
         arrays = plan.arrays

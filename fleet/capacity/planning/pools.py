@@ -1,13 +1,9 @@
-"""In which markets the machines of a deployment may be bought, and which machines that lets it use. Pure.
-
-Whoever states no market may use any machine, also one that was not bought in a market. Whoever states some may use only
-a machine of which it is certain that it is of one of them.
-
-From which pool of capacity a unit of machines is to be launched, and how long a pool rests that had none. Pure.
-
-A pool is one way to get machines of one type: a zone, one subnet of it, and a market, such as a reservation. A unit is
-launched whole from one pool, so that its machines are in one zone. Only "no capacity" and "no quota" move it to another
-pool. What is refused for another reason ends it, and its pool rests for whatever is ordered in its place.
+"""Decides which pool of capacity a launch unit uses, how long a pool pauses after a failed launch, and which markets a
+deployment may use. Pure. A pool is one way to get machines of a type: a zone, its subnet, and a market, such as a
+reservation. A unit is launched as a whole from one pool, so that its machines are in one zone. Only "no capacity" and
+"no quota" move it to another pool; any other refusal ends the unit and pauses its pool. A deployment without markets
+may use any machine, including one without a market; a deployment with markets uses only machines that are certainly of
+one of them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,8 +18,9 @@ from fleet.reconcile.planning.states import PoolState
 
 
 class Market(StrEnum):
-    """How machines of a pool are bought. `reserved` and `block`: in this reservation or Capacity Block alone. `open`:
-    in an open reservation that fits, else on demand. `interruptible`: in a reservation whose owner may want it back."""
+    """How machines are bought. `reserved` and `block`: only in this reservation or Capacity Block. `open`: in a
+    matching open reservation, else on demand. `interruptible`: in a reservation that its owner may reclaim.
+    """
 
     RESERVED = "reserved"
     BLOCK = "block"
@@ -34,35 +31,35 @@ class Market(StrEnum):
 
 
 Markets = frozenset[Market]
-"""Of a deployment: those that it may use. Of a machine: those that it may turn out to be of, one once it is there."""
+"""Of a deployment: those that it may use. Of a machine: those that it may belong to; one once it exists."""
 
 ANY: Markets = frozenset()
-"""Of a deployment: it states none. Of a machine: it is of none, or nothing is known of it."""
+"""Of a deployment: no limit. Of a machine: no market, or unknown."""
 
 
 class InvalidMarkets(ValueError):
-    """Not a statement of markets; the text says what is wrong and what would be right."""
+    """Not valid markets; the text says why."""
 
 
 def parse_markets(stated: Any) -> Markets:
-    """The markets of a list of their names, such as `["reserved", "on_demand"]`; empty: any.
+    """Parses a list such as `["reserved", "on_demand"]`; empty: any.
 
     Raises:
-        InvalidMarkets: it is no list, names no market, or one twice.
+        InvalidMarkets: Not a list, an unknown market, or a repeated one.
     """
     known = ", ".join(Market)
     if not isinstance(stated, list | tuple):
         raise InvalidMarkets(f"markets must be a list of some of: {known}; empty for any")
     for name in stated:
         if not isinstance(name, str) or name not in set(Market):
-            raise InvalidMarkets(f"{name!r} is no market; there are: {known}")
+            raise InvalidMarkets(f"{name!r} is not a market; choose from: {known}")
         if stated.count(name) > 1:
-            raise InvalidMarkets(f"{name} is named twice")
+            raise InvalidMarkets(f"{name} is repeated")
     return frozenset(Market(name) for name in stated)
 
 
 def stored(markets: Iterable[Market]) -> list[str]:
-    """The markets as rows keep them, in one order however they were stated."""
+    """Returns the markets in the order in which rows store them."""
     found = set(markets)
     return [market.value for market in Market if market in found]
 
@@ -73,37 +70,38 @@ def may_use(wanted: Markets, machine: Markets) -> bool:
 
 
 def wanted_by_all(stated: Collection[Markets]) -> Markets:
-    """What each of these deployments may use; `ANY` if there is no such market, or none states any."""
+    """Returns the markets that all these deployments may use; `ANY` if there is none, or none states any."""
     choices = [markets for markets in stated if markets]
     return reduce(frozenset.intersection, choices) if choices else ANY
 
 
 def strictest_first(markets: Markets) -> tuple[int, list[str]]:
-    """A key to sort by: whoever may use fewer machines gets its own first, and `ANY` comes last."""
+    """Sort key: deployments with fewer usable machines choose first, `ANY` last."""
     return len(markets) or len(Market) + 1, stored(markets)
 
 
 NAMED_MOST = 3
-"""Pools that one sentence names."""
+"""Pools named in one sentence."""
 
 
 RESERVATIONS = frozenset({Market.RESERVED, Market.BLOCK, Market.INTERRUPTIBLE})
-"""These name the reservation that their machines are in."""
+"""Markets whose pools name a reservation."""
 
 UNPRICED = 1e6
 """US dollars an hour: more than any machine costs."""
 
 PAID_ANYWAY = frozenset({Market.RESERVED, Market.BLOCK})
-"""AWS bills these for the capacity, used or not: a reservation by the hour, a Capacity Block in advance."""
+"""AWS bills their capacity used or not: reservations by the hour, Capacity Blocks in advance."""
 
 DECLARABLE = (Market.SPOT, Market.OPEN)
-"""Pools of these are declared by a person. All others are found by the reading of a region's stack."""
+"""Users declare pools of these markets. All others come from a region's stack."""
 
 
 class LaunchOutcome(StrEnum):
-    """What came of one launch call. `later` and `unknown`: it may have been carried out. `mismatched`: what was asked
-    differs from what the same token asked before, which is a fault of ours, and machines may run. `attempt_ended`: what
-    this token launched has ended."""
+    """Outcome of one launch call. `later` and `unknown`: it may have been carried out. `mismatched`: the request
+    differs from the token's earlier one, which is a bug, and machines may run. `attempt_ended`: the token's launch has
+    ended.
+    """
 
     LAUNCHED = "launched"
     NO_CAPACITY = "no_capacity"
@@ -116,11 +114,11 @@ class LaunchOutcome(StrEnum):
 
 
 DEFINITE = frozenset(set(LaunchOutcome) - {LaunchOutcome.LATER, LaunchOutcome.UNKNOWN, LaunchOutcome.MISMATCHED})
-"""After these nothing more can come of the attempt than is known."""
+"""The attempt can yield nothing more."""
 
 
 class Scope(StrEnum):
-    """How far "no capacity" reaches."""
+    """What "no capacity" applies to."""
 
     POOL = "pool"
     SUBNET = "subnet"
@@ -128,9 +126,9 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Seconds. `pause_s` doubles with each failure in a row up to `pause_most_s` (Karpenter rests an offering for
-    180 s, ParallelCluster for 600). `quota_pause_s`: a person has to ask for more first. `boot_s`: until a machine has
-    joined. `block_margin_s`: before the end of a Capacity Block, of which EC2 ends the machines from 30 minutes before.
+    """Seconds. `pause_s` doubles with each failure in a row up to `pause_most_s` (Karpenter pauses an offering for 180
+    s, ParallelCluster for 600). `quota_pause_s`: an operator must raise the quota. `boot_s`: until a machine has
+    joined. `block_margin_s`: before the end of a Capacity Block, whose machines EC2 terminates from 30 minutes before.
     """
 
     pause_s: float = 180.0
@@ -150,8 +148,9 @@ SETTINGS = PoolSettings()
 
 @dataclass(frozen=True, slots=True)
 class UnitView:
-    """Machines to be launched together or not at all. `near`: network nodes, widest first, below which they should be.
-    `markets`: in which they may be bought. `wanted`: somebody still needs them."""
+    """Machines that are launched together or not at all. `near`: network nodes, widest first, to place them under.
+    `markets`: allowed ones. `wanted`: still needed.
+    """
 
     id: str
     region: str
@@ -164,13 +163,13 @@ class UnitView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """`position`: the order in which a person wants pools used. `path`: where its machines will be, as far as is known:
-    zone id, then the network nodes of its reservation. `placement_group`: of a reservation only the one that it was
-    made in, for another one would keep part of it out of reach (eksctl #7949). `free`: machines left in its reservation
-    when it was last looked at; None: not known. `failures`: in a row. `ends_at`: of a Capacity Block. `max_price`: US
-    dollars an hour, of spot; None: the price on demand. `price_per_hour`: what its provider asks for a machine;
-    None: not known. `extra_price`: of a region that tries the cheapest first, what one machine more costs an hour,
-    `UNPRICED` where nobody knows; None: pools are tried by their positions alone."""
+    """`position`: order set by users. `path`: where its machines will be, if known: zone ID, then the network nodes of
+    its reservation. `placement_group`: a reservation's own; another one would make part of it unusable (eksctl #7949).
+    `free`: machines of its reservation at the last reading; None: unknown. `failures`: in a row. `ends_at`: of a
+    Capacity Block. `max_price`: US dollars an hour for spot; None: the on-demand price. `price_per_hour`: the
+    provider's price of a machine; None: unknown. `extra_price`: in regions that use the cheapest pool first, the cost
+    of one more machine an hour, `UNPRICED` if unknown; None: only positions count.
+    """
 
     id: int
     region: str
@@ -199,7 +198,7 @@ class PoolView:
 
 
 def pool_state(pool: PoolView, now: datetime, settings: PoolSettings = SETTINGS) -> PoolState:
-    """What a pool is good for, for one machine of a deployment that may use its market."""
+    """Returns the state of a pool for one machine of a deployment that may use its market."""
     if not pool.enabled:
         return PoolState.OFF
     if pool.ends_at is not None and now + settings.useful >= pool.ends_at:
@@ -210,7 +209,7 @@ def pool_state(pool: PoolView, now: datetime, settings: PoolSettings = SETTINGS)
 
 
 def moved(order: Sequence[int], pool: int, position: int) -> tuple[int, ...]:
-    """The ids of a type's pools in a new order, in which `pool` is at `position`; past the last one it is the last."""
+    """Returns the IDs of a type's pools with `pool` at `position`; larger positions mean last."""
     others = [one for one in order if one != pool]
     return (*others[:position], pool, *others[position:])
 
@@ -223,7 +222,7 @@ class TryPool:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """No pool before `until`."""
+    """No pool is usable before `until`."""
 
     until: datetime
     reason: str
@@ -231,14 +230,14 @@ class WaitFor:
 
 @dataclass(frozen=True, slots=True)
 class Hopeless:
-    """No pool will do until a person, or another reservation, changes what there is."""
+    """No pool is usable until an operator or a reservation changes something."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PausePool:
-    """Use this pool for nothing before `until`."""
+    """Do not use this pool before `until`."""
 
     pool: int
     until: datetime
@@ -248,15 +247,16 @@ class PausePool:
 
 @dataclass(frozen=True, slots=True)
 class ResumePool:
-    """It had machines: forget its failures."""
+    """It had machines: reset its failures."""
 
     pool: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a pool may be used for a unit: from `usable_at` on; None: not before something changes. `reason`: why not
-    now, "" if it may be."""
+    """Whether a unit may use a pool: from `usable_at` on; None: not until something changes. `reason`: why not now, or
+    "".
+    """
 
     pool: PoolView
     usable_at: datetime | None
@@ -266,12 +266,13 @@ class Fit:
 def plan_pool(
     unit: UnitView, pools: Sequence[PoolView], now: datetime, settings: PoolSettings = SETTINGS
 ) -> TryPool | WaitFor | Hopeless:
-    """The pool to try next: the nearest to `unit.near`, of those the cheapest where prices count, of those the first by
-    position."""
+    """Returns the pool to try next: the nearest to `unit.near`, then the cheapest where prices count, then the first by
+    position.
+    """
     found = fits(unit, pools, now, settings)
     usable = next((fit.pool for fit in found if not fit.reason), None)
     if usable is not None:
-        return TryPool(usable, _why(unit, usable, found))
+        return TryPool(usable, _choice_reason(unit, usable, found))
     said = _listed([f"{fit.pool.name}: {fit.reason}" for fit in found])
     times = [fit.usable_at for fit in found if fit.usable_at is not None]
     if times:
@@ -284,14 +285,14 @@ def plan_pool(
 def why_not(
     unit: UnitView, pools: Sequence[PoolView], now: datetime, settings: PoolSettings = SETTINGS
 ) -> Mapping[int, str]:
-    """Of each pool that has such machines, by its id: why the unit would not be launched from it now; "" if it may."""
+    """Returns, by pool ID, why the unit would not be launched from it now, or ""."""
     return {fit.pool.id: fit.reason for fit in fits(unit, pools, now, settings)}
 
 
 def fits(
     unit: UnitView, pools: Sequence[PoolView], now: datetime, settings: PoolSettings = SETTINGS
 ) -> tuple[Fit, ...]:
-    """The pools of the unit's region and instance type, in the order in which they are tried."""
+    """Returns the pools of the unit's region and type in order of use."""
     own = [pool for pool in pools if (pool.region, pool.instance_type) == (unit.region, unit.instance_type)]
     own.sort(key=lambda pool: (-shared_prefix(pool.path, unit.near), pool.extra_price or 0.0, pool.position, pool.id))
     return tuple(_fit(unit, pool, now, settings) for pool in own)
@@ -299,13 +300,13 @@ def fits(
 
 def _fit(unit: UnitView, pool: PoolView, now: datetime, settings: PoolSettings) -> Fit:
     if not pool.enabled:
-        return Fit(pool, None, "a person has switched it off")
+        return Fit(pool, None, "a user disabled it")
     if pool.market not in unit.markets:
         return Fit(pool, None, f"its deployment does not use {pool.market}")
     if pool.ends_at is not None and now + settings.useful >= pool.ends_at:
-        return Fit(pool, None, f"it ends at {_said(pool.ends_at)}, before a machine would be of use")
+        return Fit(pool, None, f"it ends at {_utc_text(pool.ends_at)}, too soon for a new machine")
     if pool.paused_until is not None and pool.paused_until > now:
-        return Fit(pool, pool.paused_until, f"it rests until {_said(pool.paused_until)}, because {pool.pause_reason}")
+        return Fit(pool, pool.paused_until, f"it is paused until {_utc_text(pool.paused_until)}: {pool.pause_reason}")
     if pool.market in RESERVATIONS and pool.free is not None and pool.free < unit.count:
         again = now + timedelta(seconds=settings.pause_s)
         return Fit(pool, again, f"its reservation has room for {pool.free} of {unit.count} machines")
@@ -321,9 +322,8 @@ def pauses(
     now: datetime,
     settings: PoolSettings = SETTINGS,
 ) -> tuple[PausePool | ResumePool, ...]:
-    """Which pools rest after a launch call in one, to which `text` was the answer. No pause ends earlier by it.
-
-    `pools` as they are now: that of the attempt may be hours old, and others have failed since.
+    """Returns the pools to pause or resume after a launch call with the answer `text`. No pause gets shorter. `pools`
+    must be current: the attempt's own view may be hours old.
     """
     pool = next((one for one in pools if one.id == pool_id), None)
     if pool is None:
@@ -343,8 +343,9 @@ def pauses(
 
 
 def quota_family(instance_type: str) -> str:
-    """Which quota of EC2 its vCPUs count against: "Running On-Demand P instances", "… Trn …", "… G and VT …",
-    "… Standard (A, C, D, H, I, M, R, T, Z) …" (https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html).
+    """Returns the EC2 quota of the type's vCPUs: "Running On-Demand P instances", "… Trn …", "… G and VT …", "…
+    Standard (A, C, D, H, I, M, R, T, Z) …"
+    (https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html).
     """
     letters = instance_type[: next((at for at, sign in enumerate(instance_type) if not sign.isalpha()), None)]
     if letters in _STANDARD:
@@ -370,7 +371,7 @@ def _paused(pool: PoolView, until: datetime, failures: int, reason: str) -> Paus
     return PausePool(pool.id, until, failures, reason)
 
 
-def _why(unit: UnitView, pool: PoolView, found: Sequence[Fit]) -> str:
+def _choice_reason(unit: UnitView, pool: PoolView, found: Sequence[Fit]) -> str:
     near = shared_prefix(pool.path, unit.near)
     where = f", {near} of {len(unit.near)} network nodes shared" if unit.near else ""
     passed = []
@@ -378,11 +379,11 @@ def _why(unit: UnitView, pool: PoolView, found: Sequence[Fit]) -> str:
         if fit.pool is pool:
             break
         passed.append(f"{fit.pool.name}: {fit.reason}")
-    return f"{pool.name}{where}{_cheap(pool, found)}" + (f"; not {_listed(passed)}" if passed else "")
+    return f"{pool.name}{where}{_price_reason(pool, found)}" + (f"; not {_listed(passed)}" if passed else "")
 
 
-def _cheap(pool: PoolView, found: Sequence[Fit]) -> str:
-    """Why it comes before those that have a better place in the order and would do as well."""
+def _price_reason(pool: PoolView, found: Sequence[Fit]) -> str:
+    """Why it precedes usable pools with a better position."""
     dearer = [fit.pool for fit in found if not fit.reason and fit.pool.position < pool.position]
     dearer = [one for one in dearer if (one.extra_price or 0.0) > (pool.extra_price or 0.0)]
     if not dearer:
@@ -392,12 +393,12 @@ def _cheap(pool: PoolView, found: Sequence[Fit]) -> str:
 
 def _dollars(pool: PoolView) -> str:
     if pool.market in PAID_ANYWAY:
-        return "no more, for it is paid for"
-    return "what nobody knows" if pool.extra_price == UNPRICED else f"{pool.extra_price or 0.0:.2f} $/h"
+        return "0 $/h, because it is already paid"
+    return "an unknown price" if pool.extra_price == UNPRICED else f"{pool.extra_price or 0.0:.2f} $/h"
 
 
 def extra_price(market: Market, effective: float | None) -> float:
-    """What one machine more of a pool costs an hour: nothing where its capacity is paid for whether it runs or not."""
+    """Cost of one more machine an hour: 0 if the capacity is paid in any case."""
     return 0.0 if market in PAID_ANYWAY else UNPRICED if effective is None else effective
 
 
@@ -406,5 +407,5 @@ def _listed(sentences: Sequence[str]) -> str:
     return "; ".join(sentences[:NAMED_MOST]) + more
 
 
-def _said(moment: datetime) -> str:
+def _utc_text(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"

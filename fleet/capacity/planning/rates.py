@@ -1,7 +1,6 @@
-"""What a machine costs, draws and emits, and how well that is known. Pure. Accounting and planners take it from here.
-
-An operator's rate in force comes first, then what the provider says of this very machine, then dated lists. What nobody
-states is unknown, and nothing that rests on it is shown as a figure.
+"""Prices, power and emissions of machines, and how reliable each number is. Pure; accounting and planners use it. An
+operator's current rate overrides the provider's price of the machine, which overrides dated lists. Unknown numbers are
+never shown as figures.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,10 +23,10 @@ MICRO_USD = 1_000_000
 
 
 class Source(IntEnum):
-    """How well a number is known; of numbers that are put together, the greatest counts.
+    """Reliability of a number; combined numbers take the weakest.
 
-    MEASURED: by a meter, or what the bill says: the provider's price of this machine, an operator's own rate. RATED:
-    out of a list, or a share of a rated maximum. ESTIMATED: by a model or an average. UNKNOWN: a part of it is.
+    MEASURED: metered or billed: the provider's price of this machine, an operator's rate. RATED: from a list, or a
+    share of a rated maximum. ESTIMATED: from a model or an average. UNKNOWN: a part is missing.
     """
 
     MEASURED = 0
@@ -41,9 +40,10 @@ class Source(IntEnum):
 
 
 class RateKind(StrEnum):
-    """What an operator may state: US dollars an hour and watts of a machine by its type; by region grams of CO2
-    equivalent for a kilowatt-hour, and the power usage effectiveness; and by deployment US dollars that tenants are
-    charged for a million tokens of prompts, of prompts out of a cache, and of completions."""
+    """Rates that operators set: US dollars an hour and watts of a machine by type; by region grams of CO2 equivalent
+    for a kilowatt-hour, and power usage effectiveness; by deployment US dollars for a million tokens of prompts, cached
+    prompts and completions.
+    """
 
     MACHINE_PRICE = "machine_price"
     MACHINE_WATTS = "machine_watts"
@@ -55,9 +55,9 @@ class RateKind(StrEnum):
 
 
 OF_MACHINES = frozenset({RateKind.MACHINE_PRICE, RateKind.MACHINE_WATTS})
-"""Rates of instance types, in one region or in all."""
+"""Rates of instance types, in one or all regions."""
 OF_TOKENS = frozenset({RateKind.PROMPT_PRICE, RateKind.CACHED_PRICE, RateKind.COMPLETION_PRICE})
-"""Rates of deployments; the others are of regions."""
+"""Rates of deployments; the other rates are of regions."""
 MOST = {
     RateKind.MACHINE_PRICE: Decimal(100_000),
     RateKind.MACHINE_WATTS: Decimal(1_000_000),
@@ -67,15 +67,16 @@ MOST = {
     RateKind.CACHED_PRICE: Decimal(1_000_000),
     RateKind.COMPLETION_PRICE: Decimal(1_000_000),
 }
-"""More than any machine, place or model has: a slip of the unit."""
+"""Higher values are mistakes in the unit."""
 LEAST = {RateKind.PUE: Decimal(1)}
-"""A data centre takes no less than its machines do."""
+"""A data centre draws at least as much as its machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """From `valid_from` until a later one. `region` empty: in all that have no rate of their own; `market`: of machines
-    that are bought in it alone, empty: of all that it has no rate of its own for."""
+    """Valid from `valid_from` until the next one. `region` empty: regions without an own rate; `market` empty: markets
+    without an own rate.
+    """
 
     kind: RateKind
     subject: str
@@ -94,17 +95,16 @@ class MachinePrice:
 
     @property
     def usd(self) -> float | None:
-        """US dollars an hour; None: unknown."""
+        """US dollars an hour, or None."""
         return None if self.source is Source.UNKNOWN else self.micro_usd / MICRO_USD
 
     def text(self) -> str:
-        """ "6.45 $/h (rated)"."""
-        return "a price that nobody states" if self.usd is None else f"{self.usd:.2f} $/h ({self.source.label})"
+        return "unknown price" if self.usd is None else f"{self.usd:.2f} $/h ({self.source.label})"
 
 
 @dataclass(frozen=True, slots=True)
 class PowerRating:
-    """The most watts of a machine's accelerators, and of the rest of it."""
+    """Maximum watts of a machine's accelerators, and of its other parts."""
 
     accelerators: float
     host: float
@@ -112,14 +112,14 @@ class PowerRating:
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Micrograms of CO2 equivalent for a joule that a machine takes, what is around it included."""
+    """Micrograms of CO2 equivalent for a joule of a machine, PUE included."""
 
     ug_per_joule: Decimal
     source: Source
 
 
 class Rates:
-    """The operator's rates in force at one time."""
+    """Operators' rates in force at one time."""
 
     def __init__(self, rates: Iterable[Rate], now: datetime) -> None:
         in_force: dict[tuple[RateKind, str, str, str], Decimal] = {}
@@ -129,7 +129,7 @@ class Rates:
         self._in_force = in_force
 
     def find(self, kind: RateKind, subject: str, region: str = "", market: str = "") -> Decimal | None:
-        """The one of the market, or else of all markets; of these the one of the region, or else of all regions."""
+        """Returns the rate of the market, else of all markets; among these of the region, else of all regions."""
         places = ((market, region), (market, ""), ("", region), ("", ""))
         found = (self._in_force.get((kind, subject, *place)) for place in places)
         return next((value for value in found if value is not None), None)
@@ -138,8 +138,7 @@ class Rates:
 def machine_price(
     rates: Rates, shape: InstanceShape, region: str, stated: float | None, market: str = ""
 ) -> MachinePrice:
-    """What a machine costs now. `stated`: what its provider says of it, in US dollars an hour; `market`: how it is
-    bought, empty: unknown."""
+    """Returns the current price. `stated`: the provider's, in US dollars an hour; `market`: empty if unknown."""
     own = rates.find(RateKind.MACHINE_PRICE, shape.name, region, market)
     if own is not None:
         return MachinePrice(round(own * MICRO_USD), Source.MEASURED)
@@ -151,7 +150,7 @@ def machine_price(
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How a machine is bought, and what its provider asks for one: US dollars an hour, None: not known."""
+    """A market with the provider's price in US dollars an hour, or None."""
 
     market: str = ""
     usd: float | None = None
@@ -159,8 +158,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class MachinePrices:
-    """What machines cost at any time, the future as far as rates begin there: the operator's rate in force, else what
-    the provider asks, else the dated list. `offers`: (region, instance type) -> that of the pool which is tried first.
+    """Prices at any time, including future rates: the operator's rate, else the provider's price, else the dated list.
+    `offers`: (region, instance type) to the first pool's offer.
     """
 
     rates: tuple[Rate, ...] = ()
@@ -168,31 +167,31 @@ class MachinePrices:
     offers: Mapping[tuple[str, str], Offer] = field(default_factory=dict)
 
     def of(self, region: str, instance_type: str, at: datetime, offer: Offer | None = None) -> MachinePrice:
-        """`offer`: that of this very machine or pool; None: of what would be launched next."""
+        """`offer`: of this machine or pool; None: of the next launch."""
         shape = self.shapes.get(instance_type) or INSTANCE_TYPES.get(instance_type) or InstanceShape(instance_type, "")
         asked = offer or self.offers.get((region, instance_type), Offer())
         return machine_price(Rates(self.rates, at), shape, region, asked.usd, asked.market)
 
     def changes(self, since: datetime, until: datetime) -> tuple[datetime, ...]:
-        """When rates of machines begin within this time, in order: prices stay as they are between."""
+        """Times within this period at which rates of machines begin, in order."""
         begun = {rate.valid_from for rate in self.rates if rate.kind is RateKind.MACHINE_PRICE}
         return tuple(sorted(at for at in begun if since < at < until))
 
 
 def power_rating(rates: Rates, shape: InstanceShape, region: str) -> PowerRating | None:
-    """None: nobody states what such a machine draws."""
+    """None if unknown."""
     own = rates.find(RateKind.MACHINE_WATTS, shape.name, region)
     total = float(own) if own is not None else shape.watts or _listed(shape).watts
     if not total:
         return None
     if shape.accelerator not in CHIP_WATTS and shape.chips:
-        return PowerRating(total, 0.0)  # nobody says which part is whose: the whole machine is as busy as its chips
+        return PowerRating(total, 0.0)  # no split is known: the whole machine counts as busy as its chips
     chips = min(total, shape.chips * CHIP_WATTS.get(shape.accelerator, 0.0))
     return PowerRating(chips, total - chips)
 
 
 def emission(rates: Rates, region: str, aws_region: str) -> Emission:
-    """Of a region; `aws_region`: as AWS calls it, empty elsewhere. grams/kWh x PUE, as micrograms for a joule."""
+    """Of a region: grams/kWh x PUE as micrograms for a joule. `aws_region`: AWS's name, or ""."""
     grid, overhead = rates.find(RateKind.GRID_INTENSITY, region), rates.find(RateKind.PUE, region)
     sources = [
         Source.MEASURED if grid is not None else Source.RATED if aws_region in GRIDS else Source.ESTIMATED,
@@ -204,5 +203,5 @@ def emission(rates: Rates, region: str, aws_region: str) -> Emission:
 
 
 def _listed(shape: InstanceShape) -> InstanceShape:
-    """What the lists of today say, for a row of an earlier release."""
+    """Current list values for a row of an earlier release."""
     return INSTANCE_TYPES.get(shape.name, shape)

@@ -1,17 +1,9 @@
-"""What the capacity planner looks at. Pure data.
-
-Slots are `slot_s` long, the first one begins at `at`. Amounts of work are requests at once, as tested capacity is; work
-of batches is requests at once times seconds. Money is US dollars.
-
-What of a plan counts for one place: its cells of all types together, slot by slot, and the need that the autoscaler
-takes from the next ones. Pure; no numpy, for web and the control loops.
-
-Which machines are to be warm before the cells that the plan of the day wants: a machine boots before its cell loads,
-so it is ordered a boot earlier than the autoscaler orders the cell, and one that is needed again soon is not given
-back. Pure; no numpy, for the reconciler.
-
-It launches nothing: what it says stands beside the spares that an operator keeps, and the reconciler launches and gives
-back by that as ever, within the caps of its provider and the limits of a pass.
+"""Input and output of the capacity planner, and what other planners take from a plan: the autoscaler's need, batch
+budgets, and machines to warm up. Pure, without numpy, for web and the control loops. Slots are `slot_s` long; the first
+begins at `at`. Work is concurrent requests, as tested capacity is; batch work is concurrent requests times seconds.
+Money is US dollars. A machine boots before its cell loads, so it is ordered one boot time before the autoscaler orders
+the cell, and kept if it is soon needed again. The reconciler launches and releases such machines like operators'
+spares, within caps and limits.
 """
 
 import math
@@ -32,8 +24,9 @@ USUAL_PRIORITY = PRIORITIES[ServingClass.REALTIME]
 
 @dataclass(frozen=True, slots=True)
 class CellKind:
-    """A deployment's cell on an instance type. `per_cell`: requests at once that it was tested for; `nodes`: machines
-    that it takes; `lost_cache`: what a start costs beside its machines, for caches that are cold."""
+    """A deployment's cell on an instance type. `per_cell`: tested concurrent requests; `nodes`: its machines;
+    `lost_cache`: cost of cold caches after a start.
+    """
 
     instance_type: str
     per_cell: float
@@ -43,7 +36,7 @@ class CellKind:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is expected of real-time work, slot by slot, as quantiles of the mean of the slot."""
+    """Expected real-time load, as quantiles of each slot's mean."""
 
     p50: tuple[float, ...]
     p90: tuple[float, ...]
@@ -51,8 +44,9 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """Work that should be done `within_s` of `at`; several that are due at different times add up. `is_late`: it would
-    not be done in time otherwise, so it is covered like real-time work, evenly until a tenth of its time is left."""
+    """Work due `within_s` after `at`; work with several due times adds up. `is_late`: it would not finish in time, so
+    it is covered like real-time work, evenly until a tenth of its time is left.
+    """
 
     work: float
     within_s: float
@@ -61,9 +55,10 @@ class BatchWork:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPlace:
-    """A deployment in a region. `cells`: there now or starting, by instance type. `demand` None: nobody forecasts it,
-    so it keeps what it has. `least` and `most`: cells of all types together; equal where a person sets the number.
-    `is_bound_by_budget`: its range goes on beyond `most`."""
+    """A deployment in a region. `cells`: running or starting, by type. `demand` None: no forecast, so it keeps its
+    cells. `least` and `most`: cells of all types; equal if a user sets the number. `is_bound_by_budget`: the range
+    continues beyond `most`.
+    """
 
     region: str
     least: int
@@ -76,8 +71,9 @@ class PlannedPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDeployment:
-    """`target`: to which share of tested capacity real-time work fills cells; `start_up_s`: from a decision until a
-    cell is ready. The higher its `priority`, the later it lacks machines that are short."""
+    """`target`: share of tested capacity for real-time work; `start_up_s`: from a decision until a cell is ready.
+    Deployments with a higher `priority` lose scarce machines later.
+    """
 
     name: str
     start_up_s: float
@@ -89,9 +85,9 @@ class PlannedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class MachinePool:
-    """Machines of one type in a region that are had at one price, per machine and hour: what is saved where one is not
-    used. 0 for those that are paid for anyhow. `count`: how many there may be; `now`: how many there are. `from_s` and
-    `until_s`: of a block, in which time of the plan it can be used."""
+    """Machines of one type in a region at one price per machine and hour, which an unused machine saves; 0 if paid in
+    any case. `count`: maximum; `now`: running. `from_s` and `until_s`: usable time of a block in the plan.
+    """
 
     region: str
     instance_type: str
@@ -114,12 +110,12 @@ class CapacityView:
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """`batch_fill`: to which share of tested capacity cells are filled with batch work beside what is expected at p50.
-    `surge_fill`: and with real-time work at p90, where they are filled to the target with what is expected: a target's
-    head-room is for what a forecast is off by, too, so it is not bought twice.
-    `solve_s`: until the solver of the day must have answered; `whole_s`: that of whole numbers in the first
-    `whole_slots`, which is asked up to `whole_most` variables. The prices of what is lacking, in multiples of the
-    dearest capacity: a step of priority doubles that of real-time work."""
+    """`batch_fill`: share of tested capacity for batches and expected load (p50) together. `surge_fill`: for real-time
+    work at p90, above the target, because a target's head-room already covers forecast errors. `solve_s`: time limit of
+    the day's program; `whole_s`: of integers in the first `whole_slots`, tried with up to `whole_most` variables.
+    Penalties of uncovered load are multiples of the most expensive capacity: a step of priority doubles that of
+    real-time work.
+    """
 
     batch_fill: float = 0.9
     surge_fill: float = 0.9
@@ -133,8 +129,9 @@ class CapacitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a plan does not cover. Of `realtime` work from `at_s` on, in `lasts_s` all together, `requests` at once at
-    most; of `batch` work that is due at `at_s`, `requests` at once as the mean of the seconds until then."""
+    """Load that a plan does not cover. `realtime`: from `at_s` on, for `lasts_s` in total, at most `requests`
+    concurrently. `batch` work due at `at_s`: `requests` is the mean until then.
+    """
 
     deployment: str
     region: str
@@ -157,8 +154,9 @@ class PlannedCells:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """Requests at once of real-time work that are expected, and those that are to be covered, slot by slot.
-    `start_up_s`: in which time a cell was taken to start."""
+    """Concurrent real-time requests, expected and to cover, slot by slot. `start_up_s`: assumed start time of
+    a cell.
+    """
 
     deployment: str
     region: str
@@ -169,8 +167,7 @@ class PlannedLoad:
 
 @dataclass(frozen=True, slots=True)
 class BatchBudget:
-    """What real-time work is not expected to use: requests at once that batches may have, slot by slot; and of which
-    the plan counts on being used for what is due."""
+    """Concurrent requests for batches, slot by slot, and the part planned for due work."""
 
     deployment: str
     region: str
@@ -180,7 +177,7 @@ class BatchBudget:
 
 @dataclass(frozen=True, slots=True)
 class PlannedMachines:
-    """Machines of a pool that are used or kept, slot by slot."""
+    """Machines of a pool, used or kept, slot by slot."""
 
     region: str
     instance_type: str
@@ -190,9 +187,10 @@ class PlannedMachines:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A change from one slot to the next. `kind`: `start` and `stop` cells, `move` nodes that are `taken_from` another
-    deployment, region or type, `launch` and `give_back` machines of a pool. `dollars`: what it costs (an hour of the
-    machines and the price of a shift), less than 0 for what it saves an hour."""
+    """A change between two slots. `kind`: `start` and `stop` cells, `move` nodes `taken_from` another deployment,
+    region or type, `launch` and `give_back` machines of a pool. `dollars`: cost of an hour and the shift; below 0:
+    savings in an hour.
+    """
 
     at_s: float
     kind: str
@@ -207,8 +205,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """`solver`: which way it was found: `whole`, `lp` or `greedy`; `why`: why not by a better one. `dollars`: what
-    machines and shifts cost slot by slot; `shifts`: starts of cells that they include."""
+    """`solver`: `whole`, `lp` or `greedy`; `why` no better one. `dollars`: of machines and shifts, slot by slot;
+    `shifts`: starts of cells.
+    """
 
     at: datetime
     slot_s: int
@@ -229,17 +228,18 @@ class CapacityPlan:
         return sum(self.dollars)
 
 
-# How many cells of a deployment its budget pays for, region by region. Pure; no numpy, for web.
-# The autoscaler shares a budget by what is lacking at the moment. A plan cannot, for a day has many moments; so it
-# goes by the greatest load that is expected of each region.
+# Cells that a deployment's budget allows, by region.
+# The autoscaler shares a budget by the current lack. A plan covers a whole day, so it shares by each region's
+# highest expected load.
 
 
 def within_budget(
     places: Sequence[PlannedPlace], prices: Mapping[str, float], budget: float | None
 ) -> tuple[PlannedPlace, ...]:
-    """The places of a deployment with no more cells than its budget, US dollars an hour, pays for all together: what
-    the least of each leaves of it is shared by the greatest p90. `prices`: US dollars an hour of a cell by region; 0:
-    unknown, which counts as nothing, as for the autoscaler. What ranges begin with is never taken away for it."""
+    """Limits the places of a deployment to its budget in US dollars an hour: each gets its minimum, and the rest is
+    shared by the highest p90. `prices`: US dollars an hour of a cell by region; 0: unknown, which counts as nothing, as
+    in the autoscaler. Minimums always stay.
+    """
     if budget is None:
         return tuple(places)
     left = max(0.0, budget - sum(place.least * prices[place.region] for place in places))
@@ -251,7 +251,7 @@ def within_budget(
 
 
 def _bounded(place: PlannedPlace, left: float, price: float) -> PlannedPlace:
-    """Where nobody forecasts the load the plan keeps what there is, and buys nothing."""
+    """Without a forecast the plan keeps the cells and buys none."""
     if not price or place.demand is None:
         return place
     most = place.least + int(left / price)
@@ -259,20 +259,21 @@ def _bounded(place: PlannedPlace, left: float, price: float) -> PlannedPlace:
 
 
 FRESH_S = 2700.0
-"""A plan is made every quarter of an hour; after two that were missed it counts no more."""
+"""Plans come every 15 minutes; after two missed ones a plan expires."""
 
 
 HELD_S = 1800.0
-"""Cells are held for what the plan has so long after the need: who starts a cell again within half an hour pays for two
-starts, and the next plan may turn as well. Over two recorded weeks that more than halves the turns, for a thousandth of
-the cost (docs/bench/capacity_plan.md)."""
+"""Cells are kept so long after the planned need: a restart within half an hour costs two starts, and the next plan may
+differ. Over two recorded weeks this more than halves the changes for a thousandth of the cost
+(docs/bench/capacity_plan.md).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacePlan:
-    """A deployment in a region, slot by slot from `at` on: cells; requests at once that are expected, those that are to
-    be covered, those that batches may have (none where nobody forecasts the load), and what of these is due.
-    `start_up_s`: in which time a cell was taken to start."""
+    """A deployment in a region, slot by slot from `at` on: cells; concurrent requests expected, to cover, and for
+    batches (none without a forecast), and the due part. `start_up_s`: assumed start time of a cell.
+    """
 
     at: datetime
     slot_s: int
@@ -300,8 +301,9 @@ def place_plan(plan: CapacityPlan, deployment: str, region: str) -> PlacePlan | 
 
 
 def at_load(place: PlacePlan, factor: float) -> PlacePlan:
-    """What the plan would have at so many times the load, as near as arithmetic comes without a solver: cells grow by
-    what they have room for; batches that are due are as many as before. It knows no range and no machines."""
+    """Approximates the plan at a multiple of the load, without a solver: cells grow with the load, due batches stay.
+    Ignores ranges and machines.
+    """
     due = place.due or (0.0,) * len(place.cells)
     cells = tuple(
         math.ceil(count * (cover * factor + more) / (cover + more) - 1e-9) if cover + more else count
@@ -312,9 +314,9 @@ def at_load(place: PlacePlan, factor: float) -> PlacePlan:
 
 
 def need_within(place: PlacePlan, now: datetime, start_up_s: float) -> PlannedNeed | None:
-    """The most cells until one that is ordered now has served for a slot, and as what is enough the most until half an
-    hour later; None: the plan is too old, or of a time to come, or nobody forecasts the load, so that it only has what
-    there was."""
+    """Returns the most cells until a cell ordered now has served for a slot, and as a sufficient number the most until
+    half an hour later; None if the plan is expired, in the future, or without a forecast.
+    """
     if not place.is_fresh(now) or not place.budget:
         return None
     age_s = (now - place.at).total_seconds()
@@ -325,18 +327,17 @@ def need_within(place: PlacePlan, now: datetime, start_up_s: float) -> PlannedNe
     slot = first + row.index(max(row))
     begins_at = place.at + timedelta(seconds=slot * place.slot_s)
     due = place.due[slot] if place.due else 0.0
-    batches = f", and batches that are due take {due:.1f}" if due else ""
+    batches = f", and due batches use {due:.1f}" if due else ""
     reason = (
-        f"from {begins_at:%H:%M} UTC on {place.expected[slot]:.1f} requests at once are expected and "
-        f"{place.cover[slot]:.1f} to be covered{batches}"
+        f"from {begins_at:%H:%M} UTC on {place.expected[slot]:.1f} concurrent requests are expected "
+        f"and {place.cover[slot]:.1f} must be covered{batches}"
     )
     later = last + 1 + math.ceil(HELD_S / place.slot_s)
     return PlannedNeed(max(row), reason, max(place.cells[first:later]))
 
 
 def batch_seconds(place: PlacePlan, now: datetime, within_s: float) -> float:
-    """Requests at once times seconds that batches may have from `now` on within a time. Beyond the end of the plan the
-    mean of its day."""
+    """Concurrent requests times seconds for batches from `now` on. After the plan's end, the mean of its day."""
     if not place.budget:
         return 0.0
     age_s = max(0.0, (now - place.at).total_seconds())
@@ -349,8 +350,9 @@ def batch_seconds(place: PlacePlan, now: datetime, within_s: float) -> float:
 
 
 def batch_time_s(place: PlacePlan, now: datetime, work: float) -> float | None:
-    """Seconds from `now` until batches may have had so much work, requests at once times seconds; None: never, as the
-    day is planned."""
+    """Seconds from `now` until batches get that much work, in concurrent requests times seconds; None: never in this
+    plan.
+    """
     if not place.budget or not (mean := sum(place.budget) / len(place.budget)):
         return None
     age_s, left = max(0.0, (now - place.at).total_seconds()), work
@@ -365,15 +367,12 @@ def batch_time_s(place: PlacePlan, now: datetime, work: float) -> float | None:
 LEAVING = frozenset({CellState.DRAINING, CellState.STOPPED})
 NAMED_MOST = 3
 Group = tuple[str, str]
-"""Region, instance type."""
 CellGroup = tuple[str, str, str]
-"""Deployment, region, instance type."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSpares:
-    """Idle nodes to have warm for cells that the plan of the day wants soon, and for which. `cells`: how many nodes
-    each of these takes, which are to be near each other."""
+    """Idle nodes to keep warm for planned cells. `cells`: nodes of each, which should be near each other."""
 
     count: int
     reason: str
@@ -381,18 +380,17 @@ class PlannedSpares:
 
 
 def cells_there(fleet: FleetView) -> Counter[CellGroup]:
-    """How many cells places have that stay, by type."""
+    """Remaining cells by type."""
     staying = (cell for cell in fleet.cells.values() if cell.state not in LEAVING)
     return Counter((cell.deployment, cell.region, cell.instance_type) for cell in staying)
 
 
 def planned_spares(fleet: FleetView, there: Mapping[CellGroup, int], now: datetime) -> dict[Group, PlannedSpares]:
-    """Machines beside those of the cells that there are: the most of any slot until a machine that is ordered now has
-    booted, and a cell on it has served for a slot. Cells that are wanted and not there yet count, or the machines that
-    were ready for them would be given back in the pass that makes them; not where they may be of one type or another,
-    which is decided as they come. What another deployment will need less is
-    counted off. What is planned is all of one plan; one that is too old, or whose deployment may have no more cells for
-    want of machines, counts for nothing."""
+    """Returns machines besides those of existing cells: the most of any slot until a machine ordered now has booted and
+    its cell has served for a slot. Wanted cells that do not exist yet count, so that their machines are not released in
+    the pass that creates the cells; not if several types are possible. Machines that another deployment releases are
+    subtracted. Only one fresh plan counts, and no deployment that lacks machines.
+    """
     more: dict[Group, dict[datetime, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     sizes: dict[tuple[str, str], int] = {}
     for place in fleet.planned:
@@ -424,6 +422,6 @@ def _most(slots: Mapping[datetime, Mapping[str, int]], sizes: Mapping[str, int])
     changes = sorted(slots[begins_at].items(), key=lambda one: (-abs(one[1]), one[0]))
     named = ", ".join(f"{nodes:+d} of {deployment}" for deployment, nodes in changes[:NAMED_MOST] if nodes)
     count = sum(slots[begins_at].values())
-    reason = f"from {begins_at:%H:%M} UTC on its cells take {count} machine{'' if count == 1 else 's'} more ({named})"
+    reason = f"from {begins_at:%H:%M} UTC on its cells need {count} machine{'' if count == 1 else 's'} more ({named})"
     cells = [sizes[name] for name, nodes in changes for _ in range(nodes // sizes[name])]
     return PlannedSpares(count, reason, tuple(cells))

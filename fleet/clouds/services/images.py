@@ -18,7 +18,7 @@ from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion, ImageMov
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState, ImageStep, plan_image
 from fleet.clouds.selectors import image_machines
 from fleet.machines.models import Machine
-from fleet.machines.planner import Said
+from fleet.machines.planner import Statement
 from fleet.machines.services.reports import notice_record
 from fleet.reconcile.planning.states import CloudRegionState, MachineState, NoticeKind, NoticeSource
 from kernel import live, wake_ups
@@ -179,10 +179,12 @@ def _apply_image_step(move: ImageMove, step: ImageStep, now: datetime) -> None:
     here = Machine.objects.filter(region_id=move.region_id, runs__in=step.leave).exclude(state=MachineState.GONE)
     target = f"back from {move.image}" if move.state == ImageState.BACK else f"to {move.image}"
     for machine in here:
-        _announce_machine(machine, Said(f"{move.pk}/{move.state}", now), now, f"{move.instance_type_id} moves {target}")
+        _announce_machine(
+            machine, Statement(f"{move.pk}/{move.state}", now), now, f"{move.instance_type_id} moves {target}"
+        )
 
 
-def _announce_machine(machine: Machine, said: Said, now: datetime, text: str = "") -> None:
+def _announce_machine(machine: Machine, said: Statement, now: datetime, text: str = "") -> None:
     notice_record(machine=machine, kind=NoticeKind.IMAGE, source=NoticeSource.IMAGE, said=said, text=text, now=now)
 
 
@@ -192,7 +194,7 @@ def _set_move_state(move: ImageMove, state: ImageState, reason: str, actor: str,
         told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
         told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
         for notice in told:
-            _announce_machine(notice.machine, Said("", now, over=True), now)
+            _announce_machine(notice.machine, Statement("", now, over=True), now)
     move.state, move.reason = state.value, reason
     _move_event(move, f"{move} is {state}: {reason}", actor, now)
 

@@ -29,7 +29,7 @@ from fleet.clouds.aws.notices import (
 from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.machines.models import Machine
-from fleet.machines.planner import ENDED, Said
+from fleet.machines.planner import ENDED, Statement
 from fleet.machines.services.reports import notice_record
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import MachineState, NoticeKind, NoticeSource
@@ -104,7 +104,7 @@ def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) ->
             machine=machine,
             kind=said.kind,
             source=NoticeSource.EVENTS,
-            said=Said(said.event_id, said.at, said.ends_at),
+            said=Statement(said.event_id, said.at, said.ends_at),
             text=said.text,
             now=now,
         )
@@ -113,7 +113,7 @@ def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) ->
 
 
 def _called_off(cloud: CloudRegion, said: CalledOff, now: datetime) -> None:
-    word = Said("", said.at, over=True)
+    word = Statement("", said.at, over=True)
     for machine in _cloud_machines(cloud).filter(provider_id__in=said.machines):
         notice_record(machine=machine, kind=said.kind, source=NoticeSource.EVENTS, said=word, now=now)
 
@@ -146,7 +146,7 @@ def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, 
         if event.machine in ours:
             first.setdefault((event.machine, event.kind), event)
     for (name, kind), event in first.items():
-        said = Said(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
+        said = Statement(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
         text = f"{event.code}: {event.text}"
         notice_record(machine=ours[name], kind=kind, source=NoticeSource.STATUS, said=said, text=text, now=now)
     for row in _open_by_status(cloud).filter(kind__in=SCHEDULED).select_related("machine"):
@@ -162,7 +162,7 @@ def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, M
                 machine=ours[name],
                 kind=NoticeKind.IMPAIRED,
                 source=NoticeSource.STATUS,
-                said=Said("impaired", now),
+                said=Statement("impaired", now),
                 text="its status checks fail",
                 since=since,
                 now=now,
@@ -179,7 +179,7 @@ def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
 
 
 def _settle_notice(row: CloudNotice, now: datetime) -> None:
-    word = Said("", now, over=True)
+    word = Statement("", now, over=True)
     notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, said=word, now=now)
 
 
@@ -213,7 +213,7 @@ def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
                 machine=machine,
                 kind=NoticeKind.BLOCK_END,
                 source=NoticeSource.BLOCK,
-                said=Said(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
+                said=Statement(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
                 text=f"{reservation.id} ends at {ends_at:%Y-%m-%d %H:%M} UTC",
                 now=now,
             )

@@ -1,5 +1,6 @@
-"""Invites hosts, lets them join, and removes machines. What a machine runs is its provider's; see
-fleet.providers.machines."""
+"""Invites hosts, lets them join, and removes machines. Never decides what runs on a machine; providers do
+(`fleet.clouds.machines`).
+"""
 
 import contextlib
 import hashlib
@@ -35,18 +36,18 @@ from kernel.transitions import StaleDecision
 MOST_INVITED = 1000
 LONGEST = timedelta(days=7)
 EXPIRED_KEPT = timedelta(days=7)
-"""Until then a refusal says that it expired, instead of that it is unknown."""
+"""Until then errors say "expired" instead of "unknown"."""
 REFUSALS_PER_MIN = 5
 STRANGERS_EVERY = timedelta(minutes=10)
 REASON_MOST = 300
 
 
 class InvitationRefused(Exception):
-    """The invitation does not let this host join; the text says why, for whoever runs the line."""
+    """The invitation does not let this host join; the text says why."""
 
 
 class NewInvitation(NamedTuple):
-    """An invitation, and the token that is shown once."""
+    """An invitation with its token, which is shown once."""
 
     invitation: Invitation
     text: str
@@ -62,10 +63,10 @@ def invitation_create(
     role: MachineRole = MachineRole.NODE,
     instance_type: str = "",
 ) -> NewInvitation:
-    """Let `count` hosts join a region within `expires_in`.
+    """Lets `count` hosts join a region within `expires_in`.
 
     Raises:
-        InvalidInput: an unknown region or instance type, a region of another provider, or a number out of its bounds.
+        InvalidInput: An unknown region or instance type, a region of another provider, or a number out of bounds.
     """
     place = Region.objects.filter(name=region).first()
     if place is None:
@@ -107,16 +108,16 @@ def invitation_create(
 
 
 def is_ticket(token: str) -> bool:
-    """Whether a token is that of a machine of a cloud, which proved which one it is."""
+    """Whether a token is a ticket of an attested cloud machine."""
     row = _invitation_row(token)
     return row is not None and row.machine_id is not None
 
 
 def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = "") -> Invitation:
-    """Let no more hosts join by an invitation. Who has joined stays, and cannot ask again with it.
+    """Withdraws an invitation. Joined hosts stay, but cannot use it again.
 
     Raises:
-        Conflict: it is withdrawn already.
+        Conflict: It is withdrawn already.
     """
     with transaction.atomic():
         invitation = Invitation.objects.select_for_update().get(prefix=prefix)
@@ -137,10 +138,10 @@ def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = ""
 
 
 def invitation_open(token: str, *, now: datetime) -> Invitation:
-    """The invitation of a token that lets one more host join.
+    """Returns the invitation of a token that lets one more host join.
 
     Raises:
-        InvitationRefused: unknown, used up, withdrawn or expired.
+        InvitationRefused: Unknown, used up, withdrawn or expired.
     """
     found = invitation_of(token, now=now)
     if found.left == 0:
@@ -149,7 +150,6 @@ def invitation_open(token: str, *, now: datetime) -> Invitation:
 
 
 def _invitation_row(token: str) -> Invitation | None:
-    """The invitation of a token, whether it counts or not."""
     found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
     return found if found is not None and secret_matches(token, found.digest) else None
 
@@ -160,10 +160,10 @@ def _used_up(invitation: Invitation) -> InvitationRefused:
 
 
 def invitation_of(token: str, *, now: datetime) -> Invitation:
-    """The invitation of a token, which may be used up.
+    """Returns the invitation of a token, used up or not.
 
     Raises:
-        InvitationRefused: unknown, withdrawn or expired.
+        InvitationRefused: Unknown, withdrawn or expired.
     """
     found = _invitation_row(token)
     if found is None:
@@ -182,12 +182,11 @@ def _check_counts(found: Invitation, now: datetime) -> None:
 
 
 def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
-    """Exchange an invitation for the credential of one machine, whose id follows from the nonce that it drew.
-
-    The machine that has used it may do so again while it is valid, because the first answer may have been lost.
+    """Exchanges an invitation for a machine's credential. The machine's ID follows from its nonce. The machine may
+    repeat the exchange while the invitation is valid, because the first response may have been lost.
 
     Raises:
-        InvitationRefused: unknown, used up, withdrawn or expired, or the id is not that of the nonce.
+        InvitationRefused: Unknown, used up, withdrawn or expired, or the ID does not match the nonce.
     """
     with transaction.atomic():
         invitation = invitation_of(token, now=now)
@@ -210,10 +209,10 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
 
 
 def _enrol_by_ticket(ticket: Invitation, subject: str, nonce: str, now: datetime) -> str:
-    """A machine of a cloud has its id from its launch, and proved the digest of its nonce."""
+    """A cloud machine has its ID from its launch, and attested the digest of its nonce."""
     machine = Machine.objects.select_for_update().get(id=ticket.machine_id)
-    if subject != machine.id or not hmac.compare_digest(ticket.proof_digest, _digest(nonce)):
-        raise InvitationRefused(f"this ticket is for {machine.id} and the nonce that it proved, and no others")
+    if subject != machine.id or not hmac.compare_digest(ticket.proof_digest, _nonce_digest(nonce)):
+        raise InvitationRefused(f"this ticket is only for {machine.id} with the nonce of its proof")
     if machine.state == MachineState.GONE or machine.revoked_at is not None:
         raise InvitationRefused(f"{machine.id} has ended or was revoked")
     Invitation.objects.filter(pk=ticket.pk).update(left=0)
@@ -221,7 +220,7 @@ def _enrol_by_ticket(ticket: Invitation, subject: str, nonce: str, now: datetime
 
 
 def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:
-    same = known.invitation_id == invitation.pk and hmac.compare_digest(known.nonce_digest, _digest(nonce))
+    same = known.invitation_id == invitation.pk and hmac.compare_digest(known.nonce_digest, _nonce_digest(nonce))
     if not same or known.state == MachineState.GONE or known.revoked_at is not None:
         raise InvitationRefused(f"{known.id} joined with another token, was revoked or was removed; uninstall it first")
 
@@ -239,7 +238,7 @@ def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datet
         instance_type_id=invitation.instance_type_id,
         type_stated=invitation.instance_type_id is not None,
         invitation=invitation,
-        nonce_digest=_digest(nonce),
+        nonce_digest=_nonce_digest(nonce),
         created_at=now,
         state_since=now,
     )
@@ -253,13 +252,14 @@ def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datet
     live.push("machines")
 
 
-def _digest(nonce: str) -> str:
+def _nonce_digest(nonce: str) -> str:
     return hashlib.sha256(nonce.encode()).hexdigest()
 
 
 def join_refused(*, token: str, address: str, reason: str, now: datetime) -> None:
-    """Count a host that did not join, and say why in an event. Strangers do not fill the timeline: of each token that
-    was ever an invitation's there are `REFUSALS_PER_MIN` events, and of all others together one in ten minutes."""
+    """Counts a host that did not join, with an event. To limit events, each known token gets `REFUSALS_PER_MIN`, and
+    all unknown tokens together one in ten minutes.
+    """
     row = _invitation_row(token)
     JOINS_REFUSED.labels("known" if row else "unknown").inc()
     kept, window = (REFUSALS_PER_MIN, timedelta(minutes=1)) if row else (1, STRANGERS_EVERY)
@@ -273,15 +273,15 @@ def join_refused(*, token: str, address: str, reason: str, now: datetime) -> Non
 
 
 def invitations_trim(*, now: datetime) -> int:
-    """Forget invitations that expired long ago. Returns how many."""
+    """Deletes invitations that expired long ago. Returns how many."""
     return Invitation.objects.filter(expires_at__lt=now - EXPIRED_KEPT).delete()[0]
 
 
 def machine_move(machine: Machine, to: MachineState, reason: str, *, now: datetime, **columns: object) -> bool:
-    """Change a machine's state if it still is as `machine` says, with its event. False: it is not.
+    """Changes a machine's state, with its event, if it is still as `machine` states. Returns whether it was.
 
     Raises:
-        ValueError: no machine goes that way.
+        ValueError: The transition is not allowed.
     """
     if to not in MACHINE_ALLOWED[MachineState(machine.state)]:
         raise ValueError(f"a machine cannot go from {machine.state} to {to}")
@@ -303,19 +303,19 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
 
 
 def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Have a machine leave: what serves on it is replaced first, then it stops, wipes and uninstalls itself. One that
-    is not connected, and runs nothing, is gone at once; its credential is refused from now on. So is one that went away
-    before it said that it had left, when it is removed again.
+    """Removes a machine: its node or ingress is replaced first, then it stops, wipes its data and uninstalls itself. A
+    disconnected machine without node or ingress is gone immediately, and its credential is revoked. So is a leaving one
+    that disconnected before it confirmed, when it is removed again.
 
     Raises:
-        Conflict: another provider's, gone, leaving already and there, or its node is being replaced already.
+        Conflict: It belongs to another provider, is gone, is leaving and connected, or its node is being replaced.
     """
     reason = f"removed by {actor}" + (f": {why}" if why else "")
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
         if machine.provider != POOLED:
             noun = f"node {machine.runs}" if machine.runs else "it"
-            raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or give back {noun} instead")
+            raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or release {noun} instead")
         if machine.state == MachineState.GONE:
             raise Conflict(f"{machine.id} is gone already")
         if machine.leaving:
@@ -324,7 +324,7 @@ def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "")
         Machine.objects.filter(id=machine.id).update(leaving=True, reason=reason)
         if not machine.connected:
             agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
-        _leave(machine, actor, reason, why, now)
+        _start_leaving(machine, actor, reason, why, now)
         live.push("machines")
 
 
@@ -337,7 +337,7 @@ def _forget_away(machine: Machine, reason: str, now: datetime) -> None:
     machine_move(machine, MachineState.GONE, f"{reason}, while away", now=now, runs="", connected=False)
 
 
-def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
+def _start_leaving(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
     if machine.state == MachineState.TAKEN and machine.role == MachineRole.NODE:
         node = Node.objects.get(id=machine.runs)
         if CellMember.objects.filter(node=node).exists():
@@ -352,8 +352,9 @@ def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -
 
 
 def machine_launched(node: Node, *, now: datetime) -> None:
-    """The machine of a node whose provider recorded none for it: one for each launch, with the node's digits if they
-    are free. Whoever joins chooses digits by its nonce, and keeps its row."""
+    """Creates the machine of a node whose provider recorded none, one for each launch, with the node's digits if they
+    are free. Joined hosts get theirs by nonce and keep their row.
+    """
     if node.region.provider == POOLED:
         return
     columns = {
@@ -374,7 +375,6 @@ def machine_launched(node: Node, *, now: datetime) -> None:
 
 
 def machine_ended(node: Node, *, now: datetime) -> None:
-    """The counterpart of `machine_launched`."""
     own = Machine.objects.filter(runs=node.id).exclude(provider=POOLED)
     own.update(state=MachineState.GONE.value, reason=f"{node.id} was given back", state_since=now)
     live.push("machines")

@@ -1,8 +1,6 @@
-"""Orders to providers, as rows: written in the transaction that decides them, taken by one attempt at a time, and gone
-when they are carried out. Calls no provider.
-
-A claim lasts seconds and is renewed while its call runs, so what a killed process left is soon taken up by another. A
-node's id is what makes a repeated call harmless.
+"""Orders to providers as rows: written in the transaction that decides them, claimed by one attempt at a time, and
+deleted when carried out. Calls no provider. A claim lasts seconds and is renewed while its call runs, so that another
+process soon takes over from a killed one. Repeated calls are harmless because they have the same node ID.
 """
 
 import secrets
@@ -23,12 +21,12 @@ from kernel.transitions import StaleDecision
 
 LOOP = "fleet.provision"
 CLAIM = timedelta(seconds=10)
-"""Several passes of the loop, each of which renews it, and below the 15 s of I8."""
+"""Several passes of the loop, each of which renews it; below the 15 s of I8."""
 LOOKED_AT = 100
-"""Orders that one pass looks at: more than it can begin."""
+"""Orders read by one pass: more than it can begin."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
 LONGEST_STATED_S = 3600.0
-"""However long a provider says that it wants to be left alone."""
+"""Limit of a provider's stated pause."""
 _URGENCY = Case(
     *(When(action=action.value, then=Value(number)) for number, action in enumerate(ProviderAction)),
     output_field=IntegerField(),
@@ -45,11 +43,11 @@ WHERE known.described_at < EXCLUDED.described_at
 def provider_order(
     *, node: str, action: ProviderAction, reason: str, now: datetime, near: Collection[str] = (), unit: str = ""
 ) -> None:
-    """Order something of a node's provider, in the transaction that decides it. The end of a machine takes the place of
-    whatever else was ordered: an attempt that is at that ends first. `unit`: which launches are one call.
+    """Orders a call for a node, in the transaction that decides it. A termination replaces any other order; an attempt
+    in progress ends first. `unit`: launches of the same unit are one call.
 
     Raises:
-        StaleDecision: something is ordered already.
+        StaleDecision: An order exists already.
     """
     columns = {
         "action": action.value,
@@ -60,7 +58,7 @@ def provider_order(
         "due_at": now,
         "attempts": 0,
     }
-    Node.objects.select_for_update().filter(id=node).first()  # before the order's row, as everybody does
+    Node.objects.select_for_update().filter(id=node).first()  # before the order's row, as in all code
     order, is_new = ProviderCall.objects.select_for_update().get_or_create(node_id=node, defaults=columns)
     if not is_new and (action is not ProviderAction.TERMINATE or order.action == action):
         raise StaleDecision(f"{order.action} of {node} is ordered already")
@@ -70,9 +68,10 @@ def provider_order(
 
 
 def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[list[ProviderCall]]:
-    """Take what is due, the most urgent first: each list is one call, of a unit's launches or of a single order.
-    `free`: how many more calls each provider may get at once; `otherwise`: one that is not named."""
-    if not ProviderCall.objects.filter(due_at__lte=now).exists():  # the usual pass: spares it most of its time
+    """Claims the due orders, most urgent first: each list is one call, of a unit's launches or one order. `free`: how
+    many more calls each provider may have; `otherwise`: the number for other providers.
+    """
+    if not ProviderCall.objects.filter(due_at__lte=now).exists():  # the usual pass: saves most of its time
         return []
     full = [provider for provider, slots in free.items() if slots <= 0]
     with transaction.atomic():
@@ -84,7 +83,7 @@ def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> li
             .select_related("node__region")
             .order_by(_URGENCY, "requested_at", "node_id")[:LOOKED_AT]
         )
-        taken = [_together(call) for call in _within(due, dict(free), otherwise)]
+        taken = [_claimable_unit(call) for call in _limit_calls(due, dict(free), otherwise)]
         for calls in taken:
             claim = secrets.token_hex(8)
             for call in calls:
@@ -94,12 +93,12 @@ def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> li
 
 
 def _before_in_its_unit() -> "QuerySet[ProviderCall]":
-    """Whoever takes a unit locks its first row before the others, so that two do not wait for each other."""
+    """A unit's first row is locked before the others, so that two processes do not deadlock."""
     unit = ProviderCall.objects.filter(unit=OuterRef("unit"), action=ProviderAction.LAUNCH)
     return unit.filter(node_id__lt=OuterRef("node_id"))
 
 
-def _together(first: ProviderCall) -> list[ProviderCall]:
+def _claimable_unit(first: ProviderCall) -> list[ProviderCall]:
     if first.action != ProviderAction.LAUNCH or not first.unit:
         return [first]
     unit = ProviderCall.objects.select_for_update(of=("self",)).filter(unit=first.unit, action=ProviderAction.LAUNCH)
@@ -107,7 +106,7 @@ def _together(first: ProviderCall) -> list[ProviderCall]:
     return [first, *others.order_by("node_id")]
 
 
-def _within(due: Iterable[ProviderCall], free: dict[str, int], otherwise: int) -> Iterator[ProviderCall]:
+def _limit_calls(due: Iterable[ProviderCall], free: dict[str, int], otherwise: int) -> Iterator[ProviderCall]:
     for call in due:
         provider = call.node.region.provider
         left = free.get(provider, otherwise)
@@ -122,32 +121,33 @@ def claims_renew(claims: Collection[str], *, now: datetime) -> None:
 
 
 def call_end(call: ProviderCall) -> bool:
-    """The call is over, in the transaction that notes its result. False: something else is ordered meanwhile, which may
-    begin now, or another attempt is at it."""
+    """Ends a call, in the transaction that stores its result. Returns False if another order or attempt has replaced
+    it.
+    """
     Node.objects.select_for_update().filter(id=call.node_id).first()
     own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
     if own.filter(action=call.action).delete()[0]:
         return True
-    _release(own)
+    _release_claims(own)
     return False
 
 
 def call_retry(call: ProviderCall, *, now: datetime, retry_after_s: float | None = None) -> datetime | None:
-    """The call came back and is to be made again, in the transaction that notes why: after a pause as long as the order
-    is old, and not before `retry_after_s`. Returns when; None: something else is ordered meanwhile, or another attempt
-    is at it."""
+    """Schedules a call again, in the transaction that stores the reason: after a pause as long as the order's age, and
+    at least `retry_after_s`. Returns when; None if another order or attempt has replaced it.
+    """
     Node.objects.select_for_update().filter(id=call.node_id).first()
     own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
     age_s = (now - call.requested_at).total_seconds()
     pause_s = max(FIRST_RETRY_S, min(age_s, LONGEST_RETRY_S), min(retry_after_s or 0.0, LONGEST_STATED_S))
     due_at = now + timedelta(seconds=pause_s)
     is_repeated = own.filter(action=call.action).update(due_at=due_at, attempts=0)
-    _release(own)
+    _release_claims(own)
     return due_at if is_repeated else None
 
 
 def launches_hurry(*, region: str, instance_type: str, now: datetime) -> None:
-    """Try waiting launches again at once: where machines may be had has changed. Calls that run are left alone."""
+    """Retries waiting launches immediately, because capacity has changed. Running calls are not affected."""
     waiting = ProviderCall.objects.filter(
         node__region_id=region, node__instance_type_id=instance_type, action=ProviderAction.LAUNCH, claim=""
     )
@@ -156,13 +156,13 @@ def launches_hurry(*, region: str, instance_type: str, now: datetime) -> None:
         wake_ups.send(LOOP)
 
 
-def _release(own: "QuerySet[ProviderCall]") -> None:
+def _release_claims(own: "QuerySet[ProviderCall]") -> None:
     if own.update(claim="", claimed_until=None):
         wake_ups.send(LOOP)
 
 
 def machines_described(statuses: Mapping[str, ProviderStatus], *, asked_at: datetime) -> None:
-    """Store a provider's answer unless a later one is known. A changed status wakes the reconciler."""
+    """Stores a provider's answer unless a later one is known. A changed status wakes the reconciler."""
     known = dict(MachineStatus.objects.filter(node_id__in=statuses).values_list("node_id", "status"))
     values: dict[str, Any] = {
         "nodes": list(statuses),
@@ -177,5 +177,5 @@ def machines_described(statuses: Mapping[str, ProviderStatus], *, asked_at: date
 
 
 def machines_forget(nodes: Collection[str], *, now: datetime) -> None:
-    """Something was done with these machines: what was said of them until now counts no more."""
+    """These machines were acted on: earlier answers no longer count."""
     machines_described(dict.fromkeys(sorted(nodes), ProviderStatus.UNKNOWN), asked_at=now)

@@ -1,8 +1,6 @@
-"""Carries out what is ordered of providers, and asks them about machines in doubt: the loop `fleet.provision`.
-
-Each call runs in a thread of its own, so that a provider that takes its time holds up neither a pass nor another
-provider. One that does not come back keeps its slot, is tried again by another attempt, and is said: while one hangs,
-passes do not count as whole.
+"""Carries out orders to providers, and queries them about machines in doubt: the loop `fleet.provision`. Each call has
+its own thread, so that a slow provider delays neither a pass nor another provider. A hanging call keeps its slot, is
+retried by another attempt, and is logged; meanwhile passes do not count as complete.
 """
 
 import logging
@@ -47,20 +45,21 @@ from kernel.tones import Tone
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 CALLS_AT_ONCE = 8
-"""Of one provider, in one process: an order of machines for a whole region takes seconds, not minutes."""
+"""Of one provider in one process: launches for a whole region take seconds, not minutes."""
 CALL_LIMIT_S = 60.0
-"""After that a call hangs. Its claim is not renewed, so another attempt begins."""
+"""Then a call counts as hanging. Its claim is not renewed, so another attempt begins."""
 GARBAGE_EVERY_S = 60.0
 LAUNCH_ATTEMPTS = 3
-"""That ended without a word, because they hung or their process died. Then the launch has failed. One that comes back
-with "not now" or "not known" ends nothing: the node waits for its machine."""
+"""Attempts without an answer, because they hung or their process died, before the launch fails. "Not now" and "unknown"
+do not count: the node waits for its machine.
+"""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningCall:
-    """`claim` is empty for a question about machines. `began_s` on the monotonic clock."""
+    """`claim` is empty for queries. `began_s` on the monotonic clock."""
 
     provider: str
     claim: str
@@ -68,7 +67,7 @@ class RunningCall:
 
 
 class Provisioning:
-    """The calls of this process. Passes are made by one thread."""
+    """The calls of this process. One thread makes the passes."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._now_s = now_s
@@ -78,7 +77,7 @@ class Provisioning:
         self._collecting: set[str] = set()
 
     def run_pass(self) -> bool:
-        """Begin what is due and ask about who is in doubt. False: a call hangs."""
+        """Starts due calls and queries nodes in doubt. Returns False if a call hangs."""
         self._running = {thread: call for thread, call in self._running.items() if thread.is_alive()}
         alive = [call for call in self._running.values() if not self._hangs(call)]
         claims_renew([call.claim for call in alive if call.claim], now=clock.now())
@@ -90,11 +89,11 @@ class Provisioning:
             self._begin(calls[0].node.region.provider, partial(call_carry_out, calls), calls[0].claim)
         hanging = Counter(call.provider for call in self._running.values() if self._hangs(call))
         for provider, count in hanging.items():
-            log.error("%d calls to provider %s have not come back for %.0f s", count, provider, CALL_LIMIT_S)
+            log.error("%d calls to provider %s have not returned for %.0f s", count, provider, CALL_LIMIT_S)
         return not hanging
 
     def _collect_garbage(self) -> None:
-        """Once a minute, each provider in an own thread. A provider whose thread still runs is skipped."""
+        """Once a minute, each provider in its own thread. A provider whose thread still runs is skipped."""
         if self._now_s() < self._garbage_due_s:
             return
         self._garbage_due_s = self._now_s() + GARBAGE_EVERY_S
@@ -102,7 +101,7 @@ class Provisioning:
             if provider not in self._collecting:
                 self._collecting.add(provider)
                 collect = partial(self._collect_garbage_of, provider)
-                # Apart from the calls, so that a slow list does not delay questions about machines in doubt.
+                # Separate from the calls, so that a slow list does not delay queries about machines in doubt.
                 threading.Thread(target=_run_alone, args=(collect,), name=f"garbage {provider}", daemon=True).start()
 
     def _collect_garbage_of(self, provider: str) -> None:
@@ -122,7 +121,7 @@ class Provisioning:
         return self._now_s() - call.began_s > CALL_LIMIT_S
 
     def _begin(self, provider: str, work: Callable[[], None], claim: str = "") -> None:
-        # A daemon: a call that hangs must not keep a process that was told to end.
+        # A daemon: a hanging call must not delay the exit of the process.
         thread = threading.Thread(target=_run_alone, args=(work,), name=f"provider {provider}", daemon=True)
         self._running[thread] = RunningCall(provider, claim, self._now_s())
         thread.start()
@@ -132,13 +131,13 @@ def _run_alone(work: Callable[[], None]) -> None:
     try:
         work()
     except Exception:
-        log.exception("what a provider did could not be noted; it is tried again")
+        log.exception("the result of a provider's call could not be stored; the call is repeated")
     finally:
         connection.close()
 
 
 def machines_describe(provider: str, nodes: list[str]) -> None:
-    """Ask a provider about these nodes' machines, and keep what it says."""
+    """Queries a provider about these nodes' machines and stores the answer."""
     asked_at = clock.now()
     try:
         statuses = provider_named(provider).describe(nodes)
@@ -149,8 +148,9 @@ def machines_describe(provider: str, nodes: list[str]) -> None:
 
 
 def call_carry_out(calls: Sequence[ProviderCall]) -> None:
-    """Make one claimed call and note what came of it: the launches of a unit, or one order. Killed before the note, it
-    is made again: no call does harm when it is repeated."""
+    """Makes one claimed call and stores its result: the launches of a unit, or one order. After a crash in between the
+    call is repeated, which is harmless.
+    """
     try:
         if calls[0].action == ProviderAction.LAUNCH:
             _launch(calls)
@@ -194,12 +194,12 @@ def _launch_spec(call: ProviderCall, bundle: str, release: str) -> LaunchSpec:
 
 
 def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
-    """From now on its agent is waited for. A machine of a node that was given back meanwhile is ended."""
+    """Starts the wait for its agent. A machine of a node that was given back in the meantime is terminated."""
     if not call_end(call):
         is_ordered = ProviderCall.objects.filter(node_id=call.node_id).exists()
         left = Node.objects.filter(id=call.node_id, state=NodeState.RETIRED)
         if not is_ordered and left.update(terminated_at=None):
-            reason = "it was launched after it had been given back"
+            reason = "it was launched after its node had been given back"
             provider_order(node=call.node_id, action=ProviderAction.TERMINATE, reason=reason, now=now)
         return
     Node.objects.filter(id=call.node_id, state=NodeState.JOINING).update(state_since=now, reason=call.reason)
@@ -237,7 +237,7 @@ CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
 
 
 def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
-    """In one transaction, so that a unit stays one: all are tried again, or none is."""
+    """In one transaction, so that the launches of a unit stay together."""
     told = ", ".join(str(call) for call in calls)
     log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", told, error)
     now = clock.now()
@@ -247,8 +247,9 @@ def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
 
 
 def _note_one_failure(call: ProviderCall, error: ProviderError, now: datetime) -> None:
-    """A machine that will not boot is a lost node, and one that may boot later is waited for; an agent that did not
-    start is found dead again; what may still run must be ended, so that is tried again."""
+    """A refused launch loses the node, and one that may succeed later waits; an agent that did not start is found dead
+    again; a failed termination is retried.
+    """
     is_launch = call.action == ProviderAction.LAUNCH
     if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
         next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)

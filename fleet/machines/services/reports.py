@@ -1,7 +1,7 @@
-"""Stores what machine agents say of their hosts, and moves machines on by it: into the pool once they are there, back
-to it once they have wiped what they held, and out once they have left.
-
-Keeps what is announced about machines: one open row for each kind and machine, whoever says it.
+"""Stores the reports of machine agents and the notices about machines, one open row for each kind and machine. Moves
+machines by their reports: to free once they joined or wiped their data, and to gone once they have left. A node may be
+compromised: it can report only about its own machine, once a minute of each kind, and withdraws only its own
+statements.
 """
 
 import ipaddress
@@ -23,12 +23,12 @@ from fleet.machines.planner import (
     CLOUDS,
     NODE_SPEAKS_EVERY,
     Evidence,
-    Said,
+    Statement,
+    add_statement,
     bounded_end,
-    end_of,
-    heard,
+    earliest_end,
     instance_type_of,
-    stands,
+    is_in_force,
 )
 from fleet.machines.services.machines import machine_move, machine_remove
 from fleet.nodes.models import Node
@@ -52,7 +52,7 @@ REPORTED = [
 
 
 class ReceivedMachineReport(msgspec.Struct, frozen=True):
-    """The latest report of one machine, and how it arrived. `report` None: its connection ended."""
+    """The latest report of one machine and its connection. `report` None: the connection ended."""
 
     machine: str
     connection: str
@@ -62,7 +62,9 @@ class ReceivedMachineReport(msgspec.Struct, frozen=True):
 
 
 def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str, Conflict]:
-    """Keep what hosts are. Returns which are refused, and why: no facts, facts that cannot be stored, or no machine."""
+    """Stores the facts in hellos. Returns the rejected agents with the reason: no facts, invalid facts, or no
+    machine.
+    """
     refused = {}
     for hello in hellos:
         try:
@@ -76,7 +78,7 @@ def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str,
 
 def _hello_store(hello: Hello, now: datetime) -> None:
     if hello.machine is None:
-        raise Conflict(f"the hello of {hello.id} does not say what its host is")
+        raise Conflict(f"the hello of {hello.id} lacks the facts of its host")
     _require_reachable(hello.machine)
     facts = msgspec.json.decode(
         json_without_nul(
@@ -98,7 +100,7 @@ def _hello_store(hello: Hello, now: datetime) -> None:
             raise Conflict(f"{hello.id} was revoked; uninstall it and join it with a new token")
         _require_first_port(AgentKind(machine.role), facts.port_base)
         if machine.provider in CLOUDS and facts.address != machine.address:
-            raise Conflict(f"{hello.id} has the address {machine.address}, and says {facts.address[:80]}")
+            raise Conflict(f"{hello.id} has the address {machine.address}, and its hello states {facts.address[:80]}")
         if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
             shapes = [kind.shape() for kind in InstanceType.objects.all()]
             machine.instance_type_id = instance_type_of(facts, shapes) or None
@@ -117,13 +119,13 @@ def _hello_store(hello: Hello, now: datetime) -> None:
 
 
 def _require_reachable(facts: MachineFacts) -> None:
-    """What a host states goes into the tables of other regions' ingresses."""
+    """The address goes into the routing tables of other regions' ingresses."""
     try:
         address = ipaddress.ip_address(facts.address)
     except ValueError:
         raise Conflict(f"the address of a machine must be an IP address, not {facts.address[:80]!r}") from None
     if address.is_unspecified or address.is_multicast or "%" in facts.address:
-        raise Conflict(f"the address of a machine must be one that others connect to, not {address}")
+        raise Conflict(f"the address of a machine must be reachable from other hosts, not {address}")
 
 
 def _require_first_port(kind: AgentKind, port: int) -> None:
@@ -133,13 +135,13 @@ def _require_first_port(kind: AgentKind, port: int) -> None:
 
 
 def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
-    """Write the latest report of each machine, and do what follows from it."""
+    """Stores the latest report of each machine and its consequences."""
     for one in received:
         with transaction.atomic():
             machine = Machine.objects.select_for_update().filter(id=one.machine).first()
             if machine is None or not (one.connected or machine.connection == one.connection):
-                continue  # the end of a connection that another one took the place of
-            before = _shown(machine)
+                continue  # the end of a connection that was replaced
+            before = _visible_part(machine)
             machine.connected, machine.connection, machine.last_seen_at = one.connected, one.connection, one.at
             machine.phase = one.report.phase.value
             machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
@@ -148,13 +150,13 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             machine.save(update_fields=REPORTED)
             if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
                 _remove_as_wished(machine, one.at)
-            _move_on(machine, one.report, one.at)
-            if before != _shown(machine):
+            _apply_report(machine, one.report, one.at)
+            if before != _visible_part(machine):
                 live.push("machines", machine.id)
                 wake_ups.send("fleet.provision")
 
 
-def _shown(machine: Machine) -> tuple[object, ...]:
+def _visible_part(machine: Machine) -> tuple[object, ...]:
     return machine.connected, machine.phase, machine.agent_reason, machine.release_trouble
 
 
@@ -166,7 +168,7 @@ def _remove_as_wished(machine: Machine, now: datetime) -> None:
     machine.refresh_from_db()
 
 
-def _move_on(machine: Machine, report: MachineReport, now: datetime) -> None:
+def _apply_report(machine: Machine, report: MachineReport, now: datetime) -> None:
     follows = report.version >= machine.desired_version
     if machine.state == MachineState.WIPING and follows and report.phase is MachinePhase.IDLE and not report.runs:
         to = MachineState.LEAVING if machine.leaving else MachineState.POOL
@@ -186,35 +188,35 @@ def notice_record(
     machine: Machine,
     kind: NoticeKind,
     source: NoticeSource,
-    said: Said,
+    said: Statement,
     text: str = "",
     since: datetime | None = None,
     now: datetime,
 ) -> bool:
-    """Keep what a source said of a machine, or that it took it back. Returns whether anything follows from it: not
-    where it was known, confirms what others said, or is older than what was said since. `since`: when it began; None:
-    when it was said."""
+    """Stores a source's statement about a machine, or its withdrawal. Returns whether it changed anything: not if it is
+    known, confirmed, or outdated. `since`: start of the event; None: now.
+    """
     with transaction.atomic():
         Machine.objects.select_for_update().only("pk").get(pk=machine.pk)
         row = CloudNotice.objects.filter(machine=machine, kind=kind).order_by("-pk").first()
-        evidence = heard(evidence_of(row), source, said)
+        evidence = add_statement(evidence_of(row), source, said)
         if evidence is None:
             return False
         if row is None or (row.settled_at is not None and not said.over and set(evidence) != {NoticeSource.IMDS}):
             evidence = {source: said}
             row = CloudNotice(machine=machine, kind=kind, source=source, at=since or said.at, settled_at=now)
-        return _keep(row, evidence, text, now)
+        return _store_evidence(row, evidence, text, now)
 
 
 def evidence_of(row: CloudNotice | None) -> Evidence:
-    return msgspec.convert(row.evidence, dict[NoticeSource, Said]) if row is not None else {}
+    return msgspec.convert(row.evidence, dict[NoticeSource, Statement]) if row is not None else {}
 
 
-def _keep(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> bool:
+def _store_evidence(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> bool:
     before = (row.settled_at is None, row.ends_at)
     row.evidence = msgspec.to_builtins(evidence)
-    if stands(evidence):
-        row.ends_at, row.settled_at = end_of(evidence), None
+    if is_in_force(evidence):
+        row.ends_at, row.settled_at = earliest_end(evidence), None
     else:
         row.settled_at = row.settled_at or now
     row.text = row.text or text[:TEXT_MOST]
@@ -223,13 +225,13 @@ def _keep(row: CloudNotice, evidence: Evidence, text: str, now: datetime) -> boo
         return False
     node = Node.objects.filter(id=row.machine.runs).first()
     if node is not None:
-        node_event(node, "node.notice", f"{node.id}: {_told(row)}", now=now, tone=_tone(row))
+        node_event(node, "node.notice", f"{node.id}: {_notice_sentence(row)}", now=now, tone=_tone(row))
     live.push("machines")
     wake_ups.send("fleet.reconcile")
     return True
 
 
-def _told(row: CloudNotice) -> str:
+def _notice_sentence(row: CloudNotice) -> str:
     if row.settled_at is not None:
         return f"{row.kind} is called off"
     until = f" until {row.ends_at:%Y-%m-%d %H:%M:%S} UTC" if row.ends_at else ""
@@ -240,27 +242,26 @@ def _tone(row: CloudNotice) -> Tone:
     return Tone.WARN if row.settled_at is None else Tone.OK
 
 
-# Keeps what node agents report of their machines' metadata. A node may be in a stranger's hands: it speaks of its
-# own machine alone, in words of ours, once a minute of each kind, and takes back only what it said itself.
+# Notices from nodes, which read their machines' metadata.
 
-TEXT = "said by the machine's own metadata"
+TEXT = "reported by the machine's own metadata"
 
 
 def node_notices_store(reports: Iterable[ReceivedReport], *, now: datetime) -> set[str]:
-    """Keep what these nodes say. Returns those of which all is kept; what is too early is to be given again."""
+    """Stores the notices of these nodes. Returns the nodes that are done; others report again later."""
     told = {one.node_id: one.report.telemetry.notices for one in reports}
     machines = Machine.objects.filter(provider__in=CLOUDS, role=MachineRole.NODE.value, runs__in=told)
     found = machines.exclude(state=MachineState.GONE.value).prefetch_related("notices")
-    late = {machine.runs for machine in found if not _store(machine, told[machine.runs] or (), now)}
+    late = {machine.runs for machine in found if not _store_notices(machine, told[machine.runs] or (), now)}
     return set(told) - late
 
 
-def _store(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> bool:
+def _store_notices(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> bool:
     said = {NoticeKind(notice.kind): notice for notice in notices}
     known = {NoticeKind(row.kind): evidence_of(row) for row in sorted(machine.notices.all(), key=lambda row: row.pk)}
     is_whole = True
     for kind in said.keys() | known.keys():
-        before, word = known.get(kind, {}).get(NoticeSource.IMDS), _word(said.get(kind), now)
+        before, word = known.get(kind, {}).get(NoticeSource.IMDS), _statement(said.get(kind), now)
         if word.over if before is None else (before.over, before.key) == (word.over, word.key):
             continue
         if before is not None and now - before.at < NODE_SPEAKS_EVERY:
@@ -270,7 +271,7 @@ def _store(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) 
     return is_whole
 
 
-def _word(notice: MachineNotice | None, now: datetime) -> Said:
+def _statement(notice: MachineNotice | None, now: datetime) -> Statement:
     if notice is None:
-        return Said("", now, over=True)
-    return Said(str(notice.ends_at), now, bounded_end(notice.ends_at, now))
+        return Statement("", now, over=True)
+    return Statement(str(notice.ends_at), now, bounded_end(notice.ends_at, now))

@@ -1,6 +1,5 @@
-"""What an operator does about a machine that somebody else may have: its credential and its certificates count no more.
-
-Its socket is cut within 5 s. Everybody else hears of it at once, and believes it from the next connection on.
+"""Revokes the credentials and certificates of a node or machine that may be compromised. Its socket is cut within 5 s;
+all other hosts receive the revocation and reject its next connection.
 """
 
 from datetime import datetime
@@ -25,12 +24,12 @@ from kernel.tones import Tone
 
 
 def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Trust a node no longer. It is faulty from now on, whatever limits repairs have: no request goes there, its cell
-    is lost and gets another node. A joined host that runs it could enrol it again, so it is revoked with it. Nothing is
-    done or said where nothing is left to revoke.
+    """Revokes a node. It is faulty from now on, whatever limits repairs have: it gets no requests, and its cell is lost
+    and gets another node. A joined host under it is revoked too, because it could enrol the node again. Does nothing if
+    nothing is left to revoke.
 
     Raises:
-        Conflict: the node is retired; what it had was revoked then.
+        Conflict: The node is retired; it was revoked then.
     """
     with transaction.atomic():
         machine = host_locked(node_id)
@@ -45,7 +44,7 @@ def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> No
 
 
 def host_locked(agent_id: str) -> Machine | None:
-    """The host whose machine agent runs this node or ingress, in the caller's transaction; None where there is none."""
+    """Locks the joined host of this node or ingress, in the caller's transaction. Returns None if there is none."""
     rows = Machine.objects.select_for_update().filter(runs=agent_id, provider__in=WITH_MACHINE_AGENT)
     return rows.exclude(state=MachineState.GONE).first()
 
@@ -59,15 +58,15 @@ def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
         replacement_begin(node=node.id, cell=cell_of(node.id), rule=Rule.OPERATOR, reason=reason, now=now)
     node.save(update_fields=["cordoned", "state", "reason", "state_since"])
     desired_changed([node.id])
-    said = f"{node.id} is trusted no longer: {reason}"
+    said = f"{node.id} is no longer trusted: {reason}"
     node_event(node, "node.revoked", said, now=now, tone=Tone.BAD, actor=actor)
     wake_ups.send("fleet.reconcile")
 
 
 def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Trust a machine no longer, nor the node or ingress that it runs. A joined host is out for good: it is gone at
-    once, or, where something runs on it, once that is replaced. Nothing is done or said where nothing is left to
-    revoke."""
+    """Revokes a machine and its node or ingress. A joined host is gone immediately, or once its node is replaced. Does
+    nothing if nothing is left to revoke.
+    """
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
         node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
@@ -100,7 +99,7 @@ def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
             machine_move(machine, MachineState.GONE, reason, now=now, runs="")
     event_record(
         kind="machine.revoked",
-        message=f"{machine.id} is trusted no longer: {reason}",
+        message=f"{machine.id} is no longer trusted: {reason}",
         tone=Tone.BAD,
         now=now,
         actor=actor,

@@ -345,7 +345,7 @@ def test_pools_of_a_region_are_listed_in_order_and_set(switchyard: Switchyard) -
     assert switchyard("pool", "resume", str(first.pk)).code == 0
     refused = switchyard("pool", "remove", str(first.pk))
     assert (refused.code, refused.out) == (6, "")
-    assert "switch it off instead" in refused.err
+    assert "disable it instead" in refused.err
     spot = json.loads(switchyard("region", "pools", "us-east-1", "--market", "spot", "-o", "json").out)[0]["id"]
     assert switchyard("pool", "price", str(spot), "9.5").code == 0
     assert "is removed" in switchyard("pool", "remove", str(spot)).out

@@ -38,5 +38,5 @@ def test_it_names_who_does_not_believe_the_next_one_and_goes_on_by_force(tmp_pat
         rotate("--wait-s", "0")
     assert "the next authority signs once these trust it (1): node n-1" in rotate("--status")
     answer = rotate("--force")
-    assert "is on its way already" in answer
+    assert "is in rotation already" in answer
     assert "the previous one is trusted until its last certificate has expired" in answer

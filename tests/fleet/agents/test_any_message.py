@@ -1,5 +1,6 @@
-"""A compromised node or ingress says anything the protocol lets it: what others report is stored all the same, every
-control loop makes its pass, and every page and resource about it is served. `SWITCHYARD_FUZZ=2000` tries that many.
+"""A compromised node or ingress sends anything that the protocol allows: all other reports are still stored, every
+control loop completes its pass, and every page and resource about it is served. `SWITCHYARD_FUZZ=2000` tries that many
+messages.
 """
 
 import json
@@ -104,7 +105,7 @@ odd = st.one_of(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a value of JSON, the deepest too."""
+    """Yields every place in a JSON value, nested ones included."""
     if path:
         yield path
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -113,7 +114,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def with_odd(message: Any) -> st.SearchStrategy[bytes]:
-    """Frames that differ from this message in up to three places: another value, or another name for it."""
+    """Messages that differ in up to three places: another value, or another name for it."""
     text = json.loads(encode(message))
     return st.lists(st.tuples(st.sampled_from(list(places(text))), odd, st.booleans()), min_size=1, max_size=3).map(
         lambda changes: _changed(text, changes)
@@ -143,8 +144,8 @@ def ingress_session(region: str) -> AgentSession:
     return session
 
 
-def hand_over(handler: AgentHandler, session: AgentSession, frame: bytes) -> None:
-    """As the socket does: what is no message of the protocol goes no further."""
+def deliver(handler: AgentHandler, session: AgentSession, frame: bytes) -> None:
+    """Passes a message on as the socket does: invalid ones are dropped."""
     try:
         message = decode_up(frame)
     except BadMessage:
@@ -152,8 +153,8 @@ def hand_over(handler: AgentHandler, session: AgentSession, frame: bytes) -> Non
     handler.on_message(session, message)
 
 
-def passes() -> None:
-    """What every control loop makes of it. What the fleet's planners decide is not carried out: both nodes stay."""
+def run_loops() -> None:
+    """Runs every control loop. Decisions of the fleet's planners are not carried out, so that both nodes stay."""
     now, chosen = clock.now(), FleetSettings()
     view = fleet_view(now=now, settings=chosen)
     for planner in PLANNERS:
@@ -165,8 +166,8 @@ def passes() -> None:
     usage_count(now=now)
 
 
-def looks(client: Client, *urls: str) -> Callable[[], None]:
-    """Looks at one of them, and of what cells and deployments are shown on, at each call."""
+def page_requests(client: Client, *urls: str) -> Callable[[], None]:
+    """Requests its pages, and those of its cells and deployments, at each call."""
     turn = cycle([*urls, "/", f"/cells/{CELL}/", "/api/v1/cells/", "/deployments/sim-70b/", "/incidents/"])
 
     def look() -> None:
@@ -188,23 +189,23 @@ def client() -> Client:
 def test_whatever_one_node_says(client: Client) -> None:
     rows.cell(CELL, rows.node("n-a"), rows.node("n-b"))
     handler, other = NodeHandler(), session_of("n-b")
-    look = looks(client, "/nodes/n-a/", "/api/v1/nodes/", "/nodes/", "/metrics")
+    look = page_requests(client, "/nodes/n-a/", "/api/v1/nodes/", "/nodes/", "/metrics")
     said = [REPORT, REPORT, Fault("xid-79", "lost", {"pid": 1}), LogTail(CELL, 1, {"agent": ("a", "b")})]
 
     @QUICK
     @given(st.one_of([with_odd(message) for message in said]), st.integers(1, 2**31 - 1))
     def check(frame: bytes, pid: int) -> None:
-        hand_over(handler, session_of("n-a"), frame)
-        hand_over(handler, other, encode(Report(1, msgspec.structs.replace(REPORT.observed, engine_pid=pid))))
+        deliver(handler, session_of("n-a"), frame)
+        deliver(handler, other, encode(Report(1, msgspec.structs.replace(REPORT.observed, engine_pid=pid))))
         handler.flush()
         assert NodeReport.objects.get(node="n-b").engine_pid == pid
-        passes()
+        run_loops()
         look()
 
     check()
 
 
-def test_whatever_one_node_introduces_itself_with() -> None:
+def test_any_hello_of_one_node() -> None:
     rows.node("n-a")
     rows.node("n-b")
     handler = NodeHandler()
@@ -231,16 +232,16 @@ def test_whatever_one_ingress_says(client: Client) -> None:
         ingress_create(region=rows.region(region), address="127.0.0.1", port=8080, now=clock.now())
     tables_publish(now=clock.now())
     handler, other = IngressHandler(), ingress_session("us-west-2")
-    look = looks(client, "/traffic/", "/api/v1/ingresses/", "/keys/", "/metrics")
+    look = page_requests(client, "/traffic/", "/api/v1/ingresses/", "/keys/", "/metrics")
 
     @QUICK
     @given(with_odd(INGRESS_REPORT), st.integers(1, 2**31 - 1))
     def check(frame: bytes, pid: int) -> None:
-        hand_over(handler, ingress_session("us-east-1"), frame)
-        hand_over(handler, other, encode(IngressReport(1, IngressObserved(1, pid))))
+        deliver(handler, ingress_session("us-east-1"), frame)
+        deliver(handler, other, encode(IngressReport(1, IngressObserved(1, pid))))
         handler.flush()
         assert models.IngressReport.objects.get(ingress="i-us-west-2").haproxy_pid == pid
-        passes()
+        run_loops()
         look()
 
     check()

@@ -1,4 +1,4 @@
-"""Whom a proof lets join: a machine that was launched here, with the nonce that it proved itself by first."""
+"""Which machines a proof lets join: those launched here, with the nonce of their first proof."""
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -43,7 +43,7 @@ def sts(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sts]:
 
 @pytest.fixture
 def machine(sts: Sts) -> Machine:
-    """It was launched as n-00000001."""
+    """Launched as n-00000001."""
     region = rows.region("us", provider="aws")
     base = CloudBase(
         account=ACCOUNT, zones={}, node_group="sg-1", node_profile="arn:node", node_role="sw-node",
@@ -83,7 +83,7 @@ def test_a_ticket_is_worth_nothing_without_the_nonce_and_for_another_machine(sts
     ticket = attest(sts)
 
     for nonce, subject in ((OTHER, "m-00000001"), (NONCE, "m-00000002")):
-        with pytest.raises(InvitationRefused, match="this ticket is for m-00000001 and the nonce that it proved"):
+        with pytest.raises(InvitationRefused, match="this ticket is only for m-00000001 with the nonce of its proof"):
             enrol(ticket, nonce, subject)
     with pytest.raises(InvitationRefused, match="expired"):
         machine_enrol(token=ticket, kind="machine", subject="m-00000001", nonce=NONCE, now=NOW + timedelta(minutes=15))
@@ -96,18 +96,21 @@ def test_a_lost_answer_is_asked_for_again_and_another_nonce_is_refused(sts: Sts,
     with pytest.raises(InvitationRefused, match="unknown"):
         enrol(first)
     assert Invitation.objects.count() == 1
-    with pytest.raises(ProofRefused, match="has proved itself already, with another nonce"):
+    with pytest.raises(ProofRefused, match="has attested itself already, with another nonce"):
         attest(sts, nonce=OTHER)
 
 
 @pytest.mark.parametrize(
     ("arn", "says"),
     [
-        (ARN.replace("sw-node", "admin"), "role admin of account 123456789012 is none of this fleet's in us-east-1"),
-        (ARN.replace(ACCOUNT, "999999999999"), "role sw-node of account 999999999999 is none of this fleet's"),
+        (
+            ARN.replace("sw-node", "admin"),
+            "role admin of account 123456789012 is not a role of this fleet in us-east-1",
+        ),
+        (ARN.replace(ACCOUNT, "999999999999"), "role sw-node of account 999999999999 is not a role of this fleet"),
         (ARN.replace("sw-node", "sw-ingress"), "is a node in us, which has another role"),
-        (f"arn:aws:iam::{ACCOUNT}:user/ada", "which is no machine"),
-        (ARN.replace("abcdef0", "abcdef1"), "is no machine that this fleet launched"),
+        (f"arn:aws:iam::{ACCOUNT}:user/ada", "which is not a machine"),
+        (ARN.replace("abcdef0", "abcdef1"), "was not launched by this fleet"),
     ],
 )
 def test_keys_of_others_are_refused(sts: Sts, machine: Machine, arn: str, says: str) -> None:
@@ -148,11 +151,11 @@ def refused_by_sts(sts: Sts, machine: Machine) -> None:
     ("change", "says"),
     [
         (of_another_region, "no region of this fleet is in us-east-1"),
-        (of_a_stack_that_is_not_read, "is none of this fleet's"),
+        (of_a_stack_that_is_not_read, "is not a role of this fleet"),
         (terminated, "has ended"),
         (gone, "has ended"),
         (revoked, "was revoked or removed"),
-        (elsewhere, "has the address 10.1.16.5, and says 10.1.16.4"),
+        (elsewhere, "has the address 10.1.16.5, and the proof states 10.1.16.4"),
         (refused_by_sts, "STS rejected the signature: SignatureDoesNotMatch"),
     ],
 )
@@ -174,10 +177,10 @@ def test_a_launch_that_is_not_noted_yet_is_waited_for(sts: Sts, machine: Machine
         unit=unit, number=1, pool_seen={}, base={}, token="t", subjects=[], begun_at=NOW, called_at=NOW
     )
     sts.knows(ARN.replace("abcdef0", "abcdef1"))
-    with pytest.raises(NotYet, match="the launch of i-0123456789abcdef1 is not noted yet"):
+    with pytest.raises(NotYet, match="the launch of i-0123456789abcdef1 is not recorded yet"):
         attest(sts)
     LaunchAttempt.objects.filter(pk=attempt.pk).update(ended_at=NOW)
-    with pytest.raises(ProofRefused, match="no machine that this fleet launched"):
+    with pytest.raises(ProofRefused, match="was not launched by this fleet"):
         attest(sts)
 
 
@@ -211,7 +214,7 @@ def test_over_http(sts: Sts, machine: Machine) -> None:
     assert (seen["machine"], seen["cloud"], seen["address"], seen["trouble"]) == (
         "m-00000001", "aws", "10.1.16.4", "",
     )  # fmt: skip
-    assert post(b"x" * 9000)[:2] == (400, {"error": "the proof has 9000 bytes; it may have 8192"})
+    assert post(b"x" * 9000)[:2] == (400, {"error": "the proof has 9000 bytes; the limit is 8192"})
     assert post(body_of(proof(host=sts.host, at=clock.now(), nonce=OTHER)))[0] == 403
     sts.status = 503
     assert post(good)[0::2] == (503, "10")
@@ -222,7 +225,7 @@ def test_a_proof_that_does_not_say_its_length_could_not_be_judged_outside_of_a_t
         "/agents/join/attest", body_of(proof(host=sts.host)), content_type="application/json",
         headers={"Transfer-Encoding": "chunked"},
     )  # fmt: skip
-    assert (piecemeal.status_code, piecemeal.json()) == (411, {"error": "say how long the proof is, by Content-Length"})
+    assert (piecemeal.status_code, piecemeal.json()) == (411, {"error": "Content-Length is required"})
 
 
 def test_a_proof_is_counted_and_asked_about_once_and_outside_of_the_transaction(
@@ -263,4 +266,4 @@ def test_the_script_carries_the_proof_and_the_host_of_sts(sts: Sts) -> None:
 
 def test_a_machine_that_states_another_address_is_not_heard(sts: Sts, machine: Machine) -> None:
     refused = machine_hellos_store([hello("m-00000001", address="10.9.9.9")], now=NOW)
-    assert str(refused["m-00000001"]) == "m-00000001 has the address 10.1.16.4, and says 10.9.9.9"
+    assert str(refused["m-00000001"]) == "m-00000001 has the address 10.1.16.4, and its hello states 10.9.9.9"

@@ -1,4 +1,4 @@
-"""What is a proof, and what must hold of one before STS is asked whose keys signed it."""
+"""Rules for proofs: well-formed, and checked before STS is called."""
 
 import re
 from datetime import timedelta
@@ -43,32 +43,32 @@ def without(name: str) -> bytes:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b" " * (BODY_BYTES + 1), "the proof has 8193 bytes; it may have 8192"),
+        (b" " * (BODY_BYTES + 1), "the proof has 8193 bytes; the limit is 8192"),
         (b"{}", "the proof must have the members address, headers, unit and no others"),
         (b"[]", "the proof must have the members"),
-        (b"nonsense", "the proof is no JSON"),
-        (b"\xff\xfe{}", "the proof is no JSON"),
+        (b"nonsense", "the proof is not JSON"),
+        (b"\xff\xfe{}", "the proof is not JSON"),
         (body_of(proof()).replace(b'"unit"', b'"unit": "u-2", "unit"'), "the member 'unit' is there twice"),
         (body_of(proof()).replace(b'"host"', b'"host": "x", "host"'), "the member 'host' is there twice"),
         (body_of({**proof(), "more": 1}), "and no others"),
         (body_of({**proof(), "headers": []}), "headers must have the members"),
         (without("x-switchyard-server"), "headers must have the members"),
         (header("x-forwarded-host", "sts.example"), "headers must have the members"),
-        (header("host", "sts.example/path"), "host has not the form"),
-        (header("host", "sts\r\nx: y"), "host has not the form"),
-        (header("x-amz-date", ["20261121T120000Z"]), "x-amz-date has not the form"),
-        (header("x-amz-date", "20269921T120000Z"), "is no date"),
+        (header("host", "sts.example/path"), "host does not match"),
+        (header("host", "sts\r\nx: y"), "host does not match"),
+        (header("x-amz-date", ["20261121T120000Z"]), "x-amz-date does not match"),
+        (header("x-amz-date", "20269921T120000Z"), "is not a date"),
         (header("x-amz-date", "20261122T120000Z"), "of another day"),
-        (header("x-amz-security-token", "a\nb"), "x-amz-security-token has not the form"),
-        (header("x-amz-security-token", "a" * 4097), "x-amz-security-token has not the form"),
-        (header("x-switchyard-server", f"{SERVER};AB"), "x-switchyard-server has not the form"),
+        (header("x-amz-security-token", "a\nb"), "x-amz-security-token does not match"),
+        (header("x-amz-security-token", "a" * 4097), "x-amz-security-token does not match"),
+        (header("x-switchyard-server", f"{SERVER};AB"), "x-switchyard-server does not match"),
         (signing(";x-switchyard-server", ""), "the signature covers the headers .* it must cover"),
         (signing("host;", ""), "the signature covers the headers"),
-        (signing("/sts/", "/iam/"), "authorization has not the form"),
-        (signing("AWS4-HMAC-SHA256 ", "Basic "), "authorization has not the form"),
-        (body_of({**proof(), "unit": "../u"}), "unit has not the form"),
-        (body_of({**proof(), "address": "fe80::1"}), "address has not the form"),
-        (body_of({**proof(), "address": None}), "address has not the form"),
+        (signing("/sts/", "/iam/"), "authorization does not match"),
+        (signing("AWS4-HMAC-SHA256 ", "Basic "), "authorization does not match"),
+        (body_of({**proof(), "unit": "../u"}), "unit does not match"),
+        (body_of({**proof(), "address": "fe80::1"}), "address does not match"),
+        (body_of({**proof(), "address": None}), "address does not match"),
     ],
 )
 def test_what_is_no_proof_is_refused_by_name(body: bytes, says: str) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_proof_is_refused_by_name(body: bytes, says: str) -> None:
         ({"server": "other.example"}, "signed for the server other.example, and this one is control.example:8443"),
         ({"at": NOW - timedelta(minutes=15, seconds=1)}, "within 15 minutes of now, 12:00:00 UTC"),
         ({"at": NOW + timedelta(minutes=15, seconds=1)}, "within 15 minutes of now, 12:00:00 UTC"),
-        ({"host": "sts.eu-west-1.amazonaws.com"}, "a question to sts.eu-west-1.amazonaws.com, and not to sts.us-east"),
+        ({"host": "sts.eu-west-1.amazonaws.com"}, "a request to sts.eu-west-1.amazonaws.com, not to sts.us-east"),
     ],
 )
 def test_a_proof_for_others_or_of_another_time_is_refused(made: dict[str, Any], says: str) -> None:
@@ -121,5 +121,5 @@ def test_a_machine_is_the_session_of_its_role() -> None:
     ],
 )
 def test_nobody_else_is_a_machine(arn: str) -> None:
-    with pytest.raises(ProofRefused, match="which is no machine"):
+    with pytest.raises(ProofRefused, match="which is not a machine"):
         read_caller(arn)

@@ -1,4 +1,6 @@
-"""When authorities change places: never before all believe the next one, never before the last certificate ended."""
+"""Rotation of authorities: none signs before all holders trust it, and none is dropped before its last certificate
+expires.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -10,8 +12,8 @@ NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 LATER, EARLIER = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
 CURRENT = AuthorityView(2, AuthorityState.CURRENT, LATER)
 NEXT = AuthorityView(3, AuthorityState.NEXT, None)
-PROMOTE = Promote(3, "all who hold a certificate believe it")
-DROP = Drop(1, "the last certificate that it signed has ended")
+PROMOTE = Promote(3, "all certificate holders trust it")
+DROP = Drop(1, "the last certificate that it signed has expired")
 
 
 def previous(until: datetime | None) -> AuthorityView:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Calls:
-    """Answers each number with its double, 13 with an error; `may_answer` holds it up."""
+    """Answers each number with its double, and 13 with an error; `may_answer` delays the answers."""
 
     def __init__(self) -> None:
         self.made: list[list[int]] = []
@@ -26,7 +26,7 @@ class Calls:
 
 async def asked(batches: Batches[int, int], questions: Sequence[int]) -> list[asyncio.Task[int]]:
     tasks = [asyncio.create_task(batches.ask(each)) for each in questions]
-    for _ in range(3):  # they begin, then the call, then nothing goes on by itself
+    for _ in range(3):  # they start, then the call runs, and all wait
         await asyncio.sleep(0)
     return tasks
 

@@ -1,4 +1,4 @@
-"""The fleet's authorities and what they sign: one name each, revoked for all, rotated without a gap."""
+"""The fleet's authorities and their certificates: one name each, revoked for all hosts, rotated without a gap."""
 
 import threading
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def credential(subject: str, kind: str = "node") -> None:
 
 
 def signed(home: Path, subject: str = "n-1", *, now: datetime = NOW) -> SignedCertificate:
-    """A certificate of an agent that has the bundle of today."""
+    """A certificate of an agent that has today's bundle."""
     believed = authority_ensure(now).bundle_digest
     order = CertificateOrder(NODE, subject, Identity(home / subject).signing_request(), believed)
     return certificate_issue(order, now=now)
@@ -203,7 +203,7 @@ def test_a_credential_that_was_shown_with_a_certificate_gets_another_only_with_o
 
 def _someone_waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction looks at what its first look saw
+        cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction keeps its first snapshot
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_stat_activity"
             " WHERE datname = current_database() AND wait_event_type = 'Lock')"
@@ -272,7 +272,7 @@ def test_a_rotation_waits_until_all_believe_the_next_and_until_the_last_certific
         signed(tmp_path, subject)
     old = authority_ensure(NOW)
     authority_rotate(actor="ada", now=NOW)
-    with pytest.raises(Conflict, match="is on its way already"):
+    with pytest.raises(Conflict, match="is in rotation already"):
         authority_rotate(actor="ada", now=NOW)
     assert authority_ensure(NOW).bundle.startswith(old.bundle)
     assert authority_advance(now=NOW).unaware == ("node n-1", "node n-2")
@@ -331,8 +331,7 @@ def test_an_agent_that_asks_without_end_makes_no_long_revocation_list(tmp_path: 
             refused, said = refused + 1, str(error)
     assert refused == 36 - 9
     assert said == (
-        "node n-1 has 9 certificates that count; it gets another at 18:30:00 UTC, or when the fleet believes another"
-        " authority"
+        "node n-1 has 9 valid certificates; it gets another at 18:30:00 UTC, or when the fleet trusts another authority"
     )
     end = NOW + timedelta(hours=6)
     assert signed(tmp_path, "n-2", now=end).chain

@@ -1,5 +1,6 @@
-"""Certificates over agents' sockets: for the agent's own name only, new credentials beside them, and what all must
-believe as soon as it changes."""
+"""Certificates over agents' sockets: only for the agent's own name, with new credentials, and with changed authorities
+as soon as they change.
+"""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

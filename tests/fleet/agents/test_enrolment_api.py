@@ -1,4 +1,4 @@
-"""`POST /agents/enrol`: what an agent gets for its token, and what it is told when it gets nothing."""
+"""`POST /agents/enrol`: the answer to a valid token, and the errors."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""What one node may have kept as evidence: so much at once, so often."""
+"""Limits on the evidence of one node: amount and rate."""
 
 from typing import Any
 

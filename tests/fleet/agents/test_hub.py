@@ -1,4 +1,4 @@
-"""The hub between agents and PostgreSQL: one that is stuck or broken costs no other agent anything."""
+"""The hub between agents and PostgreSQL: an agent that is stuck or broken does not affect others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.agents.consumers import handlers
 from fleet.agents.consumers.handlers import NodeHandler
 from fleet.agents.consumers.hub import AgentHub, AgentSession
-from fleet.agents.consumers.limits import Introductions
+from fleet.agents.consumers.limits import HelloQueue
 from fleet.agents.services.enrolment import AgentIdentity
 from fleet.nodes.models import AgentListener, NodeReport
 from fleet.nodes.services.reports import fault_record, reports_store
@@ -32,7 +32,7 @@ READY = Report(seq=1, observed=Observed(state=EngineState.READY, cell="c1", gene
 
 
 class Agent:
-    """The far end of a connection: it takes messages, takes none at all, or breaks at each."""
+    """The far end of a connection: accepts messages, accepts none, or fails at each."""
 
     def __init__(self, node: str, *, stuck: bool = False, breaks: Exception | None = None) -> None:
         self.got: asyncio.Queue[DownMessage] = asyncio.Queue()
@@ -88,7 +88,7 @@ async def test_an_agent_that_takes_nothing_is_cut_in_the_end(hub: AgentHub, monk
     monkeypatch.setattr("fleet.agents.consumers.hub.SEND_LIMIT_S", 0.05)
     agent = await joined(hub, Agent("n-stuck", stuck=True))
     await eventually(lambda: agent.closed)
-    assert agent.closed == ["it takes no messages"]
+    assert agent.closed == ["it accepts no messages"]
     assert hub.sessions == {}
 
 
@@ -149,8 +149,8 @@ async def test_silence_before_a_web_process_that_is_behind_does_not_count(
     hub: AgentHub, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     turned_away = False
-    monkeypatch.setattr(Introductions, "has_line", property(lambda _: turned_away and where == "line"))
-    hub.is_door_full = lambda: turned_away and where == "door"
+    monkeypatch.setattr(HelloQueue, "has_waiting", property(lambda _: turned_away and where == "line"))
+    hub.is_listener_full = lambda: turned_away and where == "door"
     monkeypatch.setattr("fleet.agents.consumers.hub.MEASURED_EVERY_S", 0.01)
     listened = await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()))
     turned_away = True

@@ -1,4 +1,4 @@
-"""What a host asks before it has a credential: by an open invitation, and about its own address alone."""
+"""Requests of a host without a credential: with an open invitation, and about its own address only."""
 
 import contextlib
 import gc
@@ -70,7 +70,7 @@ def test_the_script_is_a_shell_script_with_the_archives_digest(tmp_path: Path) -
     (tmp_path / "join.sh").write_text(text)
     assert subprocess.run(["sh", "-n", tmp_path / "join.sh"], check=False).returncode == 0
     assert "SERVER='http://testserver'" in text
-    assert text.rstrip().endswith('main "$@"')  # what is cut off in the middle does nothing
+    assert text.rstrip().endswith('main "$@"')  # a truncated script does nothing
 
 
 def test_a_host_is_told_what_it_joins_and_whether_it_is_reached(token: str) -> None:
@@ -161,7 +161,7 @@ def test_why_a_host_did_not_join_is_an_event(token: str) -> None:
 
 
 def give_back(answer: Any) -> None:
-    """What the end of a response does, without what it does to the connection of this test."""
+    """Closes a response without closing the database connection of the test."""
     for close in answer._resource_closers:
         close()
 
@@ -181,14 +181,14 @@ def release(path: str, credential: str) -> Any:
 
 @pytest.mark.slow
 def test_a_download_that_is_dropped_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As Django drops a response whose host hung up while the view ran: nobody closes it."""
+    """As Django drops a response, unclosed, if the host disconnected while the view ran."""
     packed = agent_archive.AgentArchive("cp311-x86_64", tmp_path / "agent.tar.gz", "5e" * 32)
     packed.path.write_bytes(b"packed")
     monkeypatch.setattr(join, "_downloading", threading.BoundedSemaphore(1))
     for _ in range(2):
-        dropped = join._sent(packed)
+        dropped = join._download_response(packed)
         assert (dropped.status_code, dropped["Content-Length"]) == (200, "6")
-        assert join._sent(packed).status_code == 503
+        assert join._download_response(packed).status_code == 503
         del dropped
         gc.collect()
 
@@ -222,6 +222,6 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
 @pytest.mark.parametrize("path", ["agents/join/archive/cp311-x86_64", "agents/releases/0123456789abcdef/00"])
 def test_who_asks_too_often_is_told_when_to_try_again(path: str, settings: Any) -> None:
     settings.API_ANONYMOUS_REQUESTS_PER_MIN = 1
-    answers = [Client().get(f"/{path}") for _ in range(4)]  # one of them may be the first of another minute
+    answers = [Client().get(f"/{path}") for _ in range(4)]  # one of them may be the first of the next minute
     limited = next(answer for answer in answers if answer.status_code == 429)
     assert 1 <= int(limited.headers["Retry-After"]) <= 60

@@ -45,7 +45,7 @@ def metadata() -> Iterator[str]:
             self.do_GET()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
@@ -77,9 +77,9 @@ def test_it_proves_itself_and_joins_with_the_ticket(metadata: str, tmp_path: Pat
             ["sh"], input=script, env=environment, capture_output=True, text=True, check=False, timeout=60
         )
 
-    answer.write_text('{"error": "the launch of i-1 is not noted yet"}')
+    answer.write_text('{"error": "the launch of i-1 is not recorded yet"}')
     refused = run()
-    assert (refused.returncode, refused.stderr) == (1, "switchyard: the launch of i-1 is not noted yet\n")
+    assert (refused.returncode, refused.stderr) == (1, "switchyard: the launch of i-1 is not recorded yet\n")
     nonce = Path(f"{prefix}.nonce").read_text()
     proof = read_proof((tmp_path / "proof").read_bytes())
     assert (proof.region, proof.host, proof.server) == (

@@ -1,12 +1,5 @@
-"""The token bucket that limits one peer.
-
-Who of those that knock at the agents' door costs the database a look-up.
-
-The line before a web process: who comes in, and when the others come again.
-
-When a web process says of itself that it is behind, and when it has caught up.
-
-An order carries the cause that a wake-up stated, once.
+"""Token buckets; credential lookups of unauthenticated connections; the queue of hellos; whether a web process is
+behind; and the causes of orders.
 """
 
 import heapq
@@ -27,13 +20,13 @@ from fleet.agents.consumers.limits import (
     UNKNOWN_BURST,
     UNKNOWN_PER_S,
     Backlog,
-    ComeAgain,
+    CredentialFilter,
+    CredentialVerdict,
     Delays,
-    Introduction,
-    Introductions,
-    Knock,
-    Knocks,
+    HelloQueue,
+    HelloSlot,
     PendingCauses,
+    RetryLater,
     TokenBucket,
     credential_of,
 )
@@ -61,8 +54,8 @@ def credential(prefix: str) -> str:
     return f"sw_{prefix}_{'5e' * 24}"
 
 
-def knocks(at: list[float]) -> Knocks:
-    return Knocks(now=lambda: at[0])
+def credential_filter(at: list[float]) -> CredentialFilter:
+    return CredentialFilter(now=lambda: at[0])
 
 
 @pytest.mark.parametrize(
@@ -82,33 +75,36 @@ def knocks(at: list[float]) -> Knocks:
     ],
 )
 def test_what_is_no_credential_of_ours_is_refused(header: str) -> None:
-    assert knocks([0.0]).judge(header) is Knock.REFUSED
+    assert credential_filter([0.0]).check(header) is CredentialVerdict.REFUSED
 
 
-def test_a_credential_that_exists_is_looked_up_however_many_strangers_knock() -> None:
-    known = knocks([0.0])
-    known.learn(["0a0b0c0d"])
-    strangers = [known.judge(f"Bearer {credential(f'{number:08x}')}") for number in range(2000)]
-    assert strangers.count(Knock.LOOKED_UP) == UNKNOWN_BURST
-    assert strangers.count(Knock.LATER) == 2000 - UNKNOWN_BURST
-    assert known.judge(f"bearer  {credential('0a0b0c0d')} ") is Knock.LOOKED_UP
+def test_a_known_credential_is_looked_up_despite_a_flood_of_unknown_ones() -> None:
+    known = credential_filter([0.0])
+    known.add_prefixes(["0a0b0c0d"])
+    strangers = [known.check(f"Bearer {credential(f'{number:08x}')}") for number in range(2000)]
+    assert strangers.count(CredentialVerdict.LOOKED_UP) == UNKNOWN_BURST
+    assert strangers.count(CredentialVerdict.LATER) == 2000 - UNKNOWN_BURST
+    assert known.check(f"bearer  {credential('0a0b0c0d')} ") is CredentialVerdict.LOOKED_UP
 
 
 def test_a_new_credential_is_looked_up_before_it_is_known_of_and_after_a_flood() -> None:
     at = [0.0]
-    fresh = knocks(at)
+    fresh = credential_filter(at)
     header = f"Bearer {credential('00000000')}"
-    while fresh.judge(header) is Knock.LOOKED_UP:
+    while fresh.check(header) is CredentialVerdict.LOOKED_UP:
         pass
     at[0] = 1.0
-    assert [fresh.judge(header) for _ in range(int(UNKNOWN_PER_S) + 1)][-2:] == [Knock.LOOKED_UP, Knock.LATER]
+    assert [fresh.check(header) for _ in range(int(UNKNOWN_PER_S) + 1)][-2:] == [
+        CredentialVerdict.LOOKED_UP,
+        CredentialVerdict.LATER,
+    ]
 
 
 def test_what_is_judged_ahead_takes_no_look_up() -> None:
-    ahead = knocks([0.0])
+    ahead = credential_filter([0.0])
     header = f"Bearer {credential('00000000')}"
-    assert {ahead.judge(header, counts=False) for _ in range(1000)} == {Knock.LOOKED_UP}
-    assert ahead.judge(header) is Knock.LOOKED_UP
+    assert {ahead.check(header, counts=False) for _ in range(1000)} == {CredentialVerdict.LOOKED_UP}
+    assert ahead.check(header) is CredentialVerdict.LOOKED_UP
 
 
 def test_the_credential_is_what_stands_behind_the_scheme() -> None:
@@ -121,57 +117,57 @@ GIVES_UP_AFTER_S = 10.0
 
 
 def test_no_credential_holds_the_places_of_others() -> None:
-    introductions = Introductions(now=lambda: 0.0)
-    own = [introductions.begin("a") for _ in range(OF_EACH + 1)]
-    assert [isinstance(each, ComeAgain) for each in own] == [False] * OF_EACH + [True]
-    assert isinstance(introductions.begin("b"), Introduction)
+    hello_queue = HelloQueue(now=lambda: 0.0)
+    own = [hello_queue.begin("a") for _ in range(OF_EACH + 1)]
+    assert [isinstance(each, RetryLater) for each in own] == [False] * OF_EACH + [True]
+    assert isinstance(hello_queue.begin("b"), HelloSlot)
 
 
 def test_an_end_makes_room_once() -> None:
-    introductions = Introductions(now=lambda: 0.0)
-    first, *_ = [introductions.begin(str(number)) for number in range(AT_ONCE)]
-    assert isinstance(first, Introduction)
+    hello_queue = HelloQueue(now=lambda: 0.0)
+    first, *_ = [hello_queue.begin(str(number)) for number in range(AT_ONCE)]
+    assert isinstance(first, HelloSlot)
     first.end()
     first.end()
-    assert isinstance(introductions.begin("x"), Introduction)
-    assert isinstance(introductions.begin("y"), ComeAgain)
+    assert isinstance(hello_queue.begin("x"), HelloSlot)
+    assert isinstance(hello_queue.begin("y"), RetryLater)
 
 
 def test_there_is_a_line_until_the_last_who_was_sent_away_must_have_come_again() -> None:
     now = [0.0]
-    introductions = Introductions(now=lambda: now[0])
-    under_way = [introductions.begin(str(number)) for number in range(AT_ONCE)]
-    told = introductions.begin("x")
-    assert isinstance(told, ComeAgain)
+    hello_queue = HelloQueue(now=lambda: now[0])
+    under_way = [hello_queue.begin(str(number)) for number in range(AT_ONCE)]
+    told = hello_queue.begin("x")
+    assert isinstance(told, RetryLater)
     for each in under_way:
-        assert isinstance(each, Introduction)
+        assert isinstance(each, HelloSlot)
         each.end()
-    assert introductions.has_line
+    assert hello_queue.has_waiting
     now[0] = LATE_BY + 0.1
-    assert not introductions.has_line
+    assert not hello_queue.has_waiting
 
 
 def test_one_credential_makes_no_line() -> None:
-    introductions = Introductions(now=lambda: 0.0)
+    hello_queue = HelloQueue(now=lambda: 0.0)
     for _ in range(2 * OF_EACH):
-        introductions.begin("a")
-    assert not introductions.has_line
+        hello_queue.begin("a")
+    assert not hello_queue.has_waiting
 
 
 def test_each_that_is_sent_away_gets_a_later_place_and_none_waits_for_ever() -> None:
-    introductions = Introductions(now=lambda: 0.0)
+    hello_queue = HelloQueue(now=lambda: 0.0)
     for number in range(AT_ONCE):
-        introductions.begin(str(number))
-    waits = [introductions.begin("x") for _ in range(10_000)]
-    seconds = [wait.after_s for wait in waits if isinstance(wait, ComeAgain)]
+        hello_queue.begin(str(number))
+    waits = [hello_queue.begin("x") for _ in range(10_000)]
+    seconds = [wait.after_s for wait in waits if isinstance(wait, RetryLater)]
     assert seconds[:2] == [1 / SUPPOSED_PER_S, 2 / SUPPOSED_PER_S]
     assert seconds == sorted(seconds)
     assert seconds[-1] == LATEST_S
 
 
 def test_a_fleet_that_comes_at_once_is_in_soon_and_nobody_gives_up_waiting() -> None:
-    """5,000 agents within a second before a process that introduces 200 a second."""
-    crowd = Crowd(agents=5000, seed=7)
+    """5,000 agents within a second at a process that handles 200 hellos a second."""
+    crowd = ReconnectingAgents(agents=5000, seed=7)
     crowd.run()
     assert len(crowd.served_after_s) == 5000
     assert max(crowd.waited_s) < GIVES_UP_AFTER_S
@@ -179,33 +175,33 @@ def test_a_fleet_that_comes_at_once_is_in_soon_and_nobody_gives_up_waiting() -> 
     assert crowd.tries < 5 * 5000
 
 
-class Crowd:
-    """Agents on virtual time before a process that takes a fixed time for each introduction, one after the other."""
+class ReconnectingAgents:
+    """Agents on virtual time at a process that handles hellos one after the other in a fixed time."""
 
     def __init__(self, agents: int, seed: int) -> None:
         self.now, self.tries, self._free_at = 0.0, 0, 0.0
         self.waited_s: list[float] = []
         self.served_after_s: list[float] = []
         self._draw = random.Random(seed)
-        self._introductions = Introductions(now=lambda: self.now)
-        self._events: list[tuple[float, int, Introduction | None]] = [
+        self._hello_queue = HelloQueue(now=lambda: self.now)
+        self._events: list[tuple[float, int, HelloSlot | None]] = [
             (self._draw.random(), agent, None) for agent in range(agents)
         ]
         heapq.heapify(self._events)
 
     def run(self) -> None:
         while self._events:
-            self.now, agent, introduction = heapq.heappop(self._events)
-            if introduction is not None:
-                introduction.end()
+            self.now, agent, hello_slot = heapq.heappop(self._events)
+            if hello_slot is not None:
+                hello_slot.end()
                 self.served_after_s.append(self.now)
             else:
                 self._try(agent)
 
     def _try(self, agent: int) -> None:
         self.tries += 1
-        answer = self._introductions.begin(str(agent))
-        if isinstance(answer, Introduction):
+        answer = self._hello_queue.begin(str(agent))
+        if isinstance(answer, HelloSlot):
             self._free_at = max(self.now, self._free_at) + 1 / SERVED_PER_S
             self.waited_s.append(self._free_at - self.now)
             heapq.heappush(self._events, (self._free_at, agent, answer))
@@ -243,7 +239,7 @@ def test_it_has_caught_up_once_no_agent_can_still_be_on_its_way() -> None:
 
 
 def test_overload_that_comes_again_and_again_is_no_storm() -> None:
-    """An attacker may cause it so that a dead node goes unnoticed."""
+    """An attacker may cause it to hide a dead node."""
     backlog = Backlog()
     kept_up = [backlog.keeps_up(LATE if second % 60 < 50 else Delays(), float(second)) for second in range(3600)]
     assert sum(not kept for kept in kept_up) < BEHIND_MOST_S + 0.1 * 3600

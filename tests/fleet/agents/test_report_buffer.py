@@ -1,4 +1,4 @@
-"""The buffer of latest reports: nothing newer is ever overwritten, and nothing is lost between two writes."""
+"""The buffer of latest reports: newer reports are never overwritten, and none is lost between two writes."""
 
 from dataclasses import dataclass, replace
 
@@ -65,7 +65,7 @@ def test_a_storm_is_written_in_batches_and_only_the_newest_report_of_each_agent(
 
     def store(batch: list[Received]) -> None:
         written.append(batch)
-        for agent in ("0", str(2 * BATCH)):  # one that was written, and one that still waits
+        for agent in ("0", str(2 * BATCH)):  # one stored, one waiting
             reports.put(agent, Received("k", f"during batch {len(written)}"))
 
     reports.flush(store)

@@ -1,4 +1,6 @@
-"""The agents' end of the control plane, over real PostgreSQL and Valkey: who gets in, what is kept, what is told."""
+"""The control plane's end of agents' sockets, with PostgreSQL and Valkey: authentication, storage of reports, and
+answers.
+"""
 
 import asyncio
 import threading
@@ -26,7 +28,7 @@ from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.agents.consumers import hub
 from fleet.agents.consumers.handlers import NodeHandler
 from fleet.agents.consumers.hub import AgentHub
-from fleet.agents.consumers.limits import Introductions, Knock, Knocks, Lane
+from fleet.agents.consumers.limits import CredentialFilter, CredentialVerdict, HelloQueue, Lane
 from fleet.agents.consumers.socket import AgentSocket
 from fleet.cells.services import cell_start
 from fleet.nodes.models import AgentCredential, Node, NodeLog
@@ -175,8 +177,8 @@ async def test_others_are_refused_in_one_sentence_and_the_timeline_says_so_once(
         spoken = f"and this control plane {PROTOCOL_VERSION} and {PROTOCOL_VERSION - 1}: "
         assert refusal.reason.startswith(f"node n-a, version 1{number}, speaks protocol {protocol}, {spoken}")
         assert remedy in refusal.reason
-        events = await eventually(lambda: list(Event.objects.filter(kind="agent.refused")))  # before the next may write
-    assert [(event.message, event.node) for event in events] == [(refusals[0], "n-a")]  # whatever else it says
+        events = await eventually(lambda: list(Event.objects.filter(kind="agent.refused")))  # before the next write
+    assert [(event.message, event.node) for event in events] == [(refusals[0], "n-a")]  # whatever else it states
 
 
 async def test_a_flood_is_cut(socket: AgentSocket) -> None:
@@ -237,7 +239,7 @@ async def test_while_the_database_is_away_an_agent_of_another_protocol_is_refuse
     monkeypatch.setattr(hub, "agent_refused", away)
     await client.send_message(encode(hello(protocol=PROTOCOL_VERSION + 1)))
     assert isinstance(await client.receive_message(), Refused)
-    await client.wait(timeout=DEADLINE_S)  # raises what the socket raised
+    await client.wait(timeout=DEADLINE_S)  # raises the socket's exception
 
 
 async def test_while_the_database_is_away_a_credential_is_not_refused(
@@ -248,7 +250,7 @@ async def test_while_the_database_is_away_a_credential_is_not_refused(
     assert (await client_with(socket, secret).connect())["status"] == 503
 
 
-async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
+async def test_an_agent_whose_hello_cannot_be_stored_gets_a_time_to_retry(
     socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_with(socket, await credential("n-a"))
@@ -280,8 +282,8 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
         async with connected(socket) as client:
             await client.receive_message()
             monkeypatch.setattr(hub, "agents_identify", slow)
-            knocks = (f"Bearer sw_00000000_{number:048x}" for number in range(50))
-            strangers = [asyncio.create_task(AgentClient(socket, knock).connect()) for knock in knocks]
+            headers = (f"Bearer sw_00000000_{number:048x}" for number in range(50))
+            strangers = [asyncio.create_task(AgentClient(socket, header).connect()) for header in headers]
             assert await eventually(looked_up.is_set)
             await client.send_message(encode(READY))
             assert await eventually(report_of("n-a", connected=True))
@@ -294,16 +296,16 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
     assert {message["code"] for message in await asyncio.gather(*strangers)} == {4403}
 
 
-async def test_a_flood_of_knocks_is_not_looked_up_and_keeps_no_agent_out(
+async def test_a_flood_of_unknown_credentials_is_not_looked_up_and_delays_no_agent(
     socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    knocks = Knocks(now=lambda: 0.0)  # no look-up comes back meanwhile
-    monkeypatch.setattr(socket.hub, "knocks", knocks)
-    while knocks.judge(STRANGER) is Knock.LOOKED_UP:
+    credential_filter = CredentialFilter(now=lambda: 0.0)  # no lookup returns in the meantime
+    monkeypatch.setattr(socket.hub, "credential_filter", credential_filter)
+    while credential_filter.check(STRANGER) is CredentialVerdict.LOOKED_UP:
         pass
     secret = await credential("n-a")
     socket.hub.start()
-    assert await eventually(lambda: knocks.judge(f"Bearer {secret}") is Knock.LOOKED_UP)
+    assert await eventually(lambda: credential_filter.check(f"Bearer {secret}") is CredentialVerdict.LOOKED_UP)
     answer = await AgentClient(socket, STRANGER).connect()
     assert (answer["type"], answer["status"]) == ("websocket.http.response.start", 429)
     assert dict(answer["headers"])[b"retry-after"] == b"2"
@@ -316,7 +318,7 @@ async def test_who_finds_no_room_is_told_when_to_come_again(
     secret = await credential("n-a")
     monkeypatch.setattr("fleet.agents.consumers.limits.AT_ONCE", 1)
     monkeypatch.setattr("fleet.agents.consumers.limits.SUPPOSED_PER_S", 0.25)
-    socket.hub.introductions = Introductions(now=lambda: 0.0)
+    socket.hub.hello_queue = HelloQueue(now=lambda: 0.0)
     first = client_with(socket, secret)
     assert await first.connect() == {"type": "websocket.accept"}
     for waits_s in (4, 8):
@@ -347,7 +349,7 @@ async def test_an_agent_may_move_from_one_web_process_to_another(socket: AgentSo
 
 
 async def test_no_request_can_take_the_connections_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests share a pool, and the one connection that it has is taken."""
+    """Requests have used up their pool of one connection."""
     before = connections.settings["default"]
     options = {**before["OPTIONS"], "pool": {"min_size": 1, "max_size": 1, "timeout": 1}}
     monkeypatch.setitem(connections.settings, "default", {**before, "OPTIONS": options})

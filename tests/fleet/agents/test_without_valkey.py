@@ -1,4 +1,4 @@
-"""Without Valkey, orders still reach agents and reports still arrive, only later."""
+"""Without Valkey, orders still reach agents and reports still arrive, but later."""
 
 from collections.abc import AsyncIterator
 from typing import Any

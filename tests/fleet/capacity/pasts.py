@@ -1,4 +1,4 @@
-"""Pasts of series as tests need them: days with a shape, and what is wrong with some."""
+"""Load histories for tests: days with a shape, and defects."""
 
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ DAY_SLOTS = 288
 
 
 def days(count: float, level: float = 40.0) -> Floats:
-    """Slots of days that rise and fall alike, up to `MADE`, with a little noise that is always the same."""
+    """Slots of equal days up to `MADE`, with fixed noise."""
     slots = np.arange(int(count * DAY_SLOTS))
     noise = np.random.default_rng(7).normal(0.0, 0.03, len(slots))
     loads: Floats = level * (1.0 + 0.6 * np.sin(2 * np.pi * slots / DAY_SLOTS)) * (1.0 + noise)

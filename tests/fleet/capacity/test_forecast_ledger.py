@@ -14,7 +14,7 @@ HALF_HOUR = timedelta(minutes=30)
 
 
 def records(count: int, raised: float = 1.2, **p50: float) -> list[Record]:
-    """One each half hour, the last of them half a day ago; each method always said the same."""
+    """One each half hour, the last half a day ago; each method always made the same forecast."""
     return [
         Record(
             MADE - timedelta(days=1) - number * HALF_HOUR,

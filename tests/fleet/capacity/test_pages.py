@@ -1,4 +1,4 @@
-"""The page of the plan of the day."""
+"""The page of the day plan."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -45,8 +45,8 @@ def test_it_shows_cells_budgets_dollars_and_what_is_lacking() -> None:
     store()
     text = show()
     assert "planned-cells-figure" in text
-    assert "left to batches" in text
-    assert "us-east-1 has 8 machines of trn1 then, and all are in use" in text
+    assert "for batches" in text
+    assert "us-east-1 has 8 machines of trn1 then, all in use" in text
     assert "by rounding up" in text
     assert "start 5" in text
 
@@ -64,11 +64,11 @@ def test_an_old_plan_says_that_nothing_follows_it() -> None:
 
 
 class TestWhoFollowsIt:
-    """The page says whether anything does, and which machines are warm for it."""
+    """Which deployments follow the plan, and which machines it keeps warm."""
 
     @pytest.fixture(autouse=True)
     def grown(self) -> None:
-        """A plan of six cells, where one is wanted."""
+        """A plan of six cells where one is wanted."""
         rows.deployment(cells=1, nodes=1)
         rows.cell("sim-70b-us-east-1-1", rows.node("n-1"))
         DeploymentRegion.objects.update(cells_min=1, cells_max=50)
@@ -87,7 +87,7 @@ class TestWhoFollowsIt:
         Deployment.objects.update(scaling={"mode": "act"})
         text = show()
         assert "follows it for sim-70b" in text
-        assert "its cells take 5 machines more (+5 of sim-70b)" in text
+        assert "its cells need 5 machines more (+5 of sim-70b)" in text
         assert "planned-machines-figure" in text
 
     def test_paused_it_says_so(self) -> None:

@@ -1,4 +1,4 @@
-"""Plans as rows: the newest counts while it is fresh, old ones go, and what was removed meanwhile is left out."""
+"""Plans as rows: the newest counts while fresh, old ones are deleted, and removed deployments are left out."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -77,7 +77,7 @@ def test_what_was_removed_meanwhile_is_left_out() -> None:
 
 
 class TestForTheReconciler:
-    """What it takes from a plan: cells of places where the autoscaler acts."""
+    """Cells of places where the autoscaler acts."""
 
     @pytest.fixture(autouse=True)
     def acting(self) -> None:

@@ -1,7 +1,4 @@
-"""What a day's plan comes to, with the solver and without.
-
-What the autoscaler and batches take from a plan.
-"""
+"""Day plans with and without the solver, and what the autoscaler and batches take from them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,7 +68,7 @@ def test_cells_follow_what_is_expected(plan: Plan) -> None:
 def test_a_quantile_is_covered_and_what_is_expected_is_left_to_batches_around_it(plan: Plan) -> None:
     demand = wave(20.0, 20.0, beyond=2.7)
     found = plan(view(deployment("chat", place(demand=demand, cells={"trn1": 6}))))
-    assert set(cells(found)) == {6}  # 54 requests at 9 each; what is expected would take 4 at 5 each
+    assert set(cells(found)) == {6}  # 54 requests at 9 each; the expected load needs 4 at 5 each
     assert set(budget(found)) == {6 * 9.0 - 20.0}  # 90 % of 10 each, without the 20 that are expected
 
 
@@ -88,7 +85,7 @@ def test_no_cell_serves_before_it_can_have_started(plan: Plan) -> None:
     assert cells(found)[:3] == (2, 2, 10)
     (lack,) = found.lacks
     assert (lack.what, lack.at_s, lack.requests, lack.lasts_s) == ("realtime", 0.0, 40.0, 1800)
-    assert lack.reason == "a cell that is ordered now serves in 1800 s"
+    assert lack.reason == "a cell ordered now serves in 1800 s"
     (start,) = (order for order in found.orders if order.kind == "start")
     assert (start.at_s, start.count) == (0.0, 8)
     assert start.dollars == pytest.approx(8 * (10.0 + 5.0))  # an hour, and half an hour until they serve
@@ -129,9 +126,7 @@ def test_work_that_finds_no_room_is_told_with_its_time(plan: Plan) -> None:
     found = plan(view(deployment("chat", place(demand=flat(5.0), batch=(work,))), pools=(pool(count=4),)))
     (lack,) = found.lacks
     assert (lack.what, lack.at_s) == ("batch", 3600.0)
-    assert lack.reason.endswith(
-        "of what is due then finds no room; us-east-1 has 4 machines of trn1 then, and all are in use"
-    )
+    assert lack.reason.endswith("of the work due then has no room; us-east-1 has 4 machines of trn1 then, all in use")
 
 
 def test_the_cheapest_machines_are_used_first(plan: Plan) -> None:
@@ -149,7 +144,7 @@ def test_who_is_more_important_has_the_machines_that_are_short(plan: Plan) -> No
     assert set(cells(found, "spare-time")) == {1}
     (lack,) = found.lacks
     assert lack.deployment == "spare-time"
-    assert lack.reason == "us-east-1 has 6 machines of trn1 then, and all are in use"
+    assert lack.reason == "us-east-1 has 6 machines of trn1 then, all in use"
 
 
 def test_nodes_move_where_one_deployments_night_is_anothers_day(plan: Plan) -> None:
@@ -161,8 +156,8 @@ def test_nodes_move_where_one_deployments_night_is_anothers_day(plan: Plan) -> N
     assert move.at_s == 3600.0 - 600.0
     assert move.dollars == pytest.approx(4 * 10.0 / 6, abs=1e-4)  # ten minutes until they serve
     assert move.reason == (
-        "40.0 requests at once are expected; 40.0 are to be covered, by 8 cells; "
-        "asia in us-east-1: 20.0 requests at once are expected; 20.0 are to be covered, by 4 cells"
+        "40.0 concurrent requests are expected; 8 cells must cover 40.0; "
+        "asia in us-east-1: 20.0 concurrent requests are expected; 4 cells must cover 20.0"
     )
 
 
@@ -171,7 +166,7 @@ def test_what_a_region_has_no_machines_for_is_planned_in_another(plan: Plan) -> 
     pools = (pool(count=4), pool(region=WEST, count=20))
     found = plan(view(chat, pools=pools))
     assert cells(found)[4] == 4
-    assert cells(found, region=WEST)[4] == 7  # 5 of its own and 30 that do not fit
+    assert cells(found, region=WEST)[4] == 7  # 5 own ones and 30 that do not fit
     assert {(lack.region, lack.lasts_s) for lack in found.lacks} == {(EAST, 900)}  # until they have started
 
 
@@ -184,7 +179,7 @@ def test_a_load_that_nobody_forecasts_keeps_what_it_has(plan: Plan) -> None:
 def test_ranges_hold(plan: Plan) -> None:
     found = plan(view(deployment("chat", place(demand=flat(50.0), least=3, most=6))))
     assert max(cells(found)) == 6
-    assert found.lacks[0].reason in ("its range ends at 6", "a cell that is ordered now serves in 600 s")
+    assert found.lacks[0].reason in ("its range ends at 6", "a cell ordered now serves in 600 s")
     assert set(cells(plan(view(deployment("chat", place(demand=flat(0.0), least=3, most=6)))))[1:]) == {3}
 
 
@@ -221,7 +216,7 @@ def test_no_deployment_has_an_empty_plan() -> None:
 def test_a_view_that_makes_no_sense_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="chat in us-east-1: its forecast has 3 slots; the plan has 96"):
         plan_capacity(view(deployment("chat", place(demand=flat(1.0, slots=3)))))
-    with pytest.raises(ValueError, match="chat in us-east-1: 5 to 2 cells are no range"):
+    with pytest.raises(ValueError, match="chat in us-east-1: 5 to 2 cells are not a range"):
         plan_capacity(view(deployment("chat", place(demand=flat(1.0), least=5, most=2))))
 
 
@@ -261,7 +256,7 @@ def test_a_plan_keeps_to_it_and_says_what_is_lacking_for_it() -> None:
     plan = plan_capacity(view(deployment("chat", *bound), pools=(pool(),)))
     assert max(plan.cells[0].cells) == 4
     (lack,) = plan.lacks
-    assert (lack.requests, lack.reason) == (10.0, "its budget pays for 4")
+    assert (lack.requests, lack.reason) == (10.0, "its budget covers 4")
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(0, 1000)), min_size=2, max_size=2), st.floats(0, 10_000))
@@ -305,7 +300,7 @@ def test_it_says_from_when_on_and_what_for() -> None:
     need = need_within(PLAN, AT, 900.0)
     assert need is not None
     assert need.reason == (
-        "from 12:30 UTC on 10.0 requests at once are expected and 14.0 to be covered, and batches that are due take 2.5"
+        "from 12:30 UTC on 10.0 concurrent requests are expected and 14.0 must be covered, and due batches use 2.5"
     )
 
 

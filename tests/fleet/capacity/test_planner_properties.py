@@ -1,4 +1,4 @@
-"""Whatever is expected: no more machines than there are, no cell sooner than it starts, and what is lacking is told."""
+"""For any load: no more machines than exist, no cell before its start-up, and uncovered load is reported."""
 
 from typing import Any
 
@@ -115,7 +115,7 @@ def test_no_plan_breaks_what_there_is(view: CapacityView) -> None:
 @pytest.mark.slow
 @given(views())
 def test_what_has_machines_and_time_is_covered_without_a_word(view: CapacityView) -> None:
-    """Where machines and ranges never end, only what must start first is lacking."""
+    """With unlimited machines and ranges, only load within the start-up is uncovered."""
     pools = tuple(MachinePool(region, one, "all", 100_000, 5.0) for region in (EAST, WEST) for one in TYPES)
     places = [
         PlannedDeployment(
@@ -128,4 +128,4 @@ def test_what_has_machines_and_time_is_covered_without_a_word(view: CapacityView
     ]
     for solver in (solve, no_solver):
         plan = plan_capacity(CapacityView(AT, tuple(places), pools, slots=SLOTS), solver=solver)
-        assert all(lack.reason.startswith("a cell that is ordered now") for lack in plan.lacks)
+        assert all(lack.reason.startswith("a cell ordered now") for lack in plan.lacks)

@@ -1,9 +1,4 @@
-"""What a person says of pools of capacity, and what the next reading of the stack leaves of it.
-
-What pools cost counts where their region tries the cheapest first.
-
-Which machines a plan may count on, by what a region gets them from.
-"""
+"""User changes of pools and later readings of the stack; pools by price; machines that a plan may count on."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -63,7 +58,7 @@ def test_one_may_be_added_before_the_others() -> None:
             "zone",
             "no zone 'us-east-1z' of us-east-1 offers trn1.32xlarge; these do: us-east-1a",
         ),
-        ({"market": Market.ON_DEMAND}, "market", "found by the reading"),
+        ({"market": Market.ON_DEMAND}, "market", "comes from the region's stack"),
         ({"market": Market.OPEN, "max_price": 3.0}, "max_price", "only a spot pool has a highest price"),
         ({"instance_type": "no.such"}, "instance_type", "no.such are not known"),
     ],
@@ -146,7 +141,7 @@ def test_only_what_a_person_added_is_removed() -> None:
     found = pool(0)
     made = spot()
     pool_delete(pool_id=made.pk, **WHO)
-    with pytest.raises(Conflict, match="switch it off instead"):
+    with pytest.raises(Conflict, match="disable it instead"):
         pool_delete(pool_id=found.pk, **WHO)
     assert order() == ["on_demand in us-east-1a"]
 

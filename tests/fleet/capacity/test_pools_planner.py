@@ -1,7 +1,4 @@
-"""Pools of capacity: in which order they are tried, why not, and how long they rest.
-
-What a person may state of markets, and which machines that lets a deployment use.
-"""
+"""Pools of capacity: order, reasons and pauses; markets of deployments and machines."""
 
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -43,7 +40,7 @@ UNIT = UnitView("u-1", "us-east-1", "trn1.32xlarge", 2, ALL)
 
 
 def pool(number: int, **changes: Any) -> PoolView:
-    """On demand in a zone of its own."""
+    """On demand, in an own zone."""
     own = PoolView(
         id=number,
         region="us-east-1",
@@ -91,7 +88,7 @@ def test_a_pool_that_rests_is_passed_over_and_named() -> None:
     step = plan_pool(UNIT, (resting, pool(2)), NOW)
     assert step == TryPool(
         pool(2),
-        "on_demand in us-east-1c; not on_demand in us-east-1b: it rests until 2026-11-21 12:01 UTC, because "
+        "on_demand in us-east-1c; not on_demand in us-east-1b: it is paused until 2026-11-21 12:01 UTC: "
         "InsufficientInstanceCapacity",
     )
     assert tried(UNIT, resting, pool(2), now=later(60)) == 1
@@ -109,14 +106,14 @@ def test_a_repair_goes_to_the_pool_nearest_to_the_nodes_that_stay() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"enabled": False}, "a person has switched it off"),
+        ({"enabled": False}, "a user disabled it"),
         ({"market": Market.SPOT}, "its deployment does not use spot"),
         (
             {"market": Market.BLOCK, "reservation": "cr-1", "ends_at": later(3599)},
-            "it ends at 2026-11-21 12:59 UTC, before a machine would be of use",
+            "it ends at 2026-11-21 12:59 UTC, too soon for a new machine",
         ),
         ({"paused_until": later(60), "pause_reason": "Unsupported"},
-         "it rests until 2026-11-21 12:01 UTC, because Unsupported"),
+         "it is paused until 2026-11-21 12:01 UTC: Unsupported"),
         ({"market": Market.RESERVED, "free": 1}, "its reservation has room for 1 of 2 machines"),
         ({"market": Market.RESERVED, "free": 2}, ""),
         ({"market": Market.OPEN, "free": 0}, ""),
@@ -137,7 +134,9 @@ def test_one_waits_until_the_first_pool_is_rested() -> None:
     )
     assert isinstance(step, WaitFor)
     assert step.until == later(60)
-    assert step.reason.startswith("no pool of trn1.32xlarge may be used now; on_demand in us-east-1b: it rests until")
+    assert step.reason.startswith(
+        "no pool of trn1.32xlarge may be used now; on_demand in us-east-1b: it is paused until"
+    )
 
 
 def test_where_no_pool_may_ever_do_nobody_waits() -> None:
@@ -146,11 +145,11 @@ def test_where_no_pool_may_ever_do_nobody_waits() -> None:
     )
     off = plan_pool(UNIT, tuple(pool(number, enabled=False) for number in range(5)), NOW)
     assert isinstance(off, Hopeless)
-    assert off.reason.endswith("a person has switched it off; and 2 more")
+    assert off.reason.endswith("a user disabled it; and 2 more")
 
 
 def paused(outcome: LaunchOutcome, *pools: PoolView, scope: Scope = Scope.POOL) -> dict[int, float]:
-    """Seconds of rest by pool, after the first one's call."""
+    """Seconds of pause by pool, after a call in the first one."""
     return {
         step.pool: (step.until - NOW).total_seconds()
         for step in pauses(outcome, scope, "why", pools[0].id, pools, NOW)
@@ -280,10 +279,10 @@ def test_markets_are_stored_in_one_order_however_they_were_stated() -> None:
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        (["spott"], "'spott' is no market; there are: reserved, block, open, on_demand, interruptible, spot"),
-        ([["spot"]], r"\['spot'\] is no market"),
-        ([1], "1 is no market"),
-        (["spot", "spot"], "spot is named twice"),
+        (["spott"], "'spott' is not a market; choose from: reserved, block, open, on_demand, interruptible, spot"),
+        ([["spot"]], r"\['spot'\] is not a market"),
+        ([1], "1 is not a market"),
+        (["spot", "spot"], "spot is repeated"),
         ("spot", "markets must be a list of some of: reserved"),
         ({"spot": 1}, "markets must be a list of some of"),
     ],

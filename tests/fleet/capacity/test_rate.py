@@ -1,4 +1,4 @@
-"""Rates of machines over HTTP: what may be stated, and that history stays."""
+"""Rates over HTTP: valid values, and an unchanged history."""
 
 from datetime import timedelta
 from typing import Any

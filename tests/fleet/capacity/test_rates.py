@@ -1,4 +1,4 @@
-"""What machines cost now and later: the operator's rate, else what the provider says of a pool, else the list."""
+"""Current and future prices: the operator's rate, else the provider's price of a pool, else the list."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -47,4 +47,4 @@ def test_an_operators_rate_comes_before_the_providers_and_that_before_the_list()
     assert price(3 * HOUR)[0] == 1.4, "the first pool is on demand"
     assert machine_prices().changes(NOW, NOW + 2 * HOUR) == (NOW + HOUR,)
     nowhere = machine_prices().of("nowhere", "no.such", NOW)
-    assert (nowhere.usd, nowhere.text()) == (None, "a price that nobody states")
+    assert (nowhere.usd, nowhere.text()) == (None, "unknown price")

@@ -1,4 +1,4 @@
-"""What an operator states comes before what a provider says, and that before lists; what nobody states is unknown."""
+"""Operators' rates override provider prices, which override lists; missing values are unknown."""
 
 from dataclasses import replace
 from datetime import timedelta

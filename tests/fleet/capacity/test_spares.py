@@ -1,4 +1,4 @@
-"""Machines that are warm before the cells that a plan wants."""
+"""Machines that are warm before planned cells need them."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -68,7 +68,7 @@ def test_what_another_deployment_needs_less_is_counted_off() -> None:
     found = planned_spares(view, cells_there(view), NOW)
     assert found == {
         GROUP: PlannedSpares(
-            5, "from 12:30 UTC on its cells take 5 machines more (+6 of llama, -1 of qwen)", (2, 2, 2)
+            5, "from 12:30 UTC on its cells need 5 machines more (+6 of llama, -1 of qwen)", (2, 2, 2)
         )
     }  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_they_are_launched_with_the_reason_of_the_plan() -> None:
     assert what == "+4"
     assert reason == (
         "0 needed in cells and 4 warm, 0 spare and 0 on their way; by the day plan, 4 of them: from 12:30 UTC "
-        "on its cells take 4 machines more (+4 of llama); 2 together for a cell"
+        "on its cells need 4 machines more (+4 of llama); 2 together for a cell"
     )
 
 

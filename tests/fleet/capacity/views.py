@@ -1,4 +1,4 @@
-"""Views of a day with two shapes of load."""
+"""Views of a day with two load shapes."""
 
 import math
 from datetime import UTC, datetime
@@ -20,31 +20,30 @@ SLOTS = 96
 
 
 def flat(requests: float, slots: int = SLOTS) -> Demand:
-    """The same all day, known for sure."""
+    """The same load all day, without uncertainty."""
     return Demand((requests,) * slots, (requests,) * slots)
 
 
 def wave(low: float, high: float, peak_h: float = 12.0, slots: int = SLOTS, beyond: float = 1.0) -> Demand:
-    """A day: most at `peak_h` hours from now, least half a day from it; p90 is `beyond` times p50."""
+    """A day with its peak `peak_h` hours from now and its minimum half a day later; p90 is `beyond` times p50."""
     middle, half = (low + high) / 2, (high - low) / 2
     p50 = tuple(middle + half * math.cos((slot / 4 - peak_h) / 24 * 2 * math.pi) for slot in range(slots))
     return Demand(p50, tuple(value * beyond for value in p50))
 
 
 def steps(before: float, after: float, at: int, slots: int = SLOTS) -> Demand:
-    """So much until a slot, and another amount from then on."""
+    """One load until a slot, another from then on."""
     row = (before,) * at + (after,) * (slots - at)
     return Demand(row, row)
 
 
 def place(region: str = EAST, demand: Demand | None = None, **changes: Any) -> PlannedPlace:
-    """Two cells, of 1 to 50."""
     known: dict[str, Any] = {"least": 1, "most": 50, "cells": {"trn1": 2}, "demand": demand, **changes}
     return PlannedPlace(region, **known)
 
 
 def deployment(name: str = "chat", *places: PlannedPlace, **changes: Any) -> PlannedDeployment:
-    """Cells of 10 requests at once on one machine; at 50 % they take 5. They start in 10 minutes."""
+    """Cells of 10 concurrent requests on one machine; 5 at the target of 50 %. They start in 10 minutes."""
     known: dict[str, Any] = {"start_up_s": 600.0, "kinds": (CellKind("trn1", 10.0),), "target": 0.5, **changes}
     return PlannedDeployment(name, places=places or (place(demand=flat(10.0)),), **known)
 
@@ -59,7 +58,6 @@ def view(*deployments: PlannedDeployment, pools: tuple[MachinePool, ...] = (pool
 
 
 def cells(plan: CapacityPlan, name: str = "chat", region: str = EAST, instance_type: str = "trn1") -> tuple[int, ...]:
-    """Of a deployment in a region on a type, slot by slot."""
     wanted = (name, region, instance_type)
     (row,) = (one for one in plan.cells if (one.deployment, one.region, one.instance_type) == wanted)
     return row.cells

@@ -43,7 +43,7 @@ def test_a_launch_takes_one_machine_however_often_it_is_called() -> None:
 @pytest.mark.django_db
 def test_what_is_not_there_is_said() -> None:
     rows.deployment()
-    with pytest.raises(ProviderError, match="no machine is free there; `switchyard machine add` invites one"):
+    with pytest.raises(ProviderError, match="no machine is free; `switchyard machine add` invites one"):
         MachinesProvider().launch([SPEC])
 
 
@@ -51,7 +51,7 @@ def test_what_is_not_there_is_said() -> None:
 def test_machines_that_leave_or_are_away_are_not_taken() -> None:
     rows.machine("m-00000001", leaving=True)
     rows.machine("m-00000002", connected=False)
-    with pytest.raises(ProviderError, match="none of the 1 free machines there is connected"):
+    with pytest.raises(ProviderError, match="none of the 1 free machines is connected"):
         MachinesProvider().launch([SPEC])
 
 

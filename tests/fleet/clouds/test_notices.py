@@ -10,7 +10,7 @@ from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion
 from fleet.clouds.services.notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.faults.models import Incident
 from fleet.machines.models import Machine
-from fleet.machines.planner import Said
+from fleet.machines.planner import Statement
 from fleet.machines.services.reports import evidence_of, notice_record
 from fleet.reconcile.planning.states import NoticeKind, NoticeSource
 from kernel import clock
@@ -81,13 +81,13 @@ def test_a_warning_is_kept_once_however_often_it_comes_and_told(cloud_fleet: Clo
     assert len(rows()) == 1
 
 
-def hear(machine: Machine, source: NoticeSource, said: Said, kind: NoticeKind = NoticeKind.INTERRUPTION) -> bool:
+def hear(machine: Machine, source: NoticeSource, said: Statement, kind: NoticeKind = NoticeKind.INTERRUPTION) -> bool:
     return notice_record(machine=machine, kind=kind, source=source, said=said, now=clock.now())
 
 
 def test_the_earlier_source_counts_and_the_later_confirms_in_one_row(cloud_fleet: CloudFleet, machine: Machine) -> None:
     soon = clock.now() + timedelta(seconds=100)
-    assert hear(machine, NoticeSource.IMDS, Said("a", clock.now(), soon))
+    assert hear(machine, NoticeSource.IMDS, Statement("a", clock.now(), soon))
     warn_of_interruption(cloud_fleet.world, machine.provider_id)
     look()
     assert rows() == [("interruption", "imds", True)]
@@ -95,7 +95,7 @@ def test_the_earlier_source_counts_and_the_later_confirms_in_one_row(cloud_fleet
     assert notice.ends_at == soon
     assert set(evidence_of(notice)) == {NoticeSource.IMDS, NoticeSource.EVENTS}
     assert Event.objects.filter(kind="node.notice").count() == 1
-    hear(machine, NoticeSource.IMDS, Said("", clock.now(), over=True))
+    hear(machine, NoticeSource.IMDS, Statement("", clock.now(), over=True))
     assert rows() == [("interruption", "imds", True)]  # the cloud repeats it
 
 

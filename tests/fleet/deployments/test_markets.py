@@ -61,7 +61,7 @@ def test_a_deployment_is_created_with_its_markets() -> None:
 def test_a_market_that_does_not_exist_is_named_with_those_that_do() -> None:
     response = change(markets=["spott"])
     assert rules(response) == {"markets": "market"}
-    assert "'spott' is no market; there are: reserved, block, open" in messages(response)
+    assert "'spott' is not a market; choose from: reserved, block, open" in messages(response)
     assert rules(change(markets=["spot", "spot"])) == {"markets": "market"}
     assert change(markets="spot").status_code == 400
     assert change(markets=["spot"] * 7).status_code == 400

@@ -1,4 +1,4 @@
-"""A cloud's machine over HTTP: where it is, what it costs, and what its cloud announced."""
+"""A cloud machine over HTTP: place, price and notices."""
 
 from datetime import timedelta
 from typing import Any

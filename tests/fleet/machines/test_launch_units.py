@@ -1,4 +1,4 @@
-"""Machines that are launched together: one call, made once whatever dies in between, and all or none of them."""
+"""Units are launched by one call, once although processes crash, and all or none."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What nodes report of their machines' metadata: of their own alone, not too often, and nothing for ever."""
+"""Notices from nodes' metadata: about their own machine, limited in rate, and ending."""
 
 from datetime import timedelta
 from typing import Any
@@ -23,7 +23,7 @@ WARNING = MachineNotice(MachineNoticeKind.INTERRUPTION, NOW.timestamp() + 100)
 
 @pytest.fixture(autouse=True)
 def machine() -> Any:
-    """n-1 is a machine of a cloud; n-2 is not."""
+    """n-1 has a cloud machine; n-2 has none."""
     rows.node("n-1")
     rows.node("n-2")
     return rows.machine("m-1", where="us-east-1", provider="aws", runs="n-1", state=MachineState.TAKEN)

@@ -1,6 +1,5 @@
-"""Machines on the page of nodes: the list, the line that joins hosts, and a machine that is removed.
-
-The machines under a cell: place, price, what was announced, and why another pool is not taken.
+"""Machines on the page of nodes (list, join command, removal), and on a cell's page (place, price, notices, unused
+pools).
 """
 
 import re
@@ -90,7 +89,8 @@ def test_a_machine_is_removed_by_its_name() -> None:
     rows.machine("m-00000001")
     client = signed_in()
     assert (
-        "It runs nothing. The host is wiped and uninstalled." in client.get("/nodes/machines/m-00000001/remove/").text
+        "It has no node or ingress. The host is wiped and uninstalled."
+        in client.get("/nodes/machines/m-00000001/remove/").text
     )
     assert client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-1"}).status_code == 409
     client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-00000001", "why": "sold"})
@@ -129,8 +129,8 @@ def test_a_cell_shows_its_machines_and_why_each_pool_is_not_used_for_the_next() 
     ]
     assert shown.price_per_hour == 13.0
     assert [(line.name, line.is_used, line.why_not) for line in shown.pools] == [
-        ("spot in az1", True, "it rests until 2026-11-21 12:03 UTC, because no capacity"),
-        ("on_demand in az1", False, "a person has switched it off"),
+        ("spot in az1", True, "it is paused until 2026-11-21 12:03 UTC: no capacity"),
+        ("on_demand in az1", False, "a user disabled it"),
         ("on_demand in az2", False, ""),
     ]
 

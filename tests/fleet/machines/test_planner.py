@@ -1,7 +1,4 @@
-"""Which type a machine is, which one a launch takes, and what is said of one: tables.
-
-What a region states of its warm spares.
-"""
+"""Tables: the type of a machine, the machine of a launch, notices, and warm spares of a region."""
 
 from typing import Any
 
@@ -90,12 +87,12 @@ def test_a_stated_type_counts_whatever_the_agent_found() -> None:
 
 def test_why_none_fits_is_said() -> None:
     shape = INSTANCE_TYPES["p5.48xlarge"]
-    assert plan_machine(shape, []) == NoMachine("no machine is free there; `switchyard machine add` invites one")
+    assert plan_machine(shape, []) == NoMachine("no machine is free; `switchyard machine add` invites one")
     assert plan_machine(shape, [pooled("m-1", connected=False)]) == NoMachine(
-        "none of the 1 free machines there is connected"
+        "none of the 1 free machines is connected"
     )
     assert plan_machine(shape, [pooled(f"m-{number}") for number in range(5)]) == NoMachine(
-        "no free machine there is p5.48xlarge: m-0 has 0 chips of h100 instead of 8, "
+        "no free machine is p5.48xlarge: m-0 has 0 chips of h100 instead of 8, "
         "m-1 has 0 chips of h100 instead of 8, m-2 has 0 chips of h100 instead of 8, and 2 more"
     )
 

@@ -1,5 +1,6 @@
-"""Orders to providers: carried out once whatever dies in between, a slow one in nobody's way, and what was said of a
-machine counts only while it is about what is now."""
+"""Orders to providers: carried out once although processes crash, delayed by no slow provider; outdated statuses do not
+count.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -275,7 +276,7 @@ def test_providers_are_asked_about_the_nodes_that_planners_doubt(now: Clock) -> 
 
 
 class SlowCloud(Cloud):
-    """Launches nothing before it is let go."""
+    """Launches nothing until released."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A node that is trusted no longer: refused everywhere, and its cell goes on elsewhere."""
+"""A revoked node is rejected by every host, and its cell gets another node."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_the_host_of_a_revoked_node_enrols_nothing_and_is_never_free_again() -> 
     credential = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)
     node_revoke(node_id=node.id, actor="ada", now=NOW, why="stolen")
     assert agents_identify([credential]) == [None]
-    shown = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)  # one that was missed
+    shown = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)  # a missed one
     with pytest.raises(EnrolmentRefused, match="m-00000001 has no order to run node n-00000001"):
         enrol(token=shown, kind="node", subject=node.id, nonce="5e" * 32, now=NOW)
     hello = Hello(1, AgentKind.MACHINE, machine.id, "b0", "0.1.0", machine=rows.FACTS)

@@ -1,4 +1,4 @@
-"""Invitations, joining, and machines that leave: what is refused, and what an operator reads about it."""
+"""Invitations, joins and removals of machines, with the errors for operators."""
 
 import hashlib
 from datetime import timedelta
@@ -95,7 +95,7 @@ def test_a_host_becomes_a_machine_of_the_pool() -> None:
     [identity] = agents_identify([credential])
     assert identity is not None
     assert (identity.kind, identity.id, identity.region) == (AgentKind.MACHINE, machine.id, "pool")
-    rows.deployment()  # makes the type that it is
+    rows.deployment()  # its detected type
     assert machine_hellos_store([hello(machine.id)], now=NOW) == {}
     machine.refresh_from_db()
     assert (machine.state, machine.address, machine.instance_type_id) == (MachineState.POOL, "10.0.0.7", rows.KIND)
@@ -167,7 +167,7 @@ def test_a_machine_enrols_what_it_was_told_to_run_and_nothing_else() -> None:
 
 
 def test_a_machine_that_has_a_certificate_enrols_its_agent_only_with_it() -> None:
-    """Its credential alone would take the node's place."""
+    """Its credential alone could take over the node."""
     credential = enrol(invite().text)
     machine = machine_id_of(NONCE)
     Machine.objects.update(state=MachineState.TAKEN.value, runs="n-00000001")
@@ -178,7 +178,7 @@ def test_a_machine_that_has_a_certificate_enrols_its_agent_only_with_it() -> Non
             token=credential, kind="node", subject="n-00000001", nonce=OTHER, now=NOW, certificate=certificate
         )
 
-    with pytest.raises(EnrolmentRefused, match="none was shown"):
+    with pytest.raises(EnrolmentRefused, match="none was presented"):
         enrol_node(None)
     with pytest.raises(EnrolmentRefused, match=f"the presented certificate is not {machine}'s"):
         enrol_node(peer("m-00000002"))
@@ -186,7 +186,6 @@ def test_a_machine_that_has_a_certificate_enrols_its_agent_only_with_it() -> Non
 
 
 def peer(machine: str) -> dict[str, object]:
-    """A certificate as `ssl` decodes it."""
     names = (("URI", f"spiffe://f-0123abcd/machine/{machine}"), ("DNS", f"{machine}.machine.f-0123abcd"))
     return {"subjectAltName": names}
 
@@ -195,7 +194,7 @@ def test_a_machine_that_wiped_goes_back_to_the_pool() -> None:
     machine = rows.machine("m-00000001", state=MachineState.WIPING.value, runs="n-00000001", desired_version=7)
     report("m-00000001", MachinePhase.IDLE, version=6)
     machine.refresh_from_db()
-    assert machine.state == MachineState.WIPING  # of an older order
+    assert machine.state == MachineState.WIPING  # from an older order
     report("m-00000001", MachinePhase.IDLE, version=7)
     machine.refresh_from_db()
     assert (machine.state, machine.runs) == (MachineState.POOL, "")
@@ -300,7 +299,7 @@ def test_a_launch_takes_no_row_of_a_host_that_joined() -> None:
 
 def test_another_providers_machine_is_not_removed() -> None:
     rows.machine("m-00000001", provider="local", state=MachineState.TAKEN.value, runs="n-00000001")
-    with pytest.raises(Conflict, match="belongs to provider local; replace or give back node n-00000001 instead"):
+    with pytest.raises(Conflict, match="belongs to provider local; replace or release node n-00000001 instead"):
         machine_remove(machine_id="m-00000001", actor="ada", now=NOW)
 
 
@@ -314,7 +313,7 @@ def test_the_end_of_an_older_connection_changes_nothing() -> None:
 def test_a_hello_without_facts_is_refused() -> None:
     rows.machine("m-00000001")
     refused = machine_hellos_store([Hello(1, AgentKind.MACHINE, "m-00000001", "b0", "0.1.0")], now=NOW)
-    assert str(refused["m-00000001"]) == "the hello of m-00000001 does not say what its host is"
+    assert str(refused["m-00000001"]) == "the hello of m-00000001 lacks the facts of its host"
 
 
 def test_silence_is_a_notice() -> None:
@@ -343,8 +342,8 @@ def test_orders_say_whole_what_a_machine_runs() -> None:
     [
         ({"address": "evil.example"}, "the address of a machine must be an IP address, not 'evil.example'"),
         ({"address": ""}, "the address of a machine must be an IP address, not ''"),
-        ({"address": "::"}, "the address of a machine must be one that others connect to, not ::"),
-        ({"address": "fe80::1%eth0"}, "the address of a machine must be one that others connect to, not fe80::1%eth0"),
+        ({"address": "::"}, "the address of a machine must be reachable from other hosts, not ::"),
+        ({"address": "fe80::1%eth0"}, "the address of a machine must be reachable from other hosts, not fe80::1%eth0"),
         ({"port_base": 0}, "the first port of a machine must be 1024 to 65516, not 0"),
         ({"port_base": 65517}, "the first port of a machine must be 1024 to 65516, not 65517"),
         ({"port_base": -1}, "the first port of a machine must be 1024 to 65516, not -1"),

@@ -1,4 +1,4 @@
-"""Certificates for applications over HTTP, on the page and by command: who may, what is said, and that no key is."""
+"""Certificates for applications over HTTP, on the page and by command: permissions and errors, without any key."""
 
 import re
 import threading
@@ -19,7 +19,7 @@ from fleet.regions.services import (
     MOST,
     application_certificate_remove,
     application_certificate_set,
-    application_certificates_judge,
+    application_certificates_check,
     region_change,
 )
 from kernel.access import Role, Scope
@@ -55,7 +55,7 @@ def put(server: Signed, name: str = "api", region: str = "", now: datetime = NOW
 
 
 def kept_of(server: Signed) -> list[str]:
-    """Lines of its key, as they could stand somewhere."""
+    """Lines of its key, to search for."""
     return server.key_pem.splitlines()[1:-1]
 
 
@@ -152,7 +152,7 @@ def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.regions.services.MOST", 1)
     assert MOST == 32
     put(SERVER)
-    with pytest.raises(Conflict, match="there are 1 certificates, and no more are kept"):
+    with pytest.raises(Conflict, match="there are 1 certificates, which is the limit"):
         put(AUTHORITY.server("other.test"), "other")
 
 
@@ -179,9 +179,9 @@ def incidents(**columns: Any) -> list[str]:
 def test_an_end_opens_an_incident_fourteen_days_and_a_day_before_and_the_next_certificate_closes_it() -> None:
     row = put(AUTHORITY.server("api.example.test", valid=31 * DAY))
     assert incidents() == []
-    application_certificates_judge(now=row.not_after - timedelta(days=13))
+    application_certificates_check(now=row.not_after - timedelta(days=13))
     assert incidents(state="open") == ["certificate-ends-soon"]
-    application_certificates_judge(now=row.not_after - timedelta(hours=12))
+    application_certificates_check(now=row.not_after - timedelta(hours=12))
     assert incidents(state="open") == ["certificate-ends-now"]
     put(AUTHORITY.server("api.example.test", valid=400 * DAY), now=row.not_after - timedelta(hours=6))
     assert incidents(state="open") == []
@@ -217,7 +217,7 @@ def test_commands_set_list_show_and_remove(switchyard: Any, tmp_path: Path) -> N
     assert "api.example.test" in switchyard("get", "certificates").out
     assert re.search(r"issuer: +CN=between", switchyard("describe", "certificate", "api").out)
     mixed = switchyard("certificate", "set", "api", "--certificate", str(key), "--key", str(key))
-    assert (mixed.code, "give it as the key" in mixed.err) == (3, True)
+    assert (mixed.code, "send it as the key" in mixed.err) == (3, True)
     missing = switchyard("certificate", "set", "api", "--certificate", str(tmp_path / "no.pem"), "--key", str(key))
     assert (missing.code, "no.pem cannot be read: No such file" in missing.err) == (2, True)
     assert switchyard("certificate", "remove", "api", "--yes").out == "certificate api is removed\n"

@@ -1,4 +1,4 @@
-"""The page of one region: its pools of capacity, and what its forms change."""
+"""The page of one region: its pools of capacity, and its actions."""
 
 from datetime import timedelta
 
@@ -24,7 +24,7 @@ def test_pools_stand_in_their_order_with_whoever_added_them_and_why_not() -> Non
     pool(1, Market.SPOT, declared_by="ada", max_price=9.5)
     shown = fragment(signed_in(), PAGE, "region-pools")
     assert shown.index("on_demand in us-east-1a") < shown.index("spot in us-east-1a")
-    assert "because none left" in shown
+    assert ": none left" in shown
     assert "added by ada, price unknown, at most 9.50 $/h" in " ".join(shown.split())
     assert "Try now" in shown
 
@@ -53,7 +53,7 @@ def test_its_forms_change_pools() -> None:
     assert not CapacityPool.objects.filter(pk=spot.pk).exists()
     refused = client.post(f"{PAGE}pools/{second.pk}/ask/remove/")
     assert refused.status_code == 409
-    assert "switch it off instead" in refused.content.decode()
+    assert "disable it instead" in refused.content.decode()
 
 
 def test_images_are_shown_and_moved_and_turned_back() -> None:

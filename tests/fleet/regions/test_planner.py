@@ -1,4 +1,4 @@
-"""A certificate is taken only if every client could believe it, and what is wrong with another one is said."""
+"""Certificates are accepted only if every client would trust them; errors name the reason."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -68,16 +68,16 @@ def of(server: Signed) -> Given:
 
 
 BAD: dict[str, tuple[Callable[[], Given], str, str]] = {
-    "another key": (lambda: (CHAIN, signed("x").key_pem), PRIVATE_KEY, "the key is of another certificate"),
+    "another key": (lambda: (CHAIN, signed("x").key_pem), PRIVATE_KEY, "the key belongs to another certificate"),
     "wrong order": (
         lambda: (AUTHORITY.between.pem + AUTHORITY.root.pem, SERVER.key_pem),
         PRIVATE_KEY,
-        "the key is of another certificate",
+        "the key belongs to another certificate",
     ),
     "leaf last": (
         lambda: (AUTHORITY.between.pem + SERVER.pem, SERVER.key_pem),
         CERTIFICATE,
-        "certificate 1 is not signed by certificate 2: each must be by the next",
+        "certificate 1 is not signed by certificate 2: each must be signed by the next",
     ),
     "a gap": (
         lambda: (SERVER.pem + AUTHORITY.root.pem, SERVER.key_pem),
@@ -89,19 +89,19 @@ BAD: dict[str, tuple[Callable[[], Given], str, str]] = {
         PRIVATE_KEY,
         "the certificate of the key must come first",
     ),
-    "ended": (lambda: of(AUTHORITY.server("a.test", valid=DAY / 2)), CERTIFICATE, "certificate 1 ended at 20"),
+    "ended": (lambda: of(AUTHORITY.server("a.test", valid=DAY / 2)), CERTIFICATE, "certificate 1 expired at 20"),
     "not yet": (
         lambda: of(AUTHORITY.server("a.test", starts=NOW + DAY)),
         CERTIFICATE,
-        "certificate 1 counts from 20",
+        "certificate 1 is valid from 20",
     ),
-    "no names": (lambda: of(AUTHORITY.server()), CERTIFICATE, "must name 1 to 100 hosts .*, and names 0"),
+    "no names": (lambda: of(AUTHORITY.server()), CERTIFICATE, "must name 1 to 100 hosts .*; found: 0"),
     "too many names": (
         lambda: of(AUTHORITY.server(*(f"h{number}.test" for number in range(101)))),
         CERTIFICATE,
         "and names 101",
     ),
-    "a name of no host": (lambda: of(AUTHORITY.server("a b.test")), CERTIFICATE, "'a b.test' is no name of a host"),
+    "a name of no host": (lambda: of(AUTHORITY.server("a b.test")), CERTIFICATE, "'a b.test' is not a host name"),
     "for clients": (
         lambda: of(AUTHORITY.server("a.test", usage=ExtendedKeyUsageOID.CLIENT_AUTH)),
         CERTIFICATE,
@@ -122,38 +122,38 @@ BAD: dict[str, tuple[Callable[[], Given], str, str]] = {
         PRIVATE_KEY,
         "Ed25519 is not served",
     ),
-    "a passphrase": (lambda: (CHAIN, pem_of(SERVER.key, b"secret")), PRIVATE_KEY, "locked with a passphrase"),
+    "a passphrase": (lambda: (CHAIN, pem_of(SERVER.key, b"secret")), PRIVATE_KEY, "the key has a passphrase"),
     "a passphrase, old form": (
         lambda: (
             CHAIN,
             "-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMHc=\n-----END EC PRIVATE KEY-----\n",
         ),
         PRIVATE_KEY,
-        "locked with a passphrase",
+        "the key has a passphrase",
     ),
-    "a certificate twice": (lambda: (CHAIN + AUTHORITY.between.pem, SERVER.key_pem), CERTIFICATE, "3 is there twice"),
-    "two keys": (lambda: (CHAIN, 2 * SERVER.key_pem), PRIVATE_KEY, "is: PRIVATE KEY, PRIVATE KEY"),
-    "no key": (lambda: (CHAIN, ""), PRIVATE_KEY, "is: nothing of the kind"),
-    "a certificate as the key": (lambda: (CHAIN, SERVER.pem), PRIVATE_KEY, "is: CERTIFICATE"),
-    "the key among them": (lambda: (CHAIN + SERVER.key_pem, SERVER.key_pem), CERTIFICATE, "a private key among"),
+    "a certificate twice": (lambda: (CHAIN + AUTHORITY.between.pem, SERVER.key_pem), CERTIFICATE, "3 is repeated"),
+    "two keys": (lambda: (CHAIN, 2 * SERVER.key_pem), PRIVATE_KEY, "found: PRIVATE KEY, PRIVATE KEY"),
+    "no key": (lambda: (CHAIN, ""), PRIVATE_KEY, "found: none"),
+    "a certificate as the key": (lambda: (CHAIN, SERVER.pem), PRIVATE_KEY, "found: CERTIFICATE"),
+    "the key among them": (lambda: (CHAIN + SERVER.key_pem, SERVER.key_pem), CERTIFICATE, "contain a private key"),
     "something else among them": (
         lambda: (CHAIN + "-----BEGIN X509 CRL-----\n-----END X509 CRL-----", SERVER.key_pem),
         CERTIFICATE,
-        "a X509 CRL among the certificates",
+        "the certificates contain a X509 CRL",
     ),
-    "no certificate": (lambda: ("hello", SERVER.key_pem), CERTIFICATE, "1 to 8 certificates as PEM, and has 0"),
-    "too many": (lambda: (9 * SERVER.pem, SERVER.key_pem), CERTIFICATE, "and has 9"),
+    "no certificate": (lambda: ("hello", SERVER.key_pem), CERTIFICATE, "1 to 8 certificates as PEM; found: 0"),
+    "too many": (lambda: (9 * SERVER.pem, SERVER.key_pem), CERTIFICATE, "found: 9"),
     "damaged": (lambda: (SERVER.pem.replace("MI", "AA"), SERVER.key_pem), CERTIFICATE, "certificate 1 cannot be read"),
     "a damaged key": (lambda: (CHAIN, SERVER.key_pem.replace("MI", "AA")), PRIVATE_KEY, "the key cannot be read"),
-    "cut": (lambda: (CHAIN[:-40], SERVER.key_pem), CERTIFICATE, "a CERTIFICATE begins and does not end"),
+    "cut": (lambda: (CHAIN[:-40], SERVER.key_pem), CERTIFICATE, "a CERTIFICATE has no end"),
     "one in another": (
         lambda: ("-----BEGIN CERTIFICATE-----\n" + CHAIN, SERVER.key_pem),
         CERTIFICATE,
-        "a CERTIFICATE begins and does not end",
+        "a CERTIFICATE has no end",
     ),
-    "not plain": (lambda: (CHAIN + "é", SERVER.key_pem), CERTIFICATE, "plain letters only"),
-    "long": (lambda: (CHAIN + CHAIN_LENGTH_MAX * " ", SERVER.key_pem), CERTIFICATE, "letters; 16384 are allowed"),
-    "a long key": (lambda: (CHAIN, SERVER.key_pem + KEY_LENGTH_MAX * " "), PRIVATE_KEY, "letters; 4096 are allowed"),
+    "not plain": (lambda: (CHAIN + "é", SERVER.key_pem), CERTIFICATE, "only ASCII"),
+    "long": (lambda: (CHAIN + CHAIN_LENGTH_MAX * " ", SERVER.key_pem), CERTIFICATE, "characters; the limit is 16384"),
+    "a long key": (lambda: (CHAIN, SERVER.key_pem + KEY_LENGTH_MAX * " "), PRIVATE_KEY, "characters; the limit is 4096"),
 }
 
 

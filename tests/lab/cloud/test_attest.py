@@ -64,7 +64,7 @@ def test_a_machine_proves_itself_once(
     assert machine_attest(first, now=clock.now())
     assert machine_attest(again, now=clock.now())
     assert Machine.objects.get().nonce_digest in json.loads(first)["headers"]["x-switchyard-server"]
-    with pytest.raises(ProofRefused, match="has proved itself already, with another nonce"):
+    with pytest.raises(ProofRefused, match="has attested itself already, with another nonce"):
         machine_attest(stranger, now=clock.now())
     forged = json.loads(stranger)
     forged["headers"]["x-switchyard-server"] = json.loads(first)["headers"]["x-switchyard-server"]
