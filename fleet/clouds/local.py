@@ -151,11 +151,9 @@ MOVED_WITHIN_S = 15.0
 ENDED_KEPT = 50
 """Terminated machines whose logs are kept."""
 STOP_ROUNDS = 2
-"""An exiting agent may have started a process after the first scan. S (RACK_SIZE, RACKS_PER_ROW, HALLS) Machines per
-rack and so on: small enough that a demo fleet has near and far machines.
-"""
+"""An exiting agent may have started a process after the first scan."""
 RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
-"""Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
+"""Machines per rack and so on: small enough that a demo fleet has near and far machines."""
 PASSED_ON = (
     "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
     "SWITCHYARD_SERVICE_UIDS", "SWITCHYARD_PLAIN_LINKS", "SWITCHYARD_ARTIFACT_CACHE_GIB", "AWS_REGION",

@@ -1,7 +1,5 @@
 """Checks a certificate with chain and private key (PEM) that an operator uploads for applications. Pure. Errors are one
-sentence and never contain a part of the key. S (CHAIN_LENGTH_MAX, KEY_LENGTH_MAX) Characters of PEM. Both fit into one
-HAProxy command (`engine_agent.ingress.certificates.MAX_FILE_BYTES`). S (RSA_BITS_MIN, RSA_BITS_MAX) Handshakes with
-longer keys take milliseconds of an ingress's CPU.
+sentence and never contain a part of the key.
 """
 
 import re
@@ -18,12 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CHAIN_LENGTH_MAX, KEY_LENGTH_MAX = 16 * 1024, 4 * 1024
-"""Letters of PEM. Both fit into one command to HAProxy (`engine_agent.ingress.certificates.MAX_FILE_BYTES`)."""
+"""Characters of PEM. Both fit into one HAProxy command (`engine_agent.ingress.certificates.MAX_FILE_BYTES`)."""
 CERTIFICATES_MAX = 8
 NAMES_MAX = 100
 HOST_LENGTH_MAX = 253
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 4096
-"""A handshake with a longer key costs an ingress milliseconds of its processor."""
+"""Handshakes with longer keys take milliseconds of an ingress's CPU."""
 CURVES = {"secp256r1": "P-256", "secp384r1": "P-384"}
 CLOCK_SKEW_ALLOWED = timedelta(minutes=5)
 ISSUER_LENGTH_MAX = 300
@@ -215,9 +213,7 @@ def _names(server: x509.Certificate) -> tuple[str, ...]:
 
 
 def _common_names(server: x509.Certificate) -> tuple[str, ...]:
-    """HAProxy also selects certificates by common name; clients ignore it. S (ENDS_SOON, ENDS_NOW) Incident kinds: 14
-    days before the end, and from one day before it.
-    """
+    """HAProxy also selects certificates by common name; clients ignore it."""
     stated = (str(each.value).lower() for each in server.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
     return tuple(name for name in stated if len(name) <= HOST_LENGTH_MAX and _HOST.fullmatch(name))
 
@@ -228,7 +224,7 @@ def _public(key: Any) -> bytes:
 
 
 ENDS_SOON, ENDS_NOW = "certificate-ends-soon", "certificate-ends-now"
-"""Incidents: 14 days before the end, and one day before it and after."""
+"""Incident kinds: 14 days before the end, and from one day before it."""
 SOON, NOW = timedelta(days=14), timedelta(days=1)
 
 

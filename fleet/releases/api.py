@@ -1,4 +1,4 @@
-"""Releases of the agent and the way from one to another over HTTP. Decides nothing; services do."""
+"""Releases of the agent and their rollouts over HTTP: parses requests and calls services. Never decides."""
 
 from typing import Any
 
@@ -21,10 +21,12 @@ from kernel.tones import Tone
 
 
 class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
-    protocol = serializers.IntegerField(help_text="What its agents speak; that and the one before are served.")
-    is_current = serializers.BooleanField(help_text="What new agents run, and what others catch up to.")
-    archives = serializers.DictField(help_text="Python and processor -> the archive for hosts that join.")
-    agents = serializers.SerializerMethodField(help_text="Who runs it, by id; a machine with what it runs.")
+    protocol = serializers.IntegerField(help_text="Protocol of its agents; this and the previous one are supported.")
+    is_current = serializers.BooleanField(help_text="Whether new agents run it, and others catch up to it.")
+    archives = serializers.DictField(help_text="Python and processor -> archive for joining hosts.")
+    agents = serializers.SerializerMethodField(
+        help_text="Agents that run it, by ID; a machine includes its node or ingress."
+    )
 
     class Meta:
         model = AgentRelease
@@ -38,7 +40,7 @@ class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
 
 
 class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
-    """Releases of the agent that the fleet knows, and who runs which."""
+    """Releases of the agent, and the agents that run them."""
 
     serializer_class = AgentReleaseSerializer
     lookup_field = "id"
@@ -67,9 +69,9 @@ class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
     to_release = serializers.CharField(source="target_id")
     state = serializers.ChoiceField(choices=choices(AgentRolloutState))
     tone = serializers.ChoiceField(choices=choices(Tone))
-    ring = serializers.IntegerField(help_text="The ring that moves, from 0: one agent, a tenth, all others.")
-    soak_s = serializers.FloatField(help_text="How long a ring must be well before the next.")
-    moves = AgentMoveSerializer(many=True, help_text="Who is in which ring; none once a later rollout has begun.")
+    ring = serializers.IntegerField(help_text="The current ring, from 0: one agent, a tenth, all others.")
+    soak_s = serializers.FloatField(help_text="How long a ring must be healthy before the next starts.")
+    moves = AgentMoveSerializer(many=True, help_text="The agents of each ring; empty once a later rollout has begun.")
 
     class Meta:
         model = AgentRollout
@@ -82,7 +84,11 @@ class AgentRolloutSerializer(serializers.ModelSerializer[AgentRollout]):
 
 class UpgradeSerializer(StrictSerializer):
     release = serializers.CharField(
-        max_length=16, required=False, allow_blank=True, default="", help_text="Empty: what this control plane carries."
+        max_length=16,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="This control plane's release if empty.",
     )
     soak_s = serializers.FloatField(min_value=0, max_value=LONGEST_SOAK_S, default=DEFAULT_SOAK_S)
     why = serializers.CharField(
@@ -104,7 +110,7 @@ class AgentRolloutFilter(filters.FilterSet):
 
 
 class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
-    """Ways of all agents from one release to another, newest first."""
+    """Rollouts of agent releases, newest first."""
 
     serializer_class = AgentRolloutSerializer
     filterset_class = AgentRolloutFilter
@@ -121,9 +127,10 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
 
     @extend_schema(operation_id="agents_upgrade", request=UpgradeSerializer, responses={200: AgentRolloutSerializer})
     def create(self, request: Request) -> Response:
-        """Begin to move all agents to a release: one, then a tenth, then all others, each ring watched before the next.
-        Engines and HAProxies go on. It goes back by itself when an agent or its engine is not as it was. 409 while
-        another one is under way, and if all run it already."""
+        """Start to move all agents to a release: one, then a tenth, then all others; each ring is watched before the
+        next. Engines and HAProxies keep running. The rollout goes back automatically if an agent or its engine changes
+        for the worse. 409 while another one is under way, and if all agents run the release.
+        """
         payload = UpgradeSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload.validated_data)
@@ -132,7 +139,7 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     @extend_schema(operation_id="agents_upgrade_cancel", request=WhySerializer, responses={200: AgentRolloutSerializer})
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
-        """Take the agents that went already back to the release before. 409 once it goes back or has ended."""
+        """Move the agents back to the previous release. 409 if the rollout is going back or is over."""
         rollout = self.get_object()
         payload = WhySerializer(data=request.data)
         payload.is_valid(raise_exception=True)

@@ -1,4 +1,4 @@
-"""Releases of the agent that the fleet knows, its way from one to another, and what each agent was told to run."""
+"""The tables of agent releases, their rollouts, and the last order of each agent."""
 
 from django.db import models
 
@@ -7,9 +7,8 @@ from kernel.tones import Tone
 
 
 class AgentRelease(models.Model):
-    """A release of the agent. `is_current`: what new agents run, and what those that were away catch up to; one is.
-
-    `archives` maps a Python and processor, as `cp311-x86_64`, to what was packed for it: `digest`, `size_bytes`.
+    """A release of the agent. `is_current`: new agents run it, and returning ones catch up to it; exactly one is.
+    `archives`: Python and processor, such as `cp311-x86_64`, to `digest` and `size_bytes`.
     """
 
     id = models.CharField(max_length=16, primary_key=True)
@@ -30,10 +29,8 @@ class AgentRelease(models.Model):
 
 
 class AgentRollout(models.Model):
-    """The way of all agents from one release to another, ring by ring; one at a time is active.
-
-    `ring` is the one that moves, from 0; `rings` is how many there are. `revision` grows with every change and is what
-    changes compare and set.
+    """A rollout of all agents from one release to another, ring by ring; one is active at a time. `ring`: the current
+    one, from 0, of `rings`. `revision` grows with every change and guards compare-and-set.
     """
 
     source = models.ForeignKey(AgentRelease, on_delete=models.PROTECT, related_name="rollouts_away")
@@ -73,11 +70,11 @@ class AgentRollout(models.Model):
 
 
 class AgentMove(models.Model):
-    """What one agent was told to run last. `rollout` null: it caught up by itself. `ring` of that rollout.
+    """The last order of one agent. `rollout` null: to catch up. `ring` of that rollout.
 
-    `moved_at` null: its turn has not come. `before` is how it and its engine were then, as `fleet.planning
-    .agent_rollouts.Standing` has it; `settled_at`: since when it has been well with the new release. `attempt` counts
-    its moves; `trouble`: why its provider cannot move it.
+    `moved_at` null: its turn has not come. `before`: the agent and its engine then, as
+    `fleet.releases.planner.Standing`; `settled_at`: healthy with the new release since then. `attempt` counts its
+    moves; `trouble`: why its provider cannot move it.
     """
 
     agent = models.CharField(max_length=64, primary_key=True)

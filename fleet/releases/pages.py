@@ -1,6 +1,5 @@
-"""Releases of the agent for the page of nodes: who runs which, and how far the newest upgrade is.
-
-Releases of the agent on the page of nodes: the skew, the newest upgrade, beginning one, and taking it back.
+"""Releases of the agent on the page of nodes: the releases in use, the newest rollout, and the actions to start and
+cancel one.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ UNKNOWN = ""
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRow:
-    """A release, and how many agents run it. `names`: the first of them, `more`: how many others."""
+    """A release and the number of agents that run it. `names`: the first ones; `more`: how many are not named."""
 
     release: AgentRelease
     count: int
@@ -35,9 +34,9 @@ class ReleaseRow:
 
 @dataclass(frozen=True, slots=True)
 class RingRow:
-    """One ring of the upgrade: how many agents are in it, and how many of them are well with the new release. `moves`:
-    some, those with trouble or not yet well first; `more`: how many others. Of an upgrade that has ended only those
-    with trouble count."""
+    """A ring: its agents, and how many are healthy with the new release. `moves`: some, those with trouble first;
+    `more`: how many are not listed. After the rollout only those with trouble are listed.
+    """
 
     number: int
     count: int
@@ -49,8 +48,9 @@ class RingRow:
 
 @dataclass(frozen=True, slots=True)
 class AgentList:
-    """`own`: what this control plane carries. `behind`: agents that run another release than the current one;
-    `strange`: those of no release or an unknown one, with what they run, and how many more do."""
+    """`own`: this control plane's release. `behind`: agents with another release than the current one; `strange`: those
+    without a known release, and what they run.
+    """
 
     own: str
     rows: tuple[ReleaseRow, ...]
@@ -62,7 +62,7 @@ class AgentList:
 
 
 def agent_list(*, now: datetime) -> AgentList:
-    """Releases with who runs them, the current one first, and the newest upgrade."""
+    """Releases with their agents, the current one first, and the newest rollout."""
     running = agents_by_release(now)
     known = sorted(AgentRelease.objects.all(), key=lambda row: not row.is_current)
     shown = [row for row in known if row.is_current or row.id in running or not running][:RELEASES_SHOWN]

@@ -1,11 +1,7 @@
-"""How agents go to another release: in rings (one, a tenth, all), each watched before the next, and back by themselves
-when one is not as it was. Pure.
-
-An agent here is what moves by itself: a node's or an ingress's agent, or a machine with what it runs. Nothing is
-concluded while all are silent, and whoever is away is passed over: it catches up at its return.
-
-Decides which releases of the agent the control plane no longer keeps. Pure: what lies where, and what runs from it,
-is for `fleet.releases.services.releases` to see.
+"""Plans rollouts of agent releases in rings (one agent, a tenth, all others), each watched before the next, and the way
+back if an agent gets worse. Also decides which releases are no longer kept. Pure. An agent here is what moves alone: a
+node's or ingress's agent, or a machine with its node or ingress. While all agents are silent nothing is concluded.
+Absent agents are skipped and catch up when they return.
 """
 
 from collections import Counter
@@ -18,20 +14,22 @@ from fleet.reconcile.planning.states import AgentRolloutState
 from kernel.ages import age_text
 
 RING_SHARE = 0.1
-"""Of all agents, in the second ring; the first is one agent, the last all others."""
+"""Share of all agents in the second ring; the first is one agent, the last all others."""
 CATCH_UP_SHARE = 0.1
 BACK_AT_LEAST, BACK_SHARE = 2, 0.05
-"""So many that are not well take all back, and this share of those that went. One alone may be off, cut off or hostile:
-it is passed over and named, unless it is the first of all and says itself what is wrong, or nobody is left to try."""
+"""All agents go back if at least so many, and this share of the moved ones, are unhealthy. A single one may be off, cut
+off or hostile: it is skipped and named, unless it is the first one and reports its error, or no other agent is left to
+try.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRolloutSettings:
-    """`move_limit_s`: for an agent to be back and well with the new release. A host's takes the download of the
-    archive, and three starts before it goes back by itself. `away_limit_s`: for one that had been well to come back.
-    `wait_limit_s`: for one that is not well, or whose engine starts, before its ring goes on without it. `again_s`:
-    before one that caught up in vain is told again. `silence_limit_s`: how long nothing is concluded of it that all are
-    silent at once."""
+    """`move_limit_s`: for an agent to be healthy with the new release; on hosts it includes the download and three
+    starts. `away_limit_s`: for a healthy one to return. `wait_limit_s`: before a ring continues without an unhealthy or
+    starting agent. `again_s`: before a failed catch-up is retried. `silence_limit_s`: how long a silence of all agents
+    is ignored.
+    """
 
     move_limit_s: float = 60.0
     host_limit_s: float = 420.0
@@ -46,8 +44,9 @@ SETTINGS = AgentRolloutSettings()
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an agent stands: what the fleet wants of it (`cell`, `generation`, `drains`; "" and 0 of who serves in no
-    cell), and what runs. `pid`: of its engine, or of its HAProxy."""
+    """State of an agent: desired (`cell`, `generation`, `drains`; "" and 0 outside cells) and running. `pid`: of its
+    engine or HAProxy.
+    """
 
     cell: str = ""
     generation: int = 0
@@ -56,9 +55,9 @@ class Standing:
     pid: int | None = None
 
     def why_not(self, now: "Standing") -> str:
-        """What is different now although the fleet wants the same; "" for nothing."""
+        """Returns what got worse although the desired state is the same, or ""."""
         if (self.cell, self.generation, self.drains) != (now.cell, now.generation, now.drains):
-            return ""  # it was given something else to do, by somebody else
+            return ""  # its desired state changed for another reason
         if self.state != now.state:
             return f"is {now.state or 'silent'} instead of {self.state}"
         if self.pid is not None and self.pid != now.pid:
@@ -68,7 +67,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What an agent was told last. `rollout` None: it caught up."""
+    """The last order of an agent. `rollout` None: to catch up."""
 
     rollout: int | None
     ring: int
@@ -80,9 +79,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class AgentView:
-    """`release` "": of none that is known. `unwell`: why it is not well; `unsteady`: it is about to be something else,
-    such as an engine that starts. `serves_requests`: it is an ingress. `failed`: why its host could not change its
-    release. `connection_since`: since when it is connected, or is not."""
+    """`release` "": unknown. `unwell`: why it is unhealthy; `unsteady`: it is about to change, such as a starting
+    engine. `serves_requests`: an ingress. `failed`: why its host could not change its release. `connection_since`:
+    since when it is connected or disconnected.
+    """
 
     id: str
     kind: str
@@ -105,7 +105,7 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class AgentRolloutView:
-    """`target` and `source` are ids of releases; `ring` is the one that moves."""
+    """`target` and `source` are release IDs; `ring` is the current one."""
 
     id: int
     source: str
@@ -119,7 +119,7 @@ class AgentRolloutView:
 
 @dataclass(frozen=True, slots=True)
 class MoveAgent:
-    """Tell an agent to run a release. `rollout` None: to catch up."""
+    """Order an agent to run a release. `rollout` None: to catch up."""
 
     agent: str
     release: str
@@ -130,8 +130,6 @@ class MoveAgent:
 
 @dataclass(frozen=True, slots=True)
 class SettleAgent:
-    """It is well with the new release."""
-
     agent: str
     rollout: int
 
@@ -154,8 +152,9 @@ AgentDecision = MoveAgent | SettleAgent | EnterRing | ChangeAgentRollout
 
 
 def plan_rings(agents: Sequence[AgentView]) -> tuple[tuple[str, ...], ...]:
-    """Who moves when: first who serves nothing, then cells, whose members stay together, then ingresses; of each kind
-    from all regions in turn."""
+    """Returns the agents of each ring: spares first, then cells with all members together, then ingresses; of each kind
+    from all regions in turn.
+    """
     order = [name for group in _groups(agents) for name in group]
     if not order:
         return ()
@@ -189,8 +188,9 @@ def plan_agent_rollout(
     settings: AgentRolloutSettings = SETTINGS,
     gone: Sequence[str] = (),
 ) -> tuple[AgentDecision, ...]:
-    """The next steps of the active rollout. `gone`: agents that it moved, that were never well afterwards, and that the
-    fleet has given up since."""
+    """Returns the next steps of the active rollout. `gone`: moved agents that never became healthy and that the fleet
+    has given up.
+    """
     if rollout.state is AgentRolloutState.ROLLING_BACK:
         return _plan_back(rollout, agents, now, settings)
     return _plan_ahead(rollout, agents, now, settings, gone)
@@ -230,16 +230,16 @@ def _plan_ahead(
     if steps or waits or not all(_has_soaked(agent, rollout, now) for agent in moved):
         return tuple(steps)
     ready = [one for one in others if one.connected and one.release != rollout.target]
-    if (failing or passed_over) and not moved and ready:  # nobody has shown that it is good: another tries it alone
+    if (failing or passed_over) and not moved and ready:  # the release is unproven: another agent tries it alone
         one = min(ready, key=lambda each: (bool(each.unwell), each.serves, _ring_of(each, rollout), each.id))
         return (MoveAgent(one.id, rollout.target, rollout.id, rollout.ring, one.standing),)
-    return (_next(rollout, agents, failing),)
+    return (_next_ring(rollout, agents, failing),)
 
 
 def _all_back(
     rollout: AgentRolloutView, agents: Sequence[AgentView], moved: Sequence[AgentView], failing: Mapping[str, str]
 ) -> str:
-    """Why all must go back for those that are not well; "" if they need not."""
+    """Why all agents must go back, or ""."""
     if not failing:
         return ""
     by_id = {agent.id: agent for agent in moved}
@@ -255,21 +255,21 @@ def _all_back(
 
 
 def _silent_regions(agents: Sequence[AgentView]) -> frozenset[str]:
-    """Regions of several agents none of which is heard: cut off, and no fault of a release that other regions run."""
+    """Regions with several agents, all silent: cut off, which is no fault of a release that works elsewhere."""
     heard = {agent.region for agent in agents if agent.connected}
     counts = Counter(agent.region for agent in agents)
     return frozenset(region for region, count in counts.items() if heard and count > 1 and region not in heard)
 
 
 def _all_went_silent(agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings) -> bool:
-    """Then it is we who do not hear them; for a while."""
+    """Then the control plane is the likely cause, for a while."""
     if any(agent.connected for agent in agents):
         return False
     newest = max((agent.connection_since for agent in agents if agent.connection_since), default=None)
     return newest is not None and (now - newest).total_seconds() < settings.silence_limit_s
 
 
-def _next(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mapping[str, str]) -> AgentDecision:
+def _next_ring(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mapping[str, str]) -> AgentDecision:
     over = f"; passed over: {'; '.join(list(failing.values())[:3])}" if failing else ""
     if rollout.ring + 1 < rollout.rings:
         return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is well{over}")
@@ -284,7 +284,7 @@ def _next(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mappi
 def _plan_back(
     rollout: AgentRolloutView, agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings
 ) -> tuple[AgentDecision, ...]:
-    """Whoever was told to go is told to come back, at once and all: it was well there. Nobody waits for who is away."""
+    """All moved agents are ordered back together, because they were healthy before. Absent ones are not waited for."""
     steps: list[AgentDecision] = []
     late: list[str] = []
     waits = False
@@ -310,7 +310,9 @@ def _plan_back(
 def plan_catch_up(
     current: str, agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings = SETTINGS
 ) -> tuple[MoveAgent, ...]:
-    """Who was away while the others went, goes now, a few at a time. Agents of no release are somebody's own."""
+    """Agents that were absent during a rollout move now, a few at a time. Agents without a known release are left
+    alone.
+    """
     behind = [agent for agent in agents if agent.release not in ("", current)]
     under_way = [agent for agent in behind if _tried_s(agent, current, now) < _limit_s(agent, settings)]
     free = max(1, int(CATCH_UP_SHARE * len(agents))) - len(under_way)
@@ -341,7 +343,7 @@ def _is_moved(agent: AgentView, rollout: AgentRolloutView) -> bool:
 
 
 def _ring_of(agent: AgentView, rollout: AgentRolloutView) -> int:
-    """Who came after the rings were drawn goes with the last one."""
+    """Agents that joined after the rings were planned are in the last one."""
     return agent.move.ring if agent.move is not None and _is_of(agent, rollout) else rollout.rings - 1
 
 
@@ -366,7 +368,7 @@ def _has_soaked(agent: AgentView, rollout: AgentRolloutView, now: datetime) -> b
 
 
 def _why_back(agent: AgentView, rollout: AgentRolloutView, now: datetime, settings: AgentRolloutSettings) -> str:
-    """Why the rollout must go back for this agent; "" if it need not."""
+    """Why the rollout must go back for this agent, or ""."""
     move = agent.move
     if move is None or move.moved_at is None:
         return ""
@@ -374,19 +376,21 @@ def _why_back(agent: AgentView, rollout: AgentRolloutView, now: datetime, settin
         return f"{agent.id}: {agent.failed}"
     if move.settled_at is None:
         if agent.connected and agent.standing.pid and move.before and move.before.why_not(agent.standing):
-            return f"{agent.id} {move.before.why_not(agent.standing)}"  # another process never becomes the one before
+            return f"{agent.id} {move.before.why_not(agent.standing)}"  # a new process never becomes the previous one
         if _is_well(agent, rollout) or (now - move.moved_at).total_seconds() < _limit_s(agent, settings):
             return ""
         limit_s = _limit_s(agent, settings)
-        return f"{agent.id} was not well with {rollout.target} within {limit_s:.0f} s: {_what(agent, rollout)}"
+        return (
+            f"{agent.id} was not healthy with {rollout.target} within {limit_s:.0f} s: {_health_text(agent, rollout)}"
+        )
     if not agent.connected:
         since = agent.connection_since or move.settled_at
         away_s = (now - since).total_seconds()
         return f"{agent.id} has been away for {age_text(away_s)}" if away_s >= settings.away_limit_s else ""
-    return "" if _is_well(agent, rollout) else f"{agent.id} is no longer well: {_what(agent, rollout)}"
+    return "" if _is_well(agent, rollout) else f"{agent.id} is no longer healthy: {_health_text(agent, rollout)}"
 
 
-def _what(agent: AgentView, rollout: AgentRolloutView) -> str:
+def _health_text(agent: AgentView, rollout: AgentRolloutView) -> str:
     if not agent.connected:
         return "it is not connected"
     if agent.release != rollout.target:
@@ -397,10 +401,8 @@ def _what(agent: AgentView, rollout: AgentRolloutView) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
-    """How many are kept though nothing names them.
-
-    `newest`: releases that became known last. `rollouts`: agents' rollouts that ended last, with both of their
-    releases: the way back.
+    """Releases that are kept although nothing names them. `newest`: last registered ones. `rollouts`: last completed
+    rollouts, with both of their releases: the way back.
     """
 
     newest: int = 5
@@ -412,7 +414,7 @@ RETENTION = RetentionSettings()
 
 @dataclass(frozen=True, slots=True)
 class RolloutReleases:
-    """A rollout of agents, as far as it names releases."""
+    """The releases of a rollout."""
 
     id: int
     source: str
@@ -422,7 +424,7 @@ class RolloutReleases:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What goes: rollouts first, because they name releases. `kept`: the releases that stay."""
+    """Rows to delete: rollouts first, because they reference releases. `kept`: the remaining releases."""
 
     rollouts: tuple[int, ...]
     releases: tuple[str, ...]
@@ -435,7 +437,9 @@ def plan_removal(
     rollouts: Sequence[RolloutReleases],
     settings: RetentionSettings = RETENTION,
 ) -> Removal:
-    """What of the releases known goes. `named`: those that are current, carried here, run by an agent, or ordered."""
+    """Returns the releases and rollouts to remove. `named`: releases that are current, carried here, run by an agent,
+    or ordered.
+    """
     ended = sorted((rollout for rollout in rollouts if not rollout.is_active), key=lambda each: -each.id)
     forgotten = ended[settings.rollouts :]
     gone = {rollout.id for rollout in forgotten}

@@ -1,5 +1,6 @@
-"""Agents as their rollouts see them, and as pages show them: nodes' and machines' from here, others from whoever
-registers them. A number of queries that does not grow with the number of agents."""
+"""Reads agents for rollouts and pages: nodes and machines from here, other kinds from registered sources. A fixed
+number of queries. Never writes.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.releases.planner import AgentRolloutView, AgentView, Move, Standing
 
 UNHEALTHY_FOR = timedelta(seconds=5)
-"""A cell that answers late once is no reason to take a release back."""
+"""A cell that answers late once is not a reason to roll back."""
 BAD_NODE = frozenset({NodeState.FAULTY, NodeState.LOST})
 MOVING_CELL = frozenset({CellState.PENDING, CellState.STARTING, CellState.DRAINING})
 MOVING_ENGINE = frozenset({EngineState.STARTING, EngineState.DRAINING})
@@ -29,13 +30,13 @@ _sources: list[AgentSource] = []
 
 
 def agent_source_register(source: AgentSource) -> None:
-    """Add agents that this app does not know, without their moves. Called once, when their app is ready."""
+    """Adds agents of another app, without their moves. Called once, when that app is ready."""
     if source not in _sources:
         _sources.append(source)
 
 
 def agents_seen(now: datetime) -> list[AgentView]:
-    """Every agent that moves by itself, by its id, with what it was told last."""
+    """Returns every agent that moves alone, by ID, with its last order."""
     return _seen(now, {move.agent: move for move in AgentMove.objects.all()})
 
 
@@ -48,17 +49,17 @@ def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
 
 
 def active_rollout() -> AgentRollout | None:
-    """The agents' rollout that is under way."""
+    """Returns the active rollout of agents."""
     return AgentRollout.objects.filter(state__in=[state.value for state in AGENT_ROLLOUT_ACTIVE]).first()
 
 
 def current_release() -> AgentRelease | None:
-    """What new agents run; None before the first controller has started."""
+    """Returns the release of new agents; None before the first controller has started."""
     return AgentRelease.objects.filter(is_current=True).first()
 
 
 def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
-    """The row as the planner takes it."""
+    """Returns the planner's view."""
     return AgentRolloutView(
         id=rollout.pk,
         source=rollout.source_id,
@@ -72,7 +73,7 @@ def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
 
 
 def agents_by_release(now: datetime) -> dict[str, list[str]]:
-    """Release -> the agents that run it, by id; "" of those that run none, such as from a checkout."""
+    """Release -> IDs of the agents that run it; "" for agents without one, such as from a checkout."""
     found: dict[str, list[str]] = {}
     for agent in _seen(now, {}):
         found.setdefault(agent.release, []).append(agent.id)
@@ -80,7 +81,7 @@ def agents_by_release(now: datetime) -> dict[str, list[str]]:
 
 
 def releases_named(now: datetime) -> set[str]:
-    """Releases that an agent of the fleet said last that it runs, or was told to run, connected or not."""
+    """Releases that an agent last reported or was ordered to run, connected or not."""
     there = Machine.objects.exclude(state=MachineState.GONE.value)
     versions = [
         *NodeReport.objects.values_list("agent_version", flat=True),
@@ -135,7 +136,7 @@ def _machines() -> list[Machine]:
 
 
 def _host(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
-    """A machine and what it runs, as one: they have one release, or none that both have."""
+    """A machine and its node or ingress as one agent: they have one release, or none in common."""
     own = release_of(machine.agent_version)
     inner = runs.get(machine.runs) if machine.runs else None
     tried = move is not None and move.attempt == machine.release_attempt

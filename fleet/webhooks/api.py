@@ -1,4 +1,6 @@
-"""Webhooks over HTTP: add, change, remove, test them, and see what they were sent. Decides nothing; services do."""
+"""Webhooks over HTTP: add, change, remove and test them, and list their deliveries. Parses requests and calls services;
+never decides.
+"""
 
 from typing import Any
 
@@ -27,9 +29,9 @@ EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not W
 
 
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
-    url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
+    url = serializers.CharField(source="shown_url", help_text="Only the host, because the path may be secret.")
     format = serializers.ChoiceField(choices=FORMATS)
-    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="Empty: all of them.")
+    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="All events if empty.")
 
     class Meta:
         model = Webhook
@@ -45,13 +47,13 @@ class NewWebhookSerializer(WebhookSerializer):
 class ChangeWebhookSerializer(StrictSerializer):
     url = serializers.CharField(max_length=500, required=False, help_text="https, unless its network is allowed.")
     events = serializers.ListField(
-        child=serializers.ChoiceField(choices=EVENTS), required=False, help_text="Empty: all of them."
+        child=serializers.ChoiceField(choices=EVENTS), required=False, help_text="All events if empty."
     )
     format = serializers.ChoiceField(
-        choices=FORMATS, required=False, help_text="`slack`: for chats that take Slack's incoming webhooks."
+        choices=FORMATS, required=False, help_text="`slack`: for chats that support Slack's incoming webhooks."
     )
     secret = serializers.CharField(
-        min_length=16, max_length=128, required=False, help_text="Signs the messages; random if it is left out."
+        min_length=16, max_length=128, required=False, help_text="Key for signatures; random by default."
     )
     enabled = serializers.BooleanField(required=False)
 
@@ -100,7 +102,7 @@ class WebhookDeliveryFilter(filters.FilterSet):
 
 
 class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
-    """Messages to webhooks, newest first, and how their delivery went."""
+    """Messages to webhooks with their delivery state, newest first."""
 
     serializer_class = WebhookDeliverySerializer
     filterset_class = WebhookDeliveryFilter
@@ -115,8 +117,9 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
 
 
 class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
-    """Addresses that are notified of incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
-    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
+    """Receivers of notifications about incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
+    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret.
+    """
 
     serializer_class = WebhookSerializer
     lookup_field = "name"
@@ -135,14 +138,14 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         operation_id="webhooks_create", request=CreateWebhookSerializer, responses={200: NewWebhookSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Add a webhook. This response is the only one that shows its secret. 409 if the name is taken."""
+        """Add a webhook. Only this response contains its secret. 409 if the name is taken."""
         columns = _valid(CreateWebhookSerializer(data=request.data))
         hook = webhook_create(actor=actor_of(request), now=clock.now(), **columns)
         return Response(NewWebhookSerializer(hook).data)
 
     @extend_schema(operation_id="webhooks_change", request=ChangeWebhookSerializer, responses={200: WebhookSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given."""
+        """Change the given fields."""
         hook = self.get_object()
         columns = _valid(ChangeWebhookSerializer(data=request.data))
         changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **columns)
@@ -150,7 +153,7 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
 
     @extend_schema(operation_id="webhooks_delete", responses={200: WebhookSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a webhook and its undelivered messages. Responds with what it was."""
+        """Remove a webhook and its undelivered messages, and return it."""
         hook = self.get_object()
         webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
         return Response(WebhookSerializer(hook).data)
@@ -158,7 +161,7 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     @extend_schema(operation_id="webhooks_test", request=None, responses={200: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, name: str) -> Response:
-        """Send a test message; its delivery says how that went. 409 if the webhook is disabled."""
+        """Send a test message; the returned delivery shows its progress. 409 if the webhook is disabled."""
         delivery = webhook_test(name=self.get_object().name, actor=actor_of(request), now=clock.now())
         return Response(WebhookDeliverySerializer(delivery).data)
 

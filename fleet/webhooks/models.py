@@ -1,4 +1,6 @@
-"""Webhooks, and the outbox of their messages: written with the change itself, sent afterwards."""
+"""The tables of webhooks and of their outbox: messages are written in the transaction of the change, and sent
+afterwards.
+"""
 
 import secrets
 
@@ -10,12 +12,12 @@ from kernel.tones import Tone
 
 
 def new_secret() -> str:
-    """A secret for signatures, 256 bits."""
+    """Returns a random secret of 256 bits."""
     return secrets.token_hex(32)
 
 
 class Webhook(models.Model):
-    """An address to notify. `events` names those it gets; an empty list: all of them."""
+    """A receiver. `events`: subscribed events; empty: all."""
 
     name = models.SlugField(max_length=64, unique=True)
     url = models.CharField(max_length=500)
@@ -33,17 +35,15 @@ class Webhook(models.Model):
 
     @property
     def shown_url(self) -> str:
-        """Its address as it may be shown."""
+        """Its URL without secret parts."""
         return shown_url(self.url)
 
 
 class WebhookDelivery(models.Model):
-    """One event for one webhook, or for one address that was named only for it, with the secret to sign with.
+    """One message for a webhook, or for a URL that was given only for it, with the secret for its signature.
 
-    `is_standard`: it is as Standard Webhooks have it, and may have several secrets, with blanks between. `origin` names
-    what its address was taken from, where that may be withdrawn.
-
-    `due_at`: when it is tried next; while a worker tries it, until when its claim lasts.
+    `is_standard`: in the form of Standard Webhooks; `secret` may then hold several, separated by spaces. `origin`: the
+    source of the URL, if that may be withdrawn. `due_at`: next attempt; during an attempt, end of its claim.
     """
 
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries", null=True)
@@ -82,7 +82,7 @@ class WebhookDelivery(models.Model):
 
     @property
     def receiver_key(self) -> str:
-        """What a slow receiver delays: the webhook, else the host and port of the address."""
+        """The unit that a slow receiver delays: the webhook, else host and port of the URL."""
         return str(self.webhook_id) if self.webhook_id is not None else self.own_url.split("/")[2]
 
     @property

@@ -1,15 +1,9 @@
-"""Decides what is sent to webhooks and where, how a message is signed, and when one that failed is tried again.
-
-It resolves no name and opens no connection.
-
-The content of a message to a webhook: our own JSON, or what chats take that understand Slack's incoming webhooks.
-
-Pure; a chat gets a sentence, the facts that matter at once and a link, never the whole evidence.
-
-Messages as Standard Webhooks have them, which OpenAI's client verifies (`client.webhooks.unwrap`): three headers, of
-which one signs the message's id, its time and its body, so that none can be sent again as another. Pure.
-
-Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""Decides which messages webhooks get, in which form and with which signature, which addresses may be called, and when
+a failed message is retried. Pure: resolves no name and opens no connection. A message is JSON with all facts, or, for
+chats that support Slack's incoming webhooks, a sentence with the main facts and a link. Messages to tenants' URLs
+follow Standard Webhooks (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md),
+which OpenAI's client verifies (`client.webhooks.unwrap`): the signature covers ID, time and body, so that a message
+cannot be replayed as another.
 """
 
 import base64
@@ -26,9 +20,9 @@ from kernel.tones import Tone
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 NAT64 = IPv6Network("64:ff9b::/96")
-"""IPv4 addresses as a translator reaches them, RFC 6052."""
+"""IPv4 addresses behind a translator, RFC 6052."""
 SHORTEST_SECRET = 8
-"""Letters of a part of a path that may be one."""
+"""Minimum characters of a path segment that counts as secret."""
 
 
 class DeliveryState(StrEnum):
@@ -45,7 +39,7 @@ DELIVERY_TONE: dict[DeliveryState, Tone] = {
 
 
 class WebhookEvent(StrEnum):
-    """What webhooks can subscribe to."""
+    """Events for subscriptions."""
 
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"
@@ -58,28 +52,29 @@ class WebhookEvent(StrEnum):
 
 
 class RefusedUrl(ValueError):
-    """An address that is not called; the text says why, and what would be."""
+    """The URL may not be called; the text says why and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """Seconds unless the name says otherwise. `allowed` lists networks that may be called though they are not public,
-    and by plain http."""
+    """Seconds unless the name says otherwise. `allowed`: networks that may be called although they are not public, also
+    by plain http.
+    """
 
     allowed: tuple[Network, ...] = ()
     attempts: int = 10
     first_retry_s: float = 10.0
     longest_retry_s: float = 3600.0
-    """10 s, 20 s, 40 s … 1 h: ten attempts take two hours and a half, longer than most outages of a receiver."""
+    """10 s, 20 s, 40 s … 1 h: ten attempts take two and a half hours, longer than most outages of a receiver."""
     limit_s: float = 10.0
-    """For resolving, connecting, sending and being answered, together."""
+    """Total for lookup, connection, request and response."""
     response_bytes: int = 16 * 1024
-    """Of a response that are read at most: enough to see what went wrong."""
+    """Read from a response, to explain errors."""
     claim_s: float = 60.0
-    """Six times the limit of one attempt, so that no claim is renewed."""
+    """Six times the limit of an attempt, so claims need no renewal."""
     renew_every_s: float = 3600.0
     per_receiver: int = 20
-    """Attempts at a time, so that a slow receiver delays no other."""
+    """Concurrent attempts, so that a slow receiver delays no other."""
     receivers_at_once: int = 32
     poll_s: float = 0.5
     quiet_poll_s: float = 1.0
@@ -88,7 +83,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An address taken apart. `path` includes the query."""
+    """A parsed URL. `path` includes the query."""
 
     scheme: str
     host: str
@@ -98,35 +93,35 @@ class Target:
 
 
 def parse_url(url: str) -> Target:
-    """Take an address apart.
+    """Parses a URL.
 
     Raises:
-        RefusedUrl: not an http or https address with a host, or one that carries a user, a fragment or odd characters.
+        RefusedUrl: Not an http or https URL with a host, or with user, fragment or unusual characters.
     """
     if any(ord(letter) <= 0x20 or ord(letter) >= 0x7F for letter in url):
-        raise RefusedUrl("an address must be plain ASCII without blanks; write other letters percent-encoded")
+        raise RefusedUrl("a URL must be ASCII without spaces; percent-encode other characters")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise RefusedUrl(f"not an address: {error}") from error
+        raise RefusedUrl(f"not a URL: {error}") from error
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise RefusedUrl("must read https://host/path")
     if parts.username is not None or parts.password is not None or parts.fragment:
-        raise RefusedUrl("must carry no user, password or fragment")
+        raise RefusedUrl("must have no user, password or fragment")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path, parts.netloc)
 
 
 def host_of(target: Target) -> str:
-    """The host as lists of hosts name it: with its port, unless that is the usual one."""
+    """Returns the host, with its port unless that is the default."""
     host = f"[{target.host}]" if ":" in target.host else target.host
     is_usual = target.port == (443 if target.scheme == "https" else 80)
     return host if is_usual else f"{host}:{target.port}"
 
 
 def shown_url(url: str) -> str:
-    """An address as anybody may be shown it: receivers take who knows the path for one of theirs."""
+    """Returns a URL for display, without its path, which may be the receiver's secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -135,7 +130,7 @@ def shown_url(url: str) -> str:
 
 
 def without_path(text: str, target: Target) -> str:
-    """A receiver's words without the path that it was asked for, which error pages like to repeat."""
+    """Returns a receiver's text without the requested path, which error pages often repeat."""
     for part in sorted({target.path, unquote(target.path), *target.path.replace("?", "/").split("/")}, key=len)[::-1]:
         if len(part) >= SHORTEST_SECRET:
             text = text.replace(part, "…")
@@ -143,10 +138,10 @@ def without_path(text: str, target: Target) -> str:
 
 
 def check_url(url: str, settings: WebhookSettings) -> None:
-    """Refuse what could never be called. Names are resolved, and their addresses judged, at every attempt.
+    """Rejects URLs that can never be called. Names are resolved and checked at every attempt.
 
     Raises:
-        RefusedUrl: see `parse_url`; or it names an address itself, and one that is not called.
+        RefusedUrl: As `parse_url`, or its address is not allowed.
     """
     target = parse_url(url)
     try:
@@ -157,14 +152,13 @@ def check_url(url: str, settings: WebhookSettings) -> None:
 
 
 def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSettings) -> str:
-    """The address to connect to.
-
-    Every address that the name has must be fit to call: else it depends on luck whether a private one is reached.
+    """Returns the address to connect to. All addresses of the name must be allowed, because the choice among them is
+    arbitrary.
 
     Raises:
-        RefusedUrl: the name has none; or one is neither public nor allowed, or public and would be called by http.
+        RefusedUrl: The name has no address, or one is neither public nor allowed, or is public and the URL is http.
     """
-    addresses = [_plain(ip_address(text.partition("%")[0])) for text in resolved]
+    addresses = [_unwrap_ipv4(ip_address(text.partition("%")[0])) for text in resolved]
     if not addresses:
         raise RefusedUrl(f"{target.host} has no address")
     for address in addresses:
@@ -178,40 +172,42 @@ def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSet
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet. Private, loopback, link-local (with the metadata services of
-    clouds), shared, multicast, reserved and unspecified ones do not."""
+    """Whether an address is on the public internet: not private, loopback, link-local (metadata services of clouds),
+    shared, multicast, reserved or unspecified.
+    """
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Networks as settings state them, such as `127.0.0.0/8` or `10.1.2.3`.
+    """Parses networks such as `127.0.0.0/8` or `10.1.2.3`.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: One is invalid.
     """
     return tuple(ip_network(text.strip()) for text in texts if text.strip())
 
 
 def is_subscribed(events: Sequence[str], event: str) -> bool:
-    """Whether a webhook subscribed to `events` gets this one. A test is always sent."""
+    """Whether a webhook with these events gets this one. Tests are always sent."""
     return not events or event in events or event == WebhookEvent.TEST
 
 
 def retry_after_s(attempts: int, settings: WebhookSettings) -> float | None:
-    """Seconds until the next attempt after so many; None: it was the last."""
+    """Seconds until the next attempt; None after the last one."""
     if attempts >= settings.attempts:
         return None
     return float(min(settings.first_retry_s * 2.0 ** (attempts - 1), settings.longest_retry_s))
 
 
 def signature(secret: str, timestamp: int, body: bytes) -> str:
-    """The value of `X-Switchyard-Signature`: HMAC-SHA256 over `<timestamp>.<body>`, so that an old message cannot be
-    sent again as a new one."""
+    """Returns `X-Switchyard-Signature`: HMAC-SHA256 over `<timestamp>.<body>`, so that an old message cannot be
+    replayed as a new one.
+    """
     return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, "sha256").hexdigest()
 
 
-def _plain(address: Address) -> Address:
-    """An IPv4 address that is dressed as an IPv6 one is judged as what it is."""
+def _unwrap_ipv4(address: Address) -> Address:
+    """An IPv4 address inside an IPv6 address is checked as IPv4."""
     if isinstance(address, IPv6Address):
         if address in NAT64:
             return IPv4Address(int(address) & 0xFFFFFFFF)
@@ -221,7 +217,7 @@ def _plain(address: Address) -> Address:
 
 
 LONGEST_TEXT = 2900
-"""Slack cuts a section at 3000 letters."""
+"""Slack truncates a section at 3000 characters."""
 COLOURS = {Tone.OK: "#2e7d32", Tone.MOVING: "#1565c0", Tone.WARN: "#ef6c00", Tone.BAD: "#c62828", Tone.IDLE: "#757575"}
 FIELDS = ("region", "deployment", "cell", "node", "stage", "actor")
 ROLLOUT_TONES = {
@@ -240,20 +236,18 @@ BATCH_TONES: dict[str, Tone] = {
 
 
 class WebhookFormat(StrEnum):
-    """The format of a webhook's messages."""
-
     JSON = "json"
     SLACK = "slack"
 
 
 def json_message(*, delivery: int, event: str, at: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is known, for programs. The same at every attempt."""
+    """Returns all facts, for programs; the same at every attempt."""
     return {"delivery": delivery, "event": event, "at": at, "data": data}
 
 
 def slack_message(*, event: str, data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
-    """A message for a chat; `console_url` is the address of the dashboard."""
-    title, text, tone, path = _content(event, data)
+    """Returns a message for a chat. `console_url`: address of the dashboard."""
+    title, text, tone, path = _message_parts(event, data)
     facts = [
         {"title": name, "value": _plain_message(str(data[name])), "short": True} for name in FIELDS if data.get(name)
     ]
@@ -268,8 +262,7 @@ def slack_message(*, event: str, data: Mapping[str, Any], console_url: str) -> d
     return {"text": _plain_message(title), "attachments": [attachment]}
 
 
-def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
-    """Title, text, tone, and the page."""
+def _message_parts(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
     match event:
         case WebhookEvent.INCIDENT_OPENED:
             title = f"Incident: {data.get('kind')} {data.get('subject')}"
@@ -283,7 +276,7 @@ def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
             text = str(data.get("reason") or data.get("verdict") or "")
             return title, text, ROLLOUT_TONES.get(state, Tone.MOVING), f"/rollouts/{data.get('id')}/"
         case _ if event in BATCH_TONES:
-            title = f"Batch {data.get('id')} of {data.get('tenant') or 'nobody'}: {event.partition('.')[2]}"
+            title = f"Batch {data.get('id')} of {data.get('tenant') or 'no tenant'}: {event.partition('.')[2]}"
             text = f"{data.get('completed')} of {data.get('lines')} lines answered, {data.get('failed')} failed"
             return title, text, BATCH_TONES[event], f"/batches/{data.get('id')}/"
     return (
@@ -295,7 +288,7 @@ def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
 
 
 def _plain_message(text: str) -> str:
-    """Slack's three escapes, so that no name becomes a mention or a link."""
+    """Slack's three escapes, so that a name cannot become a mention or a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -303,9 +296,9 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - the part that is no secret
 
 
 def standard_headers(message_id: str, timestamp: int, body: bytes, secrets: Iterable[str]) -> dict[str, str]:
-    """One signature for each secret, `whsec_` and base64: a receiver needs one of them."""
+    """Returns headers with one signature for each secret (`whsec_` and base64); receivers accept any of them."""
     signed = f"{message_id}.{timestamp}.".encode() + body
-    signatures = [base64.b64encode(hmac.digest(_key(secret), signed, "sha256")).decode() for secret in secrets]
+    signatures = [base64.b64encode(hmac.digest(_secret_key(secret), signed, "sha256")).decode() for secret in secrets]
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
@@ -314,9 +307,9 @@ def standard_headers(message_id: str, timestamp: int, body: bytes, secrets: Iter
 
 
 def standard_message(message_id: str, created_at: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """An event in OpenAI's form around its `type` and `data`; the same at every attempt."""
+    """Returns an event in OpenAI's form with `type` and `data`; the same at every attempt."""
     return {"id": message_id, "object": "event", "created_at": created_at, **body}
 
 
-def _key(secret: str) -> bytes:
+def _secret_key(secret: str) -> bytes:
     return base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)

@@ -1,13 +1,7 @@
-"""Writes messages for webhooks in the transaction of the change itself, so that none is sent of what did not happen and
-none is lost of what did. It sends nothing.
-
-Keeps webhooks: each change with its event. The secret never appears in the timeline.
-
-Sends one message to one webhook: resolves its name, refuses what is not public, connects to the very address it
-checked, follows no redirect, and gives up after a bounded time and a bounded response. It stores nothing.
-
-Sends the messages of the outbox to webhooks and to addresses that tenants named. A delivery is claimed first, so a
-process that dies loses nothing. Receivers recognise a repeated message by its number.
+"""Keeps webhooks, writes their messages in the transaction of the change, and sends them. Each change of a webhook has
+an event without its secret. A sender claims a delivery first, so that a crash loses nothing; receivers recognise
+repeated messages by their number. It resolves the name, rejects addresses that are not public, connects to the checked
+address, follows no redirect, and limits time and response size.
 """
 
 import asyncio
@@ -59,14 +53,14 @@ from kernel.tones import Tone
 
 
 def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
-    """Queue a message for every enabled webhook that subscribes to this event."""
+    """Queues a message for every enabled webhook that subscribes to this event."""
     subscribed = [hook for hook in Webhook.objects.filter(enabled=True) if is_subscribed(hook.events, event)]
     for hook in subscribed:
         delivery_create(webhook=hook, event=event, body=body, now=now)
 
 
 def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
-    """Put one message for one webhook into the outbox."""
+    """Queues one message for one webhook."""
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
 
 
@@ -80,7 +74,7 @@ def delivery_create_to(
     is_standard: bool = False,
     origin: str = "",
 ) -> WebhookDelivery:
-    """Put one message for one address into the outbox: claimed, signed, sent and tried again as those of webhooks."""
+    """Queues one message for one URL: claimed, signed, sent and retried like those of webhooks."""
     return WebhookDelivery.objects.create(
         own_url=url,
         own_secret=secret,
@@ -94,23 +88,23 @@ def delivery_create_to(
 
 
 def deliveries_give_up(rows: "QuerySet[WebhookDelivery]", *, now: datetime, why: str) -> int:
-    """End those of the rows that wait, without another attempt. Returns how many."""
+    """Ends pending deliveries without another attempt. Returns how many."""
     ended = {"state": DeliveryState.FAILED.value, "ended_at": now, "reason": why}
     return rows.filter(state=DeliveryState.PENDING.value).update(**ended)
 
 
 def webhook_create(*, actor: str, now: datetime, **columns: Any) -> Webhook:
-    """Add a webhook. Without a secret it gets a random one.
+    """Adds a webhook, by default with a random secret.
 
     Raises:
-        Conflict: the name is taken.
+        Conflict: The name is taken.
     """
     with transaction.atomic():
         name = columns.pop("name")
         hook, created = Webhook.objects.get_or_create(name=name, defaults={**columns, "created_at": now})
         if not created:
-            raise Conflict(f"there is a webhook {name} already; change it, or choose another name")
-        _event(hook, "created", actor, now)
+            raise Conflict(f"webhook {name} exists already; change it, or choose another name")
+        _webhook_event(hook, "created", actor, now)
     return hook
 
 
@@ -121,33 +115,33 @@ def webhook_change(*, name: str, actor: str, now: datetime, **columns: Any) -> W
             setattr(hook, column, value)
         hook.save(update_fields=list(columns))
         if columns:
-            _event(hook, f"changed ({', '.join(sorted(columns))})", actor, now)
+            _webhook_event(hook, f"changed ({', '.join(sorted(columns))})", actor, now)
     return hook
 
 
 def webhook_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a webhook and its undelivered messages."""
+    """Deletes a webhook and its undelivered messages."""
     with transaction.atomic():
         hook = Webhook.objects.select_for_update().get(name=name)
-        _event(hook, "deleted", actor, now)
+        _webhook_event(hook, "deleted", actor, now)
         hook.delete()
 
 
 def webhook_test(*, name: str, actor: str, now: datetime) -> WebhookDelivery:
-    """Send a test message.
+    """Queues a test message.
 
     Raises:
-        Conflict: the webhook is disabled.
+        Conflict: The webhook is disabled.
     """
     with transaction.atomic():
         hook = Webhook.objects.get(name=name)
         if not hook.enabled:
             raise Conflict(f"webhook {name} is disabled; enable it first")
-        _event(hook, "tested", actor, now)
+        _webhook_event(hook, "tested", actor, now)
         return delivery_create(webhook=hook, event=WebhookEvent.TEST, body={"asked_by": actor}, now=now)
 
 
-def _event(hook: Webhook, what: str, actor: str, now: datetime) -> None:
+def _webhook_event(hook: Webhook, what: str, actor: str, now: datetime) -> None:
     event_record(
         kind=f"webhook.{what.split(' ', maxsplit=1)[0]}",
         message=f"webhook {hook.name} {what} by {actor}",
@@ -166,14 +160,14 @@ def _event(hook: Webhook, what: str, actor: str, now: datetime) -> None:
 
 STATUS_LINE_PARTS = 2
 REASON_LETTERS = 200
-"""Of a response's body that a reason quotes."""
+"""Characters of a response's body in a reason."""
 BODY_LIMIT_S = 0.5
-"""For each piece of a body. It only explains the status, which is known by then."""
+"""For each part of a body, which only explains the known status."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt ended. `status` None: there was no response; `reason` says why it failed, empty if it did not."""
+    """Result of an attempt. `status` None: no response; `reason`: why it failed, or ""."""
 
     status: int | None
     reason: str
@@ -184,7 +178,7 @@ class AttemptResult:
 
 
 async def post(url: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings) -> AttemptResult:
-    """One attempt. Never raises for what the other side does."""
+    """Makes one attempt. Never raises for faults of the receiver."""
     try:
         async with asyncio.timeout(settings.limit_s):
             target = parse_url(url)
@@ -193,7 +187,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
     except RefusedUrl as refusal:
         return AttemptResult(None, f"refused: {refusal}")
     except TimeoutError:
-        return AttemptResult(None, f"no whole answer within {settings.limit_s:g} s")
+        return AttemptResult(None, f"no complete response within {settings.limit_s:g} s")
     except ssl.SSLError as error:
         return AttemptResult(None, f"TLS: {error.reason or error}")
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
@@ -201,8 +195,9 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
 
 
 async def _resolve(target: Target) -> list[str]:
-    """In a daemon thread of its own: name servers that do not answer must neither fill the loop's thread pool nor keep
-    the process from exiting."""
+    """In its own daemon thread: name servers without an answer must neither fill the loop's thread pool nor delay the
+    exit.
+    """
     loop = asyncio.get_running_loop()
     resolved: asyncio.Future[list[str]] = loop.create_future()
 
@@ -230,7 +225,7 @@ async def _resolve(target: Target) -> list[str]:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Loading the authorities takes tens of milliseconds."""
+    """Cached: loading the authorities takes tens of milliseconds."""
     return ssl.create_default_context()
 
 
@@ -248,7 +243,7 @@ async def _exchange(
     try:
         writer.write(_request(target, body, headers))
         await writer.drain()
-        result = _judge(await _read_bounded(reader, settings.response_bytes))
+        result = _result_of(await _read_bounded(reader, settings.response_bytes))
         return replace(result, reason=without_path(result.reason, target))
     finally:
         writer.transport.abort()
@@ -261,7 +256,7 @@ def _request(target: Target, body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 async def _read_bounded(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """The response up to the bound; if the other side keeps the connection open, what comes soon after its headers."""
+    """Reads the response up to the limit, or what arrives soon after the headers on an open connection."""
     response = b""
     with contextlib.suppress(TimeoutError):
         while len(response) < limit:
@@ -274,11 +269,11 @@ async def _read_bounded(reader: asyncio.StreamReader, limit: int) -> bytes:
     return response
 
 
-def _judge(response: bytes) -> AttemptResult:
+def _result_of(response: bytes) -> AttemptResult:
     head, _, body = response.partition(b"\r\n\r\n")
     parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(parts) < STATUS_LINE_PARTS or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
-        return AttemptResult(None, "what it answered is no HTTP")
+        return AttemptResult(None, "the response is not HTTP")
     status = int(parts[1])
     if 200 <= status < 300:
         return AttemptResult(status, "")
@@ -293,13 +288,12 @@ RECEIVER_KEY = Coalesce(
     Cast("webhook", CharField()),
     Func(F("own_url"), Value("/"), Value(3), function="split_part", output_field=CharField()),
 )
-"""`WebhookDelivery.receiver_key`"""
 
 log = logging.getLogger(__name__)
 
 
 def webhook_settings() -> WebhookSettings:
-    """The defaults, and the networks that this installation allows."""
+    """Returns the defaults with this installation's allowed networks."""
     return replace(WebhookSettings(), allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
 
 
@@ -311,12 +305,12 @@ class WebhookSender(LeaseLoop[WebhookDelivery]):
         super().__init__(self._settings, now)
 
     def is_open(self, now: datetime) -> bool:
-        return _due(now).exists()
+        return _due_deliveries(now).exists()
 
     def claim(self, now: datetime) -> list[WebhookDelivery]:
-        """Claim what is due, the receivers that wait longest first."""
+        """Claims due deliveries, longest waiting receivers first."""
         busy = Counter(delivery.receiver_key for delivery in list(self.running))
-        due = _due(now).annotate(key=RECEIVER_KEY)
+        due = _due_deliveries(now).annotate(key=RECEIVER_KEY)
         waiting = due.order_by().values("key").annotate(since=Min("due_at")).order_by("since")
         started = waiting.filter(key__in=[key for key, count in busy.items() if count < self._settings.per_receiver])
         free = max(0, self._settings.receivers_at_once - len(busy))
@@ -336,25 +330,25 @@ class WebhookSender(LeaseLoop[WebhookDelivery]):
         return claimed
 
     def release(self, leased: WebhookDelivery, now: datetime) -> None:
-        _ours(leased).update(due_at=now)
+        _claimed_row(leased).update(due_at=now)
 
     async def work(self, leased: WebhookDelivery) -> None:
         result = await _send(leased, int(self._now().timestamp()), self._settings)
-        await in_thread(partial(_settle, leased, result, self._settings, self._now()))
+        await in_thread(partial(_store_result, leased, result, self._settings, self._now()))
 
 
 def deliveries_trim(*, now: datetime) -> int:
-    """Delete deliveries that ended long ago. Returns how many."""
+    """Deletes deliveries that ended long ago. Returns how many."""
     return WebhookDelivery.objects.filter(ended_at__lt=now - KEPT).delete()[0]
 
 
-def _due(now: datetime) -> "QuerySet[WebhookDelivery]":
+def _due_deliveries(now: datetime) -> "QuerySet[WebhookDelivery]":
     may_be_sent = Q(webhook__enabled=True) | Q(webhook=None)
     return WebhookDelivery.objects.filter(may_be_sent, state=DeliveryState.PENDING.value, due_at__lte=now)
 
 
-def _ours(delivery: WebhookDelivery) -> "QuerySet[WebhookDelivery]":
-    """Its row, unless another process has claimed it since."""
+def _claimed_row(delivery: WebhookDelivery) -> "QuerySet[WebhookDelivery]":
+    """Its row, unless another process has claimed it."""
     rows = WebhookDelivery.objects.filter(pk=delivery.pk, state=DeliveryState.PENDING.value)
     return rows.filter(attempts=delivery.attempts)
 
@@ -362,10 +356,10 @@ def _ours(delivery: WebhookDelivery) -> "QuerySet[WebhookDelivery]":
 async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSettings) -> AttemptResult:
     body = json.dumps(message(delivery), separators=(",", ":")).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "switchyard-webhook"}
-    return await post(delivery.url, body, headers | _signed(delivery, timestamp, body), settings)
+    return await post(delivery.url, body, headers | _signed_headers(delivery, timestamp, body), settings)
 
 
-def _signed(delivery: WebhookDelivery, timestamp: int, body: bytes) -> dict[str, str]:
+def _signed_headers(delivery: WebhookDelivery, timestamp: int, body: bytes) -> dict[str, str]:
     if delivery.is_standard:
         return standard_headers(_standard_id(delivery), timestamp, body, delivery.secret.split())
     return {
@@ -381,7 +375,7 @@ def _standard_id(delivery: WebhookDelivery) -> str:
 
 
 def message(delivery: WebhookDelivery) -> dict[str, Any]:
-    """What is sent: the same at every attempt."""
+    """Returns the content, the same at every attempt."""
     if delivery.webhook and delivery.webhook.format == WebhookFormat.SLACK:
         return slack_message(event=delivery.event, data=delivery.body, console_url=django_settings.SWITCHYARD_URL)
     if delivery.is_standard:
@@ -390,8 +384,8 @@ def message(delivery: WebhookDelivery) -> dict[str, Any]:
     return json_message(delivery=delivery.pk, event=delivery.event, at=at, data=delivery.body)
 
 
-def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookSettings, now: datetime) -> None:
-    """Record the result of an attempt, unless another process has claimed the delivery since."""
+def _store_result(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookSettings, now: datetime) -> None:
+    """Stores the result of an attempt, unless another process has claimed the delivery."""
     changes: dict[str, Any] = {
         "status": result.status,
         "reason": json.loads(json_without_nul(json.dumps(result.reason).encode())),
@@ -406,5 +400,5 @@ def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookS
     else:
         changes |= {"due_at": now + timedelta(seconds=wait_s)}
     with transaction.atomic():
-        _ours(delivery).update(**changes)
+        _claimed_row(delivery).update(**changes)
         live.push("webhooks")

@@ -1,6 +1,5 @@
 """Sends certificates, new credentials and trusted authorities to agents over their sockets. Requests are limited for
-each agent and signed in batches; the hub runs the database calls in a thread. S (REQUESTS_PER_S, REQUESTS_BURST) Of one
-agent. A healthy agent sends one in half a day, or retries after 30 s.
+each agent and signed in batches; the hub runs the database calls in a thread.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from fleet.agents.services.enrolment import AgentCertificate, AgentIdentity, Age
 from kernel import clock
 
 REQUESTS_PER_S, REQUESTS_BURST = 1 / 15.0, 4.0
-"""Of one agent. An honest one wants one in half a day, or again after 30 s."""
+"""Of one agent. A healthy agent sends one in half a day, or retries after 30 s."""
 
 log = logging.getLogger(__name__)
 

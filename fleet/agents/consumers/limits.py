@@ -3,9 +3,7 @@ hellos, and whether the hub keeps up. Pure except for the lanes. A request witho
 immediately, and one with the prefix of a known credential is looked up. All others share a few lookups a second,
 because a credential may be newer than the known prefixes; the rest gets a time to retry. So unauthenticated requests
 cost the database almost nothing and delay no agent. After an outage of web the whole fleet reconnects together: only
-some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete. S
-(UNKNOWN_PER_S, UNKNOWN_BURST) Lookups of unknown prefixes. The burst covers enrolments between two reads of new
-prefixes.
+some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete.
 """
 
 import asyncio
@@ -109,9 +107,7 @@ class Lane(StrEnum):
 
 
 def _take_own_connection() -> None:
-    """From here on the thread's connection is not from the pool that requests share. S (UNKNOWN_PER_S, UNKNOWN_BURST)
-    Lookups of unknown prefixes. The burst covers enrolments between two reads of new prefixes.
-    """
+    """From here on the thread's connection is not from the pool that requests share."""
     own = connections[DEFAULT_DB_ALIAS].copy()
     own.settings_dict["OPTIONS"].pop("pool", None)
     own.settings_dict["CONN_MAX_AGE"] = CONNECTION_KEPT_S
@@ -256,13 +252,11 @@ UNANSWERED_MOST_S = 2.0
 UNSTORED_MOST_S = 3.0
 """How long reports may wait to be stored: as long as one report interval."""
 SETTLES_WITHIN_S = 5.0
-"""The longest pause of an agent between two tries: all agents that were turned away have retried by then. S
-(BEHIND_MOST_S, RESTORED_PER_S) After so long behind, the process counts as keeping up until ten times as long without
-delays has passed: lasting or repeated overload is not a reconnect storm and must not hide dead nodes.
-"""
+"""The longest pause of an agent between two tries: all agents that were turned away have retried by then."""
 BEHIND_MOST_S, RESTORED_PER_S = 120.0, 0.1
-"""After so long it counts as keeping up, until that is restored by ten times as long without delays: overload that
-lasts or comes again and again is no storm, and must not hide dead nodes."""
+"""After so long behind, the process counts as keeping up until ten times as long without delays has passed: lasting or
+repeated overload is not a reconnect storm and must not hide dead nodes.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
-"""Releases of the agent: the source of each in a folder of its own, for agents of this computer, and one archive of it
-for hosts that joined: with what it imports, unpacked, the same bytes each time.
-
-One archive for each Python and processor. That of the control plane's own is packed from its own environment, which
-`requirements.lock` pins; others are fetched once, by the lock's hashes, when an operator orders them
-(`manage.py agent_archive`). A host asks nobody else for anything.
+"""Stores releases of the agent: the source of each in its own folder, for agents on this computer, and one archive for
+each Python and processor, for hosts. Archives contain all imports and have the same bytes each time. The archive for
+this process's Python is packed from its own environment, as pinned by `requirements.lock`; others are downloaded by the
+lock's hashes when an operator orders them (`manage.py agent_archive`). Hosts download nothing else.
 """
 
 import gzip
@@ -37,7 +35,7 @@ FETCH_LIMIT_S = 300.0
 LEFT_AFTER_S = 3600.0
 _FETCHED = "fetched-"
 SERVICES_KEPT = frozenset({"s3", "sts", "sso", "sso-oidc"})
-"""Of the services that botocore describes: those that artifacts are fetched by. The others are most of it."""
+"""botocore's services for fetching artifacts; the others are most of its size."""
 _BLOCK = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==[^\n]*(?:\n[ \t]+[^\n]*)*", re.MULTILINE)
 
 _STATED = {
@@ -47,21 +45,21 @@ _STATED = {
     ),
     "protocol": ("engine_agent/protocol/messages.py", re.compile(r"^PROTOCOL_VERSION = ([0-9]{1,4})$", re.MULTILINE)),
 }
-"""Where a source says what it is; other code than ours is read and not imported."""
+"""Other sources are read, never imported."""
 
 _building = threading.Lock()
 
 
 class NoRelease(Exception):
-    """A folder holds no source of the agent that can be a release; the text says why."""
+    """A folder has no source that can be a release; the text says why."""
 
 
 class ArchiveUnavailable(Exception):
-    """There is no archive for this Python and processor; the text says which, and how one is made."""
+    """No archive for this Python and processor; the text says how to make one."""
 
 
 class AgentArchive(NamedTuple):
-    """An archive on disk. `tag` is as `cp311-x86_64`; `digest` the SHA-256 of the file, in hexadecimal."""
+    """An archive on disk. `tag`: such as `cp311-x86_64`; `digest`: the file's SHA-256, in hexadecimal."""
 
     tag: str
     path: Path
@@ -69,26 +67,26 @@ class AgentArchive(NamedTuple):
 
 
 def own_tag() -> str:
-    """The Python and processor of this process."""
+    """Returns the Python and processor of this process."""
     return f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
 
 
 def own_release() -> Release:
-    """The release of this checkout, whose source is kept."""
+    """Returns this checkout's release, and keeps its source."""
     return source_keep(settings.BASE_DIR)
 
 
 def checkout_release() -> Release:
-    """The release of this checkout, whether its source is kept or not. Reads the source once in a process's life."""
+    """Returns this checkout's release. Reads the source once in a process."""
     return _release_of(settings.BASE_DIR)
 
 
 def source_keep(checkout: Path) -> Release:
-    """Keep the source of a checkout's agent as a release, once.
+    """Keeps the source of a checkout's agent as a release, once.
 
     Raises:
-        NoRelease: it does not say which version and protocol it is.
-        OSError: it cannot be copied; nothing is left of the attempt.
+        NoRelease: It does not state version and protocol.
+        OSError: It cannot be copied; nothing is left behind.
     """
     release = _release_of(checkout)
     folder = release_folder(release.id)
@@ -108,14 +106,14 @@ def source_keep(checkout: Path) -> Release:
 
 
 def _let_read(releases: Path, made: Path) -> None:
-    """Engines have accounts of their own, and run this code too; it is no secret."""
+    """Engines have own accounts and run this code, which is not secret."""
     releases.chmod(0o711)
     for path in (made, *made.rglob("*")):
         path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
 
 
 def _put(made: Path, folder: Path, release: Release) -> None:
-    """Another process may have kept it meanwhile, and what is damaged gives way."""
+    """Another process may have stored it; a damaged copy is replaced."""
     try:
         made.rename(folder)
     except OSError:
@@ -125,14 +123,15 @@ def _put(made: Path, folder: Path, release: Release) -> None:
 
 
 def release_folder(release: str) -> Path:
-    """Where the source of a release is kept, with its `release.json`."""
+    """Returns the folder of a release's source, with its `release.json`."""
     home: Path = settings.SWITCHYARD_HOME
     return home / "releases" / release
 
 
 def archives(release: str = "") -> list[AgentArchive]:
-    """Every archive of a release that is on disk, that of our own Python first; it is packed if it can be. Without a
-    release: of this checkout's."""
+    """Returns the archives of a release on disk, that of this process's Python first, packed if possible. Default: this
+    checkout's release.
+    """
     chosen = release or own_release().id
     own = _path(own_tag(), chosen)
     with _building:
@@ -143,10 +142,10 @@ def archives(release: str = "") -> list[AgentArchive]:
 
 
 def archive_of(tag: str, release: str = "") -> AgentArchive:
-    """The archive for one Python and processor.
+    """Returns the archive for one Python and processor.
 
     Raises:
-        ArchiveUnavailable: there is none.
+        ArchiveUnavailable: There is none.
     """
     for archive in archives(release):
         if archive.tag == tag:
@@ -155,21 +154,21 @@ def archive_of(tag: str, release: str = "") -> AgentArchive:
 
 
 def archive_by_digest(digest: str, release: str) -> AgentArchive | None:
-    """The archive of a release with this SHA-256; None if it is not here, such as on a host that packed another one."""
+    """Returns the archive of a release with this SHA-256; None if this host has another one."""
     if not is_release_id(release):
         return None
     return next((archive for archive in archives(release) if archive.digest == digest), None)
 
 
 def archive_fetch(tag: str) -> AgentArchive:
-    """Make the archive for another Python or processor, from a package index, by the hashes of our lock.
+    """Makes the archive for another Python or processor from a package index, by the lock's hashes.
 
     Raises:
-        ArchiveUnavailable: not a tag, or a package has no such wheel or cannot be fetched.
+        ArchiveUnavailable: Not a tag, or a package cannot be downloaded or has no such wheel.
     """
     known = TAG.fullmatch(tag)
     if known is None:
-        raise ArchiveUnavailable(f"{tag!r} is none of {', '.join(PYTHONS)} with - and {' or '.join(PROCESSORS)}")
+        raise ArchiveUnavailable(f"{tag!r} is not one of {', '.join(PYTHONS)} with - and {' or '.join(PROCESSORS)}")
     release = own_release().id
     path = _path(tag, release)
     if tag != own_tag() and not path.exists():
@@ -192,11 +191,11 @@ def _fetch(folder: Path, *, minor: str, processor: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ArchiveUnavailable(
-            f"the packages for Python 3.{minor} on {processor} cannot be fetched: {error}"
+            f"the packages for Python 3.{minor} on {processor} cannot be downloaded: {error}"
         ) from None
     if done.returncode:
         why = done.stderr.strip()[-500:]
-        raise ArchiveUnavailable(f"the packages for Python 3.{minor} on {processor} cannot be fetched: {why}")
+        raise ArchiveUnavailable(f"the packages for Python 3.{minor} on {processor} cannot be downloaded: {why}")
 
 
 def _wanted() -> list[str]:
@@ -205,7 +204,7 @@ def _wanted() -> list[str]:
 
 
 def _installed() -> Iterator[tuple[PurePosixPath, Path]]:
-    """Files of the wanted packages in our own environment, by their names in the archive."""
+    """Files of the packages in this environment, by their names in the archive."""
     for name in _wanted():
         for file in metadata.files(name) or ():
             if _is_kept(file):
@@ -232,8 +231,9 @@ def _source(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
-    """Write the archive of a kept source: sorted, without times, owners or a trace of where it was made. Other
-    processes may write the same at this moment, so each has a file of its own until it is whole."""
+    """Writes an archive: sorted, without times, owners or paths of this host. Each process writes its own file until it
+    is complete, because others may write the same.
+    """
     own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source(source))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -268,7 +268,7 @@ def _release_of(checkout: Path) -> Release:
 
 
 def _id_of(checkout: Path) -> str:
-    """A name of what is packed: a source, and the versions of what it imports, which are our own."""
+    """Hash of the source and of the versions of its imports in this environment."""
     known = hashlib.sha256((settings.BASE_DIR / "requirements.lock").read_bytes())
     for name, file in sorted(_source(checkout)):
         known.update(f"{name}\n".encode())
@@ -277,7 +277,7 @@ def _id_of(checkout: Path) -> str:
 
 
 def _is_ours_to_pack(release: str) -> bool:
-    """Whether its source is here, and was made for the packages of our own environment."""
+    """Whether its source is here and made for this environment's packages."""
     return release_in(release_folder(release)) is not None and _id_of(release_folder(release)) == release
 
 
@@ -288,11 +288,12 @@ def _digest(path: Path) -> str:
 
 
 def unfinished_archives_delete(now_s: float) -> int:
-    """Deletes files that killed processes left while packing or fetching, and returns how many. `now_s` as `time.time`.
-    Files younger than an hour may still be written by a process of any home that shares the cache."""
+    """Deletes files that killed processes left while packing or downloading, and returns how many. `now_s` as
+    `time.time`. Files younger than an hour may still be in use by any home that shares the cache.
+    """
     removed = 0
     for path in (*_folder().glob("*.part"), *_folder().glob(f"{_FETCHED}*")):
-        with suppress(OSError):  # another controller removes it, too
+        with suppress(OSError):  # another controller may remove it
             if now_s - path.stat().st_mtime > LEFT_AFTER_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 removed += 1
@@ -300,7 +301,7 @@ def unfinished_archives_delete(now_s: float) -> int:
 
 
 def archive_files() -> Iterator[tuple[Path, str]]:
-    """Every archive in the cache, of any home, with the id of its release."""
+    """Yields every archive in the cache, of any home, with its release's ID."""
     for path in _folder().glob("*.tar.gz"):
         tag, _, release = path.name.removesuffix(".tar.gz").rpartition("-")
         if TAG.fullmatch(tag) and is_release_id(release):

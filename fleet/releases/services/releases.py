@@ -1,12 +1,7 @@
-"""Which releases of the agent the fleet has, and which agents were refused.
-
-Removes releases of the agent that nothing needs any more: their rows, what lies of them on this host, and their
-archives in the cache. At the start of each controller, for that is when releases become more.
-
-Moves all agents to another release, ring by ring: the loop `fleet.agents`. Loads, plans, applies.
-
-What an agent was told stands in its row before its provider hears of it, and is said again until the agent says that
-it runs it: a controller that is killed in between costs the rest of its lease.
+"""Registers and removes releases of the agent, records refused agents, and runs rollouts: the loop `fleet.agents`.
+Releases that nothing needs are removed when a controller starts, because that is when releases are added. An order is
+stored before the provider is called, and repeated until the agent reports the release, so that a killed controller
+costs only the rest of its lease.
 """
 
 import logging
@@ -74,24 +69,24 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 
 SAID_AGAIN_AFTER = timedelta(hours=1)
-"""An agent that is refused tries again twice a minute."""
+"""Refused agents retry twice a minute."""
 
 log = logging.getLogger(__name__)
 
 
 def release_register(checkout: Path | None = None, *, now: datetime) -> AgentRelease:
-    """Have the fleet know the release of a checkout, our own without one. The first one is current at once.
+    """Registers a checkout's release; without a checkout, our own. The first one becomes current.
 
     Raises:
-        NoRelease: the folder holds no agent.
-        OSError: it cannot be kept.
+        NoRelease: The folder has no agent.
+        OSError: It cannot be kept.
     """
     release = source_keep(checkout) if checkout is not None else own_release()
     row, is_new = AgentRelease.objects.get_or_create(
         id=release.id, defaults={"version": release.version, "protocol": release.protocol, "created_at": now}
     )
     if is_new:
-        log.info("release %s is known now", row)
+        log.info("release %s is registered", row)
     if not AgentRelease.objects.filter(is_current=True).exists():
         try:
             with transaction.atomic():
@@ -103,7 +98,7 @@ def release_register(checkout: Path | None = None, *, now: datetime) -> AgentRel
 
 
 def launch_release() -> str:
-    """What an agent of this computer is to run that is launched now: the current release, as far as it is here."""
+    """Returns the release of agents launched on this computer: the current one, if it is here."""
     current = AgentRelease.objects.filter(is_current=True).first()
     if current is None:
         return ""
@@ -111,21 +106,22 @@ def launch_release() -> str:
 
 
 def handed_out_release() -> str:
-    """What a host that joins gets: the current release, or our own where there is no archive of that here."""
+    """Returns the release of joining hosts: the current one, or our own if its archive is not here."""
     current = AgentRelease.objects.filter(is_current=True).first()
     return current.id if current is not None and archives(current.id) else own_release().id
 
 
 def archives_note(row: AgentRelease) -> None:
-    """Keep which archives of a release are on this host, packing that of our own Python. What another host has packed
-    first stays: machines believe one digest."""
+    """Records a release's archives on this host, after packing our own Python's. Archives recorded by another host
+    stay, because machines accept one digest.
+    """
     found = {one.tag: {"digest": one.digest, "size_bytes": one.path.stat().st_size} for one in archives(row.id)}
     row.archives = {**found, **row.archives}
     AgentRelease.objects.filter(id=row.id).update(archives=row.archives)
 
 
 def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> None:
-    """Put into the timeline, once an hour, that an agent was refused and why."""
+    """Records in the timeline, once an hour, why an agent was refused."""
     said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - SAID_AGAIN_AFTER)
     if said.exists():
         return
@@ -142,43 +138,44 @@ def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> Non
 
 
 ARCHIVE_KEPT_S = 30 * 24 * 3600.0
-"""Homes that share a cache know nothing of each other: an archive goes once no controller has kept it for so long."""
+"""Homes that share a cache are independent: an archive is deleted after no controller has kept it for so long."""
 
 
 def releases_refresh(*, now: datetime) -> None:
-    """Record the release of this control plane and remove those that nothing needs. Errors are logged: the fleet runs
-    on without it."""
+    """Registers this control plane's release and removes unneeded ones. Errors are logged, because the fleet works
+    without it.
+    """
     try:
         release_register(now=now)
     except (DatabaseError, OSError, NoRelease) as error:
-        log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
+        log.error("this control plane's agent release cannot be kept: %s", error)
         return
     try:
         unfinished_archives_delete(now.timestamp())
         releases_trim(now=now)
     except (DatabaseError, OSError) as error:
-        log.error("releases of the agent that nothing needs cannot be removed: %s", error)
+        log.error("unneeded agent releases cannot be removed: %s", error)
 
 
 def releases_trim(*, now: datetime) -> tuple[str, ...]:
-    """Remove what is not kept, here and in the database; which releases the fleet no longer knows. What begins to be
-    needed at the same moment stays, and what something still runs from stays on disk until a later start.
+    """Removes unneeded releases from disk and database, and returns those removed from the database. Releases that
+    become needed in the meantime stay, and code of running processes stays on disk until a later start.
 
     Raises:
-        OSError: the cache cannot be made.
+        OSError: The cache cannot be created.
     """
-    removal = _removal(now)
+    removal = _plan_removal(now)
     AgentRollout.objects.filter(id__in=removal.rollouts).delete()
-    gone = tuple(name for name in removal.releases if _forget(name))
+    gone = tuple(name for name in removal.releases if _delete_release(name))
     kept = removal.kept | (set(removal.releases) - set(gone))
     _remove_folders(kept, now.timestamp())
     _remove_archives(kept, now.timestamp())
     if gone:
-        log.info("releases of the agent that nothing needs are removed: %s", ", ".join(gone))
+        log.info("removed unneeded agent releases: %s", ", ".join(gone))
     return gone
 
 
-def _removal(now: datetime) -> Removal:
+def _plan_removal(now: datetime) -> Removal:
     rows = list(AgentRelease.objects.order_by("-created_at", "-id"))
     rollouts = [
         RolloutReleases(rollout.pk, rollout.source_id, rollout.target_id, rollout.is_active)
@@ -188,8 +185,8 @@ def _removal(now: datetime) -> Removal:
     return plan_removal([row.id for row in rows], {checkout_release().id, *current, *releases_named(now)}, rollouts)
 
 
-def _forget(release: str) -> bool:
-    """A rollout that begins meanwhile names it: then it stays."""
+def _delete_release(release: str) -> bool:
+    """A rollout that starts in the meantime references it; then it stays."""
     try:
         with transaction.atomic():
             return AgentRelease.objects.filter(id=release, is_current=False).delete()[0] > 0
@@ -198,7 +195,7 @@ def _forget(release: str) -> bool:
 
 
 def _remove_folders(kept: Collection[str], now_s: float) -> None:
-    """Of releases, and of attempts to keep one. What is younger than an hour may not be known yet."""
+    """Of releases and of interrupted copies. Folders younger than an hour may not be registered yet."""
     there = release_folder("").glob("*")
     old = [path for path in there if path.name not in kept and _is_old(path, now_s, LEFT_AFTER_S)]
     running = set(_code_that_runs()) if old else set()
@@ -208,7 +205,7 @@ def _remove_folders(kept: Collection[str], now_s: float) -> None:
 
 
 def _code_that_runs() -> Iterator[str]:
-    """Engines and cell proxies keep the code that they began with, while their agents go on to other releases."""
+    """Engines and cell proxies keep their code while their agents move to other releases."""
     for process in psutil.process_iter():
         yield from code_of(process).split(os.pathsep)
 
@@ -230,7 +227,7 @@ def _is_old(path: Path, now_s: float, after_s: float) -> bool:
 
 
 LEASE, LEASE_TTL_S = "agents", 15.0
-"""A pass renews it before each provider, which may keep it for some seconds."""
+"""A pass renews it before each provider, which may take seconds."""
 CATCH_UP_EVERY_S = 10.0
 DEFAULT_SOAK_S = 15.0
 LONGEST_SOAK_S = 24 * 3600.0
@@ -238,13 +235,13 @@ LONGEST_SOAK_S = 24 * 3600.0
 
 @dataclass
 class AgentRollouts:
-    """The loop's pass, and when this process looks again for agents that were away."""
+    """The loop's pass, and the next check for returned agents."""
 
     settings: AgentRolloutSettings = SETTINGS
     look_again_s: float = 0.0
 
     def run_pass(self) -> bool:
-        """One pass; False: another process is at it."""
+        """Returns False if another process holds the lease."""
         rollout = active_rollout()
         if rollout is None and monotonic() < self.look_again_s:
             return True
@@ -263,7 +260,7 @@ def _hold_lease() -> bool:
 
 
 def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> int:
-    """Plan and apply the next steps. Returns how many."""
+    """Plans and applies the next steps. Returns how many."""
     agents = agents_seen(now)
     rollout = active_rollout()
     decisions: Sequence[AgentDecision] = ()
@@ -274,7 +271,7 @@ def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> 
         decisions = plan_catch_up(current.id, agents, now, settings)
     for decision in decisions:
         log.info("%s", decision)
-        _apply(decision, rollout, now)
+        _apply_rollout_step(decision, rollout, now)
     _tell_providers(agents, now)
     return len(decisions)
 
@@ -287,30 +284,34 @@ def _given_up(rollout: AgentRollout, agents: Sequence[AgentView]) -> list[str]:
 def agent_rollout_begin(
     *, release: str, actor: str, now: datetime, soak_s: float = DEFAULT_SOAK_S, why: str = ""
 ) -> AgentRollout:
-    """Begin to move all agents to a release; "": the one that this control plane carries.
+    """Starts to move all agents to a release; "": this control plane's.
 
     Raises:
-        InvalidInput: an unknown release, or a host needs an archive that there is none of.
-        Conflict: a rollout of agents is under way, or all run it already.
+        InvalidInput: An unknown release, or a host's archive is missing.
+        Conflict: A rollout is under way, or all agents run the release.
     """
-    target = _target(release, now)
+    target = _target_release(release, now)
     _require_archives(target, current_release())
     with transaction.atomic():
         source = AgentRelease.objects.select_for_update().filter(is_current=True).first() or target
         if (active := active_rollout()) is not None:
-            raise Conflict(f"agents are on their way to {active.target}: wait, or `switchyard agents cancel` it")
+            raise Conflict(f"agents are moving to {active.target}: wait, or cancel with `switchyard agents cancel`")
         agents = agents_seen(now)
         behind = [agent for agent in agents if agent.release != target.id]
         if not behind and source == target:
             raise Conflict(f"every agent runs {target} already")
         rings = plan_rings(agents)
-        rollout = _create(source, target, rings=max(1, len(rings)), soak_s=soak_s, actor=actor, why=why, now=now)
+        rollout = _rollout_create(
+            source, target, rings=max(1, len(rings)), soak_s=soak_s, actor=actor, why=why, now=now
+        )
         for number, ring in enumerate(rings):
             for agent in ring:
                 columns = {"rollout": rollout, "ring": number, "release": target.id}
                 AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
         reason = f": {why}" if why else ""
-        _event(rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor)
+        _rollout_event(
+            rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor
+        )
         wake_ups.send("fleet.agents")
     return rollout
 
@@ -319,7 +320,7 @@ def _counted(some: int, of: int) -> str:
     return f"{some} of {of} agent{'' if of == 1 else 's'}"
 
 
-def _create(
+def _rollout_create(
     source: AgentRelease, target: AgentRelease, *, rings: int, soak_s: float, actor: str, why: str, now: datetime
 ) -> AgentRollout:
     try:
@@ -336,13 +337,13 @@ def _create(
                 ring_since=now,
             )
     except IntegrityError:
-        raise Conflict("another upgrade has begun at this moment: look at it, and try again") from None
+        raise Conflict("another upgrade has just started: check it and try again") from None
 
 
 _NOT_MOVED: Mapping[str, object] = {"moved_at": None, "before": None, "settled_at": None, "trouble": ""}
 
 
-def _target(release: str, now: datetime) -> AgentRelease:
+def _target_release(release: str, now: datetime) -> AgentRelease:
     row = AgentRelease.objects.filter(id=release).first() if release else release_register(now=now)
     if row is None:
         there = ", ".join(AgentRelease.objects.values_list("id", flat=True)) or "none"
@@ -353,23 +354,23 @@ def _target(release: str, now: datetime) -> AgentRelease:
 
 
 def _require_archives(target: AgentRelease, current: AgentRelease | None) -> None:
-    """Every host must be able to go there, and back where that fails."""
+    """Every host must be able to move there, and back after a failure."""
     hosts = Machine.objects.exclude(facts=None).exclude(state=MachineState.GONE)
     tags = {tag_of(facts) for machine in hosts if (facts := machine.stated_facts())}
-    back = () if current is None or current == target else ((current, ", to which agents would go back,"),)
+    back = () if current is None or current == target else ((current, ", needed to roll back,"),)
     for row, which in ((target, ""), *back) if tags else ():
         archives_note(row)
         if lacking := sorted(tags - set(row.archives)):
-            made = "`manage.py agent_archive` there makes one"
+            made = "`manage.py agent_archive` makes one"
             message = f"release {row}{which} has no archive for {', '.join(lacking)}: {made}"
             raise InvalidInput(field="release", rule="archive", message=message)
 
 
 def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Take the agents that went already back to the release before.
+    """Moves the agents back to the previous release.
 
     Raises:
-        Conflict: it goes back already, or has ended.
+        Conflict: It is going back or is over.
     """
     with transaction.atomic():
         rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
@@ -377,25 +378,25 @@ def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str
             said = AGENT_ROLLOUT_SAID[AgentRolloutState(rollout.state)]
             raise Conflict(f"upgrade {rollout.pk} {said} already")
         reason = f"cancelled by {actor}" + (f": {why}" if why else "")
-        _change(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
+        _set_rollout_state(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
 
 
-def _apply(decision: AgentDecision, rollout: AgentRollout | None, now: datetime) -> None:
+def _apply_rollout_step(decision: AgentDecision, rollout: AgentRollout | None, now: datetime) -> None:
     with transaction.atomic():
         if isinstance(decision, MoveAgent):
-            _move(decision, now)
+            _store_move(decision, now)
         elif isinstance(decision, SettleAgent):
             AgentMove.objects.filter(agent=decision.agent, rollout=decision.rollout).update(settled_at=now)
         elif rollout is not None and isinstance(decision, EnterRing):
             rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
             if rows.update(ring=decision.ring, ring_since=now, reason=decision.reason, revision=F("revision") + 1):
-                _event(rollout, f"the upgrade of agents to {rollout.target} goes on: {decision.reason}", now)
+                _rollout_event(rollout, f"the upgrade of agents to {rollout.target} continues: {decision.reason}", now)
         elif rollout is not None and isinstance(decision, ChangeAgentRollout):
-            _change(rollout, decision.to, decision.reason, now)
+            _set_rollout_state(rollout, decision.to, decision.reason, now)
         live.push("agents")
 
 
-def _change(
+def _set_rollout_state(
     rollout: AgentRollout, to: AgentRolloutState, reason: str, now: datetime, actor: str = "switchyard"
 ) -> None:
     if to not in AGENT_ROLLOUT_ALLOWED[AgentRolloutState(rollout.state)]:
@@ -410,17 +411,17 @@ def _change(
         AgentRelease.objects.filter(is_current=True).update(is_current=False)
         AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
     rollout.state = to.value
-    _event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
+    _rollout_event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
     wake_ups.send("fleet.agents")
 
 
-def _event(rollout: AgentRollout, message: str, now: datetime, actor: str = "switchyard") -> None:
+def _rollout_event(rollout: AgentRollout, message: str, now: datetime, actor: str = "switchyard") -> None:
     state = AgentRolloutState(rollout.state)
     event_record(kind=f"agents.{state}", message=message, tone=AGENT_ROLLOUT_TONE[state], now=now, actor=actor)
     live.push("agents")
 
 
-def _move(decision: MoveAgent, now: datetime) -> None:
+def _store_move(decision: MoveAgent, now: datetime) -> None:
     move, _ = AgentMove.objects.select_for_update().get_or_create(
         agent=decision.agent, defaults={"release": decision.release}
     )
@@ -439,8 +440,9 @@ def _move(decision: MoveAgent, now: datetime) -> None:
 
 
 def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
-    """Have those who do not run what they were told be moved by their provider, and those who do not say what they run:
-    what one said last may be of before it broke. Machines' order says it to them."""
+    """Moves agents whose last reported release differs from their order, and those that report none: an older report
+    may precede a fault. Machines receive it with their orders.
+    """
     told = {move.agent: move for move in AgentMove.objects.filter(moved_at__isnull=False)}
     wanted: dict[str, dict[str, str]] = {}
     for agent in agents:
@@ -450,7 +452,7 @@ def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
             wanted.setdefault(agent.provider, {})[agent.id] = move.release
     for provider, releases in wanted.items():
         if not _hold_lease():
-            return  # another process says the rest
+            return  # another process continues
         try:
             troubles = provider_named(provider).move_agents(releases)
         except ProviderError as error:

@@ -139,7 +139,7 @@ def test_two_certificates_of_a_region_are_never_for_the_same_host() -> None:
     east, west = rows.region("us-east-1").name, rows.region("us-west-2").name
     put(SERVER, "east", east)
     put(AUTHORITY.server("api.example.test"), "west", west)
-    with pytest.raises(Conflict, match=r"certificate east of us-east-1 is for api.example.test already"):
+    with pytest.raises(Conflict, match=r"certificate east of us-east-1 has the host api.example.test already"):
         put(AUTHORITY.server("other.test", "api.example.test"), "everywhere")
     with pytest.raises(Conflict, match="certificate west is of us-west-2: remove it there first"):
         put(AUTHORITY.server("api.example.test"), "west", east)

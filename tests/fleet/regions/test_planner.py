@@ -99,7 +99,7 @@ BAD: dict[str, tuple[Callable[[], Given], str, str]] = {
     "too many names": (
         lambda: of(AUTHORITY.server(*(f"h{number}.test" for number in range(101)))),
         CERTIFICATE,
-        "and names 101",
+        "found: 101",
     ),
     "a name of no host": (lambda: of(AUTHORITY.server("a b.test")), CERTIFICATE, "'a b.test' is not a host name"),
     "for clients": (
@@ -153,7 +153,11 @@ BAD: dict[str, tuple[Callable[[], Given], str, str]] = {
     ),
     "not plain": (lambda: (CHAIN + "é", SERVER.key_pem), CERTIFICATE, "only ASCII"),
     "long": (lambda: (CHAIN + CHAIN_LENGTH_MAX * " ", SERVER.key_pem), CERTIFICATE, "characters; the limit is 16384"),
-    "a long key": (lambda: (CHAIN, SERVER.key_pem + KEY_LENGTH_MAX * " "), PRIVATE_KEY, "characters; the limit is 4096"),
+    "a long key": (
+        lambda: (CHAIN, SERVER.key_pem + KEY_LENGTH_MAX * " "),
+        PRIVATE_KEY,
+        "characters; the limit is 4096",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The agent's archive: the same bytes each time, all that agents import, and nothing of where it was made."""
+"""The agent's archive: the same bytes each time, with all imports and no path of its host."""
 
 import gzip
 import hashlib
@@ -45,7 +45,7 @@ def _cache(settings: Any, folder: Path) -> None:
 
 @pytest.fixture
 def packs_no_packages(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
-    """Packing them all takes seconds; and what lacks them is kept apart from what others look at."""
+    """Packing all takes seconds; such archives are kept apart from others."""
     monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))
     settings.SWITCHYARD_CACHE = tmp_path / "cache"
     settings.SWITCHYARD_HOME = tmp_path / "home"
@@ -72,7 +72,7 @@ def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     source = agent_archive.release_folder(agent_archive.own_release().id)
     agent_archive._pack(tmp_path / "again.tar.gz", agent_archive._installed(), source)
     made = hashlib.sha256((tmp_path / "again.tar.gz").read_bytes()).hexdigest()
-    assert made == hashlib.sha256(own.path.read_bytes()).hexdigest()  # unequal bytes would be compared for minutes
+    assert made == hashlib.sha256(own.path.read_bytes()).hexdigest()  # pytest would compare unequal bytes for minutes
 
 
 def test_two_processes_that_pack_at_once_leave_one_whole_archive(
@@ -84,7 +84,7 @@ def test_two_processes_that_pack_at_once_leave_one_whole_archive(
     path.unlink()
 
     class Interrupted(gzip.GzipFile):
-        """While its first one writes, another process packs the same from beginning to end."""
+        """While the first one writes, another process packs the same completely."""
 
         others = 1
 
@@ -124,7 +124,7 @@ def test_it_has_the_agent_and_haproxy() -> None:
 
 
 def other_checkout(folder: Path, version: str) -> Path:
-    """Ours with another version: what a control plane that was upgraded carries."""
+    """Ours with another version, as after an upgrade of the control plane."""
     shutil.copytree(settings_of_django.BASE_DIR / "engine_agent", folder / "engine_agent")
     stated = folder / "engine_agent/node/telemetry/fingerprint.py"
     stated.write_text(stated.read_text().replace('AGENT_VERSION = "0.1.0"', f'AGENT_VERSION = "{version}"'))

@@ -1,4 +1,4 @@
-"""Agents' releases on the page of nodes: the skew, an upgrade with its rings, and who may begin one."""
+"""Agents' releases on the page of nodes: releases in use, a rollout with its rings, and permissions."""
 
 import pytest
 from django.test import Client

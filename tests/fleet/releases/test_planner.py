@@ -1,7 +1,5 @@
-"""Which releases of the agent are kept: what something names, what is new, and the way back.
-
-Agents go to another release in rings, and back by themselves; tables of single steps, and a world in which agents
-come back late, changed, or not at all, and controllers die between two steps.
+"""Kept releases: those that something names, new ones, and the way back. Rollouts: tables of single steps, and a
+simulated fleet with late, changed and lost agents and crashing controllers.
 """
 
 from dataclasses import dataclass, field, replace
@@ -94,7 +92,7 @@ def rollout(**changes: object) -> AgentRolloutView:
 
 
 def moved(one: AgentView, *, ago_s: float = 1.0, settled_ago_s: float | None = None, **changes: object) -> AgentView:
-    """Told to go to the new release so long ago, and there, unless `changes` say otherwise."""
+    """Ordered to the new release so long ago, and there, unless `changes` differ."""
     settled = NOW - timedelta(seconds=settled_ago_s) if settled_ago_s is not None else None
     move = Move(7, 0, NEW, NOW - timedelta(seconds=ago_s), one.standing, settled)
     return replace(one, **{"release": NEW, "move": move, **changes})  # type: ignore[arg-type]
@@ -187,7 +185,7 @@ def test_it_goes_back_for_who_does_not_come_back() -> None:
     assert steps(moved(one, ago_s=19, release=OLD), others) == ()
     alone = moved(one, ago_s=20, connected=False, connection_since=NOW - timedelta(seconds=90))
     why = reason(steps(alone, ring_since=NOW))
-    assert why == f"n-1 was not well with {NEW} within 20 s: it is not connected"
+    assert why == f"n-1 was not healthy with {NEW} within 20 s: it is not connected"
     assert f"it runs {OLD}" in reason(steps(moved(one, ago_s=20, release=OLD), others))
     host = agent("m-1")
     assert steps(moved(host, ago_s=39, release=OLD), others) == ()
@@ -195,22 +193,22 @@ def test_it_goes_back_for_who_does_not_come_back() -> None:
 
 
 def test_one_alone_that_is_away_is_passed_over_and_named() -> None:
-    """Powered off, cut off or hostile: it must not keep the fleet from its upgrade."""
+    """Powered off, cut off or hostile: it must not stop the rollout."""
     off = moved(agent("n-1", cell="c"), ago_s=20, connected=False)
     well, later = moved(agent("n-2"), settled_ago_s=9), agent("n-3", move=Move(7, 2, NEW))
     [entered] = steps(off, well, later, ring=1)
     assert isinstance(entered, EnterRing)
-    assert entered.reason.endswith(f"passed over: n-1 was not well with {NEW} within 20 s: it is not connected")
+    assert entered.reason.endswith(f"passed over: n-1 was not healthy with {NEW} within 20 s: it is not connected")
     says = moved(agent("m-1"), failed="the disk is full")
     assert isinstance(steps(says, well, later, ring=1)[0], EnterRing)
     assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other is not well"
     alone = replace(off, connection_since=NOW - timedelta(seconds=90))
-    assert reason(steps(alone, ring=2)).startswith("n-1 was not well")  # nobody has proved it
+    assert reason(steps(alone, ring=2)).startswith("n-1 was not well")  # the release is unproven
     assert reason(plan_agent_rollout(rollout(ring=1), [well, later], NOW, SETTINGS, gone=["n-1", "n-4"]))
 
 
 def test_where_the_first_is_lost_another_tries_it_alone_before_the_rings_go_on() -> None:
-    """Best one that serves nothing: a release that comes up nowhere costs two spares."""
+    """Preferably a spare: a release that never starts costs two spares."""
     lost = moved(agent("n-1"), ago_s=20, connected=False)
     serves, spare = agent("n-2", cell="c", move=Move(7, 1, NEW)), agent("n-3", move=Move(7, 2, NEW))
     told = (MoveAgent("n-3", NEW, 7, 0, spare.standing),)
@@ -291,7 +289,7 @@ FATES = st.sampled_from(["well", "well", "well", "slow", "dies", "breaks its eng
 
 @dataclass
 class World:
-    """Agents that do what they were told after some seconds, each by its fate; the fleet's rows of them."""
+    """Agents that follow orders after some seconds, each by its fate; and the fleet's rows."""
 
     agents: dict[str, AgentView]
     fates: dict[str, str]
@@ -315,7 +313,7 @@ class World:
             self.view = replace(self.view, state=decision.to)
 
     def live(self) -> None:
-        """A second passes."""
+        """One second passes."""
         self.now += timedelta(seconds=1)
         for one in list(self.agents.values()):
             fate, move = self.fates[one.id], one.move
@@ -339,7 +337,7 @@ class World:
             self.agents[one.id] = replace(one, connected=connected, connection_since=since)
 
     def run(self, *, killed_after: int | None, seconds: int = 400) -> None:
-        """Passes of a controller, of which one may die after so many steps of its first plan each time."""
+        """Passes of a controller, which may crash after so many steps of its first plan."""
         for _ in range(seconds):
             if self.view.state not in (AgentRolloutState.RUNNING, AgentRolloutState.ROLLING_BACK):
                 return
@@ -350,7 +348,7 @@ class World:
             self.live()
 
     def check(self) -> None:
-        """No agent of a later ring was told before its ring came."""
+        """No agent moves before its ring's turn."""
         for one in self.agents.values():
             if one.move is not None and one.move.moved_at is not None and one.move.rollout == 7:
                 assert one.move.ring <= self.view.ring

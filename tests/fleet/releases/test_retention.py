@@ -1,4 +1,4 @@
-"""Releases that nothing needs go from the database, the disk and the cache; what runs from one stays."""
+"""Unneeded releases are removed from database, disk and cache; code in use stays."""
 
 import os
 import subprocess
@@ -21,13 +21,13 @@ from tests.fleet.rows import NOW
 pytestmark = pytest.mark.django_db
 
 OLD = [f"{number:016x}" for number in range(9)]
-"""The oldest first; all but the last five have nothing that keeps them."""
+"""Oldest first; all but the last five are unneeded."""
 OF_ANOTHER_HOME = "f" * 16
 
 
 @pytest.fixture(autouse=True)
 def home(settings: Any, tmp_path: Path) -> Path:
-    """With a folder and an archive of each release, as old as they may be."""
+    """With a folder and an archive of each release, of the given ages."""
     settings.SWITCHYARD_HOME, settings.SWITCHYARD_CACHE = tmp_path / "home", tmp_path / "cache"
     for number, name in enumerate(OLD):
         AgentRelease.objects.create(

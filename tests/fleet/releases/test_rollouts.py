@@ -1,4 +1,4 @@
-"""Agents' rollouts over real rows: begun, applied, said again, taken back, and who is told what."""
+"""Rollouts of agents with real rows: started, applied, repeated, cancelled, and the orders of each agent."""
 
 from datetime import timedelta
 from typing import Any
@@ -88,7 +88,7 @@ def test_ring_by_ring_all_go_and_the_release_is_the_current_one(cloud: Cloud) ->
     roll(0)
     assert cloud.moved == [{"n-0": NEW}]
     roll(1)
-    assert cloud.moved == [{"n-0": NEW}] * 2  # said again until the agent says that it runs it
+    assert cloud.moved == [{"n-0": NEW}] * 2  # repeated until the agent reports it
     runs("n-0", NEW)
     for second in range(2, 8):
         roll(second)
@@ -120,20 +120,20 @@ def test_it_goes_back_by_itself_and_says_why(cloud: Cloud) -> None:
     assert rollout().state == "rolling_back"
     roll(22)
     roll(22.5)
-    assert cloud.moved[-1] == {"n-0": OLD}  # though it never said that it left it
+    assert cloud.moved[-1] == {"n-0": OLD}  # although it never reported leaving it
     NodeReport.objects.filter(node="n-0").update(connected=True)
     roll(23)
     roll(24)
     assert rollout().state == "rolled_back"
     assert rollout().reason == (
-        f"n-0 was not well with {NEW} within 20 s: it is not connected; all run {OLD} as before"
+        f"n-0 was not healthy with {NEW} within 20 s: it is not connected; all run {OLD} as before"
     )
     assert AgentRelease.objects.get(is_current=True).id == OLD
     assert not AgentMove.objects.exclude(agent="n-0").filter(moved_at__isnull=False).exists()
 
 
 def test_it_goes_back_for_a_node_that_the_fleet_gave_up_meanwhile() -> None:
-    """A spare whose agent does not come up is lost and replaced long before the limit."""
+    """A spare whose agent does not start is lost and replaced long before the limit."""
     for number in range(2):
         node(f"n-{number}")
     begin()
@@ -152,7 +152,7 @@ def test_two_that_begin_at_once_without_a_current_release_do_not_collide(monkeyp
     AgentRelease.objects.update(is_current=False)
     begin()
     monkeypatch.setattr(agent_rollouts, "active_rollout", lambda: None)
-    with pytest.raises(Conflict, match="another upgrade has begun at this moment"):
+    with pytest.raises(Conflict, match="another upgrade has just started"):
         begin()
 
 
@@ -180,7 +180,7 @@ def test_one_at_a_time_and_none_where_all_run_it() -> None:
     with pytest.raises(InvalidInput, match=f"there is no release '{'9' * 16}'; there are: "):
         begin("9" * 16)
     begin()
-    with pytest.raises(Conflict, match="agents are on their way to"):
+    with pytest.raises(Conflict, match="agents are moving to"):
         begin()
 
 
@@ -267,7 +267,7 @@ def test_a_host_that_could_not_says_why_and_all_go_back(monkeypatch: pytest.Monk
     host()
     begin()
     roll(0)
-    for attempt, state in ((0, "running"), (1, "rolling_back")):  # what it says of another attempt counts for nothing
+    for attempt, state in ((0, "running"), (1, "rolling_back")):  # reports about another attempt are ignored
         report = MachineReport(1, 2, MachinePhase.IDLE, release_trouble="the disk is full", attempt=attempt)
         machine_reports_store([ReceivedMachineReport("m-00000001", "k", True, NOW, report)])
         roll(1)
@@ -285,11 +285,11 @@ def test_a_host_without_an_archive_is_named_before_anything_moves(monkeypatch: p
 
 
 def test_hosts_must_be_able_to_go_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The release that a controller registered when it started knows no archive."""
+    """A release that a controller registered at its start has no archive."""
     AgentRelease.objects.filter(id=OLD).update(archives={})
     monkeypatch.setattr(agent_rollouts, "archives_note", lambda row: None)
     host()
-    with pytest.raises(InvalidInput, match=f"release 0.1.0.{OLD}, to which agents would go back, has no archive for"):
+    with pytest.raises(InvalidInput, match=f"release 0.1.0.{OLD}, needed to roll back, has no archive for"):
         begin()
     assert not AgentRollout.objects.exists()
 

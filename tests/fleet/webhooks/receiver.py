@@ -1,4 +1,4 @@
-"""A real HTTP server that webhooks may call, and what it heard."""
+"""A real HTTP server that webhooks may call, with the received messages."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def receiver() -> Iterator[Receiver]:
             pass
 
     class Server(ThreadingHTTPServer):
-        request_queue_size = 128  # five are the default: on a busy machine the kernel resets what comes beyond
+        request_queue_size = 128  # default: five; on a busy machine the kernel resets further connections
 
     server = Server(("127.0.0.1", 0), Handler)
     known.append(Receiver(server.server_address[1]))
@@ -66,7 +66,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def deliveries_send(*, now: datetime, settings: WebhookSettings) -> int:
-    """One pass of a sender, to the end of what it begins. Returns the number of attempts."""
+    """One pass of a sender, until its attempts end. Returns their number."""
 
     async def send() -> int:
         sender = WebhookSender(settings, lambda: now)

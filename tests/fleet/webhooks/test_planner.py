@@ -1,6 +1,5 @@
-"""Where webhooks may lead, how messages are signed, and when they are tried again.
-
-What a chat is told: a sentence, the facts that matter, a link; nobody's name becomes a mention.
+"""Allowed URLs, signatures and retries; chat messages have a sentence, the main facts and a link, and names cannot
+become mentions.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Messages reach a real server, signed; what fails is tried again, and what is refused never leaves."""
+"""Messages reach a real server, signed; failed ones are retried, and refused ones are never sent."""
 
 import asyncio
 import json
@@ -132,7 +132,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time(server: Receiver) -> Non
     server.answer = lambda handler: (done.wait(60), None)[1]
     open_incident()
     hurried = WebhookSettings(allowed=HERE.allowed, limit_s=0.2)
-    assert send(settings=hurried).reason == "no whole answer within 0.2 s"
+    assert send(settings=hurried).reason == "no complete response within 0.2 s"
     done.set()
 
 
