@@ -210,7 +210,7 @@ def _plan_ahead(
     silent = _silent_regions(agents)
     whys = {agent.id: why for agent in moved if (why := _why_back(agent, rollout, now, settings))}
     failing = {agent.id: whys[agent.id] for agent in moved if agent.id in whys and agent.region not in silent}
-    failing |= {name: f"{name} was given up before it was well with {rollout.target}" for name in gone}
+    failing |= {name: f"{name} was given up before it was healthy with {rollout.target}" for name in gone}
     passed_over = {*whys, *(agent.id for agent in moved if agent.region in silent)}
     if why := _all_back(rollout, agents, moved, failing):
         return (ChangeAgentRollout(rollout.id, AgentRolloutState.ROLLING_BACK, why),)
@@ -251,7 +251,7 @@ def _all_back(
         return ""
     first = failing[said[0]] if said else next(iter(failing.values()))
     others = len(failing) - 1
-    return first + (f"; and {others} {'others are' if others > 1 else 'other is'} not well" if others else "")
+    return first + (f"; and {others} {'others are' if others > 1 else 'other is'} not healthy" if others else "")
 
 
 def _silent_regions(agents: Sequence[AgentView]) -> frozenset[str]:
@@ -272,10 +272,10 @@ def _all_went_silent(agents: Sequence[AgentView], now: datetime, settings: Agent
 def _next_ring(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mapping[str, str]) -> AgentDecision:
     over = f"; passed over: {'; '.join(list(failing.values())[:3])}" if failing else ""
     if rollout.ring + 1 < rollout.rings:
-        return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is well{over}")
+        return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is healthy{over}")
     behind = sum(agent.release != rollout.target for agent in agents)
     are, catch = ("is", "catches") if behind == 1 else ("are", "catch")
-    left = f"; {behind} of {len(agents)} {are} away or not well, and {catch} up" if behind else ""
+    left = f"; {behind} of {len(agents)} {are} away or not healthy, and {catch} up" if behind else ""
     there = len(agents) - behind
     run = "agent runs" if there == 1 else "agents run"
     return ChangeAgentRollout(rollout.id, AgentRolloutState.SUCCEEDED, f"{there} {run} {rollout.target}{left}{over}")
@@ -396,7 +396,7 @@ def _health_text(agent: AgentView, rollout: AgentRolloutView) -> str:
     if agent.release != rollout.target:
         return f"it runs {agent.release or 'no release'}"
     before = agent.move.before if agent.move is not None else None
-    return agent.unwell or (f"it {before.why_not(agent.standing)}" if before else "it is not well")
+    return agent.unwell or (f"it {before.why_not(agent.standing)}" if before else "it is not healthy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,7 +152,7 @@ def test_a_ring_is_told_and_others_wait() -> None:
 def test_who_is_away_is_passed_over_and_told_when_it_is_back() -> None:
     away = agent("n-1", connected=False, move=Move(7, 0, NEW))
     other = agent("n-2", move=Move(7, 1, NEW))
-    assert steps(away, other) == (EnterRing(7, 1, "ring 1 of 3 is well"),)
+    assert steps(away, other) == (EnterRing(7, 1, "ring 1 of 3 is healthy"),)
     back = replace(away, connected=True)
     assert steps(back, moved(other, settled_ago_s=9), ring=1) == (MoveAgent("n-1", NEW, 7, 0, back.standing),)
 
@@ -161,21 +161,21 @@ def test_who_is_not_well_is_waited_for_and_then_passed_over() -> None:
     for changes in ({"unwell": "its engine has failed"}, {"unsteady": True}):
         hurt = agent("n-1", move=Move(7, 0, NEW), **changes)
         assert steps(hurt) == ()
-        assert steps(hurt, ring_since=NOW - timedelta(seconds=16)) == (EnterRing(7, 1, "ring 1 of 3 is well"),)
+        assert steps(hurt, ring_since=NOW - timedelta(seconds=16)) == (EnterRing(7, 1, "ring 1 of 3 is healthy"),)
 
 
 def test_a_ring_settles_soaks_and_is_followed_by_the_next() -> None:
     one = agent("n-1", cell="c")
     assert steps(moved(one)) == (SettleAgent("n-1", 7),)
     assert steps(moved(one, settled_ago_s=2)) == ()
-    assert steps(moved(one, settled_ago_s=3)) == (EnterRing(7, 1, "ring 1 of 3 is well"),)
+    assert steps(moved(one, settled_ago_s=3)) == (EnterRing(7, 1, "ring 1 of 3 is healthy"),)
 
 
 def test_the_last_ring_ends_it_and_says_who_is_left() -> None:
     gone = agent("n-2", connected=False, move=Move(7, 2, NEW))
     [ended] = steps(moved(agent("n-1"), settled_ago_s=9), gone, ring=2)
     assert ended == ChangeAgentRollout(
-        7, AgentRolloutState.SUCCEEDED, f"1 agent runs {NEW}; 1 of 2 is away or not well, and catches up"
+        7, AgentRolloutState.SUCCEEDED, f"1 agent runs {NEW}; 1 of 2 is away or not healthy, and catches up"
     )
 
 
@@ -201,9 +201,9 @@ def test_one_alone_that_is_away_is_passed_over_and_named() -> None:
     assert entered.reason.endswith(f"passed over: n-1 was not healthy with {NEW} within 20 s: it is not connected")
     says = moved(agent("m-1"), failed="the disk is full")
     assert isinstance(steps(says, well, later, ring=1)[0], EnterRing)
-    assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other is not well"
+    assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other is not healthy"
     alone = replace(off, connection_since=NOW - timedelta(seconds=90))
-    assert reason(steps(alone, ring=2)).startswith("n-1 was not well")  # the release is unproven
+    assert reason(steps(alone, ring=2)).startswith("n-1 was not healthy")  # the release is unproven
     assert reason(plan_agent_rollout(rollout(ring=1), [well, later], NOW, SETTINGS, gone=["n-1", "n-4"]))
 
 
@@ -216,7 +216,7 @@ def test_where_the_first_is_lost_another_tries_it_alone_before_the_rings_go_on()
     assert plan_agent_rollout(rollout(), [serves, spare], NOW, SETTINGS, gone=["n-1"]) == told
     assert steps(lost, serves, moved(spare)) == (SettleAgent("n-3", 7),)
     assert isinstance(steps(lost, serves, moved(spare, settled_ago_s=9))[0], EnterRing)
-    assert reason(steps(lost, serves, moved(spare, ago_s=20, connected=False))).startswith("n-1 was not well")
+    assert reason(steps(lost, serves, moved(spare, ago_s=20, connected=False))).startswith("n-1 was not healthy")
 
 
 def test_a_region_that_is_cut_off_whole_takes_nobody_back() -> None:
@@ -231,7 +231,7 @@ def test_it_goes_back_for_an_engine_that_was_started_again() -> None:
     one = agent("n-1", cell="c")
     again = replace(one.standing, pid=101)
     assert reason(steps(moved(one, standing=again))) == "n-1 has process 101 instead of 100"
-    assert "no longer well" in reason(steps(moved(one, settled_ago_s=1, standing=again)))
+    assert "no longer healthy" in reason(steps(moved(one, settled_ago_s=1, standing=again)))
     starts = replace(one.standing, state="starting", pid=None)
     assert reason(steps(moved(one, settled_ago_s=1, standing=starts))).endswith("it is starting instead of ready")
 

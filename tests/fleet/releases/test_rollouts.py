@@ -104,8 +104,8 @@ def test_ring_by_ring_all_go_and_the_release_is_the_current_one(cloud: Cloud) ->
     said = list(Event.objects.order_by("id").filter(kind__startswith="agents.").values_list("message", flat=True))
     assert said == [
         f"ada upgrades 3 of 3 agents to 0.1.0+{NEW}: security fix",
-        f"the upgrade of agents to 0.1.0+{NEW} goes on: ring 1 of 3 is well",
-        f"the upgrade of agents to 0.1.0+{NEW} goes on: ring 2 of 3 is well",
+        f"the upgrade of agents to 0.1.0+{NEW} continues: ring 1 of 3 is healthy",
+        f"the upgrade of agents to 0.1.0+{NEW} continues: ring 2 of 3 is healthy",
         f"the upgrade of agents to 0.1.0+{NEW} has succeeded: 3 agents run {NEW}",
     ]
 
@@ -142,7 +142,7 @@ def test_it_goes_back_for_a_node_that_the_fleet_gave_up_meanwhile() -> None:
         Node.objects.filter(id=f"n-{number}").update(state=NodeState.RETIRED.value)
         roll(number + 0.5)
     assert rollout().state == "rolling_back"
-    assert rollout().reason == f"n-0 was given up before it was well with {NEW}; and 1 other is not well"
+    assert rollout().reason == f"n-0 was given up before it was healthy with {NEW}; and 1 other is not healthy"
     roll(2)
     assert rollout().state == "rolled_back"
 
