@@ -85,11 +85,11 @@ def read_proof(body: bytes) -> Proof:
         given = decode_json(body)
     except ValueError as error:
         raise BadProof(f"the proof is not JSON: {error}") from None
-    given = _members(given, ("address", "headers", "unit"), "the proof")
-    headers = _members(given["headers"], tuple(sorted(_FORMS)), "headers")
-    found = {name: _matched(form, headers[name], name) for name, form in _FORMS.items()}
-    _matched(_UNIT, given["unit"], "unit")
-    _matched(_ADDRESS, given["address"], "address")
+    given = _json_members(given, ("address", "headers", "unit"), "the proof")
+    headers = _json_members(given["headers"], tuple(sorted(_FORMS)), "headers")
+    found = {name: _require_match(form, headers[name], name) for name, form in _FORMS.items()}
+    _require_match(_UNIT, given["unit"], "unit")
+    _require_match(_ADDRESS, given["address"], "address")
     authorization, server = found["authorization"], found["x-switchyard-server"]
     if authorization["signed"] != SIGNED_HEADERS:
         raise BadProof(f"the signature covers the headers {authorization['signed']}; it must cover {SIGNED_HEADERS}")
@@ -111,13 +111,13 @@ def read_proof(body: bytes) -> Proof:
     )
 
 
-def _members(value: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
+def _json_members(value: Any, names: tuple[str, ...], what: str) -> dict[str, Any]:
     if not isinstance(value, dict) or tuple(sorted(value)) != names:
         raise BadProof(f"{what} must have the members {', '.join(names)} and no others")
     return value
 
 
-def _matched(form: re.Pattern[str], value: object, name: str) -> re.Match[str]:
+def _require_match(form: re.Pattern[str], value: object, name: str) -> re.Match[str]:
     match = form.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise BadProof(f"{name} does not match {form.pattern}")

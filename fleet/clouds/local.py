@@ -92,7 +92,7 @@ def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
 
 def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
     """A machine runs while its agent or engine runs: a cell proxy alone does not serve."""
-    commands = [_command(process) for process in processes]
+    commands = [_process_command(process) for process in processes]
     if any("engine_agent" in command for command in commands):
         return ProviderStatus.RUNNING
     bystanders = ("engine_agent.cell_proxy", "multiprocessing.resource_tracker")
@@ -100,7 +100,7 @@ def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
     return ProviderStatus.AGENT_DEAD if any(engines) else ProviderStatus.GONE
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _process_command(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
@@ -108,7 +108,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
     for process in processes:
-        if _command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
+        if _process_command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
             return process
     return None
 
@@ -227,12 +227,12 @@ class LocalProvider:
         known = self._boot_of(spec.id)
         if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
             return known.machine
-        with self._placing():
+        with self._placement_lock():
             if known is None or spec.port is not None:  # a fixed port may have changed
-                known = Boot(spec.id, self._argv(spec), spec.release)
-                self._write(known)
+                known = Boot(spec.id, self._agent_argv(spec), spec.release)
+                self._write_boot(known)
             self._write_bundle(spec.id, spec.bundle)
-        self._spawn(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
+        self._spawn_agent(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
         return known.machine
 
     def restart_agent(self, node_id: str) -> None:
@@ -241,7 +241,7 @@ class LocalProvider:
             raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
         if not self._bundle_file(node_id).exists() and (trust := trust_now()):
             self._write_bundle(node_id, trust.bundle)  # a home that is older than the authority
-        self._spawn(Boot(boot.id, self._with_current_server(boot.argv), boot.release), {})
+        self._spawn_agent(Boot(boot.id, self._with_current_server(boot.argv), boot.release), {})
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Kills each agent and starts it from the folder of its release. The order is written first, so that after a
@@ -266,13 +266,13 @@ class LocalProvider:
         is_new = boot.release != release
         if is_new:
             boot = Boot(boot.id, self._with_current_server(boot.argv), release)
-            self._write(boot)
+            self._write_boot(boot)
         if agent is not None and code_of(agent) != str(code):
-            (self._folder(name) / MOVED_FILE).touch()
+            (self._machine_folder(name) / MOVED_FILE).touch()
             kill_agent(agent)
             is_new = True
         if is_new:  # an agent that exits is restarted like any other
-            self._spawn(boot, {})
+            self._spawn_agent(boot, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         processes = processes_by_node(self.home)
@@ -284,7 +284,7 @@ class LocalProvider:
     def terminate(self, node_id: str) -> None:
         for _ in range(STOP_ROUNDS):
             stop_processes(processes_by_node(self.home).get(node_id, []))
-        self._keep_logs_only(self._folder(node_id))
+        self._keep_logs_only(self._machine_folder(node_id))
 
     def describe_all(self) -> dict[str, ProviderStatus]:
         found = {
@@ -334,7 +334,7 @@ class LocalProvider:
                 yield boot
 
     @contextmanager
-    def _placing(self) -> Iterator[None]:
+    def _placement_lock(self) -> Iterator[None]:
         try:
             self.home.mkdir(parents=True, exist_ok=True)
             with (self.home / LOCK_FILE).open("wb") as lock:
@@ -345,7 +345,7 @@ class LocalProvider:
 
     def _is_moving(self, name: str) -> bool:
         try:
-            return 0 <= time.time() - (self._folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
+            return 0 <= time.time() - (self._machine_folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
         except OSError:
             return False
 
@@ -358,18 +358,18 @@ class LocalProvider:
 
     def _boot_of(self, node_id: str) -> Boot | None:
         try:
-            return msgspec.json.decode((self._folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
+            return msgspec.json.decode((self._machine_folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def _write(self, boot: Boot) -> None:
-        folder = self._folder(boot.id)
+    def _write_boot(self, boot: Boot) -> None:
+        folder = self._machine_folder(boot.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
 
     def _bundle_file(self, node_id: str) -> Path:
         """Where the agent reads the authorities that it trusts (engine_agent.node.identity)."""
-        return self._folder(node_id) / "tls" / "ca.pem"
+        return self._machine_folder(node_id) / "tls" / "ca.pem"
 
     def _write_bundle(self, node_id: str, bundle: str) -> None:
         path = self._bundle_file(node_id)
@@ -386,10 +386,10 @@ class LocalProvider:
         for old in ended[ENDED_KEPT:]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def _folder(self, node_id: str) -> Path:
+    def _machine_folder(self, node_id: str) -> Path:
         return self.home / ("ingresses" if node_id.startswith("i-") else "nodes") / node_id
 
-    def _argv(self, spec: LaunchSpec) -> list[str]:
+    def _agent_argv(self, spec: LaunchSpec) -> list[str]:
         if spec.kind is AgentKind.INGRESS:
             self._require_own_ports(spec)
             own = ["ingress", "--ingress-id", spec.id, "--port", str(spec.port)]
@@ -397,7 +397,7 @@ class LocalProvider:
             ports = self._free_ports() if spec.port is None else spec.port
             own = ["node", "--node-id", spec.id, "--port-base", str(ports), "--instance-type", spec.instance_type]
             own += ["--topology", ",".join(self._free_place(spec.region, spec.near))]
-        folder, address = str(self._folder(spec.id)), spec.address or ADDRESS
+        folder, address = str(self._machine_folder(spec.id)), spec.address or ADDRESS
         common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
         return [sys.executable, "-m", "engine_agent", *own, *common]
 
@@ -413,7 +413,7 @@ class LocalProvider:
         server = argv.index("--server") + 1
         return [*argv[:server], self.server_url, *argv[server + 1 :]]
 
-    def _spawn(self, boot: Boot, secrets: dict[str, str]) -> None:
+    def _spawn_agent(self, boot: Boot, secrets: dict[str, str]) -> None:
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment = {
             "SWITCHYARD_CACHE": str(self.checkout / ".cache"),
@@ -425,7 +425,7 @@ class LocalProvider:
             "PYTHONUNBUFFERED": "1",
         }
         try:
-            spawn_detached(boot.argv, environment, self._folder(boot.id) / "agent.log")
+            spawn_detached(boot.argv, environment, self._machine_folder(boot.id) / "agent.log")
         except (OSError, subprocess.SubprocessError) as error:
             raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
 

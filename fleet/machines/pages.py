@@ -132,19 +132,19 @@ class CellMachines:
 def cell_machines(row: CellRow, now: datetime) -> CellMachines:
     names = [member.node.pk for member in row.members]
     machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
-    rows = tuple(_machine(member, machines.get(member.node.pk), now) for member in row.members)
+    rows = tuple(_cell_machine(member, machines.get(member.node.pk), now) for member in row.members)
     prices = [one.machine.price_per_hour if one.machine else None for one in rows]
     known = [price for price in prices if price is not None]
-    return CellMachines(rows, _pools(row, rows, now), sum(known) if rows and len(known) == len(rows) else None)
+    return CellMachines(rows, _pool_lines(row, rows, now), sum(known) if rows and len(known) == len(rows) else None)
 
 
-def _machine(member: MemberRow, machine: Machine | None, now: datetime) -> CellMachine:
+def _cell_machine(member: MemberRow, machine: Machine | None, now: datetime) -> CellMachine:
     path = tuple(member.node.topology)
     notices = notices_of(machine, now) if machine else ()
     return CellMachine(member, machine, path[0] if path else "", path[1:], notices)
 
 
-def _pools(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tuple[PoolLine, ...]:
+def _pool_lines(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) -> tuple[PoolLine, ...]:
     """In the order of the cell's next launch."""
     if not row.members:
         return ()
@@ -210,7 +210,7 @@ def invitation_withdraw_action(form: Submission, prefix: str) -> None:
     invitation_withdraw(prefix=prefix, actor=form.actor, now=form.now)
 
 
-def _find(key: str) -> Machine:
+def _machine_or_404(key: str) -> Machine:
     row = Machine.objects.filter(id=key).first()
     if row is None:
         raise Http404(f"There is no machine {key!r}.")
@@ -221,7 +221,7 @@ def _remove(form: Submission, machine: Machine) -> None:
     machine_remove(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
 
 
-def _effect(machine: Machine) -> str:
+def _removal_effect(machine: Machine) -> str:
     if not machine.connected:
         return "Its agent is not connected: its credential is revoked, and the host is not wiped."
     if machine.runs:
@@ -229,15 +229,15 @@ def _effect(machine: Machine) -> str:
     return "It has no node or ingress. The host is wiped and uninstalled."
 
 
-TARGET = Target(noun="machine", find=_find, name=lambda machine: machine.id, url=lambda _: reverse("nodes"))
+TARGET = Target(noun="machine", find=_machine_or_404, name=lambda machine: machine.id, url=lambda _: reverse("nodes"))
 REMOVE = Action(target=TARGET, name="remove", label="Remove", run=_remove, typed=TARGET.name, fields=(WHY,))
 
 
-def _confirmation(form: Submission, machine: Machine) -> Context:
+def _removal_context(form: Submission, machine: Machine) -> Context:
     url = reverse("machine-remove", args=(machine.id,))
-    return {"machine": machine, "confirmation": REMOVE.confirmation(machine, url, _effect(machine))}
+    return {"machine": machine, "confirmation": REMOVE.confirmation(machine, url, _removal_effect(machine))}
 
 
 machine_remove_page = action_page_view(
-    ActionPage(action=REMOVE, template="fleet/machines/remove_machine.html", context=_confirmation)
+    ActionPage(action=REMOVE, template="fleet/machines/remove_machine.html", context=_removal_context)
 )

@@ -40,10 +40,10 @@ def parse_warm_spares(stated: Mapping[str, Any]) -> dict[str, WarmSpares]:
     Raises:
         InvalidWarmSpares: A value of another form, or more for repairs than are kept.
     """
-    return {kind: _parse(kind, value) for kind, value in stated.items()}
+    return {kind: _parse_spares(kind, value) for kind, value in stated.items()}
 
 
-def _parse(kind: str, value: Any) -> WarmSpares:
+def _parse_spares(kind: str, value: Any) -> WarmSpares:
     fields = value if isinstance(value, Mapping) else {"warm": value}
     unknown = sorted(set(fields) - {"warm", "repair_only"})
     if unknown or "warm" not in fields:

@@ -96,10 +96,15 @@ def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
     told = AgentMove.objects.filter(agent__in=[row.id for row in rows], moved_at__isnull=False)
     moves = {move.agent: move for move in told}
     releases = AgentRelease.objects.in_bulk({move.release for move in moves.values()})
-    return {row.id: _order(row, nodes.get(row.runs), _release(row, moves.get(row.id), releases)) for row in rows}
+    return {
+        row.id: _machine_order(row, nodes.get(row.runs), _release_order(row, moves.get(row.id), releases))
+        for row in rows
+    }
 
 
-def _release(machine: Machine, move: AgentMove | None, releases: Mapping[str, AgentRelease]) -> ReleaseOrder | None:
+def _release_order(
+    machine: Machine, move: AgentMove | None, releases: Mapping[str, AgentRelease]
+) -> ReleaseOrder | None:
     """Its last ordered release, if an archive for its Python exists."""
     facts, release = machine.stated_facts(), releases.get(move.release) if move else None
     archive = release.archives.get(tag_of(facts)) if release and facts else None
@@ -114,7 +119,7 @@ def tag_of(facts: MachineFacts) -> str:
     return f"cp{major}{rest.partition('.')[0]}-{facts.system.rpartition(' ')[2]}"
 
 
-def _order(machine: Machine, node: Node | None, release: ReleaseOrder | None) -> MachineOrder:
+def _machine_order(machine: Machine, node: Node | None, release: ReleaseOrder | None) -> MachineOrder:
     leave = machine.state == MachineState.LEAVING
     if machine.state not in RUNS or not machine.runs:
         return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release)

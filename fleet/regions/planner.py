@@ -71,8 +71,8 @@ def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadC
     chain = _read_chain(certificate)
     server = chain[0]
     _require_order(chain)
-    if _public(server.public_key()) != _public(key.public_key()):
-        is_later = any(_public(each.public_key()) == _public(key.public_key()) for each in chain[1:])
+    if _public_bytes(server.public_key()) != _public_bytes(key.public_key()):
+        is_later = any(_public_bytes(each.public_key()) == _public_bytes(key.public_key()) for each in chain[1:])
         why = "the certificate of the key must come first" if is_later else "the key belongs to another certificate"
         raise BadCertificate(PRIVATE_KEY, "fits", f"the key does not fit the first certificate: {why}")
     _require_time(chain, now)
@@ -82,7 +82,7 @@ def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadC
         private_key=key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode(),
-        names=_names(server),
+        names=_host_names(server),
         issuer=server.issuer.rfc4514_string()[:ISSUER_LENGTH_MAX],
         key_kind=key_kind,
         fingerprint=server.fingerprint(hashes.SHA256()).hex(),
@@ -91,7 +91,7 @@ def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadC
     )
 
 
-def _blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
+def _pem_blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
     """Yields kind and text of each PEM block; other text is a comment."""
     if len(text) > longest:
         raise BadCertificate(field, "length", f"it has {len(text)} characters; the limit is {longest}")
@@ -114,7 +114,7 @@ def _blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
 
 
 def _read_key(text: str) -> tuple[Any, str]:
-    blocks = [block for block in _blocks(PRIVATE_KEY, text, KEY_LENGTH_MAX) if block[0] != "EC PARAMETERS"]
+    blocks = [block for block in _pem_blocks(PRIVATE_KEY, text, KEY_LENGTH_MAX) if block[0] != "EC PARAMETERS"]
     kinds = [kind for kind, _ in blocks]
     if len(blocks) != 1 or not kinds[0].endswith(KEY_ENDING):
         there = ", ".join(kinds) or "none"
@@ -141,7 +141,7 @@ def _read_key(text: str) -> tuple[Any, str]:
 
 
 def _read_chain(text: str) -> list[x509.Certificate]:
-    blocks = list(_blocks(CERTIFICATE, text, CHAIN_LENGTH_MAX))
+    blocks = list(_pem_blocks(CERTIFICATE, text, CHAIN_LENGTH_MAX))
     if any(kind.endswith(KEY_ENDING) for kind, _ in blocks):
         raise BadCertificate(CERTIFICATE, "pem", "the certificates contain a private key: send it as the key")
     if wrong := next((kind for kind, _ in blocks if kind != "CERTIFICATE"), None):
@@ -196,7 +196,7 @@ def _require_use(chain: list[x509.Certificate]) -> None:
         raise BadCertificate(CERTIFICATE, "usage", "the certificate is not for servers (extended key usage)")
 
 
-def _names(server: x509.Certificate) -> tuple[str, ...]:
+def _host_names(server: x509.Certificate) -> tuple[str, ...]:
     try:
         stated = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -218,7 +218,7 @@ def _common_names(server: x509.Certificate) -> tuple[str, ...]:
     return tuple(name for name in stated if len(name) <= HOST_LENGTH_MAX and _HOST.fullmatch(name))
 
 
-def _public(key: Any) -> bytes:
+def _public_bytes(key: Any) -> bytes:
     info: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return info
 

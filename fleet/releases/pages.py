@@ -72,7 +72,7 @@ def agent_list(*, now: datetime) -> AgentList:
     own = checkout_release()
     return AgentList(
         own=version_text(own.version, own.id),
-        rows=tuple(_row(row, running.get(row.id, [])) for row in shown),
+        rows=tuple(_release_row(row, running.get(row.id, [])) for row in shown),
         behind=sum(len(names) for release, names in running.items() if release != current),
         strange=tuple(
             (release, tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
@@ -80,16 +80,16 @@ def agent_list(*, now: datetime) -> AgentList:
             if release not in ids
         ),
         rollout=rollout,
-        rings=_rings(rollout) if rollout is not None else (),
+        rings=_ring_rows(rollout) if rollout is not None else (),
         others=tuple(known),
     )
 
 
-def _row(release: AgentRelease, names: list[str]) -> ReleaseRow:
+def _release_row(release: AgentRelease, names: list[str]) -> ReleaseRow:
     return ReleaseRow(release, len(names), tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
 
 
-def _rings(rollout: AgentRollout) -> tuple[RingRow, ...]:
+def _ring_rows(rollout: AgentRollout) -> tuple[RingRow, ...]:
     shown = rollout.moves.all() if rollout.is_active else rollout.moves.exclude(trouble="")
     moves = sorted(shown, key=lambda move: (not move.trouble, move.settled_at is not None, move.agent))
     rings = []

@@ -41,11 +41,11 @@ def agents_seen(now: datetime) -> list[AgentView]:
 
 
 def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
-    alone = {agent.id: agent for agent in _nodes(now)}
+    alone = {agent.id: agent for agent in _node_agents(now)}
     alone |= {agent.id: agent for source in _sources for agent in source()}
-    hosts = [_host(machine, alone, moves.get(machine.id)) for machine in _machines()]
+    hosts = [_machine_agent(machine, alone, moves.get(machine.id)) for machine in _joined_machines()]
     agents = [*hosts, *(agent for agent in alone.values() if not has_machine_agent(agent.provider))]
-    return sorted((_moved(agent, moves.get(agent.id)) for agent in agents), key=lambda agent: agent.id)
+    return sorted((_with_last_order(agent, moves.get(agent.id)) for agent in agents), key=lambda agent: agent.id)
 
 
 def active_rollout() -> AgentRollout | None:
@@ -92,7 +92,7 @@ def releases_named(now: datetime) -> set[str]:
     return (said | told) - {""}
 
 
-def _nodes(now: datetime) -> Iterator[AgentView]:
+def _node_agents(now: datetime) -> Iterator[AgentView]:
     joined = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.JOINING.value])
     rows = joined.select_related("report", "region", "member__cell").defer("report__load", "report__telemetry")
     for node in rows.filter(~Q(report=None)):
@@ -113,13 +113,13 @@ def _nodes(now: datetime) -> Iterator[AgentView]:
             release=release_of(report.agent_version),
             connected=report.connected,
             connection_since=report.connection_changed_at,
-            unwell=_unwell(node, now),
+            unwell=_unhealthy_reason(node, now),
             unsteady=report.state in MOVING_ENGINE or (cell is not None and cell.state in MOVING_CELL),
             standing=standing,
         )
 
 
-def _unwell(node: Node, now: datetime) -> str:
+def _unhealthy_reason(node: Node, now: datetime) -> str:
     report = node.report
     if node.state in BAD_NODE:
         return f"{node.id} is {node.state}: {node.reason}"
@@ -130,12 +130,12 @@ def _unwell(node: Node, now: datetime) -> str:
     return ""
 
 
-def _machines() -> list[Machine]:
+def _joined_machines() -> list[Machine]:
     there = [MachineState.POOL.value, MachineState.TAKEN.value]
     return list(Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False))
 
 
-def _host(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
+def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
     """A machine and its node or ingress as one agent: they have one release, or none in common."""
     own = release_of(machine.agent_version)
     inner = runs.get(machine.runs) if machine.runs else None
@@ -164,7 +164,7 @@ def _host(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | Non
     )
 
 
-def _moved(agent: AgentView, row: AgentMove | None) -> AgentView:
+def _with_last_order(agent: AgentView, row: AgentMove | None) -> AgentView:
     if row is None:
         return agent
     before = msgspec.convert(row.before, Standing) if row.before else None

@@ -67,7 +67,7 @@ class CertificateExchange:
         for session in sessions:
             if session.trust_version != version:
                 session.trust_version = version
-                self._start(self._send(session, _message(trust), "whom to believe"))
+                self._start(self._send(session, _trust_message(trust), "whom to believe"))
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -85,7 +85,7 @@ class CertificateExchange:
             return
         trust = signed.certificate.trust
         session.trust_version = trust.version
-        await self._send(session, Certificate(signed.certificate.chain, _message(trust)), "its certificate")
+        await self._send(session, Certificate(signed.certificate.chain, _trust_message(trust)), "its certificate")
         if signed.credential is not None:
             await self._send(session, Credential(signed.credential), "its new credential")
 
@@ -100,5 +100,5 @@ class CertificateExchange:
         task.add_done_callback(self._tasks.discard)
 
 
-def _message(trust: Trust) -> TrustMessage:
+def _trust_message(trust: Trust) -> TrustMessage:
     return TrustMessage(bundle=trust.bundle, revoked=trust.revoked, servers=tuple(settings.AGENT_URLS))

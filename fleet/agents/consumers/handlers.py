@@ -133,7 +133,7 @@ class NodeHandler:
             return True
         if not isinstance(message, Report):
             return False
-        received = _received(session, message)
+        received = _received_report(session, message)
         previous = self._reports.put(node, received)
         return previous is None or _urgent_part(previous) != _urgent_part(received)
 
@@ -156,7 +156,7 @@ class NodeHandler:
         return True
 
     def on_disconnect(self, session: AgentSession) -> None:
-        self._reports.end(session.identity.id, session.key, _disconnected)
+        self._reports.end(session.identity.id, session.key, _disconnected_report)
 
     def flush(self) -> None:
         self._reports.flush(self._store)
@@ -205,11 +205,11 @@ def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
     return received.connection, received.report.observed, received.healthy, received.report.telemetry.notices
 
 
-def _disconnected(received: ReceivedReport) -> ReceivedReport:
+def _disconnected_report(received: ReceivedReport) -> ReceivedReport:
     return msgspec.structs.replace(received, connected=False, connection_changed_at=clock.now())
 
 
-def _received(session: AgentSession, report: Report) -> ReceivedReport:
+def _received_report(session: AgentSession, report: Report) -> ReceivedReport:
     return ReceivedReport(
         node_id=session.identity.id,
         connection=session.key,

@@ -50,13 +50,13 @@ def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
     with transaction.atomic():
         taken = []
         for name, amount in wanted:
-            row = _locked(region, name, now)
-            answer = take(name, _bucket(row), now, amount)
+            row = _lock_bucket(region, name, now)
+            answer = take(name, _bucket_of_row(row), now, amount)
             if isinstance(answer, NotBefore):
                 return answer.at
             taken.append((row, answer.bucket))
         for row, bucket in taken:
-            _store(row, bucket)
+            _store_bucket(row, bucket)
     return None
 
 
@@ -64,21 +64,21 @@ def budget_throttled(region: str, operation: str) -> None:
     """Records that EC2 throttled this call."""
     now, name = clock.now(), bucket_of(operation)
     with transaction.atomic():
-        row = _locked(region, name, now)
-        _store(row, throttled(name, _bucket(row), now))
+        row = _lock_bucket(region, name, now)
+        _store_bucket(row, throttled(name, _bucket_of_row(row), now))
 
 
-def _locked(region: str, name: str, now: datetime) -> CallBucket:
+def _lock_bucket(region: str, name: str, now: datetime) -> CallBucket:
     fresh = full(name, now)
     new = {"tokens": fresh.tokens, "refilled_at": fresh.refilled_at}
     return CallBucket.objects.select_for_update().get_or_create(region=region, call=name, defaults=new)[0]
 
 
-def _bucket(row: CallBucket) -> Bucket:
+def _bucket_of_row(row: CallBucket) -> Bucket:
     return Bucket(row.tokens, row.refilled_at, row.halved_until)
 
 
-def _store(row: CallBucket, bucket: Bucket) -> None:
+def _store_bucket(row: CallBucket, bucket: Bucket) -> None:
     row.tokens, row.refilled_at, row.halved_until = bucket.tokens, bucket.refilled_at, bucket.halved_until
     row.save(update_fields=["tokens", "refilled_at", "halved_until"])
 
@@ -191,7 +191,7 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
     try:
         answer: dict[str, Any] = getattr(aws, xform_name(operation))(**params)
     except ClientError as error:
-        raise _failure(error.response) from error
+        raise _call_failure(error.response) from error
     except ParamValidationError as error:
         raise Refused("ParamValidation", str(error)[:TEXT_MOST]) from error
     # ResponseParserError, for answers of a proxy, is not a BotoCoreError.
@@ -240,7 +240,7 @@ def body_piece(body: Any, most: int) -> bytes:
         return b""
 
 
-def _failure(response: Mapping[str, Any]) -> CallFailed:
+def _call_failure(response: Mapping[str, Any]) -> CallFailed:
     code = str(response.get("Error", {}).get("Code", ""))
     whole = str(response.get("Error", {}).get("Message", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

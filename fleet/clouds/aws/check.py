@@ -79,10 +79,10 @@ def region_check(
         yield _try_call(service, operation, region, params, send)
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk, enabled=True))
     for pool in pools:
-        yield _launch(pool, read.base, install, now, cloud.aws_region, send)
-    yield _termination(cloud, send)
-    yield from _offers(types, {each.instance_type for each in read.pools})
-    yield from _quotas(cloud, pools, send)
+        yield _check_launch(pool, read.base, install, now, cloud.aws_region, send)
+    yield _check_termination(cloud, send)
+    yield from _check_offers(types, {each.instance_type for each in read.pools})
+    yield from _check_quotas(cloud, pools, send)
 
 
 def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _decode_denial(error: CallFailed, region: str, send: Send) -> str:
         return f"{error.code}; why cannot be decoded"
 
 
-def _launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, region: str, send: Send) -> Finding:
+def _check_launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, region: str, send: Send) -> Finding:
     """One machine, as a unit would ask for it."""
     view = pool.view()
     what = f"ec2 RunInstances of {view.instance_type} from {view.name}"
@@ -187,7 +187,7 @@ def _launch(pool: CapacityPool, base: CloudBase, install: str, now: datetime, re
     return _try_call("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
 
 
-def _termination(cloud: CloudRegion, send: Send) -> Finding:
+def _check_termination(cloud: CloudRegion, send: Send) -> Finding:
     what = "ec2 TerminateInstances"
     machine = Machine.objects.filter(region_id=cloud.pk, provider="aws").exclude(provider_id="").first()
     if machine is None:
@@ -196,14 +196,14 @@ def _termination(cloud: CloudRegion, send: Send) -> Finding:
     return _try_call("ec2", "TerminateInstances", cloud.aws_region, params, send)
 
 
-def _offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
+def _check_offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
     for kind in sorted(set(types) & set(instance_networks())):
         if kind not in offered:
             text = "no zone of the stack and no reservation offers it"
             yield Finding(Verdict.UNKNOWN, f"type {kind}", text)
 
 
-def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterator[Finding]:
+def _check_quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterator[Finding]:
     """Compares the vCPUs of wanted machines, or of one machine of each type with a pool, with the quotas. Reserved
     capacity has no quota.
     """
@@ -213,7 +213,7 @@ def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterat
     region = cloud.aws_region
     try:
         found = send("ec2", "DescribeInstanceTypes", region, InstanceTypes=kinds)["InstanceTypes"]
-        limits = dict(_limits(region, send))
+        limits = dict(_quota_limits(region, send))
     except CallFailed as error:
         yield _failed_finding("quotas", error, region, send)
         return
@@ -232,7 +232,7 @@ def _quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterat
             yield Finding(verdict, f"quota {name}", f"{limit:.0f} vCPUs; {needed} are needed")
 
 
-def _limits(region: str, send: Send) -> Iterator[tuple[str, float]]:
+def _quota_limits(region: str, send: Send) -> Iterator[tuple[str, float]]:
     token = ""
     for _ in range(PAGES_MOST):
         more = {"NextToken": token} if token else {}

@@ -82,7 +82,7 @@ def caller_arn(proof: Proof, url: str) -> str:
         ProofRefused: STS rejected the signature; the text has its code.
         StsUnavailable: No answer in time, a redirect, a temporary error, or an unreadable answer.
     """
-    status, body = _ask(urlsplit(url), {**proof.headers, "content-type": CONTENT_TYPE})
+    status, body = _request_identity(urlsplit(url), {**proof.headers, "content-type": CONTENT_TYPE})
     code = _CODE.search(body)
     if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and code:
         name = code[1].decode()
@@ -96,14 +96,14 @@ def caller_arn(proof: Proof, url: str) -> str:
     return str(arns[0].decode("ascii", "replace"))
 
 
-def _ask(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
+def _request_identity(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
     kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
     connection = kind(url.hostname or "", url.port, timeout=LIMIT_S)
     watch = None
     try:
         connection.connect()
         # A socket's time-out restarts with each received piece.
-        watch = threading.Timer(LIMIT_S, _cut, [connection.sock])
+        watch = threading.Timer(LIMIT_S, _shut_down_socket, [connection.sock])
         watch.daemon = True
         watch.start()
         connection.request("POST", "/", BODY, {**headers, "connection": "close"})
@@ -120,6 +120,6 @@ def _ask(url: SplitResult, headers: Mapping[str, str]) -> tuple[int, bytes]:
     return answer.status, body
 
 
-def _cut(sock: socket.socket) -> None:
+def _shut_down_socket(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it is closed already
         socket.socket.shutdown(sock, socket.SHUT_RDWR)

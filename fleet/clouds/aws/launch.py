@@ -226,7 +226,7 @@ def run_instances(unit: UnitView, attempt: AttemptView, base: LaunchBase, user_d
         ValueError: EC2 cannot launch this: the type is unknown or not sold in this market, or the pool lacks a value.
     """
     pool = attempt.pool
-    _check(unit, attempt)
+    _check_attempt(unit, attempt)
     return {
         "ImageId": pool.image,
         "InstanceType": unit.instance_type,
@@ -243,14 +243,14 @@ def run_instances(unit: UnitView, attempt: AttemptView, base: LaunchBase, user_d
             "InstanceMetadataTags": "enabled",
         },
         "BlockDeviceMappings": [_root_volume(base)],
-        "NetworkInterfaces": list(_interfaces(unit.instance_type, pool.subnet, base.security_group)),
-        "TagSpecifications": list(_tags(unit, attempt, base.install)),
-        **_market(attempt),
+        "NetworkInterfaces": list(_interface_specs(unit.instance_type, pool.subnet, base.security_group)),
+        "TagSpecifications": list(_tag_specs(unit, attempt, base.install)),
+        **_market_options(attempt),
         **({"Placement": {"GroupName": pool.placement_group}} if pool.placement_group else {}),
     }
 
 
-def _check(unit: UnitView, attempt: AttemptView) -> None:
+def _check_attempt(unit: UnitView, attempt: AttemptView) -> None:
     pool = attempt.pool
     if pool.instance_type != unit.instance_type or attempt.count != unit.count:
         raise ValueError(f"attempt {attempt.number} is not of unit {unit.id}: its type or count is another")
@@ -272,7 +272,7 @@ def usage_class(instance_type: str, market: Market) -> str:
     return wanted
 
 
-def _market(attempt: AttemptView) -> Request:
+def _market_options(attempt: AttemptView) -> Request:
     """Without a preference, EC2 would use open reservations for on-demand launches."""
     pool = attempt.pool
     asked: Request = {}
@@ -295,7 +295,7 @@ def _root_volume(base: LaunchBase) -> Request:
     return {"DeviceName": base.root_device, "Ebs": volume}
 
 
-def _interfaces(instance_type: str, subnet: str, group: str) -> Iterator[Request]:
+def _interface_specs(instance_type: str, subnet: str, group: str) -> Iterator[Request]:
     """With interfaces, subnet and group belong to each of them; a public address would exclude several."""
     for one in interfaces_of(instance_type):
         yield {
@@ -308,7 +308,7 @@ def _interfaces(instance_type: str, subnet: str, group: str) -> Iterator[Request
         }
 
 
-def _tags(unit: UnitView, attempt: AttemptView, install: str) -> Iterator[Request]:
+def _tag_specs(unit: UnitView, attempt: AttemptView, install: str) -> Iterator[Request]:
     """EC2 rejects launches that tag a spot request where none is made
     (https://github.com/aws/karpenter-provider-aws/issues/5850).
     """

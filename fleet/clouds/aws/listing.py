@@ -64,7 +64,7 @@ def region_list(cloud: CloudRegion, install: str, now: datetime) -> Listing:
     """
     filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [install]}]
     try:
-        return Listing(tuple(_described(cloud.aws_region, Filters=filters, MaxResults=PAGE)), now, True)
+        return Listing(tuple(_describe_instances(cloud.aws_region, Filters=filters, MaxResults=PAGE)), now, True)
     except calls.Unanswered:
         return _zone_by_zone(cloud, now)
 
@@ -72,14 +72,14 @@ def region_list(cloud: CloudRegion, install: str, now: datetime) -> Listing:
 def _zone_by_zone(cloud: CloudRegion, now: datetime) -> Listing:
     """Lists recorded machines. A batch with an unknown ID fails as a whole and proves nothing about the others."""
     by_zone: dict[str, list[str]] = defaultdict(list)
-    for row in _recorded(cloud.pk):
+    for row in _recorded_machines(cloud.pk):
         by_zone[row.zone].append(row.provider_id)
     instances: list[Instance] = []
     silent = set()
     for zone, ids in sorted(by_zone.items()):
         try:
-            for batch in _batches(ids, BY_ID):
-                instances.extend(_described(cloud.aws_region, InstanceIds=batch))
+            for batch in _id_batches(ids, BY_ID):
+                instances.extend(_describe_instances(cloud.aws_region, InstanceIds=batch))
         except calls.Unanswered:
             silent.add(zone)
         except calls.Refused:
@@ -98,16 +98,16 @@ def machines_refresh(rows: Sequence[Machine], now: datetime) -> None:
         by_region[row.region_id].append(row.provider_id)
     names = dict(CloudRegion.objects.filter(pk__in=by_region).values_list("pk", "aws_region"))
     for region, ids in by_region.items():
-        for batch in _batches(sorted(ids), BY_FILTER) if region in names else ():
+        for batch in _id_batches(sorted(ids), BY_FILTER) if region in names else ():
             filters = [{"Name": "instance-id", "Values": batch}]
             try:
-                found = list(_described(names[region], Filters=filters, MaxResults=PAGE))
+                found = list(_describe_instances(names[region], Filters=filters, MaxResults=PAGE))
             except calls.CallFailed:
                 break
             states_store({one.provider_id: one.state for one in found}, now)
 
 
-def _described(region: str, **params: Any) -> Iterator[Instance]:
+def _describe_instances(region: str, **params: Any) -> Iterator[Instance]:
     for page in calls.pages("DescribeInstances", region, **params):
         for reservation in page["Reservations"]:
             for instance in reservation["Instances"]:
@@ -120,12 +120,12 @@ def _described(region: str, **params: Any) -> Iterator[Instance]:
                 )
 
 
-def _batches(ids: Sequence[str], most: int) -> Iterator[list[str]]:
+def _id_batches(ids: Sequence[str], most: int) -> Iterator[list[str]]:
     for at in range(0, len(ids), most):
         yield list(ids[at : at + most])
 
 
-def _recorded(region: str) -> "Iterable[Machine]":
+def _recorded_machines(region: str) -> "Iterable[Machine]":
     return Machine.objects.filter(provider=PROVIDER, region_id=region).exclude(state=MachineState.GONE)
 
 
@@ -143,7 +143,7 @@ def listing_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
     """Applies a region's list to the machines recorded in it."""
     known = [
         KnownMachine(row.provider_id, row.zone, row.cloud_state, row.created_at, row.absent_lists)
-        for row in _recorded(cloud.pk)
+        for row in _recorded_machines(cloud.pk)
     ]
     states = {one.provider_id: one.state for one in listing.instances}
     changes = plan_presence(known, Listed(states, listing.began_at, listing.complete, listing.silent_zones))
@@ -195,16 +195,16 @@ def region_statuses(region: str) -> Statuses:
     found = Statuses()
     for page in calls.pages("DescribeInstanceStatus", region, IncludeAllInstances=True, MaxResults=PAGE):
         for status in page["InstanceStatuses"]:
-            _read(found, status)
+            _read_statuses(found, status)
     return found
 
 
-def _read(found: Statuses, status: Mapping[str, Any]) -> None:
+def _read_statuses(found: Statuses, status: Mapping[str, Any]) -> None:
     machine = status["InstanceId"]
     found.states[machine] = status["InstanceState"]["Name"]
     checks = [status.get(name) or {} for name in ("SystemStatus", "InstanceStatus")]
     if any(check.get("Status") == IMPAIRED for check in checks):
-        found.impaired[machine] = min(_since(checks), default=None)
+        found.impaired[machine] = min(_impaired_since(checks), default=None)
     for event in status.get("Events") or ():
         text = event.get("Description", "")
         if event.get("NotBefore") is not None and not text.startswith(OVER):
@@ -213,7 +213,7 @@ def _read(found: Statuses, status: Mapping[str, Any]) -> None:
             found.events.append(ScheduledEvent(event_id, machine, scheduled_kind(code), code, text, event["NotBefore"]))
 
 
-def _since(checks: Iterable[Mapping[str, Any]]) -> list[datetime]:
+def _impaired_since(checks: Iterable[Mapping[str, Any]]) -> list[datetime]:
     details = (detail for check in checks for detail in check.get("Details") or ())
     return [detail["ImpairedSince"] for detail in details if detail.get("ImpairedSince") is not None]
 
@@ -280,11 +280,11 @@ def region_places(cloud: CloudRegion, now: datetime) -> int:
         if strangers:
             Machine.objects.filter(provider=PROVIDER, provider_id__in=strangers).update(topology_at=now)
         raise
-    places_store(due[0], {one["InstanceId"]: _path(one, cloud) for one in answer["Instances"]}, now)
+    places_store(due[0], {one["InstanceId"]: _network_path(one, cloud) for one in answer["Instances"]}, now)
     return len(due[0])
 
 
-def _path(instance: Mapping[str, Any], cloud: CloudRegion) -> Path:
+def _network_path(instance: Mapping[str, Any], cloud: CloudRegion) -> Path:
     """Uses the zone IDs of the region's stack, as pools do."""
     zone = cloud.base["zones"].get(instance["AvailabilityZone"], {})
     zone_id = zone.get("zone_id") or instance.get("ZoneId") or instance["AvailabilityZone"]
@@ -352,16 +352,22 @@ def unattached_list(region: str, install: str) -> list[Unattached]:
     """
     return [
         *(
-            _unattached(ResourceKind.VOLUME, one["VolumeId"], one.get("Tags"), one.get("CreateTime"))
-            for one in _listed(region, install, "DescribeVolumes", "Volumes", status="available")
+            _unattached_from(ResourceKind.VOLUME, one["VolumeId"], one.get("Tags"), one.get("CreateTime"))
+            for one in _list_resources(region, install, "DescribeVolumes", "Volumes", status="available")
         ),
         *(
-            _unattached(ResourceKind.INTERFACE, one["NetworkInterfaceId"], one.get("TagSet"), None)
-            for one in _listed(region, install, "DescribeNetworkInterfaces", "NetworkInterfaces", status="available")
+            _unattached_from(ResourceKind.INTERFACE, one["NetworkInterfaceId"], one.get("TagSet"), None)
+            for one in _list_resources(
+                region, install, "DescribeNetworkInterfaces", "NetworkInterfaces", status="available"
+            )
         ),
         *(
-            _unattached(ResourceKind.SPOT_REQUEST, one["SpotInstanceRequestId"], one.get("Tags"), one.get("CreateTime"))
-            for one in _listed(region, install, "DescribeSpotInstanceRequests", "SpotInstanceRequests", state="open")
+            _unattached_from(
+                ResourceKind.SPOT_REQUEST, one["SpotInstanceRequestId"], one.get("Tags"), one.get("CreateTime")
+            )
+            for one in _list_resources(
+                region, install, "DescribeSpotInstanceRequests", "SpotInstanceRequests", state="open"
+            )
             if not one.get("InstanceId")
         ),
     ]
@@ -391,13 +397,13 @@ def machines_terminate(region: str, names: Sequence[str]) -> None:
     calls.call("ec2", "TerminateInstances", region, machines=len(names), InstanceIds=list(names))
 
 
-def _listed(region: str, install: str, operation: str, member: str, **filters: str) -> Iterator[dict[str, Any]]:
+def _list_resources(region: str, install: str, operation: str, member: str, **filters: str) -> Iterator[dict[str, Any]]:
     wanted = {f"tag:{TAG_INSTALL}": install, **filters}
     asked = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
     for page in calls.pages(operation, region, Filters=asked, MaxResults=GARBAGE_PAGE):
         yield from page[member]
 
 
-def _unattached(kind: ResourceKind, name: str, tags: Any, created_at: Any) -> Unattached:
+def _unattached_from(kind: ResourceKind, name: str, tags: Any, created_at: Any) -> Unattached:
     unit = next((tag["Value"] for tag in tags or () if tag["Key"] == TAG_UNIT), "")
     return Unattached(kind, name, unit, created_at)

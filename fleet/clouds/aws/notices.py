@@ -61,10 +61,10 @@ def messages_receive(
         MessageSystemAttributeNames=["SentTimestamp"],
         **asked,
     )
-    return tuple(_message(one) for one in answer.get("Messages", ()))
+    return tuple(_message_of(one) for one in answer.get("Messages", ()))
 
 
-def _message(one: Mapping[str, Any]) -> Message:
+def _message_of(one: Mapping[str, Any]) -> Message:
     said = one.get("MessageAttributes") or {}
     texts = {name: value["StringValue"] for name, value in said.items() if "StringValue" in value}
     sent_ms = (one.get("Attributes") or {}).get("SentTimestamp")
@@ -188,13 +188,13 @@ def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
     if kind == REBALANCE:
         return _about_one(event, NoticeKind.REBALANCE, None)
     if kind == STATE_CHANGE:
-        return StateSeen(_instance(event), _text(event.detail, "state"))
+        return StateSeen(_instance_id(event), _detail_text(event.detail, "state"))
     if kind in BLOCK_ENDS:
-        ends_at = _time(event.detail, "end-date") - BLOCK_MACHINES_END_BEFORE
-        reservation = _text(event.detail, "capacity-reservation-id")
+        ends_at = _detail_time(event.detail, "end-date") - BLOCK_MACHINES_END_BEFORE
+        reservation = _detail_text(event.detail, "capacity-reservation-id")
         return Announcement(event.id, NoticeKind.BLOCK_END, event.time, ends_at, kind, reservation=reservation)
     if kind == HEALTH:
-        return _health(event)
+        return _health_notice(event)
     raise UnreadableNotice(f"its detail-type is {kind[:80]!r}, which no rule of this install sends")
 
 
@@ -210,12 +210,12 @@ def scheduled_kind(code: str) -> NoticeKind:
 
 
 def _about_one(event: _Event, kind: NoticeKind, ends_at: datetime | None) -> Announcement:
-    return Announcement(event.id, kind, event.time, ends_at, event.detail_type, (_instance(event),))
+    return Announcement(event.id, kind, event.time, ends_at, event.detail_type, (_instance_id(event),))
 
 
-def _health(event: _Event) -> Announcement | CalledOff | Nothing:
+def _health_notice(event: _Event) -> Announcement | CalledOff | Nothing:
     """Retirement and maintenance of instances; events of other services are ignored."""
-    code, detail = _text(event.detail, "eventTypeCode"), event.detail
+    code, detail = _detail_text(event.detail, "eventTypeCode"), event.detail
     is_ours = code.startswith("AWS_EC2_") and any(
         word in code for word in ("RETIREMENT", "MAINTENANCE", "REBOOT", "STOP")
     )
@@ -226,11 +226,11 @@ def _health(event: _Event) -> Announcement | CalledOff | Nothing:
     machines = tuple(sorted({name for name in named if name.startswith("i-")} or _from_arns(event.resources)))
     if detail.get("statusCode") == "closed":
         return CalledOff(scheduled_kind(code), event.time, machines)
-    ends_at = _time(detail, "startTime") if detail.get("startTime") else None
+    ends_at = _detail_time(detail, "startTime") if detail.get("startTime") else None
     return Announcement(event.id, scheduled_kind(code), event.time, ends_at, code, machines)
 
 
-def _instance(event: _Event) -> str:
+def _instance_id(event: _Event) -> str:
     found = event.detail.get("instance-id") or next(iter(sorted(_from_arns(event.resources))), "")
     if not isinstance(found, str) or not found.startswith("i-"):
         raise UnreadableNotice(f"{event.detail_type}: it names no instance")
@@ -241,16 +241,16 @@ def _from_arns(arns: Iterable[str]) -> set[str]:
     return {arn.rpartition("/")[2] for arn in arns if "/i-" in arn} | {arn for arn in arns if arn.startswith("i-")}
 
 
-def _text(detail: Mapping[str, Any], name: str) -> str:
+def _detail_text(detail: Mapping[str, Any], name: str) -> str:
     value = detail.get(name)
     if not isinstance(value, str) or not value:
         raise UnreadableNotice(f"its detail has no {name}")
     return value[:TEXT_MOST]
 
 
-def _time(detail: Mapping[str, Any], name: str) -> datetime:
+def _detail_time(detail: Mapping[str, Any], name: str) -> datetime:
     """ISO 8601, as EC2 writes it, or RFC 1123, as Health does."""
-    stated = _text(detail, name)
+    stated = _detail_text(detail, name)
     try:
         moment = datetime.fromisoformat(stated)
     except ValueError:

@@ -85,7 +85,7 @@ class ObjectReader(io.RawIOBase):
         self._at, self._end = start, end
         self.etag = etag
         self._body: Any = None
-        answer = self._ask()
+        answer = self._get_object()
         self.size = int(answer["ContentLength"])
         self._end = start + self.size
 
@@ -100,7 +100,7 @@ class ObjectReader(io.RawIOBase):
                 buffer[: len(piece)] = piece
                 return len(piece)
             self._body.close()
-            self._ask()
+            self._get_object()
         raise calls.Unanswered("", f"s3://{self._bucket}/{self._key} broke off {RESUMES} times at byte {self._at}")
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class ObjectReader(io.RawIOBase):
             self._body.close()
         super().close()
 
-    def _ask(self) -> dict[str, Any]:
+    def _get_object(self) -> dict[str, Any]:
         said: dict[str, Any] = {"IfMatch": self.etag} if self.etag else {}
         if self._at or self._end is not None:
             said["Range"] = f"bytes={self._at}-{'' if self._end is None else self._end - 1}"
@@ -158,7 +158,7 @@ class ObjectWriter:
             self._send_part(bytes(self._buffer))
         for attempt in range(COMPLETES):
             try:
-                self._finish()
+                self._complete_upload()
                 break
             except calls.CallFailed as failed:
                 may_be_there = isinstance(failed, calls.Unanswered) or failed.code in {*ALREADY_THERE, "NoSuchUpload"}
@@ -191,7 +191,7 @@ class ObjectWriter:
         checks = {name: value for name, value in sent.items() if name.startswith("Checksum")}
         self._parts.append({"PartNumber": number, "ETag": sent["ETag"], **checks})
 
-    def _finish(self) -> None:
+    def _complete_upload(self) -> None:
         once = {**self._place, "IfNoneMatch": "*"}
         if self._upload:
             parts: dict[str, Any] = {"UploadId": self._upload, "MultipartUpload": {"Parts": self._parts}}

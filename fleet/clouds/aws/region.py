@@ -36,12 +36,13 @@ def on_demand_prices(region: str, types: Iterable[str], send: Call = call) -> di
         CallFailed: The list was not read.
     """
     found = {
-        kind: {price for product in _products(region, kind, send) for price in prices_of(product)} for kind in types
+        kind: {price for product in _price_list_products(region, kind, send) for price in prices_of(product)}
+        for kind in types
     }
     return {kind: prices.pop() for kind, prices in found.items() if len(prices) == 1}
 
 
-def _products(region: str, kind: str, send: Call) -> Iterator[str]:
+def _price_list_products(region: str, kind: str, send: Call) -> Iterator[str]:
     asked = {"instanceType": kind, "regionCode": region, **LINUX}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in asked.items()]
     token = ""
@@ -137,14 +138,14 @@ def region_read(region: str, stack: str, install: str, types: Iterable[str], sen
         StackRefused: The stack does not exist, is being changed, belongs to another install, or lacks an output.
         fleet.clouds.aws.calls.CallFailed: AWS did not answer or denied the call.
     """
-    outputs, account = _outputs(region, stack, install, send)
-    base = _base(region, stack, outputs, account, send)
+    outputs, account = _stack_outputs(region, stack, install, send)
+    base = _cloud_base(region, stack, outputs, account, send)
     known = sorted(set(types) & set(instance_networks()))
-    reserved = _reserved(region, outputs, known, base, send)
-    return RegionRead(base, (*reserved, *_on_demand(region, outputs, known, base, send)))
+    reserved = _reserved_pools(region, outputs, known, base, send)
+    return RegionRead(base, (*reserved, *_on_demand_pools(region, outputs, known, base, send)))
 
 
-def _outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[str, str], str]:
+def _stack_outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[str, str], str]:
     try:
         found = send("cloudformation", "DescribeStacks", region, StackName=stack)["Stacks"][0]
     except Refused as error:
@@ -163,7 +164,7 @@ def _outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[st
     return outputs, found["StackId"].split(":")[4]
 
 
-def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, send: Call) -> CloudBase:
+def _cloud_base(region: str, stack: str, outputs: Mapping[str, str], account: str, send: Call) -> CloudBase:
     subnets = {outputs[f"Zone{each}"]: outputs[f"Subnet{each}"] for each in ZONES if f"Subnet{each}" in outputs}
     described = send("ec2", "DescribeSubnets", region, SubnetIds=sorted(subnets.values()))["Subnets"]
     zone_ids = {each["SubnetId"]: each["AvailabilityZoneId"] for each in described}
@@ -180,10 +181,10 @@ def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, sen
         zones={zone: ZoneBase(subnet, zone_ids[subnet]) for zone, subnet in subnets.items()},
         node_group=outputs["NodeGroup"],
         node_profile=outputs["NodeProfile"],
-        node_role=_role(outputs["NodeProfile"]),
+        node_role=_role_name(outputs["NodeProfile"]),
         ingress_group=outputs["IngressGroup"],
         ingress_profile=outputs["IngressProfile"],
-        ingress_role=_role(outputs["IngressProfile"]),
+        ingress_role=_role_name(outputs["IngressProfile"]),
         bucket=outputs["ArtifactBucket"],
         queue_url=outputs["NoticeQueue"],
         dead_letter_url=outputs["DeadNoticeQueue"],
@@ -197,7 +198,7 @@ def _base(region: str, stack: str, outputs: Mapping[str, str], account: str, sen
     )
 
 
-def _role(profile: str) -> str:
+def _role_name(profile: str) -> str:
     """base.yaml gives a role and its profile one name."""
     return profile.rpartition("/")[2]
 
@@ -209,7 +210,7 @@ def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
     return outputs["GpuImage" if instance_type.startswith(("p", "g")) else "IngressImage"]
 
 
-def _on_demand(
+def _on_demand_pools(
     region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
 ) -> Iterable[PoolFound]:
     """One pool for each zone that offers a type, in the stack's order."""
@@ -235,7 +236,7 @@ def _on_demand(
     ]
 
 
-def _reserved(
+def _reserved_pools(
     region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
 ) -> list[PoolFound]:
     """Reservations and Capacity Blocks with the install's tag: by it an operator assigns them to this install."""

@@ -79,15 +79,15 @@ class Provisioning:
     def run_pass(self) -> bool:
         """Starts due calls and queries nodes in doubt. Returns False if a call hangs."""
         self._running = {thread: call for thread, call in self._running.items() if thread.is_alive()}
-        alive = [call for call in self._running.values() if not self._hangs(call)]
+        alive = [call for call in self._running.values() if not self._is_hanging(call)]
         claims_renew([call.claim for call in alive if call.claim], now=clock.now())
         self._ask_about_machines()
         self._collect_garbage()
         busy = Counter(call.provider for call in self._running.values())
         free = {provider: CALLS_AT_ONCE - count for provider, count in busy.items()}
         for calls in calls_claim(free=free, otherwise=CALLS_AT_ONCE, now=clock.now()):
-            self._begin(calls[0].node.region.provider, partial(call_carry_out, calls), calls[0].claim)
-        hanging = Counter(call.provider for call in self._running.values() if self._hangs(call))
+            self._start_call(calls[0].node.region.provider, partial(call_carry_out, calls), calls[0].claim)
+        hanging = Counter(call.provider for call in self._running.values() if self._is_hanging(call))
         for provider, count in hanging.items():
             log.error("%d calls to provider %s have not returned for %.0f s", count, provider, CALL_LIMIT_S)
         return not hanging
@@ -115,12 +115,12 @@ class Provisioning:
         asked = {call.provider for call in self._running.values() if not call.claim}
         for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
             if provider not in asked:
-                self._begin(provider, partial(machines_describe, provider, nodes))
+                self._start_call(provider, partial(machines_describe, provider, nodes))
 
-    def _hangs(self, call: RunningCall) -> bool:
+    def _is_hanging(self, call: RunningCall) -> bool:
         return self._now_s() - call.began_s > CALL_LIMIT_S
 
-    def _begin(self, provider: str, work: Callable[[], None], claim: str = "") -> None:
+    def _start_call(self, provider: str, work: Callable[[], None], claim: str = "") -> None:
         # A daemon: a hanging call must not delay the exit of the process.
         thread = threading.Thread(target=_run_alone, args=(work,), name=f"provider {provider}", daemon=True)
         self._running[thread] = RunningCall(provider, claim, self._now_s())
@@ -208,7 +208,7 @@ def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
     machines_forget([call.node_id], now=now)
 
 
-def _terminate(call: ProviderCall) -> None:
+def _terminate_machine(call: ProviderCall) -> None:
     provider_named(call.node.region.provider).terminate(call.node_id)
     with transaction.atomic():
         if call_end(call):
@@ -232,7 +232,7 @@ def _restart_agent(call: ProviderCall) -> None:
 
 CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
     ProviderAction.RESTART_AGENT: _restart_agent,
-    ProviderAction.TERMINATE: _terminate,
+    ProviderAction.TERMINATE: _terminate_machine,
 }
 
 

@@ -225,7 +225,7 @@ def _store_evidence(row: CloudNotice, evidence: Evidence, text: str, now: dateti
         return False
     node = Node.objects.filter(id=row.machine.runs).first()
     if node is not None:
-        node_event(node, "node.notice", f"{node.id}: {_notice_sentence(row)}", now=now, tone=_tone(row))
+        node_event(node, "node.notice", f"{node.id}: {_notice_sentence(row)}", now=now, tone=_notice_tone(row))
     live.push("machines")
     wake_ups.send("fleet.reconcile")
     return True
@@ -238,7 +238,7 @@ def _notice_sentence(row: CloudNotice) -> str:
     return f"{row.kind}{until}: {row.text}"
 
 
-def _tone(row: CloudNotice) -> Tone:
+def _notice_tone(row: CloudNotice) -> Tone:
     return Tone.WARN if row.settled_at is None else Tone.OK
 
 

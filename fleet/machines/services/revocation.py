@@ -51,7 +51,7 @@ def host_locked(agent_id: str) -> Machine | None:
 
 def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
-    reason = _reason(actor, why)
+    reason = _revocation_reason(actor, why)
     node.cordoned = True
     if NodeState.FAULTY in NODE_ALLOWED[NodeState(node.state)]:
         node.state, node.reason, node.state_since = NodeState.FAULTY.value, reason, now
@@ -92,7 +92,7 @@ def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
     if machine.runs:
         agent_trust_end(kind=machine.role, subject=machine.runs, now=now)
-    reason = _reason(actor, why)
+    reason = _revocation_reason(actor, why)
     if has_machine_agent(machine.provider) and machine.revoked_at is None:
         Machine.objects.filter(id=machine.id).update(revoked_at=now, leaving=True, reason=reason)
         if machine.state not in {MachineState.TAKEN, MachineState.GONE}:
@@ -108,5 +108,5 @@ def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
     live.push("machines")
 
 
-def _reason(actor: str, why: str) -> str:
+def _revocation_reason(actor: str, why: str) -> str:
     return f"revoked by {actor}" + (f": {why}" if why else "")

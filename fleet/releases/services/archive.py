@@ -96,12 +96,12 @@ def source_keep(checkout: Path) -> Release:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as beside:
             made = Path(beside) / release.id
-            for name, file in _source(checkout):
+            for name, file in _source_files(checkout):
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, made / name)
             (made / RELEASE_FILE).write_bytes(msgspec.json.encode(release))
             _let_read(folder.parent, made)
-            _put(made, folder, release)
+            _store_source(made, folder, release)
     return release
 
 
@@ -112,7 +112,7 @@ def _let_read(releases: Path, made: Path) -> None:
         path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
 
 
-def _put(made: Path, folder: Path, release: Release) -> None:
+def _store_source(made: Path, folder: Path, release: Release) -> None:
     """Another process may have stored it; a damaged copy is replaced."""
     try:
         made.rename(folder)
@@ -133,12 +133,12 @@ def archives(release: str = "") -> list[AgentArchive]:
     checkout's release.
     """
     chosen = release or own_release().id
-    own = _path(own_tag(), chosen)
+    own = _archive_path(own_tag(), chosen)
     with _building:
         if not own.exists() and _is_ours_to_pack(chosen):
-            _pack(own, _installed(), release_folder(chosen))
+            _pack_archive(own, _installed_files(), release_folder(chosen))
     found = sorted(own.parent.glob(f"*-{chosen}.tar.gz"), key=lambda path: (path != own, path))
-    return [AgentArchive(path.name.removesuffix(f"-{chosen}.tar.gz"), path, _digest(path)) for path in found]
+    return [AgentArchive(path.name.removesuffix(f"-{chosen}.tar.gz"), path, _file_digest(path)) for path in found]
 
 
 def archive_of(tag: str, release: str = "") -> AgentArchive:
@@ -170,18 +170,18 @@ def archive_fetch(tag: str) -> AgentArchive:
     if known is None:
         raise ArchiveUnavailable(f"{tag!r} is not one of {', '.join(PYTHONS)} with - and {' or '.join(PROCESSORS)}")
     release = own_release().id
-    path = _path(tag, release)
+    path = _archive_path(tag, release)
     if tag != own_tag() and not path.exists():
-        with tempfile.TemporaryDirectory(dir=_folder(), prefix=_FETCHED) as folder:
-            _fetch(Path(folder), minor=known[1], processor=known[2])
-            _pack(path, _files_below(Path(folder) / "site", PurePosixPath("site")), release_folder(release))
+        with tempfile.TemporaryDirectory(dir=_archive_folder(), prefix=_FETCHED) as folder:
+            _download_packages(Path(folder), minor=known[1], processor=known[2])
+            _pack_archive(path, _files_below(Path(folder) / "site", PurePosixPath("site")), release_folder(release))
     return archive_of(tag)
 
 
-def _fetch(folder: Path, *, minor: str, processor: str) -> None:
+def _download_packages(folder: Path, *, minor: str, processor: str) -> None:
     wanted = folder / "wanted.lock"
     blocks = {found[1]: found[0] for found in _BLOCK.finditer((settings.BASE_DIR / "requirements.lock").read_text())}
-    wanted.write_text("\n".join(blocks[name] for name in _wanted()) + "\n")
+    wanted.write_text("\n".join(blocks[name] for name in _wanted_packages()) + "\n")
     command = (
         *("uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"),
         *("--target", str(folder / "site"), "--python-platform", f"{processor}-manylinux_2_28"),
@@ -198,14 +198,14 @@ def _fetch(folder: Path, *, minor: str, processor: str) -> None:
         raise ArchiveUnavailable(f"the packages for Python 3.{minor} on {processor} cannot be downloaded: {why}")
 
 
-def _wanted() -> list[str]:
+def _wanted_packages() -> list[str]:
     lines = (settings.BASE_DIR / "engine_agent/requirements.txt").read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _installed() -> Iterator[tuple[PurePosixPath, Path]]:
+def _installed_files() -> Iterator[tuple[PurePosixPath, Path]]:
     """Files of the packages in this environment, by their names in the archive."""
-    for name in _wanted():
+    for name in _wanted_packages():
         for file in metadata.files(name) or ():
             if _is_kept(file):
                 yield PurePosixPath("site") / file, Path(str(file.locate()))
@@ -226,15 +226,15 @@ def _files_below(folder: Path, name: PurePosixPath) -> Iterator[tuple[PurePosixP
             yield name / below, path
 
 
-def _source(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+def _source_files(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
     return _files_below(checkout / "engine_agent", PurePosixPath("engine_agent"))
 
 
-def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
+def _pack_archive(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
     """Writes an archive: sorted, without times, owners or paths of this host. Each process writes its own file until it
     is complete, because others may write the same.
     """
-    own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source(source))
+    own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source_files(source))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, file in sorted((str(name), file) for name, file in (*packages, *own)):
@@ -270,7 +270,7 @@ def _release_of(checkout: Path) -> Release:
 def _id_of(checkout: Path) -> str:
     """Hash of the source and of the versions of its imports in this environment."""
     known = hashlib.sha256((settings.BASE_DIR / "requirements.lock").read_bytes())
-    for name, file in sorted(_source(checkout)):
+    for name, file in sorted(_source_files(checkout)):
         known.update(f"{name}\n".encode())
         known.update(file.read_bytes())
     return known.hexdigest()[:16]
@@ -282,7 +282,7 @@ def _is_ours_to_pack(release: str) -> bool:
 
 
 @cache
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -292,7 +292,7 @@ def unfinished_archives_delete(now_s: float) -> int:
     `time.time`. Files younger than an hour may still be in use by any home that shares the cache.
     """
     removed = 0
-    for path in (*_folder().glob("*.part"), *_folder().glob(f"{_FETCHED}*")):
+    for path in (*_archive_folder().glob("*.part"), *_archive_folder().glob(f"{_FETCHED}*")):
         with suppress(OSError):  # another controller may remove it
             if now_s - path.stat().st_mtime > LEFT_AFTER_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -302,17 +302,17 @@ def unfinished_archives_delete(now_s: float) -> int:
 
 def archive_files() -> Iterator[tuple[Path, str]]:
     """Yields every archive in the cache, of any home, with its release's ID."""
-    for path in _folder().glob("*.tar.gz"):
+    for path in _archive_folder().glob("*.tar.gz"):
         tag, _, release = path.name.removesuffix(".tar.gz").rpartition("-")
         if TAG.fullmatch(tag) and is_release_id(release):
             yield path, release
 
 
-def _path(tag: str, release: str) -> Path:
-    return _folder() / f"{tag}-{release}.tar.gz"
+def _archive_path(tag: str, release: str) -> Path:
+    return _archive_folder() / f"{tag}-{release}.tar.gz"
 
 
-def _folder() -> Path:
+def _archive_folder() -> Path:
     folder: Path = settings.SWITCHYARD_CACHE / "agent"
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -310,13 +310,13 @@ def agent_rollout_begin(
                 AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
         reason = f": {why}" if why else ""
         _rollout_event(
-            rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor
+            rollout, f"{actor} upgrades {_count_text(len(behind), len(agents))} to {target}{reason}", now, actor
         )
         wake_ups.send("fleet.agents")
     return rollout
 
 
-def _counted(some: int, of: int) -> str:
+def _count_text(some: int, of: int) -> str:
     return f"{some} of {of} agent{'' if of == 1 else 's'}"
 
 

@@ -197,7 +197,7 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
     monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
 ) -> None:
     settings.SWITCHYARD_HOME, settings.SWITCHYARD_CACHE = tmp_path / "home", tmp_path / "cache"
-    monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))
+    monkeypatch.setattr(agent_archive, "_installed_files", lambda: iter(()))
     own = agent_archive.own_release()
     [packed] = agent_archive.archives(own.id)
     rows.machine("m-00000001")

@@ -314,7 +314,7 @@ def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, rele
     await_agent(provider)
     boot = provider._boot_of("n-00000001")
     assert boot is not None
-    provider._write(Boot(boot.id, boot.argv, other))
+    provider._write_boot(Boot(boot.id, boot.argv, other))
     provider.move_agents({"n-00000001": other})
     assert code(provider) == other
     agent = the_agent()
@@ -332,14 +332,14 @@ def test_a_spare_is_not_taken_for_gone_between_two_agents(
     own, other = releases
     launch(provider, release=own)
     await_agent(provider)
-    spawn = provider._spawn
+    spawn = provider._spawn_agent
     seen = []
 
     def between(*arguments: Any) -> None:
         seen.append((agents("n-00000001"), provider.describe(["n-00000001"])["n-00000001"]))
         spawn(*arguments)
 
-    monkeypatch.setattr(provider, "_spawn", between)
+    monkeypatch.setattr(provider, "_spawn_agent", between)
     provider.move_agents({"n-00000001": other})
     assert seen == [([], ProviderStatus.RUNNING)]
     monkeypatch.setattr("fleet.clouds.local.MOVED_WITHIN_S", 0.0)

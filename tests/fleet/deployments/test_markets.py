@@ -89,7 +89,7 @@ def test_a_node_may_be_of_what_it_was_ordered_in_until_its_machine_is_known() ->
 def test_stored_markets_that_make_no_sense_are_the_problem_of_their_deployment_alone() -> None:
     Deployment.objects.update(markets=["gone"])
     view = fleet_view(now=NOW).deployments["sim-70b"]
-    assert "'gone' is no market" in view.problem
+    assert "'gone' is not a market" in view.problem
 
 
 def _cells(region: str) -> list[dict[str, Any]]:

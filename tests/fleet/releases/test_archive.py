@@ -46,7 +46,7 @@ def _cache(settings: Any, folder: Path) -> None:
 @pytest.fixture
 def packs_no_packages(monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path) -> None:
     """Packing all takes seconds; such archives are kept apart from others."""
-    monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))
+    monkeypatch.setattr(agent_archive, "_installed_files", lambda: iter(()))
     settings.SWITCHYARD_CACHE = tmp_path / "cache"
     settings.SWITCHYARD_HOME = tmp_path / "home"
 
@@ -70,7 +70,7 @@ def test_it_is_packed_once_and_says_nothing_of_where() -> None:
 def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     [own] = archives()
     source = agent_archive.release_folder(agent_archive.own_release().id)
-    agent_archive._pack(tmp_path / "again.tar.gz", agent_archive._installed(), source)
+    agent_archive._pack_archive(tmp_path / "again.tar.gz", agent_archive._installed_files(), source)
     made = hashlib.sha256((tmp_path / "again.tar.gz").read_bytes()).hexdigest()
     assert made == hashlib.sha256(own.path.read_bytes()).hexdigest()  # pytest would compare unequal bytes for minutes
 
@@ -79,7 +79,7 @@ def test_two_processes_that_pack_at_once_leave_one_whole_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs_no_packages: None
 ) -> None:
     source, path = agent_archive.release_folder(own_release().id), tmp_path / "agent.tar.gz"
-    agent_archive._pack(path, iter(()), source)
+    agent_archive._pack_archive(path, iter(()), source)
     whole = path.read_bytes()
     path.unlink()
 
@@ -92,12 +92,12 @@ def test_two_processes_that_pack_at_once_leave_one_whole_archive(
             written = super().write(content[:1000])
             if Interrupted.others:
                 Interrupted.others -= 1
-                agent_archive._pack(path, iter(()), source)
+                agent_archive._pack_archive(path, iter(()), source)
                 assert path.read_bytes() == whole
             return written + super().write(content[1000:])
 
     monkeypatch.setattr(gzip, "GzipFile", Interrupted)
-    agent_archive._pack(path, iter(()), source)
+    agent_archive._pack_archive(path, iter(()), source)
     assert path.read_bytes() == whole
     assert list(tmp_path.glob("*.part")) == []
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_packed_leaves_nothing(
     source = agent_archive.release_folder(own_release().id)
     monkeypatch.setattr(gzip.GzipFile, "write", full)
     with pytest.raises(OSError, match="no space left"):
-        agent_archive._pack(tmp_path / "agent.tar.gz", iter(()), source)
+        agent_archive._pack_archive(tmp_path / "agent.tar.gz", iter(()), source)
     assert list(tmp_path.glob("agent*")) == []
 
 
@@ -168,7 +168,7 @@ def test_a_folder_without_an_agent_is_no_release(tmp_path: Path) -> None:
 
 
 def test_all_that_its_packages_import_is_there() -> None:
-    wanted = {name.replace("_", "-") for name in agent_archive._wanted()}
+    wanted = {name.replace("_", "-") for name in agent_archive._wanted_packages()}
     missing = set()
     for name in wanted:
         for line in importlib.metadata.requires(name) or ():

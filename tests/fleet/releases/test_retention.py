@@ -105,7 +105,7 @@ def test_the_way_back_stays_and_rollouts_before_it_go_with_what_they_name() -> N
 
 
 def test_what_became_needed_meanwhile_stays_with_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = release_retention._removal(NOW)
+    planned = release_retention._plan_removal(NOW)
     rollout(OLD[8], OLD[0])
     monkeypatch.setattr(release_retention, "_plan_removal", lambda now: planned)
     assert set(releases_trim(now=NOW)) == set(OLD[1:4])
