@@ -4,19 +4,20 @@ record never stops a command, because commands that stop a fleet must work witho
 import logging
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, transaction
 
 from audit.row_capture import Changes, RowCapture, session_capture
 from audit.services import Act, audit_record, command_actor
 from kernel import clock
+from kernel.refusals import Refusal
 from kernel.tracing import bind_request_id
 
 log = logging.getLogger(__name__)
 
 
 class AuditedCommand(BaseCommand):
-    """A command whose `handle` changes the control plane.
+    """A command whose `handle` changes the control plane. A `Refusal` becomes its error.
 
     `one_transaction`: its changes and its record are one transaction. False for commands that start or stop processes,
     which must see committed rows. `acts_outside`: it has an effect even without written rows. Django's system checks
@@ -30,10 +31,13 @@ class AuditedCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         with bind_request_id():
-            if self.one_transaction:
-                return self._execute_in_transaction(*args, **options)
-            with session_capture() as changes:
-                output: str | None = super().execute(*args, **options)
+            try:
+                if self.one_transaction:
+                    return self._execute_in_transaction(*args, **options)
+                with session_capture() as changes:
+                    output: str | None = super().execute(*args, **options)
+            except Refusal as refused:
+                raise CommandError(str(refused)) from refused
             try:
                 self._record(changes, options)
             except Error as error:

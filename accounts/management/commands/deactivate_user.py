@@ -11,7 +11,6 @@ from accounts.services.user import user_change
 from audit.commands import AuditedCommand
 from audit.services import command_actor
 from kernel import clock
-from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
@@ -26,6 +25,4 @@ class Command(AuditedCommand):
             user_change(username=username, actor=command_actor().name[:64], now=clock.now(), active=False)
         except User.DoesNotExist:
             raise CommandError(f"there is no user {username!r}") from None
-        except Refusal as refused:
-            raise CommandError(str(refused)) from refused
         self.stdout.write(f"{username} is deactivated")

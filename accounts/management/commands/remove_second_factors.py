@@ -11,7 +11,6 @@ from accounts.services.second_factor import second_factors_remove
 from audit.commands import AuditedCommand
 from audit.services import command_actor
 from kernel import clock
-from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
@@ -26,6 +25,4 @@ class Command(AuditedCommand):
             second_factors_remove(username=username, actor=command_actor().name[:64], now=clock.now())
         except User.DoesNotExist:
             raise CommandError(f"there is no user {username!r}") from None
-        except Refusal as refused:
-            raise CommandError(str(refused)) from refused
         self.stdout.write(f"{username} now logs in with the password alone")

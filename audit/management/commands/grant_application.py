@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from audit.commands import AuditedCommand
 from audit.services import application_role_grant
-from kernel.refusals import Refusal
 
 
 class Command(AuditedCommand):
@@ -17,10 +16,7 @@ class Command(AuditedCommand):
         parser.add_argument("role", help="name of an existing role that is neither a superuser nor the owner")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            application_role_grant(role=options["role"])
-        except Refusal as refusal:
-            raise CommandError(str(refusal)) from refusal
+        application_role_grant(role=options["role"])
         self.stdout.write(
             f"{options['role']} may add and read audit records, and may change neither records nor tables"
         )

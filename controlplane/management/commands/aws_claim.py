@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from audit.commands import AuditedCommand
 from fleet.clouds.services.upkeep import cloud_claim
 from kernel import clock
-from kernel.refusals import Conflict
 
 
 class Command(AuditedCommand):
@@ -19,8 +18,5 @@ class Command(AuditedCommand):
         parser.add_argument("--confirm", required=True, metavar="INSTALL", help="the install's name, such as sw-…")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            install = cloud_claim(confirm=options["confirm"], now=clock.now())
-        except Conflict as conflict:
-            raise CommandError(str(conflict)) from conflict
+        install = cloud_claim(confirm=options["confirm"], now=clock.now())
         self.stdout.write(f"{install} holds its clouds; the first beat follows within a minute")
