@@ -1,7 +1,6 @@
 """The HTTP endpoints for hosts: join scripts, agent archives, the reachability check, join failures, and the
 attestation of EC2 machines. Browsers and users never call them. The archive and the check need the token of an open
-invitation; a release needs a machine's credential.
-"""
+invitation; a release needs a machine's credential."""
 
 import asyncio
 import ipaddress
@@ -79,8 +78,7 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
 @require_GET
 def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
     """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by the machine's credential. 403, 404,
-    429.
-    """
+    429."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     if (limited := _too_often("agent-release", network)) is not None:
         return limited
@@ -96,8 +94,7 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
 class _Download:
     """An archive in chunks, read by threads. Its slot is released when the response is closed or garbage-collected:
     Django drops a response without closing it if the host disconnected while the view ran, or if the file became
-    unreadable.
-    """
+    unreadable."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

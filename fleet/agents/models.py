@@ -1,6 +1,5 @@
 """The fleet's certificate authorities, the certificates that they signed, and applications' certificates for
-ingresses.
-"""
+ingresses."""
 
 from django.db import models
 from django.db.models import Q
@@ -13,8 +12,7 @@ from fleet.regions.models import Region
 
 class FleetAuthority(models.Model):
     """One authority. `sealed_secret`: its private key, encrypted with a key derived from SECRET_KEY, because every
-    control host signs. `revoked`: its last signed revocation list (PEM).
-    """
+    control host signs. `revoked`: its last signed revocation list (PEM)."""
 
     fleet = models.CharField(max_length=16)
     state = models.CharField(max_length=16, choices=choices(AuthorityState))
@@ -42,8 +40,7 @@ class FleetAuthority(models.Model):
 
 class IssuedCertificate(models.Model):
     """A signed certificate for the public key with the SHA-256 `key_pin` (Base64). `believed`: SHA-256, in hexadecimal,
-    of its owner's authority bundle at the request.
-    """
+    of its owner's authority bundle at the request."""
 
     authority = models.ForeignKey(FleetAuthority, on_delete=models.CASCADE, related_name="certificates")
     serial = models.CharField(max_length=40, unique=True)

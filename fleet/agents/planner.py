@@ -3,8 +3,7 @@ signed STS request (`templates/aws/attest.py`) that the control plane sends in t
 signed it. Method, path, body and content type are never taken from a proof, so that it cannot cause another request.
 This module checks the proof before that request, and STS's answer. A new authority starts as `next`: it is in every
 bundle and signs nothing. Once every certificate holder trusts it, it becomes `current` and signs. The previous one
-stays trusted until its last certificate has expired.
-"""
+stays trusted until its last certificate has expired."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -51,8 +50,7 @@ class ProofRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Proof:
     """A signed STS request. `nonce_digest`: SHA-256 of a secret of that machine. `unit` and `address` are unproven
-    statements of the machine.
-    """
+    statements of the machine."""
 
     region: str
     host: str

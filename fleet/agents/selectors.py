@@ -1,6 +1,5 @@
 """Reads the trusted authorities, their revocations, and the certificate holders that have not confirmed them. Never
-writes.
-"""
+writes."""
 
 import hashlib
 from collections.abc import Sequence

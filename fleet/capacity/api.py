@@ -1,6 +1,5 @@
 """Rates, pools of capacity and the newest plan of the day over HTTP: parses requests and calls services. Never
-decides.
-"""
+decides."""
 
 from enum import StrEnum
 from typing import Any
@@ -87,8 +86,7 @@ class RateFilter(filters.FilterSet):
 
 class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
     """Rates of machines, power and tokens that operators set from a time on. They override the provider's data and
-    price lists. Past rates stay, because usage was billed by them.
-    """
+    price lists. Past rates stay, because usage was billed by them."""
 
     serializer_class = RateSerializer
     filterset_class = RateFilter
@@ -278,8 +276,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     )
     def create(self, request: Request) -> Response:
         """Declare a pool that no stack names, such as spot. It uses the subnet and image of the type's other pools in
-        that zone. 409 if it exists.
-        """
+        that zone. 409 if it exists."""
         body = DeclarePoolSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         pool = pool_declare(body.stated(), actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
@@ -290,8 +287,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     )
     def partial_update(self, request: Request, id: str) -> Response:
         """Enable or disable a pool, or change its order or the highest spot price. Later readings of the stack keep the
-        change. Running machines stay.
-        """
+        change. Running machines stay."""
         pool = self.get_object()
         body = ChangePoolSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -313,8 +309,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Remove a pool that a user declared, and return it; its machines stay. 409 for a pool of the stack: disable
-        it.
-        """
+        it."""
         pool, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
         shown = self.get_serializer(pool).data

@@ -11,8 +11,7 @@ from fleet.regions.models import Region
 class DayPlan(models.Model):
     """A plan of slots of `slot_s` seconds from `at` on (`fleet.capacity.planning.view.CapacityPlan`). `solver` and
     `why` no better one was used; `took_s`; `dollars` for each slot; `machines`, `orders` and `lacks` as their
-    dataclasses.
-    """
+    dataclasses."""
 
     at = models.DateTimeField(unique=True)
     made_at = models.DateTimeField()
@@ -40,8 +39,7 @@ class DayPlan(models.Model):
 class DayPlanPlace(models.Model):
     """A plan's slots for a deployment in a region. `by_type`: cells by instance type; `cells`: all. Concurrent
     requests: expected, to cover, for batches (`budget`, empty without a forecast), and due. `start_up_s`: assumed start
-    time of a cell.
-    """
+    time of a cell."""
 
     plan = models.ForeignKey(DayPlan, on_delete=models.CASCADE, related_name="places")
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="+")

@@ -36,8 +36,7 @@ class WarmMachines:
 @dataclass(frozen=True, slots=True)
 class DayPlanView:
     """`plan` None: no plan yet. `is_old`: the plan has expired. `acting`: deployments whose autoscaler follows it;
-    `is_paused`: none does.
-    """
+    `is_paused`: none does."""
 
     plan: DayPlan | None
     is_old: bool = False

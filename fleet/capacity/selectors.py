@@ -19,7 +19,6 @@ from fleet.regions.models import InstanceType, Rate, Region
 
 
 def rates_at(now: datetime) -> Rates:
-    """Rates in force. One query."""
     return Rates((row.rate() for row in Rate.objects.filter(valid_from__lte=now)), now)
 
 
@@ -105,8 +104,7 @@ def _bought(
     pools: list[CapacityPool], prices: MachinePrices, in_market: Counter[tuple[Group, str]], now: datetime
 ) -> Iterator[MachinePool]:
     """Reservations are limited to their size and are paid in any case. Existing machines count for the first pool of
-    their market.
-    """
+    their market."""
     counted: set[str] = set()
     for pool in pools:
         group, view = (pool.region_id, pool.instance_type_id), pool.view()

@@ -1,8 +1,7 @@
 """Sets rates and changes pools of capacity for users. Rates apply from a time on and are never changed afterwards,
 because usage was billed by them. Pools can be disabled, reordered, declared or resumed; waiting orders for the type are
 then tried immediately. Pools of a stack cannot be removed, because the next reading would find them again; readings
-change no existing pool.
-"""
+change no existing pool."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,8 +59,7 @@ def dated_row_withdraw(model: type[R], pk: int, *, now: datetime) -> R:
 
 def dated_states(rows: Iterable[Any], of: Callable[[Any], object], now: datetime) -> dict[int, str]:
     """Row to `in force`, `later` or `past`. `of`: a row's subject; of each subject the latest that has begun is in
-    force.
-    """
+    force."""
     found: dict[int, str] = {}
     current: dict[object, int] = {}
     for row in sorted(rows, key=lambda row: row.valid_from):
@@ -168,8 +166,7 @@ ASIDE = 1_000_000
 @dataclass(frozen=True, slots=True)
 class NewPool:
     """A pool declared by a user: last of its type, or at `position`. `max_price`: US dollars an hour, for spot; None:
-    the on-demand price.
-    """
+    the on-demand price."""
 
     region: str
     instance_type: str
@@ -326,7 +323,6 @@ def _reorder(pools: Sequence[CapacityPool], pool: CapacityPool, position: int) -
 
 
 def _change_text(changed: Mapping[str, Any]) -> str:
-    """The change for an event."""
     parts = []
     if "enabled" in changed:
         parts.append("switched on" if changed["enabled"] else "switched off")

@@ -92,8 +92,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         """Start moving the machines of an instance type to another image: first one unit, then one spare or cell at a
         time. The move is rolled back after two launches that fail to boot. The cloud is asked for the image first;
         without it the move is `refused` with a reason. Returns 409 while another move is under way, and if all pools
-        already use the image.
-        """
+        already use the image."""
         body = AskImageSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         asked = body.validated_data
@@ -111,8 +110,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     @action(detail=True, methods=["post"])
     def back(self, request: Request, id: str) -> Response:
         """Roll the move back: machines on the new image are replaced by machines on the old one. Returns 409 if the
-        move is over or already going back.
-        """
+        move is over or already going back."""
         move, body = self.get_object(), WhySerializer(data=request.data)
         body.is_valid(raise_exception=True)
         image_move_roll_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])

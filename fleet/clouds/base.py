@@ -1,6 +1,5 @@
 """The interface of machine providers, and the providers by the names that regions use. Other packages reach machines
-only through it. `README.md` says what a provider promises and how to add one.
-"""
+only through it. `README.md` says what a provider promises and how to add one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,8 +96,7 @@ class Machine:
 
 class NodeProvider(Protocol):
     """Launches, describes and terminates machines. Calls may block and are never made inside a transaction. Any of them
-    may also raise `Later` or `Unknown`.
-    """
+    may also raise `Later` or `Unknown`."""
 
     name: str
 

@@ -1,7 +1,6 @@
 """The `local` provider: machines as processes on this computer, started detached in their own sessions, so that they
 outlive the worker that launched them, and found again by the node ID in their environment. The folder of a machine has
-what a restart needs, its ports and its place in a simulated network.
-"""
+what a restart needs, its ports and its place in a simulated network."""
 
 import contextlib
 import fcntl
@@ -61,8 +60,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
     """Starts a program in its own session, detached from the process tree, with its output appended to `log`. The
-    program does not depend on its starter's session or place in the process tree, and does not inherit its priority.
-    """
+    program does not depend on its starter's session or place in the process tree, and does not inherit its priority."""
     with log.open("ab") as output:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
@@ -245,8 +243,7 @@ class LocalProvider:
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Kills each agent and starts it from the folder of its release. The order is written first, so that after a
-        crash in between, the next start uses the right release.
-        """
+        crash in between, the next start uses the right release."""
         processes = processes_by_node(self.home)
         troubles = {}
         for name, release in releases.items():

@@ -1,7 +1,6 @@
 """The `machines` provider: hosts that joined by invitation. A launch assigns a free host that fits, a termination makes
 its agent wipe the node. Makes no network call: a launch is a compare-and-set on the machine's row, and the machine's
-agent carries out its orders and reports them.
-"""
+agent carries out its orders and reports them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

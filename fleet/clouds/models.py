@@ -1,6 +1,5 @@
 """The tables of clouds: the install's name, regions, pools of capacity, launches, notices, image moves and call
-budgets. Holds no secret.
-"""
+budgets. Holds no secret."""
 
 import msgspec
 from django.db import models
@@ -227,8 +226,7 @@ class ImageMove(models.Model):
     """Moves the machines of an instance type in a region to `image`, or back (`fleet.clouds.planning.upkeep`). Its
     pools have both, as `image` and `next_image`. `booted`: nodes that became ready on it; `failed`: units that did not
     boot. One move is under way for a type in a region. `image` is "" until the stack's current image has been read, if
-    the request named none.
-    """
+    the request named none."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
@@ -255,8 +253,7 @@ class ImageMove(models.Model):
 
 class CallBucket(models.Model):
     """The remaining budget of one kind of call in an AWS region, shared by all processes
-    (`fleet.clouds.planning.call_budget`). `region`: AWS's name.
-    """
+    (`fleet.clouds.planning.call_budget`). `region`: AWS's name."""
 
     region = models.CharField(max_length=32)
     call = models.CharField(max_length=64)

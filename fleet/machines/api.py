@@ -134,16 +134,14 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Remove a machine: the cell on it is replaced first, then the machine stops, wipes its data and uninstalls
-        itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected.
-        """
+        itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected."""
         return self._act(machine_remove, request)
 
     @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke the credentials and certificates of a machine and of its node or ingress. Their sockets are cut within
-        5 s, and a joined host never returns as this machine. Repeating changes nothing.
-        """
+        5 s, and a joined host never returns as this machine. Repeating changes nothing."""
         return self._act(machine_revoke, request)
 
     def _act(self, service: Any, request: Request) -> Response:

@@ -1,6 +1,5 @@
 """Machines on the page of nodes (list, invitation form, removal), and the machines of a cell's page with place, price
-and usable pools.
-"""
+and usable pools."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta

@@ -3,8 +3,7 @@ Instance types: detected from hardware, unless stated in the invitation. Launche
 best. Presence of cloud machines: gone only if seen to end, or absent from two complete lists while old enough; a wrong
 "gone" would stop a serving cell. Notices from several sources: the first statement counts immediately and the others
 confirm it; a machine's own statement never cancels the cloud's, because the machine may be compromised. Provider limits
-are here and not in the providers' classes, so that planners import no cloud code.
-"""
+are here and not in the providers' classes, so that planners import no cloud code."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,7 +197,6 @@ LIMITS: Mapping[str, ProviderLimits] = {
     "local": ProviderLimits(),
     POOLED: ProviderLimits(),
 }
-"""By provider name."""
 
 
 def provider_limits(provider: str) -> ProviderLimits:
@@ -228,8 +226,7 @@ class KnownMachine:
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A list that began at `began_at`. `states` by ID. `complete`: all pages arrived. Machines in `silent_zones` may be
-    missing.
-    """
+    missing."""
 
     states: Mapping[str, str]
     began_at: datetime
@@ -239,8 +236,6 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class MachinePresence:
-    """New facts about a machine."""
-
     provider_id: str
     state: str
     absent_lists: int

@@ -1,6 +1,5 @@
 """Reads machines for screens, for launches and for the orders of machine agents, each in a fixed number of queries.
-Never writes.
-"""
+Never writes."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime

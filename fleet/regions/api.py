@@ -1,6 +1,5 @@
 """Regions, instance types and certificates for applications over HTTP: parses requests and calls services. Never
-decides, and never returns a key.
-"""
+decides, and never returns a key."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -195,8 +194,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
     def create(self, request: Request) -> Response:
         """Add a region. Its spares are launched immediately; in a cloud, once its stack has been read. 409 if the name
-        is taken.
-        """
+        is taken."""
         columns = _valid(CreateRegionSerializer(data=request.data))
         name = columns.pop("name")
         region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
@@ -213,8 +211,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a region that was never used, and return it. 409 if it has or had nodes, cells, ingresses or
-        deployments, whose names are listed: their history stays readable.
-        """
+        deployments, whose names are listed: their history stays readable."""
         region = self.get_object()
         shown = self.get_serializer(region).data
         region_delete(name=region.name, actor=actor_of(request), now=clock.now())
@@ -326,8 +323,7 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     )
     def create(self, request: Request) -> Response:
         """Add a certificate, or replace the one with the same name: streams continue, and new connections use it within
-        seconds. 409 if another certificate has one of its hosts.
-        """
+        seconds. 409 if another certificate has one of its hosts."""
         body = SetCertificateSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         row = application_certificate_set(**body.validated_data, actor=actor_of(request), now=clock.now())

@@ -71,8 +71,7 @@ class Region(models.Model):
 
 class Rate(models.Model):
     """A price, power or grid value that an operator sets from `valid_from` on (`RateKind`). Rows never change; one that
-    is not in force yet may be withdrawn.
-    """
+    is not in force yet may be withdrawn."""
 
     kind = models.CharField(max_length=16, choices=[(kind.value, kind.value) for kind in RateKind])
     subject = models.CharField(max_length=96)

@@ -1,6 +1,5 @@
 """The page of one region: its cloud's state, pools of capacity, images, and nodes as a tree of zones and network nodes;
-and its actions on pools and images.
-"""
+and its actions on pools and images."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -183,8 +182,7 @@ class Marks:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A zone, or a network node below it. `names`: its own, and those of descendants without siblings. `nodes`: number
-    below it.
-    """
+    below it."""
 
     names: tuple[str, ...]
     nodes: int

@@ -1,6 +1,5 @@
 """Checks a certificate with chain and private key (PEM) that an operator uploads for applications. Pure. Errors are one
-sentence and never contain a part of the key.
-"""
+sentence and never contain a part of the key."""
 
 import re
 from collections.abc import Iterator
@@ -48,8 +47,7 @@ class BadCertificate(ValueError):
 @dataclass(frozen=True, slots=True)
 class ReadCertificate:
     """A valid certificate. `chain`: PEM, certificate first; `names`: hosts and addresses; `fingerprint`: SHA-256, in
-    hexadecimal.
-    """
+    hexadecimal."""
 
     chain: str
     private_key: str = field(repr=False)

@@ -1,6 +1,5 @@
 """Sets and removes certificates of applications, opens incidents before they expire, and creates, changes and deletes
-regions. No event contains a key. Machines follow later: the reconciler keeps the warm spares of a region.
-"""
+regions. No event contains a key. Machines follow later: the reconciler keeps the warm spares of a region."""
 
 import hashlib
 from collections.abc import Mapping
@@ -100,8 +99,7 @@ def application_certificate_remove(*, name: str, actor: str, now: datetime) -> N
 
 def application_certificates_check(*, now: datetime) -> None:
     """Opens an incident for each certificate that expires within 14 days and another within a day, and closes those
-    that are over.
-    """
+    that are over."""
     with transaction.atomic():
         due = {row.name: (ending(row.not_after, now), row) for row in ApplicationCertificate.objects.all()}
         for kind in (ENDS_SOON, ENDS_NOW):

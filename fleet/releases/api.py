@@ -129,8 +129,7 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     def create(self, request: Request) -> Response:
         """Start to move all agents to a release: one, then a tenth, then all others; each ring is watched before the
         next. Engines and HAProxies keep running. The rollout goes back automatically if an agent or its engine changes
-        for the worse. 409 while another one is under way, and if all agents run the release.
-        """
+        for the worse. 409 while another one is under way, and if all agents run the release."""
         payload = UpgradeSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload.validated_data)

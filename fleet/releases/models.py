@@ -8,8 +8,7 @@ from kernel.tones import Tone
 
 class AgentRelease(models.Model):
     """A release of the agent. `is_current`: new agents run it, and returning ones catch up to it; exactly one is.
-    `archives`: Python and processor, such as `cp311-x86_64`, to `digest` and `size_bytes`.
-    """
+    `archives`: Python and processor, such as `cp311-x86_64`, to `digest` and `size_bytes`."""
 
     id = models.CharField(max_length=16, primary_key=True)
     version = models.CharField(max_length=32)
@@ -30,8 +29,7 @@ class AgentRelease(models.Model):
 
 class AgentRollout(models.Model):
     """A rollout of all agents from one release to another, ring by ring; one is active at a time. `ring`: the current
-    one, from 0, of `rings`. `revision` grows with every change and guards compare-and-set.
-    """
+    one, from 0, of `rings`. `revision` grows with every change and guards compare-and-set."""
 
     source = models.ForeignKey(AgentRelease, on_delete=models.PROTECT, related_name="rollouts_away")
     target = models.ForeignKey(AgentRelease, on_delete=models.PROTECT, related_name="rollouts")

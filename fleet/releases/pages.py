@@ -1,6 +1,5 @@
 """Releases of the agent on the page of nodes: the releases in use, the newest rollout, and the actions to start and
-cancel one.
-"""
+cancel one."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,8 +34,7 @@ class ReleaseRow:
 @dataclass(frozen=True, slots=True)
 class RingRow:
     """A ring: its agents, and how many are healthy with the new release. `moves`: some, those with trouble first;
-    `more`: how many are not listed. After the rollout only those with trouble are listed.
-    """
+    `more`: how many are not listed. After the rollout only those with trouble are listed."""
 
     number: int
     count: int
@@ -49,8 +47,7 @@ class RingRow:
 @dataclass(frozen=True, slots=True)
 class AgentList:
     """`own`: this control plane's release. `behind`: agents with another release than the current one; `strange`: those
-    without a known release, and what they run.
-    """
+    without a known release, and what they run."""
 
     own: str
     rows: tuple[ReleaseRow, ...]

@@ -1,8 +1,7 @@
 """Plans rollouts of agent releases in rings (one agent, a tenth, all others), each watched before the next, and the way
 back if an agent gets worse. Also decides which releases are no longer kept. Pure. An agent here is what moves alone: a
 node's or ingress's agent, or a machine with its node or ingress. While all agents are silent nothing is concluded.
-Absent agents are skipped and catch up when they return.
-"""
+Absent agents are skipped and catch up when they return."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,8 +18,7 @@ CATCH_UP_SHARE = 0.1
 BACK_AT_LEAST, BACK_SHARE = 2, 0.05
 """All agents go back if at least so many, and this share of the moved ones, are unhealthy. A single one may be off, cut
 off or hostile: it is skipped and named, unless it is the first one and reports its error, or no other agent is left to
-try.
-"""
+try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +26,7 @@ class AgentRolloutSettings:
     """`move_limit_s`: for an agent to be healthy with the new release; on hosts it includes the download and three
     starts. `away_limit_s`: for a healthy one to return. `wait_limit_s`: before a ring continues without an unhealthy or
     starting agent. `again_s`: before a failed catch-up is retried. `silence_limit_s`: how long a silence of all agents
-    is ignored.
-    """
+    is ignored."""
 
     move_limit_s: float = 60.0
     host_limit_s: float = 420.0
@@ -45,8 +42,7 @@ SETTINGS = AgentRolloutSettings()
 @dataclass(frozen=True, slots=True)
 class Standing:
     """State of an agent: desired (`cell`, `generation`, `drains`; "" and 0 outside cells) and running. `pid`: of its
-    engine or HAProxy.
-    """
+    engine or HAProxy."""
 
     cell: str = ""
     generation: int = 0
@@ -81,8 +77,7 @@ class Move:
 class AgentView:
     """`release` "": unknown. `unwell`: why it is unhealthy; `unsteady`: it is about to change, such as a starting
     engine. `serves_requests`: an ingress. `failed`: why its host could not change its release. `connection_since`:
-    since when it is connected or disconnected.
-    """
+    since when it is connected or disconnected."""
 
     id: str
     kind: str
@@ -311,8 +306,7 @@ def plan_catch_up(
     current: str, agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings = SETTINGS
 ) -> tuple[MoveAgent, ...]:
     """Agents that were absent during a rollout move now, a few at a time. Agents without a known release are left
-    alone.
-    """
+    alone."""
     behind = [agent for agent in agents if agent.release not in ("", current)]
     under_way = [agent for agent in behind if _tried_s(agent, current, now) < _limit_s(agent, settings)]
     free = max(1, int(CATCH_UP_SHARE * len(agents))) - len(under_way)
@@ -402,8 +396,7 @@ def _health_text(agent: AgentView, rollout: AgentRolloutView) -> str:
 @dataclass(frozen=True, slots=True)
 class RetentionSettings:
     """Releases that are kept although nothing names them. `newest`: last registered ones. `rollouts`: last completed
-    rollouts, with both of their releases: the way back.
-    """
+    rollouts, with both of their releases: the way back."""
 
     newest: int = 5
     rollouts: int = 5
@@ -414,8 +407,6 @@ RETENTION = RetentionSettings()
 
 @dataclass(frozen=True, slots=True)
 class RolloutReleases:
-    """The releases of a rollout."""
-
     id: int
     source: str
     target: str

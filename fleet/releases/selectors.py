@@ -1,6 +1,5 @@
 """Reads agents for rollouts and pages: nodes and machines from here, other kinds from registered sources. A fixed
-number of queries. Never writes.
-"""
+number of queries. Never writes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -59,7 +58,6 @@ def current_release() -> AgentRelease | None:
 
 
 def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
-    """Returns the planner's view."""
     return AgentRolloutView(
         id=rollout.pk,
         source=rollout.source_id,

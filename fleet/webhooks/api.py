@@ -1,6 +1,5 @@
 """Webhooks over HTTP: add, change, remove and test them, and list their deliveries. Parses requests and calls services;
-never decides.
-"""
+never decides."""
 
 from typing import Any
 
@@ -118,8 +117,7 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
 
 class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
     """Receivers of notifications about incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
-    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret.
-    """
+    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
 
     serializer_class = WebhookSerializer
     lookup_field = "name"

@@ -1,6 +1,5 @@
 """The tables of webhooks and of their outbox: messages are written in the transaction of the change, and sent
-afterwards.
-"""
+afterwards."""
 
 import secrets
 

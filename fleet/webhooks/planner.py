@@ -3,8 +3,7 @@ a failed message is retried. Pure: resolves no name and opens no connection. A m
 chats that support Slack's incoming webhooks, a sentence with the main facts and a link. Messages to tenants' URLs
 follow Standard Webhooks (https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md),
 which OpenAI's client verifies (`client.webhooks.unwrap`): the signature covers ID, time and body, so that a message
-cannot be replayed as another.
-"""
+cannot be replayed as another."""
 
 import base64
 import hmac
@@ -39,8 +38,6 @@ DELIVERY_TONE: dict[DeliveryState, Tone] = {
 
 
 class WebhookEvent(StrEnum):
-    """Events for subscriptions."""
-
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"
     ROLLOUT_CHANGED = "rollout.changed"
@@ -58,8 +55,7 @@ class RefusedUrl(ValueError):
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
     """Seconds unless the name says otherwise. `allowed`: networks that may be called although they are not public, also
-    by plain http.
-    """
+    by plain http."""
 
     allowed: tuple[Network, ...] = ()
     attempts: int = 10
@@ -173,8 +169,7 @@ def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSet
 
 def is_public(address: Address) -> bool:
     """Whether an address is on the public internet: not private, loopback, link-local (metadata services of clouds),
-    shared, multicast, reserved or unspecified.
-    """
+    shared, multicast, reserved or unspecified."""
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

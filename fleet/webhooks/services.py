@@ -1,8 +1,7 @@
 """Keeps webhooks, writes their messages in the transaction of the change, and sends them. Each change of a webhook has
 an event without its secret. A sender claims a delivery first, so that a crash loses nothing; receivers recognise
 repeated messages by their number. It resolves the name, rejects addresses that are not public, connects to the checked
-address, follows no redirect, and limits time and response size.
-"""
+address, follows no redirect, and limits time and response size."""
 
 import asyncio
 import contextlib
@@ -196,8 +195,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
 
 async def _resolve(target: Target) -> list[str]:
     """In its own daemon thread: name servers without an answer must neither fill the loop's thread pool nor delay the
-    exit.
-    """
+    exit."""
     loop = asyncio.get_running_loop()
     resolved: asyncio.Future[list[str]] = loop.create_future()
 

@@ -1,6 +1,5 @@
 """Sends certificates, new credentials and trusted authorities to agents over their sockets. Requests are limited for
-each agent and signed in batches; the hub runs the database calls in a thread.
-"""
+each agent and signed in batches; the hub runs the database calls in a thread."""
 
 import asyncio
 import logging

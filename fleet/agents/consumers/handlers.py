@@ -1,6 +1,5 @@
 """Keeps the latest report of every node and machine agent until it is stored, and sends agents their desired state and
-orders. Messages arrive on the event loop, reports are stored in a thread, and both exchange data under one lock.
-"""
+orders. Messages arrive on the event loop, reports are stored in a thread, and both exchange data under one lock."""
 
 import logging
 import threading
@@ -62,8 +61,7 @@ class ReportBuffer(Generic[R]):
 
     def end(self, agent: str, connection: str, final: Callable[[R], R]) -> None:
         """A connection ended: stores its last report, changed by `final`, unless the agent has reported on a newer
-        connection or never reported on this one.
-        """
+        connection or never reported on this one."""
         with self._lock:
             latest = self._latest.get(agent)
             if latest is not None and latest.connection == connection:

@@ -1,8 +1,7 @@
 """The sessions of the agents that are connected to this process. Reports are merged and stored once a second, or
 immediately after a change. Desired state is read after a wake-up and every second. The event loop never queries
 PostgreSQL: each kind of work has its own thread and connection outside the pool, so that unauthenticated requests that
-keep the credential lookup busy do not delay reports.
-"""
+keep the credential lookup busy do not delay reports."""
 
 import asyncio
 import contextlib

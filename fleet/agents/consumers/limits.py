@@ -3,8 +3,7 @@ hellos, and whether the hub keeps up. Pure except for the lanes. A request witho
 immediately, and one with the prefix of a known credential is looked up. All others share a few lookups a second,
 because a credential may be newer than the known prefixes; the rest gets a time to retry. So unauthenticated requests
 cost the database almost nothing and delay no agent. After an outage of web the whole fleet reconnects together: only
-some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete.
-"""
+some hellos run concurrently, and every other agent gets a time to retry at the rate at which hellos complete."""
 
 import asyncio
 import re
@@ -53,8 +52,7 @@ R = TypeVar("R")
 class Batches(Generic[A, R]):
     """Answers waiting requests together, such as by one query. `call` gets up to `BATCH` requests, oldest first, and
     returns an answer to each in order. An exception as an answer is raised for its request; one that `call` raises, for
-    all. While a call runs, further requests gather for the next one.
-    """
+    all. While a call runs, further requests gather for the next one."""
 
     def __init__(self, call: Callable[[list[A]], Awaitable[Sequence[R | Exception]]]) -> None:
         self._call = call
@@ -255,15 +253,13 @@ SETTLES_WITHIN_S = 5.0
 """The longest pause of an agent between two tries: all agents that were turned away have retried by then."""
 BEHIND_MOST_S, RESTORED_PER_S = 120.0, 0.1
 """After so long behind, the process counts as keeping up until ten times as long without delays has passed: lasting or
-repeated overload is not a reconnect storm and must not hide dead nodes.
-"""
+repeated overload is not a reconnect storm and must not hide dead nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
     """What a web process measures about itself, in seconds. `turned_away`: agents that were told to retry are still
-    expected.
-    """
+    expected."""
 
     lag_s: float = 0.0
     unanswered_s: float = 0.0

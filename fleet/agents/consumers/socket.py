@@ -1,6 +1,5 @@
 """`/agents/ws`: the raw ASGI end of every agent's WebSocket. Authenticates, limits and decodes messages, and passes
-them to the hub. Raw, because a Channels consumer triples the cost of a report and uses one shared thread.
-"""
+them to the hub. Raw, because a Channels consumer triples the cost of a report and uses one shared thread."""
 
 import asyncio
 import logging

@@ -115,8 +115,7 @@ class RotationStep:
 
 def authority_advance(*, now: datetime, force: bool = False) -> RotationStep:
     """Takes the due steps of a rotation. `force`: the next authority signs although some agents do not trust it; those
-    must join again.
-    """
+    must join again."""
     with transaction.atomic():
         _lock_authorities()
         trust = trust_now()
@@ -151,8 +150,7 @@ def _apply_rotation(step: Promote | Drop, now: datetime) -> None:
 
 def revocation_lists_sign(now: datetime) -> None:
     """Signs the revocation list of every authority, in the transaction that changes its content. A list whose key
-    cannot be decrypted stays unchanged and is logged, because the rest of the transaction must not wait for it.
-    """
+    cannot be decrypted stays unchanged and is logged, because the rest of the transaction must not wait for it."""
     _lock_authorities()
     for row in FleetAuthority.objects.all():
         try:
@@ -199,8 +197,7 @@ MOST_AT_ONCE = 4
 """Valid certificates of one agent. A healthy one has two, and a few more after a new home or new authorities."""
 FURTHER_AFTER = timedelta(hours=1)
 """Limits revocation lists, which all agents receive: each valid certificate becomes a line once its owner is
-revoked.
-"""
+revoked."""
 
 
 class TooManyCertificates(Exception):
@@ -210,8 +207,7 @@ class TooManyCertificates(Exception):
 @dataclass(frozen=True, slots=True)
 class CertificateOrder:
     """A request of an authenticated agent for a certificate. `believed`: digest of its bundle, 64 hexadecimal digits,
-    or "" if it has none.
-    """
+    or "" if it has none."""
 
     kind: IdentityKind
     subject: str
@@ -287,8 +283,7 @@ def _unexpired_certificates(
     orders: Sequence[CertificateOrder], now: datetime
 ) -> dict[tuple[str, str], list[IssuedCertificate]]:
     """Unexpired certificates by (kind, subject). Revoked ones count, because each is a line of the list until it
-    expires.
-    """
+    expires."""
     found: dict[tuple[str, str], list[IssuedCertificate]] = defaultdict(list)
     subjects = {order.subject for order in orders if order.kind is not IdentityKind.CONTROL}
     for row in IssuedCertificate.objects.filter(not_after__gt=now, subject__in=subjects):
@@ -300,8 +295,7 @@ def _check_certificate_limit(
     order: CertificateOrder, counting: Sequence[IssuedCertificate], bundle: str, now: datetime
 ) -> None:
     """An agent with `MOST_AT_ONCE` gets another after an hour, or as the first with which it confirms today's
-    authorities, because a rotation waits for that.
-    """
+    authorities, because a rotation waits for that."""
     if order.kind is IdentityKind.CONTROL or len(counting) < MOST_AT_ONCE:
         return
     again_at = max(row.created_at for row in counting) + FURTHER_AFTER
@@ -315,8 +309,7 @@ def _check_certificate_limit(
 
 def agent_trust_end(*, kind: str, subject: str, now: datetime) -> None:
     """Revokes an agent's credentials and certificates and deletes its join tokens, in the caller's transaction. Its
-    socket is cut within 5 s; other hosts receive the revocation and reject its next connection.
-    """
+    socket is cut within 5 s; other hosts receive the revocation and reject its next connection."""
     with transaction.atomic():
         JoinToken.objects.filter(kind=kind, subject=subject).delete()
         credentials_revoke(kind=kind, subject=subject, now=now)

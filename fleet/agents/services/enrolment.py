@@ -2,8 +2,7 @@
 machines. A join token is bound to one agent, short-lived, and exchanged once for a credential. A machine that a cloud
 launched proves its identity without a secret and receives a ticket: an invitation for that machine and one nonce, with
 which it joins like any host. The nonce stays the same for the machine's life: other processes on the machine can sign
-too, but get nothing.
-"""
+too, but get nothing."""
 
 import hashlib
 import hmac
@@ -116,8 +115,7 @@ class AgentIdentity:
 
 def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
     """Whether a certificate, as `ssl` decodes it, belongs to the credential's agent. TLS has checked authority and
-    revocation. It may have expired: the key still proves an agent that was off for long.
-    """
+    revocation. It may have expired: the key still proves an agent that was off for long."""
     try:
         name = name_of_peer(certificate)
     except BadName as error:
@@ -189,8 +187,7 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
 
 def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: datetime) -> str:
     """A machine enrols the agent that it was ordered to run by its own credential, so that no join token is
-    sent to it.
-    """
+    sent to it."""
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
         is_told = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
@@ -237,8 +234,7 @@ def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
 
 def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
     """Revokes the predecessors of these credentials: they were presented, so their agents have them. Returns
-    how many.
-    """
+    how many."""
     with connection.cursor() as cursor:
         cursor.execute(_REPLACED, [now, prefixes])
         return int(cursor.rowcount)
@@ -246,16 +242,14 @@ def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
 
 def credentials_bind(prefixes: Sequence[str], *, now: datetime) -> None:
     """From now on these credentials are valid only with their agent's certificate, because each was presented
-    with one.
-    """
+    with one."""
     AgentCredential.objects.filter(prefix__in=prefixes, bound_at__isnull=True).update(bound_at=now)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOrder:
     """A certificate request over a connection with the credential of this prefix; `is_certified`: and with its
-    certificate.
-    """
+    certificate."""
 
     order: CertificateOrder
     prefix: str

@@ -1,7 +1,6 @@
 """A `CapacityView` as arrays (places, cell kinds and pools by slots), and the way from fractional to whole cells:
 rounded up, the most expensive surplus removed, short dips held, within ranges and machines. Pure. Everything derived
-from the view alone is here, so that the solver's program, the greedy plan and the repair use the same numbers.
-"""
+from the view alone is here, so that the solver's program, the greedy plan and the repair use the same numbers."""
 
 import math
 from dataclasses import dataclass
@@ -25,8 +24,7 @@ Array = Any
 HOUR_S = 3600.0
 LATE_RESERVE = 0.1
 """Share of its time that late work must have left at the end, as in batch pacing
-(`traffic.batches.planning.pacing`).
-"""
+(`traffic.batches.planning.pacing`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +149,7 @@ def _demands(
     view: CapacityView, places: tuple[tuple[PlannedDeployment, PlannedPlace], ...], settings: CapacitySettings
 ) -> tuple[list[Array], list[Array]]:
     """Concurrent requests to cover and expected. Places without a forecast keep their cells, within their range; their
-    load is unknown, so batches get none of them.
-    """
+    load is unknown, so batches get none of them."""
     cover, expected = [], []
     for one, place in places:
         demand, kinds = place.demand, {kind.instance_type: kind for kind in one.kinds}
@@ -170,8 +167,7 @@ def _demands(
 
 def _late(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Array:
     """Concurrent requests [t] that finish late batch work with a tenth of its time left, from when a cell ordered now
-    serves.
-    """
+    serves."""
     row = np.zeros(view.slots)
     for due in (due for due in place.batch if due.is_late):
         last = min(view.slots, max(1, int((1 - LATE_RESERVE) * due.within_s // view.slot_s)))
@@ -184,8 +180,7 @@ def _late(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Ar
 def covered(demand: Demand, one: PlannedDeployment, view: CapacityView, settings: CapacitySettings) -> Array:
     """Concurrent requests to cover at the target, slot by slot: the expected load, and p90 with cells filled to
     `surge_fill` over one start-up and slot. Later slots are planned again before they must be ordered: they are covered
-    with today's near margin, up to their own p90.
-    """
+    with today's near margin, up to their own p90."""
     p50 = np.array(demand.p50[: view.slots])
     fuller = min(1.0, one.target / settings.surge_fill)
     p90 = np.maximum(p50, np.array(demand.p90[: view.slots]) * fuller)
@@ -210,8 +205,7 @@ def _shifts(
     rows: list[tuple[int, PlannedDeployment, PlannedPlace, CellKind]], hour: Array, nodes: Array, starts_s: Array
 ) -> Array:
     """Cost of a start besides machines: cold caches, and a small penalty so that of equal plans the one with fewer
-    starts is found.
-    """
+    starts is found."""
     cold = np.array([kind.lost_cache for *_, kind in rows])
     return cold + 1e-3 * np.maximum(hour * nodes * starts_s / HOUR_S, 1e-3)
 
@@ -287,7 +281,6 @@ def started(arrays: Arrays, cells: Array) -> Array:
 
 
 def machines_of(arrays: Arrays, cells: Array) -> Array:
-    """Machines [g, t] of cells."""
     used = np.zeros((len(arrays.groups), arrays.view.slots))
     np.add.at(used, arrays.group_of, cells * arrays.nodes[:, None])
     return used

@@ -3,8 +3,7 @@ and workers must not import it. History has slots of `HISTORY_SLOT_S` seconds, o
 made; methods use blocks of `SLOT_S` with the same end, so that a day is a whole number of blocks. Missing blocks are
 NaN. A forecast of origin `o` uses blocks before `o`; its lead `i` is block `o + i`. A method without the data that it
 needs gives way to the blend, the last value, then the average, so that every forecast is finite. The ledger compares
-methods by their stored forecasts (`Record`), never by refitting the past, and only over records that both have.
-"""
+methods by their stored forecasts (`Record`), never by refitting the past, and only over records that both have."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +60,6 @@ class Past:
 
 
 def past_of(key: SeriesKey, made_at: datetime, slots: Floats) -> Past:
-    """Invalid loads become holes."""
     return Past(key, made_at, np.where(np.isfinite(slots) & (slots >= 0), slots, np.nan))
 
 
@@ -113,8 +111,7 @@ def day_shape(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
 
 def blend(past: Floats, origins: Indices, leads: int = SLOTS) -> Floats:
     """Geometric mean of the last value, whose weight decays with 45 minutes, and the day's shape; one alone if the
-    other has no data.
-    """
+    other has no data."""
     last, shape = last_value(past, origins, leads), day_shape(past, origins, leads)
     last, shape = np.where(np.isnan(last), shape, last), np.where(np.isnan(shape), last, shape)
     weight = _fading(leads, LAST_FADES_S)
@@ -255,12 +252,10 @@ RATIOS_FOR = timedelta(days=3)
 """Quantiles follow recent errors."""
 SCORES_A_SLOT = 1.5
 """Additional records for each slot ahead, because overlapping forecasts have related errors. With one record each half
-hour, three horizons.
-"""
+hour, three horizons."""
 MARGIN = 0.03
 """A method takes over only if it is better by this much; beyond `NEAR_SLOTS` times the root of the hours ahead, because
-a week has fewer independent errors at long horizons.
-"""
+a week has fewer independent errors at long horizons."""
 NEAR_SLOTS = 16
 
 

@@ -1,7 +1,6 @@
 """Load series, their forecasts and the error ledger as data. Pure, without numpy. Load is concurrent requests, running
 or waiting, as the mean of a slot. A slot that was not reported completely has no value (`None` in rows, NaN in arrays),
-which is not zero.
-"""
+which is not zero."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 HISTORY_SLOT_S = 300
 SLOT_S = 900
 SLOTS = 96
-"""One day ahead."""
 LEADS = (0, 1, 3, 7, 15, 31, 63, 95)
 """Slots ahead with scores, from 15 minutes to a day: one horizon each."""
 
@@ -48,8 +46,7 @@ class SeriesKey:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Expected load of a series: slot `i` is [made_at + i, made_at + i + 1) slots of `slot_s` seconds. `p50` and `p90`:
-    quantiles of the slot's mean concurrent requests. `method` of each slot. All have at least `SLOTS` values.
-    """
+    quantiles of the slot's mean concurrent requests. `method` of each slot. All have at least `SLOTS` values."""
 
     key: SeriesKey
     made_at: datetime
@@ -94,8 +91,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Score:
     """A method's score at a horizon. `wape`: sum of absolute errors over sum of actual loads; None without load.
-    `held`: share of slots within p90. `factors`: quantiles over the forecast (`QUANTILES`).
-    """
+    `held`: share of slots within p90. `factors`: quantiles over the forecast (`QUANTILES`)."""
 
     count: int
     wape: float | None

@@ -1,7 +1,6 @@
 """What whole cells of a region lead to: batch budgets, machines of pools, dollars, uncovered load with its reasons, and
 the orders from slot to slot (moved nodes, started and stopped cells, launched and released machines). Pure; the planner
-combines regions.
-"""
+combines regions."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -133,7 +132,6 @@ def _why(plan: RegionPlan, place: int, slot: int) -> str:
 
 
 def _room_left(plan: RegionPlan, group: int) -> Array:
-    """Free machines [t] of a group."""
     arrays, of_group = plan.arrays, plan.arrays.group_of == group
     left: Array = arrays.room[arrays.pool_group == group].sum(axis=0) - arrays.nodes[of_group] @ plan.cells[of_group]
     return left

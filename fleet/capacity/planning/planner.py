@@ -4,8 +4,7 @@ dollars for machines, starts and uncovered load, solved by HiGHS, rounded up and
 slots if that is fast; without a solver's answer, a greedy plan (cheapest cells, most important deployments first, then
 batches). Load that exceeds a region's machines is planned in other regions. The same view always gives the same plan:
 HiGHS uses one thread, and a solution that misses its time limit is discarded, so that the clock can only choose between
-two fixed plans. Rows of the program are built with arrays, because there are tens of thousands.
-"""
+two fixed plans. Rows of the program are built with arrays, because there are tens of thousands."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -53,8 +52,7 @@ TINY = 1e-6
 @dataclass(frozen=True)
 class Program:
     """Minimises `cost @ x` with `lower <= x <= upper` and `row_lower <= A x <= row_upper`; `A` in rows as `starts` (one
-    more than rows), `columns`, `values`. `whole`: integer columns.
-    """
+    more than rows), `columns`, `values`. `whole`: integer columns."""
 
     cost: Array
     lower: Array
@@ -101,8 +99,7 @@ class _Rows:
 @dataclass(frozen=True)
 class Columns:
     """Numbers of the columns, each for every slot: cells and starts of kinds; uncovered load and batch work of places;
-    machines of pools; undone work of dues.
-    """
+    machines of pools; undone work of dues."""
 
     cells: Array
     starts: Array
@@ -142,8 +139,7 @@ def program_of(arrays: Arrays) -> Program:
 
 def _cover(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
     """Cells plus uncovered load reach the load to cover; cells without batches reach the expected load. All types of a
-    place together stay within its range.
-    """
+    place together stay within its range."""
     shape, place = arrays.cover.shape, arrays.place_of
     covered = rows.block(shape, arrays.cover, np.inf)
     rows.put(covered[place], columns.cells, arrays.useful[:, None])
@@ -228,8 +224,7 @@ def greedy_cells(arrays: Arrays) -> Array:
 
 def topped_up(arrays: Arrays, cells: Array) -> Array:
     """Adds cells for load that is uncovered although there is room. An integer program leaves a small rest if a whole
-    cell costs more than the penalty.
-    """
+    cell costs more than the penalty."""
     cells = cells.copy()
     _cover_greedily(arrays, cells, arrays.room - pool_use(arrays, machines_of(arrays, cells)))
     return cells
@@ -272,8 +267,7 @@ def _cheap_first(arrays: Arrays, kinds: Array) -> list[tuple[int, int]]:
 
 def _missing_for(arrays: Arrays, cells: Array, due: Due, kind: int) -> Array:
     """Batch work that the free capacity would not finish in time, spread evenly over all slots until then in which a
-    cell can serve.
-    """
+    cell can serve."""
     of = arrays.kinds_of(due.place)
     free = np.maximum(arrays.filled[of] @ cells[of] - arrays.expected[due.place], 0.0)
     missing = due.work - float(free[: due.last + 1].sum())
@@ -398,8 +392,7 @@ def _rounded(arrays: Arrays, found: Solution) -> Array:
 
 def _elsewhere(plans: Mapping[str, RegionPlan]) -> dict[str, CapacityView]:
     """Regions that cover load for which others have no machines, as new views of both: as far as machines are free,
-    cheapest first.
-    """
+    cheapest first."""
     moved: dict[str, CapacityView] = {}
     for region, plan in plans.items():
         missing = unserved(plan)

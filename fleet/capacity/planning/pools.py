@@ -3,8 +3,7 @@ deployment may use. Pure. A pool is one way to get machines of a type: a zone, i
 reservation. A unit is launched as a whole from one pool, so that its machines are in one zone. Only "no capacity" and
 "no quota" move it to another pool; any other refusal ends the unit and pauses its pool. A deployment without markets
 may use any machine, including one without a market; a deployment with markets uses only machines that are certainly of
-one of them.
-"""
+one of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from fleet.reconcile.planning.states import PoolState
 
 class Market(StrEnum):
     """How machines are bought. `reserved` and `block`: only in this reservation or Capacity Block. `open`: in a
-    matching open reservation, else on demand. `interruptible`: in a reservation that its owner may reclaim.
-    """
+    matching open reservation, else on demand. `interruptible`: in a reservation that its owner may reclaim."""
 
     RESERVED = "reserved"
     BLOCK = "block"
@@ -81,7 +79,6 @@ def strictest_first(markets: Markets) -> tuple[int, list[str]]:
 
 
 NAMED_MOST = 3
-"""Pools named in one sentence."""
 
 
 RESERVATIONS = frozenset({Market.RESERVED, Market.BLOCK, Market.INTERRUPTIBLE})
@@ -100,8 +97,7 @@ DECLARABLE = (Market.SPOT, Market.OPEN)
 class LaunchOutcome(StrEnum):
     """Outcome of one launch call. `later` and `unknown`: it may have been carried out. `mismatched`: the request
     differs from the token's earlier one, which is a bug, and machines may run. `attempt_ended`: the token's launch has
-    ended.
-    """
+    ended."""
 
     LAUNCHED = "launched"
     NO_CAPACITY = "no_capacity"
@@ -149,8 +145,7 @@ SETTINGS = PoolSettings()
 @dataclass(frozen=True, slots=True)
 class UnitView:
     """Machines that are launched together or not at all. `near`: network nodes, widest first, to place them under.
-    `markets`: allowed ones. `wanted`: still needed.
-    """
+    `markets`: allowed ones. `wanted`: still needed."""
 
     id: str
     region: str
@@ -168,8 +163,7 @@ class PoolView:
     `free`: machines of its reservation at the last reading; None: unknown. `failures`: in a row. `ends_at`: of a
     Capacity Block. `max_price`: US dollars an hour for spot; None: the on-demand price. `price_per_hour`: the
     provider's price of a machine; None: unknown. `extra_price`: in regions that use the cheapest pool first, the cost
-    of one more machine an hour, `UNPRICED` if unknown; None: only positions count.
-    """
+    of one more machine an hour, `UNPRICED` if unknown; None: only positions count."""
 
     id: int
     region: str
@@ -255,8 +249,7 @@ class ResumePool:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Whether a unit may use a pool: from `usable_at` on; None: not until something changes. `reason`: why not now, or
-    "".
-    """
+    ""."""
 
     pool: PoolView
     usable_at: datetime | None

@@ -1,7 +1,6 @@
 """Prices, power and emissions of machines, and how reliable each number is. Pure; accounting and planners use it. An
 operator's current rate overrides the provider's price of the machine, which overrides dated lists. Unknown numbers are
-never shown as figures.
-"""
+never shown as figures."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -42,8 +41,7 @@ class Source(IntEnum):
 class RateKind(StrEnum):
     """Rates that operators set: US dollars an hour and watts of a machine by type; by region grams of CO2 equivalent
     for a kilowatt-hour, and power usage effectiveness; by deployment US dollars for a million tokens of prompts, cached
-    prompts and completions.
-    """
+    prompts and completions."""
 
     MACHINE_PRICE = "machine_price"
     MACHINE_WATTS = "machine_watts"
@@ -75,8 +73,7 @@ LEAST = {RateKind.PUE: Decimal(1)}
 @dataclass(frozen=True, slots=True)
 class Rate:
     """Valid from `valid_from` until the next one. `region` empty: regions without an own rate; `market` empty: markets
-    without an own rate.
-    """
+    without an own rate."""
 
     kind: RateKind
     subject: str
@@ -95,7 +92,6 @@ class MachinePrice:
 
     @property
     def usd(self) -> float | None:
-        """US dollars an hour, or None."""
         return None if self.source is Source.UNKNOWN else self.micro_usd / MICRO_USD
 
     def text(self) -> str:
@@ -159,8 +155,7 @@ class Offer:
 @dataclass(frozen=True)
 class MachinePrices:
     """Prices at any time, including future rates: the operator's rate, else the provider's price, else the dated list.
-    `offers`: (region, instance type) to the first pool's offer.
-    """
+    `offers`: (region, instance type) to the first pool's offer."""
 
     rates: tuple[Rate, ...] = ()
     shapes: Mapping[str, InstanceShape] = field(default_factory=dict)
@@ -179,7 +174,6 @@ class MachinePrices:
 
 
 def power_rating(rates: Rates, shape: InstanceShape, region: str) -> PowerRating | None:
-    """None if unknown."""
     own = rates.find(RateKind.MACHINE_WATTS, shape.name, region)
     total = float(own) if own is not None else shape.watts or _listed(shape).watts
     if not total:

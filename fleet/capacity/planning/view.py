@@ -3,8 +3,7 @@ budgets, and machines to warm up. Pure, without numpy, for web and the control l
 begins at `at`. Work is concurrent requests, as tested capacity is; batch work is concurrent requests times seconds.
 Money is US dollars. A machine boots before its cell loads, so it is ordered one boot time before the autoscaler orders
 the cell, and kept if it is soon needed again. The reconciler launches and releases such machines like operators'
-spares, within caps and limits.
-"""
+spares, within caps and limits."""
 
 import math
 from collections import Counter, defaultdict
@@ -25,8 +24,7 @@ USUAL_PRIORITY = PRIORITIES[ServingClass.REALTIME]
 @dataclass(frozen=True, slots=True)
 class CellKind:
     """A deployment's cell on an instance type. `per_cell`: tested concurrent requests; `nodes`: its machines;
-    `lost_cache`: cost of cold caches after a start.
-    """
+    `lost_cache`: cost of cold caches after a start."""
 
     instance_type: str
     per_cell: float
@@ -45,8 +43,7 @@ class Demand:
 @dataclass(frozen=True, slots=True)
 class BatchWork:
     """Work due `within_s` after `at`; work with several due times adds up. `is_late`: it would not finish in time, so
-    it is covered like real-time work, evenly until a tenth of its time is left.
-    """
+    it is covered like real-time work, evenly until a tenth of its time is left."""
 
     work: float
     within_s: float
@@ -57,8 +54,7 @@ class BatchWork:
 class PlannedPlace:
     """A deployment in a region. `cells`: running or starting, by type. `demand` None: no forecast, so it keeps its
     cells. `least` and `most`: cells of all types; equal if a user sets the number. `is_bound_by_budget`: the range
-    continues beyond `most`.
-    """
+    continues beyond `most`."""
 
     region: str
     least: int
@@ -72,8 +68,7 @@ class PlannedPlace:
 @dataclass(frozen=True, slots=True)
 class PlannedDeployment:
     """`target`: share of tested capacity for real-time work; `start_up_s`: from a decision until a cell is ready.
-    Deployments with a higher `priority` lose scarce machines later.
-    """
+    Deployments with a higher `priority` lose scarce machines later."""
 
     name: str
     start_up_s: float
@@ -86,8 +81,7 @@ class PlannedDeployment:
 @dataclass(frozen=True, slots=True)
 class MachinePool:
     """Machines of one type in a region at one price per machine and hour, which an unused machine saves; 0 if paid in
-    any case. `count`: maximum; `now`: running. `from_s` and `until_s`: usable time of a block in the plan.
-    """
+    any case. `count`: maximum; `now`: running. `from_s` and `until_s`: usable time of a block in the plan."""
 
     region: str
     instance_type: str
@@ -114,8 +108,7 @@ class CapacitySettings:
     work at p90, above the target, because a target's head-room already covers forecast errors. `solve_s`: time limit of
     the day's program; `whole_s`: of integers in the first `whole_slots`, tried with up to `whole_most` variables.
     Penalties of uncovered load are multiples of the most expensive capacity: a step of priority doubles that of
-    real-time work.
-    """
+    real-time work."""
 
     batch_fill: float = 0.9
     surge_fill: float = 0.9
@@ -130,8 +123,7 @@ class CapacitySettings:
 @dataclass(frozen=True, slots=True)
 class Lack:
     """Load that a plan does not cover. `realtime`: from `at_s` on, for `lasts_s` in total, at most `requests`
-    concurrently. `batch` work due at `at_s`: `requests` is the mean until then.
-    """
+    concurrently. `batch` work due at `at_s`: `requests` is the mean until then."""
 
     deployment: str
     region: str
@@ -155,8 +147,7 @@ class PlannedCells:
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
     """Concurrent real-time requests, expected and to cover, slot by slot. `start_up_s`: assumed start time of
-    a cell.
-    """
+    a cell."""
 
     deployment: str
     region: str
@@ -189,8 +180,7 @@ class PlannedMachines:
 class Order:
     """A change between two slots. `kind`: `start` and `stop` cells, `move` nodes `taken_from` another deployment,
     region or type, `launch` and `give_back` machines of a pool. `dollars`: cost of an hour and the shift; below 0:
-    savings in an hour.
-    """
+    savings in an hour."""
 
     at_s: float
     kind: str
@@ -206,8 +196,7 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
     """`solver`: `whole`, `lp` or `greedy`; `why` no better one. `dollars`: of machines and shifts, slot by slot;
-    `shifts`: starts of cells.
-    """
+    `shifts`: starts of cells."""
 
     at: datetime
     slot_s: int
@@ -238,8 +227,7 @@ def within_budget(
 ) -> tuple[PlannedPlace, ...]:
     """Limits the places of a deployment to its budget in US dollars an hour: each gets its minimum, and the rest is
     shared by the highest p90. `prices`: US dollars an hour of a cell by region; 0: unknown, which counts as nothing, as
-    in the autoscaler. Minimums always stay.
-    """
+    in the autoscaler. Minimums always stay."""
     if budget is None:
         return tuple(places)
     left = max(0.0, budget - sum(place.least * prices[place.region] for place in places))
@@ -265,15 +253,13 @@ FRESH_S = 2700.0
 HELD_S = 1800.0
 """Cells are kept so long after the planned need: a restart within half an hour costs two starts, and the next plan may
 differ. Over two recorded weeks this more than halves the changes for a thousandth of the cost
-(docs/bench/capacity_plan.md).
-"""
+(docs/bench/capacity_plan.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacePlan:
     """A deployment in a region, slot by slot from `at` on: cells; concurrent requests expected, to cover, and for
-    batches (none without a forecast), and the due part. `start_up_s`: assumed start time of a cell.
-    """
+    batches (none without a forecast), and the due part. `start_up_s`: assumed start time of a cell."""
 
     at: datetime
     slot_s: int
@@ -302,8 +288,7 @@ def place_plan(plan: CapacityPlan, deployment: str, region: str) -> PlacePlan | 
 
 def at_load(place: PlacePlan, factor: float) -> PlacePlan:
     """Approximates the plan at a multiple of the load, without a solver: cells grow with the load, due batches stay.
-    Ignores ranges and machines.
-    """
+    Ignores ranges and machines."""
     due = place.due or (0.0,) * len(place.cells)
     cells = tuple(
         math.ceil(count * (cover * factor + more) / (cover + more) - 1e-9) if cover + more else count
@@ -351,8 +336,7 @@ def batch_seconds(place: PlacePlan, now: datetime, within_s: float) -> float:
 
 def batch_time_s(place: PlacePlan, now: datetime, work: float) -> float | None:
     """Seconds from `now` until batches get that much work, in concurrent requests times seconds; None: never in this
-    plan.
-    """
+    plan."""
     if not place.budget or not (mean := sum(place.budget) / len(place.budget)):
         return None
     age_s, left = max(0.0, (now - place.at).total_seconds()), work
@@ -380,7 +364,6 @@ class PlannedSpares:
 
 
 def cells_there(fleet: FleetView) -> Counter[CellGroup]:
-    """Remaining cells by type."""
     staying = (cell for cell in fleet.cells.values() if cell.state not in LEAVING)
     return Counter((cell.deployment, cell.region, cell.instance_type) for cell in staying)
 

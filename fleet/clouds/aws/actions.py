@@ -2,8 +2,7 @@
 Calls that are missing here are not made, and policies allow nothing else. Roles share no action, so that a node cannot
 launch machines and the control plane cannot change its own permissions. Only listed error codes move a launch to
 another pool or repeat it; every other code is a refusal. Answers that are not EC2 errors (time-outs, closed
-connections, unreadable bodies) are `unknown`; the caller handles them.
-"""
+connections, unreadable bodies) are `unknown`; the caller handles them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Call:
     """`service` as boto3 names its client, `operation` as AWS names the call, `actions` of IAM. `bound`: the condition
-    that a policy must set, in words; "" if IAM has no condition for the action.
-    """
+    that a policy must set, in words; "" if IAM has no condition for the action."""
 
     service: str
     operation: str
@@ -137,7 +135,6 @@ NO_QUOTA = frozenset(
 )
 LATER = frozenset({"RequestLimitExceeded", "InternalError", "Unavailable", "ServiceUnavailable"})
 THROTTLED = "RequestLimitExceeded"
-"""The code for too many calls."""
 OF_THE_SUBNET = frozenset({"InsufficientFreeAddressesInSubnet"})
 
 _ONE_BY_ONE = {

@@ -1,7 +1,6 @@
 """Stores launch units, their attempts and the outcomes. Makes no AWS call. Every change of a unit holds its row's lock,
 so that two processes cannot write two attempts. The parameters of a call are stored with its attempt before the call: a
-repeated call must send the same ones.
-"""
+repeated call must send the same ones."""
 
 import secrets
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Makes every call to AWS, within the call budget that all processes share (`fleet.clouds.planning.call_budget`). Never
 calls inside a transaction, and only operations in the table of `actions`. Imports boto3 with the first call, which
 takes 0.25 s and 25 MiB. A call without an answer may have been carried out; `fleet.clouds.planning.launches` handles
-that case.
-"""
+that case."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -102,8 +101,7 @@ _clients: dict[tuple[str, str, bool], Any] = {}
 
 class CallFailed(Exception):
     """AWS did not confirm a call. `code`: AWS's, or "" without an answer; `http_status` is 0 then. `whole`: AWS's full
-    message, up to thousands of characters.
-    """
+    message, up to thousands of characters."""
 
     whole = ""
 
@@ -114,8 +112,7 @@ class CallFailed(Exception):
 
 class Refused(CallFailed):
     """An error answer below 500: nothing was done. `not_before`: the own call budget was used up until then, and
-    nothing was sent.
-    """
+    nothing was sent."""
 
     def __init__(self, code: str, text: str, http_status: int = 400, not_before: datetime | None = None) -> None:
         super().__init__(code, text, http_status)

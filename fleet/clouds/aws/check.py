@@ -1,6 +1,5 @@
 """Checks what an account allows this install in a region, call by call, with dry runs for calls that would change
-something. Changes nothing, in AWS or here.
-"""
+something. Changes nothing, in AWS or here."""
 
 import re
 import time
@@ -205,8 +204,7 @@ def _check_offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
 
 def _check_quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> Iterator[Finding]:
     """Compares the vCPUs of wanted machines, or of one machine of each type with a pool, with the quotas. Reserved
-    capacity has no quota.
-    """
+    capacity has no quota."""
     kinds = sorted({pool.instance_type_id for pool in pools if pool.market not in {*RESERVATIONS, Market.SPOT}})
     if not kinds:
         return

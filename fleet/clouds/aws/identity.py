@@ -1,7 +1,6 @@
 """The install's name in clouds, whether it may change anything there, and the check of a machine's signed proof with
 STS. Contacts one fixed host for each region and follows no redirect. Does not import boto3: it signs nothing, and the
-web process does not need boto3.
-"""
+web process does not need boto3."""
 
 import contextlib
 import http.client

@@ -4,8 +4,7 @@ repeated. Everything that must be found again is tagged by the launch itself, be
 tagged yet. The boot script has no secret, since every process on the machine can read it. It makes a cache of the
 instance's own disks, then fetches the join script from the control plane, so that the text is the same in every
 release. A machine that never joins shuts itself down. Interfaces come from `instance_interfaces.json`, an extract of
-`DescribeInstanceTypes`; all machines of a type get the same ones, because a spare must fit any cell.
-"""
+`DescribeInstanceTypes`; all machines of a type get the same ones, because a spare must fit any cell."""
 
 import re
 from collections.abc import Iterator
@@ -25,8 +24,7 @@ TABLE = Path(__file__).with_name("instance_interfaces.json")
 @dataclass(frozen=True, slots=True)
 class InstanceNetwork:
     """`efa_cards`: indices of the network cards that support EFA. `usage_classes` as EC2 names them: `on-demand`,
-    `spot`, `capacity-block`.
-    """
+    `spot`, `capacity-block`."""
 
     cards: int
     efa_cards: tuple[int, ...]
@@ -90,8 +88,7 @@ TRIES_FOR_S = 3600
 @dataclass(frozen=True, slots=True)
 class Boot:
     """Values for a machine's boot script. `pin`: of the control plane's public keys, as curl takes it; "" if the image
-    trusts the authority of its certificate. `install`, `unit`: as in the machine's tags.
-    """
+    trusts the authority of its certificate. `install`, `unit`: as in the machine's tags."""
 
     server: str
     pin: str
@@ -209,8 +206,7 @@ _MARKET_TYPES = {
 @dataclass(frozen=True, slots=True)
 class LaunchBase:
     """Shared by all launches of one role in a region; from the region's stack. `security_group` allows all traffic
-    within itself, which EFAs need. `root_device`: the image's name for its root volume.
-    """
+    within itself, which EFAs need. `root_device`: the image's name for its root volume."""
 
     install: str
     security_group: str
@@ -310,8 +306,7 @@ def _interface_specs(instance_type: str, subnet: str, group: str) -> Iterator[Re
 
 def _tag_specs(unit: UnitView, attempt: AttemptView, install: str) -> Iterator[Request]:
     """EC2 rejects launches that tag a spot request where none is made
-    (https://github.com/aws/karpenter-provider-aws/issues/5850).
-    """
+    (https://github.com/aws/karpenter-provider-aws/issues/5850)."""
     values = dict(zip(TAGS, (install, unit.id, str(attempt.number), f"switchyard-{unit.id}"), strict=True))
     tags = [{"Key": key, "Value": value} for key, value in values.items()]
     kinds = ["instance", "volume", "network-interface"]

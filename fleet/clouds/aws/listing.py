@@ -2,8 +2,7 @@
 and lists and deletes unattached volumes, network interfaces and spot requests. A list counts only if all pages arrived.
 While a zone does not answer, EC2 rejects lists of the whole region: recorded machines are then listed by ID, zone by
 zone, and those of the silent zone keep their state. A machine without an answer keeps its place too and is listed
-again. EC2 filters every list, so that lists stay short in large fleets.
-"""
+again. EC2 filters every list, so that lists stay short in large fleets."""
 
 import re
 from collections import defaultdict
@@ -31,7 +30,6 @@ from kernel import live, wake_ups
 __all__ = ["ENDED", "Instance", "Listing", "listing_store", "machines_refresh", "region_list", "states_store"]
 
 BY_FILTER = 200
-"""Values of one filter at most."""
 BY_ID = 500
 
 
@@ -91,8 +89,7 @@ def _zone_by_zone(cloud: CloudRegion, now: datetime) -> Listing:
 
 def machines_refresh(rows: Sequence[Machine], now: datetime) -> None:
     """Lists single machines and stores their states. Machines that are missing in the answer keep their state. Uses a
-    filter, because EC2 rejects requests by ID for machines that are not visible yet.
-    """
+    filter, because EC2 rejects requests by ID for machines that are not visible yet."""
     by_region: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         by_region[row.region_id].append(row.provider_id)
@@ -253,7 +250,6 @@ def reservations_read(region: str, ids: Collection[str]) -> tuple[Reservation, .
 
 _INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
 RESERVATIONS = 10
-"""IDs in one call."""
 
 
 def region_places(cloud: CloudRegion, now: datetime) -> int:

@@ -1,7 +1,6 @@
 """Reads the queues of cloud notices, and parses the EventBridge messages in them. Parsing is pure: text in, meaning
 out. Both documented spellings of the Capacity Block event are accepted. A message can only announce that a machine
-ends: a wrong one costs a replacement, and a lost one is found by polling.
-"""
+ends: a wrong one costs a replacement, and a lost one is found by polling."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,7 @@ class Message:
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
     """`waiting`: about how many messages can be received. `has_dead_letters`: repeatedly received messages move to
-    another queue.
-    """
+    another queue."""
 
     waiting: int
     has_dead_letters: bool

@@ -1,6 +1,5 @@
 """S3 objects as streams. Readers start anywhere and resume after a broken body; writers write an object once, in parts,
-and never replace a different one. Memory holds one part of each. Knows nothing about the content.
-"""
+and never replace a different one. Memory holds one part of each. Knows nothing about the content."""
 
 import hashlib
 import io
@@ -201,8 +200,7 @@ class ObjectWriter:
 
     def _is_there(self) -> bool:
         """Compares the content: an answer may have been lost, or another process wrote the same. Encrypted buckets have
-        ETags that are no digests.
-        """
+        ETags that are no digests."""
         where = f"s3://{self._place['Bucket']}/{self._place['Key']}"
         try:
             with ObjectReader(self._region, self._place["Bucket"], self._place["Key"]) as there:

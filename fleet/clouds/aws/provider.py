@@ -1,8 +1,7 @@
 """Machines of EC2. Launches a unit in steps of at most one launch call or one search, as
 `fleet.clouds.planning.launches` decides from rows. A step is stored before it is carried out, so that another process
 can continue after a crash. Machine states come from lists (`listing`); only machines that were not listed for a while
-cost an AWS call.
-"""
+cost an AWS call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,8 +112,7 @@ def _plan_step(
     unit: LaunchUnit, subjects: Sequence[str], install: str, now: datetime
 ) -> Launched | NothingLaunched | ProviderError | _Search | LaunchAttempt:
     """Decides and stores the next step. A returned attempt must be called now. Errors are returned and not raised, so
-    that the stored rows stay.
-    """
+    that the stored rows stay."""
     rows = {row.number: row for row in unit.attempts.all()}
     views = [attempt_view(row) for row in rows.values()]
     view = unit_view(unit, max(1, len(subjects)), wanted=bool(subjects))
@@ -155,8 +153,7 @@ def _set_reason(unit: LaunchUnit, reason: str) -> None:
 
 def _check_wanted(unit: LaunchUnit, subjects: Sequence[str]) -> None:
     """Prevents launches for nodes that were given back while this process slept. Giving back waits for this transaction
-    and then sees the attempt.
-    """
+    and then sees the attempt."""
     if unit.role != MachineRole.NODE:
         return
     orders = ProviderCall.objects.select_for_update(of=("self",)).filter(node_id__in=subjects)

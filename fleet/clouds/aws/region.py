@@ -1,8 +1,7 @@
 """Reads the outputs of a region's stack (`deploy/aws/region.yaml`), the capacity of its zones, and machine prices: on
 demand from AWS's price list, spot from its history. Changes nothing, in AWS or here. Errors name the stack and the
 missing output, so that an operator knows what to update. Ambiguous prices are left out: an unknown price is better than
-a wrong one.
-"""
+a wrong one."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from fleet.clouds.planning.upkeep import CloudBase, ZoneBase
 
 PRICE_LIST = "us-east-1"
 """One of the regions that serve the price list of all regions
-(https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html).
-"""
+(https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html)."""
 LINUX = {
     "operatingSystem": "Linux", "tenancy": "Shared", "preInstalledSw": "NA", "capacitystatus": "Used",
 }  # fmt: skip
@@ -99,7 +97,6 @@ NEEDED = (
 )  # fmt: skip
 IMAGE_OUTPUTS = ("NeuronImage", "GpuImage", "IngressImage")
 TOPOLOGY_IDS = 10
-"""Reservations in one call."""
 
 
 class StackRefused(Exception):

@@ -1,7 +1,6 @@
 """How many calls the control plane makes to EC2 in one account and region, and which machines the next topology call
 covers. Pure. EC2 meters calls by token buckets. Each call has an own bucket, smaller by `OWN_SHARE` and shared by all
-processes: other users of the account keep the rest, and calls wait here instead of being throttled.
-"""
+processes: other users of the account keep the rest, and calls wait here instead of being throttled."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -74,7 +73,6 @@ def bucket_of(call: str) -> str:
 
 
 def full(name: str, now: datetime) -> Bucket:
-    """Returns a full bucket."""
     return Bucket(_own_rate(name, halved=False).size, now)
 
 

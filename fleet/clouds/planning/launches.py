@@ -3,8 +3,7 @@ many machines an hour may be launched. Pure. Each attempt has a number, a pool a
 cloud carries out calls with the same token once. An attempt without an answer is repeated unchanged, and the next
 attempt begins only when the previous one can yield no more machines. If repeating is unsafe or unwanted, its machines
 are searched for by tags. The provider itself checks the cap last before a launch, so that no planner, bug or operator
-can exceed it; launches in doubt count.
-"""
+can exceed it; launches in doubt count."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ class AttemptSettings:
     """Seconds. Pauses between calls or searches for an attempt are half its age, `again_least_s` to `again_most_s`.
     `token_trusted_s`: how long a token is repeated; AWS does not state how long it remembers one. `visible_after_s`:
     after this long a launched machine is in every complete list. `hopeless_again_s`: before pools are evaluated again
-    if none is usable.
-    """
+    if none is usable."""
 
     again_least_s: float = 5.0
     again_most_s: float = 300.0
@@ -48,16 +46,14 @@ IN_DOUBT_IF_REPEATED = {
     LaunchOutcome.NO_QUOTA: "found no quota",
 }
 """Outcomes that the cloud may decide before it checks the token: after a repeated call they prove nothing about earlier
-calls.
-"""
+calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
     """One try of a unit. `pool`: as of the attempt, because a repeated call must send the same. `called_at`: start of
     the last call, written before it; `begun_at` at first. `outcome` None: not known. `again_at`: nothing happens before
-    it. `ended_at` None: open.
-    """
+    it. `ended_at` None: open."""
 
     number: int
     token: str
@@ -77,8 +73,6 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class WriteAttempt:
-    """Store this before the call."""
-
     number: int
     token: str
     pool: PoolView
@@ -228,8 +222,7 @@ WINDOW = timedelta(hours=1)
 @dataclass(frozen=True, slots=True)
 class LaunchCap:
     """Of one region. `machines`: launched in an hour. `price_per_hour`: US dollars an hour of the machines that were
-    launched within an hour; None: no limit.
-    """
+    launched within an hour; None: no limit."""
 
     machines: int
     price_per_hour: float | None = None
@@ -238,8 +231,7 @@ class LaunchCap:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """Machines of an attempt that was carried out or is in doubt. `price_per_hour`: of one machine, in US dollars, or
-    None.
-    """
+    None."""
 
     at: datetime
     count: int

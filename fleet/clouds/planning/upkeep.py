@@ -4,8 +4,7 @@ machines follow, one spare or whole cell at a time, announced like a provider's 
 and the disruption ledger applies; two failed boots roll it back. Ownership is an object in the install's bucket: each
 write requires the version that this install wrote before, so that a copied database becomes read-only. Garbage is what
 no row references in two complete lists and a grace period apart; each list deletes a limited number. If too many
-resources of a kind have no record, the records are probably wrong (an old backup), and the kind is held.
-"""
+resources of a kind have no record, the records are probably wrong (an old backup), and the kind is held."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from kernel.tones import Tone
 
 class ImageState(StrEnum):
     """`asked`: the cloud has not confirmed the image. `canary`: one unit is tried. `back`: machines on the new image
-    are replaced by the old one. `refused`: never started.
-    """
+    are replaced by the old one. `refused`: never started."""
 
     ASKED = "asked"
     CANARY = "canary"
@@ -54,8 +52,7 @@ SETTINGS = ImageSettings()
 @dataclass(frozen=True, slots=True)
 class ImageMachine:
     """A machine that may run. `unit`: of its launch. `cell`: of its node, "" for a spare. `is_new`: launched from the
-    new image. `is_leaving`: its end was announced.
-    """
+    new image. `is_leaving`: its end was announced."""
 
     node: str
     unit: str
@@ -69,8 +66,7 @@ class ImageMachine:
 @dataclass(frozen=True, slots=True)
 class ImageStep:
     """`leave`: nodes whose end is announced now. `booted`, `failed`: nodes that became ready and units that failed to
-    boot, so far.
-    """
+    boot, so far."""
 
     state: ImageState
     reason: str
@@ -81,8 +77,7 @@ class ImageStep:
 
 def takes_new(state: ImageState, machines: Sequence[ImageMachine], open_units: Collection[str]) -> bool:
     """Whether the next launch uses the new image; during the canary, only if no launch is open. `open_units`: units
-    whose launch from it is open.
-    """
+    whose launch from it is open."""
     if state is ImageState.CANARY:
         return not open_units and not any(one.is_new and one.state is not NodeState.LOST for one in machines)
     return state is ImageState.ROLLING
@@ -208,8 +203,7 @@ PASS_COUNTS_S = 60.0
 @dataclass(frozen=True, slots=True)
 class InstallFigures:
     """`reconciled_s`: seconds since the reconciler's last complete pass, `last_pass_s`: of the control loop that is
-    furthest behind. Both are None before the first pass.
-    """
+    furthest behind. Both are None before the first pass."""
 
     cells_wanted: int
     cells_ready: int
@@ -243,8 +237,6 @@ STALE_AFTER = timedelta(minutes=15)
 
 
 class Verdict(StrEnum):
-    """`again`: unknown, try again."""
-
     OWNER = "owner"
     LOST = "lost"
     AGAIN = "again"
@@ -282,8 +274,7 @@ class ResourceKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Resource:
     """A listed resource. `is_recorded`: a row exists, even if that row says that the resource should be gone.
-    `created_at` None: not stated; its age counts from the first list with it.
-    """
+    `created_at` None: not stated; its age counts from the first list with it."""
 
     kind: ResourceKind
     id: str
@@ -295,8 +286,7 @@ class Resource:
 @dataclass(frozen=True, slots=True)
 class GarbagePolicy:
     """`deleted_at_once`: for each kind and list. A kind is held while more than `unknown_least` resources, and more
-    than `unknown_most_share` of the machines, have no record. Limits that are None do not apply.
-    """
+    than `unknown_most_share` of the machines, have no record. Limits that are None do not apply."""
 
     grace_period_s: float
     lists: int = 2
@@ -319,8 +309,7 @@ FILES = GarbagePolicy(grace_period_s=86_400.0, lists=1)
 @dataclass(frozen=True, slots=True)
 class GarbagePlan:
     """`suspects`: since when each unreferenced resource has been listed, by ID. `held`: why some kinds are left alone,
-    or "".
-    """
+    or ""."""
 
     delete: tuple[Resource, ...]
     suspects: Mapping[str, datetime]

@@ -1,7 +1,6 @@
 """Garbage collection: lists what providers and clouds hold for this fleet and deletes what no row references, as
 `fleet.clouds.planning.upkeep` decides. Each source is listed before its rows are read, so that a launch in between is
-known. Also lists the machines of cloud regions and stores their states.
-"""
+known. Also lists the machines of cloud regions and stores their states."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,8 +52,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class GarbageSource:
     """One complete list. `delete` returns what it deleted, and logs what it could not. `place`: region or provider of
-    the incident and events.
-    """
+    the incident and events."""
 
     subject: str
     policy: GarbagePolicy
@@ -124,8 +122,7 @@ def provider_garbage(provider: str, before: Mapping[str, datetime]) -> GarbageSo
 
 def provider_garbage_collect(provider: str, before: Mapping[str, datetime], *, now: datetime) -> Mapping[str, datetime]:
     """Lists a provider's machines, terminates unreferenced ones, and returns the suspects. Blocks as long as the
-    provider does; a failed list keeps the suspects.
-    """
+    provider does; a failed list keeps the suspects."""
     try:
         source = provider_garbage(provider, before)
     except ProviderError as error:

@@ -1,7 +1,6 @@
 """Moves the machines of an instance type in a region to another image, and back; `fleet.clouds.planning.upkeep` decides
 the steps, and machines leave by notices. The web process stores only the request: only the loop `fleet.cloud` calls the
-cloud, outside transactions.
-"""
+cloud, outside transactions."""
 
 import re
 from dataclasses import dataclass

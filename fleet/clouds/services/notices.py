@@ -1,8 +1,7 @@
 """Stores what a cloud announces about machines, one row for each, and settles notices that are over. Sources are the
 region's queue, DescribeInstanceStatus and the ends of Capacity Blocks; nodes report their own metadata to
 `node_notices`. Each source may be late or silent, and all write the same rows. `fleet.faults.planning.notices` decides
-the consequences.
-"""
+the consequences."""
 
 import logging
 from collections.abc import Mapping
@@ -51,8 +50,7 @@ log = logging.getLogger(__name__)
 
 def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
     """Reads the region's queue. Messages that cannot be parsed stay and move to the dead letters after the queue's
-    number of receives.
-    """
+    number of receives."""
     url = cloud.base.get("queue_url", "")
     if not url:
         return
@@ -76,8 +74,7 @@ def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
 
 def _handle_message(cloud: CloudRegion, message: Message, now: datetime) -> bool:
     """Whether to delete the message. It is deleted after the rows are written, so a crash in between processes it
-    twice.
-    """
+    twice."""
     try:
         meaning = parse(message.body)
     except UnreadableNotice as error:

@@ -1,8 +1,7 @@
 """Declares cloud regions and reads their stacks and prices. Only the loop `fleet.cloud` calls the cloud, so creating a
 region never waits. A region is usable once it is `ready`. A refused stack is read again every minute, because an
 operator is fixing it. Later readings add pools and never change what a user may have set. A failed price list loses
-only the price, after a week.
-"""
+only the price, after a week."""
 
 import logging
 import re
@@ -143,8 +142,7 @@ def _pool_columns(found: PoolFound) -> dict[str, Any]:
 
 RATED = (Market.ON_DEMAND, Market.OPEN, Market.RESERVED)
 """Markets billed as on demand. Capacity Blocks are paid in advance, and no list has the price of interruptible
-reservations.
-"""
+reservations."""
 KEPT = timedelta(days=7)
 """Older prices count as unknown."""
 

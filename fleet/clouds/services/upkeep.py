@@ -2,8 +2,7 @@
 ownership of the clouds; incidents of launches that need an operator; and the figures for CloudWatch. Each region has
 its own thread and lease, so that one that does not answer delays no other, and two controllers do not call twice. A
 region whose last round still runs is skipped; a hanging round is logged, and passes do not count as complete. The
-worker sends the figures, not the control loops, so that an alarm fires when the loops fail.
-"""
+worker sends the figures, not the control loops, so that an alarm fires when the loops fail."""
 
 import json
 import logging
@@ -142,8 +141,7 @@ def cloud_claim(*, confirm: str, now: datetime) -> Install:
 
 WAIT_MOST_S = 0.6
 """Wait for the own call budget, 0.8 calls a second: without a wait, every second of the one-second steps would get no
-call; with it, every fourth. The region's other steps wait as long.
-"""
+call; with it, every fourth. The region's other steps wait as long."""
 
 
 def cloud_places(cloud: CloudRegion, now: datetime, wait: Callable[[float], None] = time.sleep) -> None:
@@ -228,7 +226,6 @@ class Step:
 
 
 SPOT_PRICES_EVERY_S = 3600.0
-"""They move a few times a day."""
 READ_AGAIN_S = 60.0
 """Of a refused stack, which an operator is fixing."""
 READ_DAILY_S = 86_400.0
@@ -310,7 +307,6 @@ class CloudUpkeep:
 
 
 def this_process() -> str:
-    """The same for all threads."""
     return this_holder().rpartition(":")[0]
 
 
@@ -320,8 +316,7 @@ RECONCILER = "fleet.reconcile"
 def cloud_metrics_send(now: datetime) -> str:
     """Sends the current figures in one call without retries, because the next follow in a minute. Blocks for up to 23
     s. Installs without an AWS region and read-only ones send nothing: a copied database would silence the original's
-    alarm. Returns why nothing was sent, or "".
-    """
+    alarm. Returns why nothing was sent, or ""."""
     home = _alarm_region()
     if home is None:
         return "no region of aws is ready"

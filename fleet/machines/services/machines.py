@@ -1,6 +1,5 @@
 """Invites hosts, lets them join, and removes machines. Never decides what runs on a machine; providers do
-(`fleet.clouds.machines`).
-"""
+(`fleet.clouds.machines`)."""
 
 import contextlib
 import hashlib
@@ -258,8 +257,7 @@ def _nonce_digest(nonce: str) -> str:
 
 def join_refused(*, token: str, address: str, reason: str, now: datetime) -> None:
     """Counts a host that did not join, with an event. To limit events, each known token gets `REFUSALS_PER_MIN`, and
-    all unknown tokens together one in ten minutes.
-    """
+    all unknown tokens together one in ten minutes."""
     row = _invitation_row(token)
     JOINS_REFUSED.labels("known" if row else "unknown").inc()
     kept, window = (REFUSALS_PER_MIN, timedelta(minutes=1)) if row else (1, STRANGERS_EVERY)
@@ -353,8 +351,7 @@ def _start_leaving(machine: Machine, actor: str, reason: str, why: str, now: dat
 
 def machine_launched(node: Node, *, now: datetime) -> None:
     """Creates the machine of a node whose provider recorded none, one for each launch, with the node's digits if they
-    are free. Joined hosts get theirs by nonce and keep their row.
-    """
+    are free. Joined hosts get theirs by nonce and keep their row."""
     if node.region.provider == POOLED:
         return
     columns = {

@@ -1,7 +1,6 @@
 """Orders to providers as rows: written in the transaction that decides them, claimed by one attempt at a time, and
 deleted when carried out. Calls no provider. A claim lasts seconds and is renewed while its call runs, so that another
-process soon takes over from a killed one. Repeated calls are harmless because they have the same node ID.
-"""
+process soon takes over from a killed one. Repeated calls are harmless because they have the same node ID."""
 
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -69,8 +68,7 @@ def provider_order(
 
 def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[list[ProviderCall]]:
     """Claims the due orders, most urgent first: each list is one call, of a unit's launches or one order. `free`: how
-    many more calls each provider may have; `otherwise`: the number for other providers.
-    """
+    many more calls each provider may have; `otherwise`: the number for other providers."""
     if not ProviderCall.objects.filter(due_at__lte=now).exists():  # the usual pass: saves most of its time
         return []
     full = [provider for provider, slots in free.items() if slots <= 0]
@@ -122,8 +120,7 @@ def claims_renew(claims: Collection[str], *, now: datetime) -> None:
 
 def call_end(call: ProviderCall) -> bool:
     """Ends a call, in the transaction that stores its result. Returns False if another order or attempt has replaced
-    it.
-    """
+    it."""
     Node.objects.select_for_update().filter(id=call.node_id).first()
     own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
     if own.filter(action=call.action).delete()[0]:
@@ -134,8 +131,7 @@ def call_end(call: ProviderCall) -> bool:
 
 def call_retry(call: ProviderCall, *, now: datetime, retry_after_s: float | None = None) -> datetime | None:
     """Schedules a call again, in the transaction that stores the reason: after a pause as long as the order's age, and
-    at least `retry_after_s`. Returns when; None if another order or attempt has replaced it.
-    """
+    at least `retry_after_s`. Returns when; None if another order or attempt has replaced it."""
     Node.objects.select_for_update().filter(id=call.node_id).first()
     own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
     age_s = (now - call.requested_at).total_seconds()

@@ -1,7 +1,6 @@
 """Carries out orders to providers, and queries them about machines in doubt: the loop `fleet.provision`. Each call has
 its own thread, so that a slow provider delays neither a pass nor another provider. A hanging call keeps its slot, is
-retried by another attempt, and is logged; meanwhile passes do not count as complete.
-"""
+retried by another attempt, and is logged; meanwhile passes do not count as complete."""
 
 import logging
 import threading
@@ -51,8 +50,7 @@ CALL_LIMIT_S = 60.0
 GARBAGE_EVERY_S = 60.0
 LAUNCH_ATTEMPTS = 3
 """Attempts without an answer, because they hung or their process died, before the launch fails. "Not now" and "unknown"
-do not count: the node waits for its machine.
-"""
+do not count: the node waits for its machine."""
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +147,7 @@ def machines_describe(provider: str, nodes: list[str]) -> None:
 
 def call_carry_out(calls: Sequence[ProviderCall]) -> None:
     """Makes one claimed call and stores its result: the launches of a unit, or one order. After a crash in between the
-    call is repeated, which is harmless.
-    """
+    call is repeated, which is harmless."""
     try:
         if calls[0].action == ProviderAction.LAUNCH:
             _launch(calls)
@@ -248,8 +245,7 @@ def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
 
 def _note_one_failure(call: ProviderCall, error: ProviderError, now: datetime) -> None:
     """A refused launch loses the node, and one that may succeed later waits; an agent that did not start is found dead
-    again; a failed termination is retried.
-    """
+    again; a failed termination is retried."""
     is_launch = call.action == ProviderAction.LAUNCH
     if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
         next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)

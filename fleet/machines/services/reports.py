@@ -1,8 +1,7 @@
 """Stores the reports of machine agents and the notices about machines, one open row for each kind and machine. Moves
 machines by their reports: to free once they joined or wiped their data, and to gone once they have left. A node may be
 compromised: it can report only about its own machine, once a minute of each kind, and withdraws only its own
-statements.
-"""
+statements."""
 
 import ipaddress
 import logging
@@ -63,8 +62,7 @@ class ReceivedMachineReport(msgspec.Struct, frozen=True):
 
 def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str, Conflict]:
     """Stores the facts in hellos. Returns the rejected agents with the reason: no facts, invalid facts, or no
-    machine.
-    """
+    machine."""
     refused = {}
     for hello in hellos:
         try:
@@ -194,8 +192,7 @@ def notice_record(
     now: datetime,
 ) -> bool:
     """Stores a source's statement about a machine, or its withdrawal. Returns whether it changed anything: not if it is
-    known, confirmed, or outdated. `since`: start of the event; None: now.
-    """
+    known, confirmed, or outdated. `since`: start of the event; None: now."""
     with transaction.atomic():
         Machine.objects.select_for_update().only("pk").get(pk=machine.pk)
         row = CloudNotice.objects.filter(machine=machine, kind=kind).order_by("-pk").first()

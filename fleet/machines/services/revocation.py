@@ -1,6 +1,5 @@
 """Revokes the credentials and certificates of a node or machine that may be compromised. Its socket is cut within 5 s;
-all other hosts receive the revocation and reject its next connection.
-"""
+all other hosts receive the revocation and reject its next connection."""
 
 from datetime import datetime
 
@@ -65,8 +64,7 @@ def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
 
 def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Revokes a machine and its node or ingress. A joined host is gone immediately, or once its node is replaced. Does
-    nothing if nothing is left to revoke.
-    """
+    nothing if nothing is left to revoke."""
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
         node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()

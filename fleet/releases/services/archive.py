@@ -1,8 +1,7 @@
 """Stores releases of the agent: the source of each in its own folder, for agents on this computer, and one archive for
 each Python and processor, for hosts. Archives contain all imports and have the same bytes each time. The archive for
 this process's Python is packed from its own environment, as pinned by `requirements.lock`; others are downloaded by the
-lock's hashes when an operator orders them (`manage.py agent_archive`). Hosts download nothing else.
-"""
+lock's hashes when an operator orders them (`manage.py agent_archive`). Hosts download nothing else."""
 
 import gzip
 import hashlib
@@ -232,8 +231,7 @@ def _source_files(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
 
 def _pack_archive(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
     """Writes an archive: sorted, without times, owners or paths of this host. Each process writes its own file until it
-    is complete, because others may write the same.
-    """
+    is complete, because others may write the same."""
     own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source_files(source))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -289,8 +287,7 @@ def _file_digest(path: Path) -> str:
 
 def unfinished_archives_delete(now_s: float) -> int:
     """Deletes files that killed processes left while packing or downloading, and returns how many. `now_s` as
-    `time.time`. Files younger than an hour may still be in use by any home that shares the cache.
-    """
+    `time.time`. Files younger than an hour may still be in use by any home that shares the cache."""
     removed = 0
     for path in (*_archive_folder().glob("*.part"), *_archive_folder().glob(f"{_FETCHED}*")):
         with suppress(OSError):  # another controller may remove it

@@ -1,8 +1,7 @@
 """Registers and removes releases of the agent, records refused agents, and runs rollouts: the loop `fleet.agents`.
 Releases that nothing needs are removed when a controller starts, because that is when releases are added. An order is
 stored before the provider is called, and repeated until the agent reports the release, so that a killed controller
-costs only the rest of its lease.
-"""
+costs only the rest of its lease."""
 
 import logging
 import os
@@ -113,8 +112,7 @@ def handed_out_release() -> str:
 
 def archives_note(row: AgentRelease) -> None:
     """Records a release's archives on this host, after packing our own Python's. Archives recorded by another host
-    stay, because machines accept one digest.
-    """
+    stay, because machines accept one digest."""
     found = {one.tag: {"digest": one.digest, "size_bytes": one.path.stat().st_size} for one in archives(row.id)}
     row.archives = {**found, **row.archives}
     AgentRelease.objects.filter(id=row.id).update(archives=row.archives)
@@ -143,8 +141,7 @@ ARCHIVE_KEPT_S = 30 * 24 * 3600.0
 
 def releases_refresh(*, now: datetime) -> None:
     """Registers this control plane's release and removes unneeded ones. Errors are logged, because the fleet works
-    without it.
-    """
+    without it."""
     try:
         release_register(now=now)
     except (DatabaseError, OSError, NoRelease) as error:
@@ -441,8 +438,7 @@ def _store_move(decision: MoveAgent, now: datetime) -> None:
 
 def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
     """Moves agents whose last reported release differs from their order, and those that report none: an older report
-    may precede a fault. Machines receive it with their orders.
-    """
+    may precede a fault. Machines receive it with their orders."""
     told = {move.agent: move for move in AgentMove.objects.filter(moved_at__isnull=False)}
     wanted: dict[str, dict[str, str]] = {}
     for agent in agents:

@@ -1,7 +1,6 @@
 """A compromised node or ingress sends anything that the protocol allows: all other reports are still stored, every
 control loop completes its pass, and every page and resource about it is served. `SWITCHYARD_FUZZ=2000` tries that many
-messages.
-"""
+messages."""
 
 import json
 import os

@@ -1,6 +1,5 @@
 """Rotation of authorities: none signs before all holders trust it, and none is dropped before its last certificate
-expires.
-"""
+expires."""
 
 from datetime import UTC, datetime, timedelta
 

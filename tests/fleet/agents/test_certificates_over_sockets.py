@@ -1,6 +1,5 @@
 """Certificates over agents' sockets: only for the agent's own name, with new credentials, and with changed authorities
-as soon as they change.
-"""
+as soon as they change."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta

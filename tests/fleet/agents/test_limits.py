@@ -1,6 +1,5 @@
 """Token buckets; credential lookups of unauthenticated connections; the queue of hellos; whether a web process is
-behind; and the causes of orders.
-"""
+behind; and the causes of orders."""
 
 import heapq
 import random

@@ -1,6 +1,5 @@
 """The control plane's end of agents' sockets, with PostgreSQL and Valkey: authentication, storage of reports, and
-answers.
-"""
+answers."""
 
 import asyncio
 import threading

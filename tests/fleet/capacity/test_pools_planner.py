@@ -40,7 +40,6 @@ UNIT = UnitView("u-1", "us-east-1", "trn1.32xlarge", 2, ALL)
 
 
 def pool(number: int, **changes: Any) -> PoolView:
-    """On demand, in an own zone."""
     own = PoolView(
         id=number,
         region="us-east-1",

@@ -1,6 +1,5 @@
 """A provider whose machines get addresses, ports and places after the launch call. The fleet takes them from the
-agents' hellos.
-"""
+agents' hellos."""
 
 from collections.abc import Sequence
 

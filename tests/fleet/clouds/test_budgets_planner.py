@@ -1,6 +1,5 @@
 """The call budget stays within EC2's bucket, always refills, and halves after throttling. The launch cap counts
-machines and dollars an hour. Topology calls cover every machine soon and none too often.
-"""
+machines and dollars an hour. Topology calls cover every machine soon and none too often."""
 
 from datetime import timedelta
 

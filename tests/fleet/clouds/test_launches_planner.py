@@ -150,8 +150,7 @@ def test_where_no_pool_may_be_used_it_is_looked_at_again_later() -> None:
 @dataclass
 class ModelCloud:
     """EC2 as documented: all or none, once for a token while it remembers it, and lagging lists. `forbids`: its answer
-    to every launch before it checks the token; None: it checks.
-    """
+    to every launch before it checks the token; None: it checks."""
 
     now: datetime = NOW
     room: dict[int, int] = field(default_factory=dict)

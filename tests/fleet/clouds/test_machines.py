@@ -1,6 +1,5 @@
 """The `machines` provider: one machine for a launch however often it is called, none assigned twice, and only wiped
-ones.
-"""
+ones."""
 
 from concurrent.futures import ThreadPoolExecutor
 

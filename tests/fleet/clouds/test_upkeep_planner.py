@@ -1,6 +1,5 @@
 """Figures for the external alarm fit into one call. Only the writer of the object owns the clouds. Garbage is deleted
-after two lists and a grace period, a few per list, and never while records may be lost.
-"""
+after two lists and a grace period, a few per list, and never while records may be lost."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta

@@ -1,6 +1,5 @@
 """Machines on the page of nodes (list, join command, removal), and on a cell's page (place, price, notices, unused
-pools).
-"""
+pools)."""
 
 import re
 from datetime import timedelta

@@ -1,6 +1,5 @@
 """Orders to providers: carried out once although processes crash, delayed by no slow provider; outdated statuses do not
-count.
-"""
+count."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,5 @@
 """Kept releases: those that something names, new ones, and the way back. Rollouts: tables of single steps, and a
-simulated fleet with late, changed and lost agents and crashing controllers.
-"""
+simulated fleet with late, changed and lost agents and crashing controllers."""
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -313,7 +312,6 @@ class World:
             self.view = replace(self.view, state=decision.to)
 
     def live(self) -> None:
-        """One second passes."""
         self.now += timedelta(seconds=1)
         for one in list(self.agents.values()):
             fate, move = self.fates[one.id], one.move

@@ -1,6 +1,5 @@
 """Allowed URLs, signatures and retries; chat messages have a sentence, the main facts and a link, and names cannot
-become mentions.
-"""
+become mentions."""
 
 import hashlib
 import hmac

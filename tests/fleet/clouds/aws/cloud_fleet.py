@@ -1,6 +1,5 @@
 """A region in the test cloud: its stack, two pools of Trainium, and orders through the fleet's services. Time is the
-cloud's.
-"""
+cloud's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,7 +105,6 @@ def make_fleet(world: World, kind: str = TRN1) -> CloudFleet:
 
 
 def make_pool(position: int, zone: str, subnet: str, **columns: Any) -> CapacityPool:
-    """On demand by default."""
     defaults = {"market": Market.ON_DEMAND, "zone_id": ZONES[zone], "image": IMAGE, "instance_type_id": TRN1}
     return CapacityPool.objects.create(
         region_id=REGION,

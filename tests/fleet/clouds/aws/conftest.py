@@ -20,7 +20,6 @@ def cloud_fleet(
     monkeypatch: pytest.MonkeyPatch,
     settings: Any,
 ) -> "CloudFleet":
-    """An empty region of `aws`."""
     from functools import cache
 
     from tests.fleet.clouds.aws.cloud_fleet import make_fleet, moment

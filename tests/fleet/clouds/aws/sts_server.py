@@ -18,8 +18,7 @@ REFUSAL = "<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code><Message>
 @dataclass
 class Sts:
     """Answers with a status, headers and a body, and records the requests. `before` runs before each answer. `drips`:
-    sends its body one byte at a time while a client reads.
-    """
+    sends its body one byte at a time while a client reads."""
 
     url: str
     status: int = 200

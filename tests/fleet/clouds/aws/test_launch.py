@@ -1,6 +1,5 @@
 """Launch requests are valid in EC2's model and match their golden files. The boot script is small, has no secret, runs
-the join script, retries, and shuts down machines that never join.
-"""
+the join script, retries, and shuts down machines that never join."""
 
 import subprocess
 from dataclasses import replace

@@ -1,6 +1,5 @@
 """Launches of units with PostgreSQL and the test cloud: once, whole, in one zone, although answers are lost, and
-terminated when given back.
-"""
+terminated when given back."""
 
 import pytest
 
