@@ -31,7 +31,7 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
         """
         filterset = None if view.detail else self.get_filterset(request, queryset, view)
         known: Mapping[str, Any] = filterset.filters if filterset else {}
-        errors = _misused(request.query_params, known, _common(view))
+        errors = _misused(request.query_params, known, _common_parameters(view))
         if filterset is not None:
             errors |= _malformed(filterset, skip=set(errors)) | _in_utc(filterset)
         if errors:
@@ -59,7 +59,7 @@ class Ordering(BaseFilterBackend):
             return []
         described = "Fields to order by, most significant first; `-` before a field: descending."
         schema = {"type": "array", "items": {"type": "string", "enum": names}, "maxItems": MOST_FIELDS}
-        return [_parameter("ordering", described, schema) | {"style": "form", "explode": False}]
+        return [query_parameter("ordering", described, schema) | {"style": "form", "explode": False}]
 
 
 class WatchParameters(BaseFilterBackend):
@@ -95,16 +95,18 @@ class WatchParameters(BaseFilterBackend):
         patience = "Seconds to wait for a change, if there is none yet."
         limits = {"type": "integer", "minimum": 0, "maximum": MAX_WATCH_TIMEOUT_S, "default": DEFAULT_WATCH_TIMEOUT_S}
         described = (
-            [] if _is_time_filter(view) else [_parameter("since", since, {"type": "string", "pattern": f"^({FORM})$"})]
+            []
+            if _is_time_filter(view)
+            else [query_parameter("since", since, {"type": "string", "pattern": f"^({FORM})$"})]
         )
-        return [*described, _parameter("timeout", patience, limits)]
+        return [*described, query_parameter("timeout", patience, limits)]
 
 
 WATCH_PARAMETERS = ("since", "timeout")
 MOST_FIELDS = 3
 
 
-def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+def query_parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 
@@ -116,8 +118,7 @@ def _is_time_filter(view: Any) -> bool:
     return "since" in getattr(getattr(view, "filterset_class", None), "base_filters", {})
 
 
-def _common(view: Any) -> tuple[str, ...]:
-    """Parameters that are not filters."""
+def _common_parameters(view: Any) -> tuple[str, ...]:
     if view.detail:
         return ()
     paging = (view.paginator.cursor_query_param, view.paginator.page_size_query_param)

@@ -17,7 +17,7 @@ from rest_framework.response import Response
 from rest_framework.utils.urls import remove_query_param, replace_query_param
 from rest_framework.views import APIView
 
-from controlplane.api.filters import MOST_FIELDS
+from controlplane.api.filters import MOST_FIELDS, query_parameter
 
 NEXT = "http://127.0.0.1:8000/api/v1/events?cursor=eyJkIjoibiJ9%3A1vMxyz%3Aabc"
 _SALT = "controlplane.api.pagination"
@@ -46,7 +46,7 @@ class CursorPages(BasePagination):
         back = cursor is not None and cursor["b"]
         rows = queryset.order_by(*(_order(key, back) for key in keys))
         if cursor is not None:
-            rows = rows.filter(_beyond(keys, _typed(cursor["v"]), back))
+            rows = rows.filter(_rows_after(keys, _typed(cursor["v"]), back))
         fetched = list(rows[: size + 1])
         more, page = len(fetched) > size, fetched[:size]
         if back:
@@ -92,13 +92,9 @@ class CursorPages(BasePagination):
         size = {"type": "integer", "minimum": 1, "maximum": self.max_page_size, "default": self.page_size}
         where = "Position of the page. Use the links `next` and `previous` instead of building one."
         return [
-            _parameter(self.cursor_query_param, where, {"type": "string"}),
-            _parameter(self.page_size_query_param, "Results per page.", size),
+            query_parameter(self.cursor_query_param, where, {"type": "string"}),
+            query_parameter(self.page_size_query_param, "Results per page.", size),
         ]
-
-
-def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 
 def _keys(request: Request, view: Any, model: type[Model]) -> tuple[Key, ...]:
@@ -134,7 +130,7 @@ def _order(key: Key, back: bool) -> Any:
     return F(key.column).desc(**last) if key.descends != back else F(key.column).asc(**last)
 
 
-def _beyond(keys: Sequence[Key], values: Sequence[Any], back: bool) -> Q:
+def _rows_after(keys: Sequence[Key], values: Sequence[Any], back: bool) -> Q:
     """Rows after these values: equal in the first columns, and greater in the next."""
     beyond, equal = Q(pk__in=[]), Q()
     for key, value in zip(keys, values, strict=True):

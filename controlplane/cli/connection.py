@@ -114,7 +114,7 @@ class Connection:
         request = self.client.build_request(method, url, params=params or None, json=body, headers=headers)
         for attempt in range(self._tries):
             last = attempt == self._tries - 1
-            response = self._once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
+            response = self._send_once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
             if response is not None and (last or not _is_for_later(response)):
                 return _content(response)
             why = f"it returns {response.status_code}" if response is not None else "no connection"
@@ -123,7 +123,7 @@ class Connection:
             self._sleep(pause_s(attempt, wait, random.random()))
         raise AssertionError("the last attempt returns or raises")
 
-    def _once(self, request: "httpx.Request", *, may_repeat: bool, may_connect: bool) -> "httpx.Response | None":
+    def _send_once(self, request: "httpx.Request", *, may_repeat: bool, may_connect: bool) -> "httpx.Response | None":
         """The response, or None after an error that allows a retry.
 
         Raises:

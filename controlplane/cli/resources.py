@@ -134,7 +134,6 @@ _SHOWN: Mapping[str, Callable[[str, str], Show]] = {
 
 
 def text_of(value: Any) -> Cell:
-    """One line, without quotes."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -142,13 +141,13 @@ def text_of(value: Any) -> Cell:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_inner(part)}" for key, part in value.items()) or "-"
+        return ", ".join(f"{key}={_nested_text(part)}" for key, part in value.items()) or "-"
     if isinstance(value, list | tuple):
-        return ", ".join(_inner(part) for part in value) or "-"
+        return ", ".join(_nested_text(part) for part in value) or "-"
     return str(value)
 
 
-def _inner(value: Any) -> Cell:
+def _nested_text(value: Any) -> Cell:
     """A nested value: objects are in braces."""
     text = text_of(value)
     return f"{{{text}}}" if isinstance(value, Mapping | list | tuple) and value else text

@@ -118,7 +118,6 @@ class Session:
 
 
 def session_of(context: "typer.Context") -> Session:
-    """The session of a command."""
     result = context.find_root().obj
     if not isinstance(result, Session):
         raise TypeError("only the root command creates the session")

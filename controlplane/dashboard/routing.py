@@ -28,7 +28,6 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has
     """One browser tab. Only signed-in users connect; messages from a tab are ignored."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Counts the socket until it closes."""
         user = scope["user"].pk
         OPEN[user] += 1
         try:

@@ -58,7 +58,6 @@ class Place:
 
 
 def size_words(size_bytes: int) -> str:
-    """`269080000` -> "269.1 MB"."""
     for unit, length in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size_bytes >= length:
             return f"{size_bytes / length:.1f} {unit}"

@@ -275,7 +275,7 @@ def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
     Raises:
         BadArtifact: the folder is not a valid artifact, the prefix has other content, or S3 refuses.
     """
-    manifest = _described(folder, say)
+    manifest = _folder_manifest(folder, say)
     if place.scheme != "s3":
         raise BadArtifact(f"{place} is not an S3 prefix; it must be s3://bucket/prefix")
     prefix = _Prefix(place)
@@ -289,7 +289,7 @@ def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
     return manifest
 
 
-def _described(folder: Path, say: Say) -> Manifest:
+def _folder_manifest(folder: Path, say: Say) -> Manifest:
     """The manifest of the folder; an existing manifest file must agree with it."""
     if not folder.is_dir():
         raise BadArtifact(f"{folder} is not a folder")

@@ -277,7 +277,6 @@ class CandidateRow:
 
     @property
     def text(self) -> str:
-        """Its differences, in one line."""
         return choice_text(self.candidate.as_choice())
 
     @property

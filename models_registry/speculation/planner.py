@@ -137,11 +137,12 @@ def task_figures(task: Task) -> TaskFigures:
     for size in range(1, len(order) + 1):
         tokens = steps = 0
         for built, judged in zip(trees, reversed(halves), strict=True):
-            more = _walk(judged, frozenset(built[:size]))
+            more = _decode_with_tree(judged, frozenset(built[:size]))
             tokens, steps = tokens + more[0], steps + more[1]
         tree.append(tokens / steps)
     chains = [
-        _walk(paths, frozenset((0,) * length for length in range(1, count + 1))) for count in range(task.heads + 1)
+        _decode_with_tree(paths, frozenset((0,) * length for length in range(1, count + 1)))
+        for count in range(task.heads + 1)
     ]
     return TaskFigures(
         name=task.name,
@@ -171,7 +172,7 @@ def most_probable(counts: Mapping[Path, int], most: int) -> tuple[Path, ...]:
     return tuple(islice(ordered, most))
 
 
-def _walk(paths: Sequence[Sequence[Path]], tree: frozenset[Path]) -> tuple[int, int]:
+def _decode_with_tree(paths: Sequence[Sequence[Path]], tree: frozenset[Path]) -> tuple[int, int]:
     """Tokens and steps of decoding these answers with a tree: each step adds its own token and those of the longest
     right path.
     """

@@ -41,7 +41,7 @@ def calibration_store(
     figures = [task_figures(task) for task in read.tasks]
     with transaction.atomic():
         version = ModelVersion.objects.select_for_update().get(pk=version_id)
-        guessing = _guessing(version, read)
+        guessing = _specs_with_heads(version, read)
         is_tree = _is_tree(next(iter(guessing.values())))
         row = SpeculationCalibration.objects.create(
             version=version,
@@ -49,7 +49,7 @@ def calibration_store(
             step_costs=list(step_costs),
             figures=[asdict(each) for each in figures],
             choices=[
-                _choice(each, cost, is_tree=_is_tree(_on(version, guessing, cost)))
+                _choice(each, cost, is_tree=_is_tree(_spec_on_machine(version, guessing, cost)))
                 for cost in costs
                 for each in figures
             ],
@@ -84,7 +84,7 @@ def _costs(step_costs: Sequence[Any]) -> list[StepCost]:
         raise InvalidInput(field="step_costs", rule="readable", message=str(wrong)) from None
 
 
-def _guessing(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec]:
+def _specs_with_heads(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec]:
     """The version on the instance types where it uses these heads; one entry with an empty name if it is the same on
     all.
 
@@ -101,7 +101,7 @@ def _guessing(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec
     raise next(why for why in (*by_heads, *refused.values()) if why is not None)
 
 
-def _on(version: ModelVersion, guessing: Mapping[str, VersionSpec], cost: StepCost) -> VersionSpec:
+def _spec_on_machine(version: ModelVersion, guessing: Mapping[str, VersionSpec], cost: StepCost) -> VersionSpec:
     """The version on the instance type of a step cost.
 
     Raises:

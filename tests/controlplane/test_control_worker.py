@@ -134,7 +134,6 @@ class Worker:
         assert self.process.poll() is None, self.log
 
     def queues(self) -> str:
-        """What an operator sees."""
         command = [sys.executable, "-m", "celery", "-A", "controlplane", "inspect", "active_queues", "--json"]
         done = subprocess.run(
             [*command, "--timeout", "10"], env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False

@@ -27,7 +27,6 @@ def draft(version: str = "1", *, based_on: str = "", **columns: Any) -> ModelVer
 
 
 def stored(state: str, version: str = "1", **columns: Any) -> ModelVersion:
-    """A version in this state."""
     row = draft(version)
     ModelVersion.objects.filter(pk=row.pk).update(state=state, **columns)
     row.refresh_from_db()

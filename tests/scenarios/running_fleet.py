@@ -147,7 +147,6 @@ class RunningFleet(AskedFleet):
     # --- the Makefile's verbs -----------------------------------------------------------------------------------------
 
     def up(self, engine: str) -> str:
-        """`engine`: that of `smollm2`."""
         self.environment["ENGINE"] = engine
         return self._run(["up", "--detach"], START_LIMIT_S)
 

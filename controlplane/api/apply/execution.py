@@ -96,11 +96,11 @@ def documents_apply(*, documents: Sequence[Document], requester: Requester, revi
         Conflict: the state has changed since the plan was made, or a document conflicts with it.
     """
     with transaction.atomic():
-        _hold(documents)
+        _lock_deployments(documents)
         return _execute(documents, requester, revision)
 
 
-def _hold(documents: Sequence[Document]) -> None:
+def _lock_deployments(documents: Sequence[Document]) -> None:
     """Locks out other applies and changes of these deployments until the transaction ends."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [APPLY_LOCK])
@@ -120,7 +120,7 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
     objections = list(plan.objections)
     waiting: list[Approval] = []
     for step in plan.steps:
-        with _noted(step, objections), transaction.atomic():
+        with _collect_errors(step, objections), transaction.atomic():
             done = _SERVICES[step.document.kind, step.action](step, requester)
             waiting += [done] if done is not None else []
     if objections:
@@ -129,17 +129,17 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
 
 
 @contextmanager
-def _noted(step: Step, objections: list[Objection]) -> Iterator[None]:
+def _collect_errors(step: Step, objections: list[Objection]) -> Iterator[None]:
     """Continues after an error, so that one response lists all errors."""
     try:
         yield
     except InvalidInput as wrong:
-        objections.append(Objection(step.document, f"spec.{_field(wrong.field)}", wrong.rule, str(wrong)))
+        objections.append(Objection(step.document, f"spec.{_document_field(wrong.field)}", wrong.rule, str(wrong)))
     except Conflict as conflict:
         objections.append(Objection(step.document, "", "conflict", str(conflict)))
 
 
-def _field(field: str) -> str:
+def _document_field(field: str) -> str:
     """Services and documents use different names for some fields."""
     first, dot, rest = field.partition(".")
     return {"version": "model_version", "policy": "update_policy"}.get(first, first) + dot + rest

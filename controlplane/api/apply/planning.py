@@ -113,7 +113,7 @@ def plan_documents(documents: Sequence[Document], present: Present) -> Plan:
     """The missing steps, in order of dependency."""
     steps: list[Step] = []
     unchanged: list[Document] = []
-    objections: list[Objection] = list(_twice(documents))
+    objections: list[Objection] = list(_duplicates(documents))
     for document in sorted(documents, key=lambda one: (ORDER[one.kind], one.index)):
         try:
             planned = tuple(_steps(document, present[document.kind, document.name]))
@@ -137,7 +137,7 @@ def _scales_first(steps: Iterable[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: step.action is Action.ROLL_OUT)
 
 
-def _twice(documents: Sequence[Document]) -> Iterator[Objection]:
+def _duplicates(documents: Sequence[Document]) -> Iterator[Objection]:
     first: dict[tuple[Kind, str], Document] = {}
     for document in documents:
         before = first.setdefault((document.kind, document.name), document)

@@ -95,7 +95,6 @@ def _traffic_policies(names: set[str]) -> dict[str, Stated]:
 
 
 def _fault_rules(names: set[str]) -> dict[str, Stated]:
-    """Every rule is on unless it was set."""
     modes = dict(FaultRule.objects.filter(rule__in=names).values_list("rule", "mode"))
     return {name: {"mode": modes.get(name, RuleMode.ON.value)} for name in names}
 

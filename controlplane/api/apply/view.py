@@ -220,8 +220,6 @@ def _preview(request: Request, documents: Sequence[Document], requester: Request
 
 
 def _without_values(result: ApplyResult) -> ApplyResult:
-    """For viewers."""
-
     def shown(change: Change) -> Change:
         before, after = (without_values(change.field, value) for value in (change.before, change.after))
         return replace(change, before=before, after=after)

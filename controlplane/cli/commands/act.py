@@ -292,7 +292,7 @@ def evacuate(
     """
     run = session_of(context)
     if end:
-        _end(run, region, deployment, why)
+        _end_evacuation(run, region, deployment, why)
         return
     order = {
         "region": region,
@@ -309,10 +309,10 @@ def evacuate(
     if dry_run:
         return
     run.confirm(f"Requests of {region} will move to other regions for {duration}.", wanted=region, yes=yes)
-    _start(run, order)
+    _start_evacuation(run, order)
 
 
-def _start(run: Session, order: dict[str, Any]) -> None:
+def _start_evacuation(run: Session, order: dict[str, Any]) -> None:
     result = run.connection.post("traffic/evacuations", {**order, "confirm": order["region"]})
     require_done(result)
     run.show(result, [f"evacuation {result['id']} of {order['region']} lasts until {result['expires_at']}"])
@@ -329,7 +329,7 @@ def require_done(result: dict[str, Any]) -> None:
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=result)
 
 
-def _end(run: Session, region: str, deployment: str, why: str) -> None:
+def _end_evacuation(run: Session, region: str, deployment: str, why: str) -> None:
     filters = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
     orders = [order for order in run.connection.pages("traffic/evacuations", filters) if order["active"]]
     if not orders:

@@ -64,7 +64,7 @@ def status(
         _watch(run, newest)
         return
     run.show(newest, [_line(newest), *_rings(newest)])
-    _judge(newest)
+    _require_success(newest)
 
 
 @agents.command()
@@ -95,10 +95,10 @@ def _watch(run: Session, rollout: dict[str, Any]) -> None:
         rollout = run.connection.get(path_of("agents/rollouts", str(rollout["id"])))
     if run.output.is_for_programs:
         run.output.document(rollout)
-    _judge(rollout)
+    _require_success(rollout)
 
 
-def _judge(rollout: dict[str, Any]) -> None:
+def _require_success(rollout: dict[str, Any]) -> None:
     if rollout["state"] == "rolled_back":
         raise Failure(f"the upgrade was rolled back: {rollout['reason']}", ExitCode.NOT_ACHIEVED)
 

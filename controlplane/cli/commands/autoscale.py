@@ -152,6 +152,5 @@ def plan(context: typer.Context, deployment: Named = "") -> None:
 
 
 def _hours(values: list[float], slot_s: int) -> str:
-    """Maximum of each hour."""
     step = max(1, 3600 // slot_s)
     return " ".join(f"{max(values[at : at + step]):.0f}" for at in range(0, len(values), step))

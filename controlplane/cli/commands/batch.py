@@ -53,7 +53,7 @@ def submit(
     ours: dict[str, Any] = {"completion_window": window, "priority": priority}
     ours |= {"output_uri": output} if output else {}
     body: dict[str, Any] = {"endpoint": endpoint, "completion_window": "24h", "switchyard": ours}
-    with _applications(run, region, key) as client:
+    with _ingress_connection(run, region, key) as client:
         if file.startswith("s3://"):
             ours["input_uri"] = file
         else:
@@ -77,7 +77,7 @@ def status(
     switchyard batch status batch_…
     """
     run = session_of(context)
-    with _applications(run, region, key) as client:
+    with _ingress_connection(run, region, key) as client:
         found = _watch(run, client, name) if wait else _answer(run, client, "GET", f"/v1/batches/{name}")
     _show(run, found)
 
@@ -90,7 +90,7 @@ def cancel(context: typer.Context, name: Name, yes: Yes = False, region: Region 
     """
     run = session_of(context)
     run.confirm(f"No further lines of {name} will be sent.", wanted=name, yes=yes)
-    with _applications(run, region, key) as client:
+    with _ingress_connection(run, region, key) as client:
         ended = _answer(run, client, "POST", f"/v1/batches/{name}/cancel")
     _show(run, ended)
 
@@ -111,7 +111,7 @@ def results(
     switchyard batch results batch_… --to answers.jsonl
     """
     run = session_of(context)
-    with _applications(run, region, key) as client:
+    with _ingress_connection(run, region, key) as client:
         found = _answer(run, client, "GET", f"/v1/batches/{name}")
         file = found["error_file_id" if errors else "output_file_id"]
         if file is None:
@@ -170,7 +170,7 @@ def _moment(seconds: int) -> str:
 
 
 @contextmanager
-def _applications(run: Session, region: str, key: str) -> "Iterator[httpx.Client]":
+def _ingress_connection(run: Session, region: str, key: str) -> "Iterator[httpx.Client]":
     """A connection to the ingress of a region, with an application's key."""
     import httpx
 

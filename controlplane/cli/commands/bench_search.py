@@ -9,6 +9,7 @@ import typer
 from controlplane.cli.commands.act import Yes, pools_of
 from controlplane.cli.commands.bench import LOOK_EVERY_S, OPEN, Slo, Workload
 from controlplane.cli.commands.rollouts import stated
+from controlplane.cli.commands.rows import json_or_text
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
@@ -114,14 +115,7 @@ def _varied(text: str) -> tuple[str, list[Any]]:
         except ValueError:
             raise Failure(f"--vary {name}: {values[:60]!r} is not a JSON list", ExitCode.USAGE) from None
         return name, read
-    return name, [(name == "cells" and pools_of(value)) or _value(value) for value in values.split(",")]
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return name, [(name == "cells" and pools_of(value)) or json_or_text(value) for value in values.split(",")]
 
 
 def _show_search(run: Session, found: dict[str, Any]) -> None:

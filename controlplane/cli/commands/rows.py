@@ -121,10 +121,10 @@ def _object(given: list[str]) -> Any:
     """One JSON object, or `name=value` texts whose values are JSON, else strings."""
     if len(given) == 1 and given[0][:1] in {"{", "@"}:
         return _json(given[0])
-    return {name: _json_or_text(value) for name, value in pairs(given).items()}
+    return {name: json_or_text(value) for name, value in pairs(given).items()}
 
 
-def _json_or_text(text: str) -> Any:
+def json_or_text(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -105,6 +105,5 @@ def _accepted(cell: str, load: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranges(ranges: list[list[int]]) -> str:
-    """`1-4: 4, 5-8: 2, 9-: 0`."""
     told = [f"{first}-{last}: {tokens}" for first, last, tokens in ranges[:-1]]
     return ", ".join([*told, f"{ranges[-1][0]}-: {ranges[-1][2]}"])

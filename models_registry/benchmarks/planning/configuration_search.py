@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import product
 from typing import Any
 
+from models_registry.versions.planning.diff import equal_for_engines
 from models_registry.versions.planning.machines import NAMES as DEGREES
 from models_registry.versions.planning.spec import VersionSpec
 
@@ -110,7 +111,7 @@ def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instanc
             degrees[inner] = value
         elif inner:
             spelt = next((known for known in there.engine_options if known.replace("-", "_") == inner), inner)
-            if not _same(there.engine_options.get(spelt), value):
+            if not equal_for_engines(there.engine_options.get(spelt), value):
                 options[spelt] = value
         elif getattr(there, name) != value:
             whole[name] = dict(value) if isinstance(value, Mapping) else value
@@ -136,11 +137,6 @@ def _stated(
 
 def _laid_over(before: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**before, **options}.items() if value is not None}
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Compares as engines do: `True` is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
 def cells_of(choice: Iterable[tuple[str, Any]]) -> Cells | None:
@@ -299,7 +295,7 @@ def plan_search(
     """The next trial, or the end. `choices`: those that can be measured. `predicted`: goodput per chip of unmeasured
     choices that a step model covers.
     """
-    for fidelity, left in _rounds(choices, predicted, measured):
+    for fidelity, left in _halving_rounds(choices, predicted, measured):
         waiting = [choice for choice in left if (choice, fidelity) not in measured]
         if not waiting:
             continue
@@ -308,7 +304,9 @@ def plan_search(
         pruned = len(choices) - len(hopeful(choices, predicted, measured))
         words = f"{len(left)} configurations at {fidelity:.0%} of the length, {len(waiting)} to go"
         choice = (
-            min(waiting, key=lambda one: _turn(one, predicted, measured)) if fidelity == FIDELITIES[0] else waiting[0]
+            min(waiting, key=lambda one: _measuring_order(one, predicted, measured))
+            if fidelity == FIDELITIES[0]
+            else waiting[0]
         )
         return Trial(choice, fidelity, words + (f"; {pruned} pruned by prediction" if pruned else ""))
     return _searched(choices, predicted, measured)
@@ -316,7 +314,9 @@ def plan_search(
 
 def hopeful(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> tuple[Choice, ...]:
     """Candidates that are measured or worth measuring, best first. Those without a prediction are kept."""
-    known = {choice: value for choice in choices if (value := _known(choice, predicted, measured)) is not None}
+    known = {
+        choice: value for choice in choices if (value := _best_known_score(choice, predicted, measured)) is not None
+    }
     best = max(known.values(), default=0.0)
     kept = [
         choice
@@ -340,12 +340,14 @@ def standings(
     found: dict[Choice, tuple[Standing, str]] = {choice: (Standing.REFUSED, why) for choice, why in refused.items()}
     there = [choice for choice in choices if choice not in refused]
     kept = hopeful(there, predicted, measured)
-    best = max((value for one in there if (value := _known(one, predicted, measured)) is not None), default=0.0)
+    best = max(
+        (value for one in there if (value := _best_known_score(one, predicted, measured)) is not None), default=0.0
+    )
     for choice in set(there) - set(kept):
         told = f"predicted {predicted[choice]:.4g}/s per chip, below {HOPEFUL_SHARE:.0%} of the best, {best:.4g}"
         found[choice] = (Standing.PRUNED, told)
     before: tuple[Choice, ...] = ()
-    for fidelity, left in _rounds(there, predicted, measured):
+    for fidelity, left in _halving_rounds(there, predicted, measured):
         for choice in set(before) - set(left):
             shorter = FIDELITIES[FIDELITIES.index(fidelity) - 1]
             value = measured[choice, shorter]
@@ -368,7 +370,7 @@ def _standing(
     return Standing.WAITING, f"to be measured at {fidelity:.0%} of the length{told}"
 
 
-def _rounds(
+def _halving_rounds(
     choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured
 ) -> Iterator[tuple[float, tuple[Choice, ...]]]:
     """Each round that has begun: its fidelity and its choices."""
@@ -381,14 +383,14 @@ def _rounds(
         left = tuple(ranked[: math.ceil(len(ranked) / 2)])
 
 
-def _turn(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
+def _measuring_order(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> tuple[bool, bool, float]:
     """First one of each shape, with the widest limits because it sees most loads; then those without a prediction."""
     shapes = {shape_of(other) for other, _ in measured}
     widest = math.prod(value for name, value in choice if name in LIMITS and isinstance(value, int) and value > 0)
     return shape_of(choice) in shapes, choice in predicted, -float(widest)
 
 
-def _known(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> float | None:
+def _best_known_score(choice: Choice, predicted: Mapping[Choice, float], measured: Measured) -> float | None:
     """The score of the longest measurement, else the prediction."""
     for fidelity in reversed(FIDELITIES):
         if (choice, fidelity) in measured:
@@ -398,7 +400,7 @@ def _known(choice: Choice, predicted: Mapping[Choice, float], measured: Measured
 
 def _searched(choices: Sequence[Choice], predicted: Mapping[Choice, float], measured: Measured) -> Searched:
     last: tuple[Choice, ...] = ()
-    for _, left in _rounds(choices, predicted, measured):
+    for _, left in _halving_rounds(choices, predicted, measured):
         last = left
     ranked = sorted(last, key=lambda choice: -measured[choice, FIDELITIES[-1]])
     if not ranked or measured[ranked[0], FIDELITIES[-1]] <= 0:

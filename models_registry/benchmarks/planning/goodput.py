@@ -107,10 +107,10 @@ def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 
     """Returns the verdict, or None if more requests are needed. `outcomes` are in due order without a gap, because fast
     requests end first. `rate`: the rate at which they were due; 0 if they are independent.
     """
-    look = _look(len(outcomes))
+    look = _interim_test(len(outcomes))
     if look is None:
         return None
-    inside, counted = _independent(outcomes, rate)
+    inside, counted = _independent_trials(outcomes, rate)
     error = (1 - rules.confidence) / 2 / 2 ** (look + 1)
     verdict = _tested(inside, counted, rules.share, error)
     return None if verdict is None else _judgement(verdict, outcomes, rate, rules, is_early=True)
@@ -130,13 +130,13 @@ def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 
 def _judgement(
     verdict: PointVerdict, outcomes: Sequence[Outcome], rate: float, rules: GoodputRules, *, is_early: bool
 ) -> PointJudgement:
-    low, high = share_interval(*_independent(outcomes, rate), rules.confidence)
+    low, high = share_interval(*_independent_trials(outcomes, rate), rules.confidence)
     is_proven = is_early or low > rules.share or high < rules.share
     inside = sum(outcome.is_inside for outcome in outcomes)
     return PointJudgement(verdict, inside, len(outcomes), low, high, is_early, is_proven)
 
 
-def _independent(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
+def _independent_trials(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
     """Successes and trials, with concurrent requests counted as one trial (Little's law)."""
     requests = len(outcomes)
     at_once = max(1.0, rate * sum(outcome.duration_s for outcome in outcomes) / requests)
@@ -145,7 +145,7 @@ def _independent(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:
     return counted - min(counted, round(outside / at_once)), counted
 
 
-def _look(requests: int) -> int | None:
+def _interim_test(requests: int) -> int | None:
     """Returns the number of the interim test that is due, or None. Tests are due at 25, 50, 100, … requests."""
     quotient, rest = divmod(requests, FIRST_LOOK)
     is_due = rest == 0 and quotient > 0 and quotient & (quotient - 1) == 0
@@ -276,8 +276,10 @@ def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tup
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} of {trials} is not a share")
     tail = (1 - confidence) / 2
-    low = _crossing(lambda share: at_least_by_chance(successes, trials, share) >= tail) if successes else 0.0
-    high = _crossing(lambda share: at_most_by_chance(successes, trials, share) < tail) if successes < trials else 1.0
+    low = _crossing_share(lambda share: at_least_by_chance(successes, trials, share) >= tail) if successes else 0.0
+    high = (
+        _crossing_share(lambda share: at_most_by_chance(successes, trials, share) < tail) if successes < trials else 1.0
+    )
     return low, high
 
 
@@ -288,7 +290,7 @@ def _chance(successes: int, trials: int, share: float) -> float:
     return math.exp(ways + successes * math.log(share) + (trials - successes) * math.log1p(-share))
 
 
-def _crossing(is_beyond: Callable[[float], bool]) -> float:
+def _crossing_share(is_beyond: Callable[[float], bool]) -> float:
     """The share at which a test that fails at 0 and passes at 1 begins to pass."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):

@@ -202,7 +202,7 @@ def fit_step_model(samples: Sequence[StepSample]) -> StepModel:
     rows = [(1 / one.seconds, one.sequences / one.seconds, one.prompt_tokens / one.seconds) for one in samples]
     matrix = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
     wanted = [sum(row[i] for row in rows) for i in range(3)]
-    solved = _solved(matrix, wanted) if len(samples) >= 3 else None
+    solved = _solve_three(matrix, wanted) if len(samples) >= 3 else None
     if solved is None:
         raise NoFit("a step model needs three steps that differ in sequences and in prompt tokens")
     return StepModel(*(max(0.0, part) for part in solved))
@@ -235,7 +235,7 @@ def fit_loaded_steps(points: Sequence[LoadedStep], prompt: float) -> StepModel:
     return StepModel(base_s, 0.0, work_s / max(1.0, prompt))
 
 
-def _solved(matrix: list[list[float]], wanted: list[float]) -> list[float] | None:
+def _solve_three(matrix: list[list[float]], wanted: list[float]) -> list[float] | None:
     """Three equations by Cramer's rule; None if they are singular."""
     whole = _determinant(matrix)
     scale = matrix[0][0] * matrix[1][1] * matrix[2][2]

@@ -143,7 +143,7 @@ def benchmark_cancel(*, benchmark_id: int, actor: str, now: datetime) -> Benchma
         row = Benchmark.objects.select_for_update().get(pk=benchmark_id)
         if BenchmarkState(row.state) not in BENCHMARK_OPEN:
             raise Conflict(f"benchmark {row.pk} has ended: it is {row.state}")
-        _end(row, BenchmarkState.CANCELLED, f"cancelled by {actor}", now, actor=actor)
+        _end_benchmark(row, BenchmarkState.CANCELLED, f"cancelled by {actor}", now, actor=actor)
     row.refresh_from_db()
     return row
 
@@ -161,7 +161,7 @@ def benchmark_begin(row: Benchmark, target: BenchmarkTarget, statistics: Mapping
         target.split,
     )
     with transaction.atomic():
-        return _move(
+        return _change_state(
             row,
             BenchmarkState.RUNNING,
             f"measures {len(target.cells)} cells of {row.deployment} in {row.region}",
@@ -223,7 +223,7 @@ def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
     at_best = row.points.filter(rate=found.rate).first() if found.rate else None
     concurrency = at_best.figures.get("concurrency") if at_best else None
     with transaction.atomic():
-        _end(
+        _end_benchmark(
             row,
             BenchmarkState.DONE,
             found.reason,
@@ -237,20 +237,20 @@ def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
 def benchmark_fail(row: Benchmark, reason: str, now: datetime) -> None:
     """End a benchmark that cannot be measured."""
     with transaction.atomic():
-        _end(row, BenchmarkState.FAILED, reason[:1000], now)
+        _end_benchmark(row, BenchmarkState.FAILED, reason[:1000], now)
 
 
 def row_machines(row: Benchmark) -> Machines:
     return Machines(row.cells, row.chips, row.watts, row.price_per_hour)
 
 
-def _end(
+def _end_benchmark(
     row: Benchmark, to: BenchmarkState, reason: str, now: datetime, *, actor: str = "switchyard", **columns: Any
 ) -> None:
-    _move(row, to, reason, now, actor=actor, progress={}, ended_at=now, **columns)
+    _change_state(row, to, reason, now, actor=actor, progress={}, ended_at=now, **columns)
 
 
-def _move(
+def _change_state(
     row: Benchmark, to: BenchmarkState, reason: str, now: datetime, *, actor: str = "switchyard", **columns: Any
 ) -> bool:
     moved = compare_and_set(

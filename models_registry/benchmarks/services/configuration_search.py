@@ -85,7 +85,7 @@ def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> Configur
     target = _target(asked)
     cells_before = _cells_before(target, is_varied=CELLS in varied)
     refused = {
-        place: _too_many_cells(choice, cells_before) or _objection(asked.version, choice, target.instance_type)
+        place: _too_many_cells(choice, cells_before) or _draft_objection(asked.version, choice, target.instance_type)
         for place, choice in enumerate(choices)
     }
     if all(refused.values()):
@@ -169,9 +169,12 @@ def _too_many_cells(choice: Choice, before: Cells | None) -> str:
     return f"{choice_text(choice)} needs {cells_count(cells)} cells, but the deployment has {cells_count(before)}"
 
 
-def _objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
+def _draft_objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
     """Why no draft can be made of a configuration; empty if one can."""
-    spec, machine = _changed(base, choice, instance_type).spec(engine_allowances()), instance_shapes()[instance_type]
+    spec, machine = (
+        _changed_version(base, choice, instance_type).spec(engine_allowances()),
+        instance_shapes()[instance_type],
+    )
     try:
         check_draft(spec)
         render_version(spec, machine)
@@ -180,7 +183,7 @@ def _objection(base: ModelVersion, choice: Choice, instance_type: str) -> str:
     return apart_objection(spec, machine) if is_apart(choice) else ""
 
 
-def _changed(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVersion:
+def _changed_version(base: ModelVersion, choice: Choice, instance_type: str) -> ModelVersion:
     """An unsaved copy of the base with the choice's changes."""
     copy = ModelVersion.objects.get(pk=base.pk)
     for name, value in choice_columns(base, choice, instance_type).items():

@@ -269,7 +269,7 @@ class BenchmarkRunner:
 
     async def step(self) -> bool:
         """Measure one point, or start or end a benchmark. Returns False if there is none."""
-        row = await in_thread(self._claimed)
+        row = await in_thread(self._claimed_benchmark)
         if row is None:
             return False
         try:
@@ -293,7 +293,7 @@ class BenchmarkRunner:
                 log.exception("a benchmark failed; trying again")
             await asyncio.sleep(pause_s)
 
-    def _claimed(self) -> Benchmark | None:
+    def _claimed_benchmark(self) -> Benchmark | None:
         """The running benchmark, else the oldest waiting one, if this process gets the lease."""
         rows = Benchmark.objects.select_related("version")
         row = rows.filter(state=BenchmarkState.RUNNING.value).first()
@@ -341,15 +341,15 @@ class BenchmarkRunner:
         slo, mean_tokens = row.parsed_slo(), row.statistics.get("output_tokens_mean", 1.0)
         point = await measure_point(
             to,
-            _offered(row, step.rate, to.model),
+            _offered_requests(row, step.rate, to.model),
             step.rate,
             slo,
             rules,
             warm_s=warm_up_s(slo.longest_s(mean_tokens), rules),
-            tell=partial(self._tell, row, step),
+            tell=partial(self._report_progress, row, step),
         )
         await in_thread(lambda: _check_same(row, benchmark_target(row.deployment, row.region)))
-        if trouble := _trouble(point, target, slo.ttft_s):
+        if trouble := _invalid_reason(point, target, slo.ttft_s):
             await self._note_trouble(row, trouble)
             return
         judged = point.judgement
@@ -357,7 +357,7 @@ class BenchmarkRunner:
         reason = f"{step.reason}; {judged.inside} of {judged.requests} inside, judged {how}"
         await in_thread(partial(benchmark_point_add, row, point, reason, self._now()))
 
-    async def _tell(self, row: Benchmark, step: Measure, progress: Progress) -> None:
+    async def _report_progress(self, row: Benchmark, step: Measure, progress: Progress) -> None:
         words = {
             "rate": step.rate,
             "known": progress.known,
@@ -386,7 +386,11 @@ class BenchmarkRunner:
         Raises:
             HopelessPoint: it is not answered.
         """
-        client, offered, taken_s = LoadClient(to, asyncio.get_running_loop().time), _offered(row, 1.0, to.model), []
+        client, offered, taken_s = (
+            LoadClient(to, asyncio.get_running_loop().time),
+            _offered_requests(row, 1.0, to.model),
+            [],
+        )
         try:
             for _ in range(ALONE):
                 _, body, _ = next(offered)
@@ -402,7 +406,7 @@ class BenchmarkRunner:
         return quantile(sorted(taken_s[1:]), 0.5)
 
 
-def _offered(row: Benchmark, rate: float, model: str) -> Iterator[Offered]:
+def _offered_requests(row: Benchmark, rate: float, model: str) -> Iterator[Offered]:
     workload = row.parsed_workload()
     for number, request in enumerate(requests(workload, rate, row.seed)):
         own = f"{row.pk} {row.troubles} {rate} {number}"
@@ -429,7 +433,7 @@ def _check_same(row: Benchmark, target: BenchmarkTarget) -> None:
         raise NoTarget(f"version, cells or software of {row.deployment} in {row.region} have changed since the start")
 
 
-def _trouble(point: MeasuredPoint, target: BenchmarkTarget, ttft_slo_s: float) -> str:
+def _invalid_reason(point: MeasuredPoint, target: BenchmarkTarget, ttft_slo_s: float) -> str:
     """Why a point is invalid, empty if it is valid."""
     late = sorted(sample.sent_s - sample.due_s for sample in point.samples)
     if late and quantile(late, 0.99) > LATE_SHARE * ttft_slo_s:

@@ -98,10 +98,10 @@ def search_advance(row: ConfigurationSearch, *, now: datetime) -> bool:
     trial = going.select_related("candidate__version", "candidate__search__version", "benchmark").first()
     if trial is not None:
         return _advance_trial(row, trial, now)
-    return _next(row, search_view(row), now)
+    return _next_trial(row, search_view(row), now)
 
 
-def _next(row: ConfigurationSearch, view: SearchView, now: datetime) -> bool:
+def _next_trial(row: ConfigurationSearch, view: SearchView, now: datetime) -> bool:
     spent = Spent(view.trials, (now - row.created_at).total_seconds())
     step = plan_search(without(view.choices, view.refused), view.predicted, view.measured, row.limits(), spent)
     if isinstance(step, Trial):
@@ -137,7 +137,7 @@ def _advance_trial(row: ConfigurationSearch, trial: SearchTrial, now: datetime) 
 def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) -> ModelVersion:
     columns = choice_columns(row.version, candidate.as_choice(), row.instance_type)
     with transaction.atomic():  # an unrecorded draft would block the next process
-        version = _like(row, columns) or draft_create(
+        version = _existing_version(row, columns) or draft_create(
             model=row.version.model_id,
             version=f"{row.version.version[:40]}-s{row.pk}-{candidate.number}",
             based_on=row.version.reference,
@@ -149,7 +149,7 @@ def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) 
     return version
 
 
-def _like(row: ConfigurationSearch, columns: Mapping[str, Any]) -> ModelVersion | None:
+def _existing_version(row: ConfigurationSearch, columns: Mapping[str, Any]) -> ModelVersion | None:
     """A version with this configuration that exists already: the base, or a draft of the search that was measured with
     another number of cells.
     """

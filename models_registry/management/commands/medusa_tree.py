@@ -85,7 +85,6 @@ def _of_accuracies(accuracies: Accuracies, options: dict[str, Any]) -> tuple[Med
 
 
 def _of_calibration(stated: dict[str, Any], options: dict[str, Any]) -> tuple[MedusaTree, int]:
-    """From counts of whole paths."""
     try:
         read = read_calibration(stated)
     except BadCalibration as error:

@@ -126,7 +126,7 @@ def _diff(request: PageRequest) -> DiffPage:
 def _actions(request: PageRequest) -> ActionMenu:
     page = request.once(_version)
     version = page.version
-    names = _offered(page)
+    names = _allowed_actions(page)
     confirmations = tuple(
         ACTIONS[name].confirmation(version, reverse("version-action", args=(version.reference, name)), EFFECTS[name])
         for name in names
@@ -134,7 +134,7 @@ def _actions(request: PageRequest) -> ActionMenu:
     return ActionMenu(confirmations, _note(page, names))
 
 
-def _offered(page: VersionPage) -> tuple[str, ...]:
+def _allowed_actions(page: VersionPage) -> tuple[str, ...]:
     """Actions that the version's state allows; a version in use can be neither retired nor deleted."""
     match VersionState(page.version.state):
         case VersionState.DRAFT:

@@ -116,11 +116,11 @@ def _line(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Lin
     elif name not in after:
         change = Change.REMOVED
     else:
-        change = Change.SAME if _equal(before[name], after[name]) else Change.CHANGED
+        change = Change.SAME if equal_for_engines(before[name], after[name]) else Change.CHANGED
     return Line(name, before.get(name), after.get(name), change)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal_for_engines(one: Any, other: Any) -> bool:
     """Compares as engines do: `True` is not 1."""
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 

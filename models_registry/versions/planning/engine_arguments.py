@@ -136,7 +136,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         args=tuple(_flags(_options(spec, degrees, target, speculation, quantization, adapters), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
-        widened=_widened(spec),
+        widened=_used_allowances(spec),
         adapters=tuple(adapter.planned for adapter in adapters),
     )
     if isinstance(speculation, Medusa):  # last, because other errors are more specific
@@ -197,7 +197,7 @@ def _stated_elsewhere(name: str) -> str:
     return STATED_ELSEWHERE.get(name.replace("-", "_"), "")
 
 
-def _widened(spec: VersionSpec) -> tuple[str, ...]:
+def _used_allowances(spec: VersionSpec) -> tuple[str, ...]:
     """The admin allowances that this version uses."""
     used = {option_name(name) for name in spec.engine_options} | set(spec.engine_env)
     return tuple(name for name in spec.widened if name in used and not is_agents_own(name))

@@ -227,7 +227,7 @@ class Judgement:
 def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> Judgement:
     """Judge a version on the existing instance types."""
     problems = {name: _problem(spec, name, machines) for name in sorted(spec.parallelism)}
-    return Judgement(problems, _objection(spec, problems))
+    return Judgement(problems, _validation_objection(spec, problems))
 
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
@@ -268,7 +268,7 @@ def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]
     return ""
 
 
-def _objection(spec: VersionSpec, problems: Mapping[str, str]) -> str:
+def _validation_objection(spec: VersionSpec, problems: Mapping[str, str]) -> str:
     if not problems:
         return "parallelism names no instance type, so no cell is possible"
     if all(problems.values()):

@@ -95,7 +95,6 @@ class FieldReader:
         return str(value)
 
     def flag(self, name: str) -> bool:
-        """True or false; default false."""
         value = self.given(name)
         if value is not None and not isinstance(value, bool):
             raise self.wrong(name, "it must be true or false")
@@ -275,11 +274,13 @@ def _changes(spec: VersionSpec, values: dict[str, Any]) -> dict[str, Any]:
         changes["artifact_digest"] = ""
     for name, value in values.items():
         is_laid_over = name in LAID_OVER and not is_other_engine
-        changes[name] = _laid_over(getattr(spec, name) if is_laid_over else {}, value) if name in LAID_OVER else value
+        changes[name] = (
+            _merged_options(getattr(spec, name) if is_laid_over else {}, value) if name in LAID_OVER else value
+        )
     return changes
 
 
-def _laid_over(base: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+def _merged_options(base: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
     """Different spellings of an option name are the same option."""
     named = {name.replace("-", "_") for name in stated}
     kept = {name: value for name, value in base.items() if name.replace("-", "_") not in named}

@@ -245,7 +245,7 @@ def version_release(*, version_id: int, why: str, actor: str, now: datetime) -> 
         InvalidInput: no reason is given.
         Conflict: it is not validated, or another request was faster.
     """
-    return _move(version_id, VersionState.RELEASED, "release", why, actor, now)
+    return _change_state(version_id, VersionState.RELEASED, "release", why, actor, now)
 
 
 def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> ModelVersion:
@@ -255,7 +255,7 @@ def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> M
         InvalidInput: no reason is given.
         Conflict: it is neither validated nor released, or in use, or another request was faster.
     """
-    return _move(version_id, VersionState.RETIRED, "retire", why, actor, now)
+    return _change_state(version_id, VersionState.RETIRED, "retire", why, actor, now)
 
 
 def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
@@ -270,7 +270,7 @@ def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
     return row
 
 
-def _move(version_id: int, to: VersionState, action: str, why: str, actor: str, now: datetime) -> ModelVersion:
+def _change_state(version_id: int, to: VersionState, action: str, why: str, actor: str, now: datetime) -> ModelVersion:
     if not why.strip():
         raise InvalidInput(field="why", rule="required", message=f"Give a reason: why should the version be {to}?")
     with transaction.atomic():

@@ -106,18 +106,18 @@ def validations_advance(turn: Slice) -> None:
 def _advance(validation: Validation, turn: Slice) -> bool:
     """Returns False if a source did not answer, so that the next try is delayed."""
     try:
-        artifacts = _opened(validation, turn)
-        if _read(validation, artifacts, turn):
-            _pass(validation, artifacts, turn.clock_now())
+        artifacts = _open_artifacts(validation, turn)
+        if _read_files(validation, artifacts, turn):
+            _mark_validated(validation, artifacts, turn.clock_now())
     except BadArtifact as error:
-        _end(validation, ValidationState.FAILED, str(error), turn.clock_now())
+        _end_validation(validation, ValidationState.FAILED, str(error), turn.clock_now())
     except SourceTrouble as trouble:
         _note_trouble(validation, str(trouble), turn)
         return False
     return True
 
 
-def _opened(validation: Validation, turn: Slice) -> list[OpenArtifact]:
+def _open_artifacts(validation: Validation, turn: Slice) -> list[OpenArtifact]:
     """The draft's artifacts with their manifests.
 
     Raises:
@@ -135,7 +135,7 @@ def _opened(validation: Validation, turn: Slice) -> list[OpenArtifact]:
     return [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]
 
 
-def _read(validation: Validation, artifacts: list[OpenArtifact], turn: Slice) -> bool:
+def _read_files(validation: Validation, artifacts: list[OpenArtifact], turn: Slice) -> bool:
     """Read the remaining files. Returns False if the slice ended first."""
     validation.files_total = sum(len(each.sizes) for each in artifacts)
     validation.bytes_total = sum(sum(each.sizes.values()) for each in artifacts)
@@ -146,7 +146,7 @@ def _read(validation: Validation, artifacts: list[OpenArtifact], turn: Slice) ->
             if done.get(path) == digest:
                 continue
             if turn.is_over:
-                _note(validation, artifacts, 0, turn)
+                _store_progress(validation, artifacts, 0, turn)
                 return False
             _check_file(validation, artifacts, artifact, path, turn)
             done[path] = digest
@@ -163,7 +163,7 @@ def _check_file(
         if (now - begun_at).total_seconds() > turn.limits.file_s:
             raise BadArtifact(f"{artifact.uri}/{path} was not read within {turn.limits.file_s:g} s; split it")
         if (now - turn.noted_at).total_seconds() >= NOTE_EVERY_S:
-            _note(validation, artifacts, so_far, turn)
+            _store_progress(validation, artifacts, so_far, turn)
 
     digest = file_sha256(artifact, path, progress)
     if digest != artifact.manifest.files[path]:
@@ -173,7 +173,7 @@ def _check_file(
         )
 
 
-def _note(validation: Validation, artifacts: list[OpenArtifact], so_far: int, turn: Slice) -> None:
+def _store_progress(validation: Validation, artifacts: list[OpenArtifact], so_far: int, turn: Slice) -> None:
     """Store the progress and renew the lease.
 
     Raises:
@@ -198,7 +198,7 @@ def _note(validation: Validation, artifacts: list[OpenArtifact], so_far: int, tu
 def _note_trouble(validation: Validation, trouble: str, turn: Slice) -> None:
     validation.troubles += 1
     if validation.troubles >= turn.limits.troubles:
-        _end(
+        _end_validation(
             validation,
             ValidationState.FAILED,
             f"{trouble}; given up after {validation.troubles} tries",
@@ -213,7 +213,7 @@ def _note_trouble(validation: Validation, trouble: str, turn: Slice) -> None:
     live.push("models", validation.version.reference)
 
 
-def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) -> None:
+def _mark_validated(validation: Validation, artifacts: list[OpenArtifact], now: datetime) -> None:
     """Move the draft to `validated` with its evidence, if it has not changed since."""
     version = validation.version
     digests = {each.uri: each.manifest.digest for each in artifacts}
@@ -240,7 +240,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
         if version_move(version, VersionState.VALIDATED, reason=reason, actor=validation.actor, now=now, **columns):
             return
         transaction.set_rollback(True)
-    _end(validation, ValidationState.FAILED, "the draft was changed meanwhile; validate it again", now)
+    _end_validation(validation, ValidationState.FAILED, "the draft was changed meanwhile; validate it again", now)
 
 
 def _digest_columns(version: ModelVersion, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _shown_on(evidence: Mapping[str, Any]) -> str:
     return f"{told}, not on {', '.join(impossible)}" if impossible else told
 
 
-def _end(validation: Validation, state: ValidationState, reason: str, now: datetime) -> None:
+def _end_validation(validation: Validation, state: ValidationState, reason: str, now: datetime) -> None:
     ended: dict[str, Any] = {"state": state.value, "reason": reason, "checked": {}, "seen_at": now, "ended_at": now}
     with transaction.atomic():
         if _running(validation).update(**ended):

@@ -95,7 +95,6 @@ def _operation(path: str, method: str) -> dict[str, Any] | None:
 
 @functools.cache
 def _routes() -> list[tuple[re.Pattern[str], dict[str, Any]]]:
-    """Paths without parameters first."""
     by_fewest_parameters = sorted(document()["paths"].items(), key=lambda one: one[0].count("{"))
     return [(re.compile(re.sub(r"{\w+}", "[^/]+", path)), operations) for path, operations in by_fewest_parameters]
 
@@ -105,7 +104,6 @@ def anonymous() -> DescribedClient:
 
 
 def bearer(username: str = "operator") -> DescribedClient:
-    """A client with an API token."""
     issued = secret_issue()
     ApiToken.objects.create(
         prefix=issued.prefix,

@@ -30,7 +30,6 @@ def python_program(
 
 
 def prepared_home(folder: Path) -> StateDirectory:
-    """A home in `folder`."""
     home = StateDirectory(folder.resolve())
     home.prepare()
     return home

@@ -36,7 +36,7 @@ def test_the_fleets_own_instance_types_win_over_the_public_ones() -> None:
 
 def test_without_a_fleet_nothing_passes_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_hooks, "_fleet", fleet_hooks._Registered())
-    with pytest.raises(LookupError, match="no fleet has registered who uses"):
+    with pytest.raises(LookupError, match="no fleet has registered the users"):
         fleet_hooks.version_uses(1)
     with pytest.raises(LookupError, match="no fleet has registered its instance types"):
         fleet_hooks.instance_shapes()

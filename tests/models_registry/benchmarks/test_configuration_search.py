@@ -82,7 +82,6 @@ def goodput_of(version: ModelVersion) -> float:
 
 
 def measure(benchmark: Benchmark) -> None:
-    """Plays the benchmark process."""
     goodput = goodput_of(benchmark.version)
     for number, rate in enumerate((goodput / 2, goodput)):
         step_s = BASE_S / (1 - rate * WORK_S)

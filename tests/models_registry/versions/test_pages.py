@@ -207,7 +207,7 @@ def test_a_version_is_validated_released_and_retired_from_its_page() -> None:
 def test_a_draft_is_deleted_from_its_page_by_its_name() -> None:
     draft()
     status, text = act("delete", confirm="toy@2")
-    assert (status, "Type toy@1 to confirm; &#x27;toy@2&#x27; was typed." in text) == (409, True)
+    assert (status, "Type toy@1 to confirm; you typed &#x27;toy@2&#x27;." in text) == (409, True)
     assert "No versions." in act("delete", confirm="toy@1")[1]
     assert not ModelVersion.objects.exists()
 

@@ -209,13 +209,13 @@ def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch:
 def test_progress_is_noted_within_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models_registry.artifacts.services.CHUNK_BYTES", 1000)
     seen: list[int] = []
-    note = service._note
+    note = service._store_progress
 
     def watch(validation: Validation, *rest: Any) -> None:
         note(validation, *rest)
         seen.append(Validation.objects.get().bytes_done)
 
-    monkeypatch.setattr(service, "_note", watch)
+    monkeypatch.setattr(service, "_store_progress", watch)
     start(of_folder(folder))
     advance(folder, Clock(step_s=0.5))
     assert seen[:3] == sorted(seen[:3])

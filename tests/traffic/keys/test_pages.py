@@ -92,7 +92,7 @@ def test_a_key_is_revoked_by_its_name_after_its_effect_was_shown() -> None:
     key = a_key()
     assert "Requests with this key are refused with 401" in fragment(signed_in(), f"/keys/{key.prefix}/", "key-actions")
     status, text = act(key, "revoke", why="leaked", confirm="serch")
-    assert (status, "Type search to confirm; &#x27;serch&#x27; was typed." in text) == (409, True)
+    assert (status, "Type search to confirm; you typed &#x27;serch&#x27;." in text) == (409, True)
     text = act(key, "revoke", why="leaked", confirm="search")[1]
     assert "This key is revoked." in text
     assert ApplicationKey.objects.get().revoked_at is not None

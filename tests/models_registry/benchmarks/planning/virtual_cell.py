@@ -116,7 +116,6 @@ class _Point:
         return judge_whole(self._outcomes, rules, rate)
 
     def _take(self, request: _Request, now_s: float) -> bool:
-        """Whether the outcome is known."""
         slo, so_far_s = self._cell.slo, (request.ended_s or now_s) - request.due_s
         if request.ended_s:
             inside = slo.is_inside(request.first_s - request.due_s, so_far_s, request.tokens)
