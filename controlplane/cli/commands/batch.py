@@ -28,7 +28,7 @@ UPLOAD_WITHIN_S = 600.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 Region = Annotated[str, typer.Option("--region", "-r", help="Region whose ingress is used. Default: the first region.")]
 Key = Annotated[str, typer.Option(help=f"Application key. Default: {KEY_VARIABLE}.")]
-Name = Annotated[str, typer.Argument(help="batch_…")]
+Name = Annotated[str, typer.Argument(help="ID of the batch: batch_…")]
 
 
 @batch.command()

@@ -37,7 +37,7 @@ def search(
         typer.Option(
             "-d",
             "--deployment",
-            help="Region. Default: the one that serves the model's name.",
+            help="Deployment that serves it. Default: the model's name.",
             autocompletion=names_of("deployments"),
         ),
     ] = "",

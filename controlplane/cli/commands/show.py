@@ -28,7 +28,7 @@ def get(
     names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
-    state: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only this state; may be repeated.")] = None,
     where: Annotated[list[str] | None, typer.Option(help="Other filter of the list: name=value.")] = None,
     include_ended: Annotated[bool, typer.Option("--all", "-A", help="Include ended objects.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 1000,
