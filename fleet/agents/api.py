@@ -191,10 +191,10 @@ def _trouble_reaching(address: str, port: int, nonce: str) -> str:
         ipaddress.ip_address(address)
         with socket.create_connection((address, port), timeout=REACH_LIMIT_S) as connection:
             connection.settimeout(REACH_LIMIT_S)
-            said = connection.recv(len(nonce))
+            received = connection.recv(len(nonce))
     except (OSError, ValueError):
         return f"nothing answers at {address}:{port}"
-    return "" if said.decode("ascii", "replace") == nonce else f"something else answers at {address}:{port}"
+    return "" if received.decode("ascii", "replace") == nonce else f"something else answers at {address}:{port}"
 
 
 def _open_invitation(request: HttpRequest) -> Invitation | HttpResponse:

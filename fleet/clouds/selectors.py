@@ -19,8 +19,8 @@ def image_machines(move: ImageMove) -> list[ImageMachine]:
     units = {node: row.launched_by.unit_id if row.launched_by else node for node, row in machines.items()}
     nodes = Node.objects.filter(id__in=machines).exclude(state=NodeState.RETIRED).order_by("id")
     cells = dict(CellMember.objects.filter(node_id__in=machines).values_list("node_id", "cell_id"))
-    told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__in=machines.values())
-    leaving = set(told.values_list("machine__runs", flat=True))
+    announced = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__in=machines.values())
+    leaving = set(announced.values_list("machine__runs", flat=True))
     return [
         ImageMachine(
             node=node.id,

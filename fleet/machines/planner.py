@@ -280,33 +280,33 @@ Evidence = Mapping[NoticeSource, Statement]
 """The latest statement of each source."""
 
 
-def add_statement(evidence: Evidence, source: NoticeSource, said: Statement) -> Evidence | None:
+def add_statement(evidence: Evidence, source: NoticeSource, statement: Statement) -> Evidence | None:
     """Returns the evidence with one more statement; None if it is known or outdated."""
-    return None if _is_known(evidence.get(source), said) else {**evidence, source: said}
+    return None if _is_known(evidence.get(source), statement) else {**evidence, source: statement}
 
 
-def _is_known(before: Statement | None, said: Statement) -> bool:
+def _is_known(before: Statement | None, statement: Statement) -> bool:
     if before is None:
-        return said.over
-    if said.at < before.at:
+        return statement.over
+    if statement.at < before.at:
         return True
     if before.over:
-        return said.over or said.at == before.at
-    return not said.over and said.key == before.key
+        return statement.over or statement.at == before.at
+    return not statement.over and statement.key == before.key
 
 
 def is_in_force(evidence: Evidence) -> bool:
     """Whether the notice is still valid: not if a list dropped it, or all sources withdrew it."""
-    listed = [said for source, said in evidence.items() if source in LISTED]
-    return not all(said.over for said in listed or evidence.values())
+    listed = [statement for source, statement in evidence.items() if source in LISTED]
+    return not all(statement.over for statement in listed or evidence.values())
 
 
 def earliest_end(evidence: Evidence) -> datetime | None:
     """Returns the earliest end among valid statements, or None."""
-    counts = {source: said for source, said in evidence.items() if not said.over}
+    counts = {source: statement for source, statement in evidence.items() if not statement.over}
     if LISTED & counts.keys():
         counts.pop(NoticeSource.EVENTS, None)
-    return min((said.ends_at for said in counts.values() if said.ends_at is not None), default=None)
+    return min((statement.ends_at for statement in counts.values() if statement.ends_at is not None), default=None)
 
 
 def bounded_end(seconds: float | None, now: datetime) -> datetime | None:

@@ -238,13 +238,13 @@ def _all_back(
     if not failing:
         return ""
     by_id = {agent.id: agent for agent in moved}
-    said = [name for name in failing if name in by_id and by_id[name].connected]
+    reporting = [name for name in failing if name in by_id and by_id[name].connected]
     tried = [agent for agent in moved if agent.id not in failing]
     left = [agent for agent in agents if agent.connected and agent.id not in failing and agent not in tried]
     many = len(failing) >= max(BACK_AT_LEAST, ceil(BACK_SHARE * len(moved)))
-    if not many and not (rollout.ring == 0 and said) and (tried or left):
+    if not many and not (rollout.ring == 0 and reporting) and (tried or left):
         return ""
-    first = failing[said[0]] if said else next(iter(failing.values()))
+    first = failing[reporting[0]] if reporting else next(iter(failing.values()))
     others = len(failing) - 1
     return first + (f"; and {others} {'others are' if others > 1 else 'other is'} not healthy" if others else "")
 

@@ -85,9 +85,11 @@ def releases_named(now: datetime) -> set[str]:
         *NodeReport.objects.values_list("agent_version", flat=True),
         *there.values_list("agent_version", flat=True),
     ]
-    said = {release_of(version) for version in versions} | {agent.release for source in _sources for agent in source()}
-    told = {agent.move.release for agent in agents_seen(now) if agent.move is not None}
-    return (said | told) - {""}
+    reported = {release_of(version) for version in versions} | {
+        agent.release for source in _sources for agent in source()
+    }
+    ordered = {agent.move.release for agent in agents_seen(now) if agent.move is not None}
+    return (reported | ordered) - {""}
 
 
 def _node_agents(now: datetime) -> Iterator[AgentView]:

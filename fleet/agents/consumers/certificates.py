@@ -66,7 +66,7 @@ class CertificateExchange:
         for session in sessions:
             if session.trust_version != version:
                 session.trust_version = version
-                self._start(self._send(session, _trust_message(trust), "whom to believe"))
+                self._start(self._send(session, _trust_message(trust), "the trusted authorities"))
 
     def stop(self) -> None:
         for task in self._tasks:

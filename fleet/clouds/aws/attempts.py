@@ -155,9 +155,9 @@ def request_of(row: LaunchAttempt) -> Request:
     Raises:
         ValueError: EC2 cannot launch this.
     """
-    said = user_data(msgspec.convert(row.base["boot"], Boot))
+    script = user_data(msgspec.convert(row.base["boot"], Boot))
     unit = unit_view(row.unit, len(row.subjects), wanted=True)
-    return run_instances(unit, attempt_view(row), msgspec.convert(row.base["launch"], LaunchBase), said)
+    return run_instances(unit, attempt_view(row), msgspec.convert(row.base["launch"], LaunchBase), script)
 
 
 def attempt_record(

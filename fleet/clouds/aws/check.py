@@ -170,7 +170,7 @@ def _check_launch(pool: CapacityPool, base: CloudBase, install: str, now: dateti
     view = pool.view()
     what = f"ec2 RunInstances of {view.instance_type} from {view.name}"
     is_node = InstanceType.objects.get(name=view.instance_type).accelerator != "none"
-    said = LaunchBase(
+    launch_base = LaunchBase(
         install=install,
         security_group=base.node_group if is_node else base.ingress_group,
         instance_profile_arn=base.node_profile if is_node else base.ingress_profile,
@@ -179,7 +179,7 @@ def _check_launch(pool: CapacityPool, base: CloudBase, install: str, now: dateti
     )
     unit = UnitView("aws-check", pool.region_id, view.instance_type, 1, frozenset(Market))
     try:
-        request = run_instances(unit, AttemptView(1, "aws-check", view, 1, now, now), said, "#!/bin/sh\n")
+        request = run_instances(unit, AttemptView(1, "aws-check", view, 1, now, now), launch_base, "#!/bin/sh\n")
     except ValueError as error:
         return Finding(Verdict.MISSING, what, str(error))
     del request["ClientToken"]  # AWS would remember a token with these parameters

@@ -63,8 +63,8 @@ def messages_receive(
 
 
 def _message_of(one: Mapping[str, Any]) -> Message:
-    said = one.get("MessageAttributes") or {}
-    texts = {name: value["StringValue"] for name, value in said.items() if "StringValue" in value}
+    attributes = one.get("MessageAttributes") or {}
+    texts = {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
     sent_ms = (one.get("Attributes") or {}).get("SentTimestamp")
     sent_at = datetime.fromtimestamp(int(sent_ms) / 1000, UTC) if sent_ms else None
     return Message(one["MessageId"], one["ReceiptHandle"], one["Body"], texts, sent_at)
@@ -88,8 +88,10 @@ def queue_facts(region: str, url: str) -> QueueFacts:
         CallFailed: They were not read.
     """
     names = ["ApproximateNumberOfMessages", "RedrivePolicy"]
-    said = calls.call("sqs", "GetQueueAttributes", region, QueueUrl=url, AttributeNames=names).get("Attributes", {})
-    return QueueFacts(int(said.get("ApproximateNumberOfMessages", 0)), bool(said.get("RedrivePolicy")))
+    attributes = calls.call("sqs", "GetQueueAttributes", region, QueueUrl=url, AttributeNames=names).get(
+        "Attributes", {}
+    )
+    return QueueFacts(int(attributes.get("ApproximateNumberOfMessages", 0)), bool(attributes.get("RedrivePolicy")))
 
 
 def object_read(region: str, bucket: str, key: str, *, owner: str, most: int, limit_s: float) -> bytes:

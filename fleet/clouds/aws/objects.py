@@ -33,9 +33,9 @@ def object_put_once(region: str, bucket: str, key: str, body: bytes, *, kind: st
         OtherObject: Another object has that name.
     """
     digest = hashlib.sha256(body).hexdigest()
-    said: dict[str, Any] = {"Body": body, "ContentType": kind, "Metadata": {DIGEST: digest}}
+    options: dict[str, Any] = {"Body": body, "ContentType": kind, "Metadata": {DIGEST: digest}}
     try:
-        calls.call("s3", "PutObject", region, Bucket=bucket, Key=key, IfNoneMatch="*", **said)
+        calls.call("s3", "PutObject", region, Bucket=bucket, Key=key, IfNoneMatch="*", **options)
     except calls.Refused as error:
         if error.code not in ALREADY_THERE:
             raise
@@ -108,11 +108,11 @@ class ObjectReader(io.RawIOBase):
         super().close()
 
     def _get_object(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"IfMatch": self.etag} if self.etag else {}
+        options: dict[str, Any] = {"IfMatch": self.etag} if self.etag else {}
         if self._at or self._end is not None:
-            said["Range"] = f"bytes={self._at}-{'' if self._end is None else self._end - 1}"
+            options["Range"] = f"bytes={self._at}-{'' if self._end is None else self._end - 1}"
         try:
-            answer = calls.call("s3", "GetObject", self._region, Bucket=self._bucket, Key=self._key, **said)
+            answer = calls.call("s3", "GetObject", self._region, Bucket=self._bucket, Key=self._key, **options)
         except calls.Refused as refused:
             if refused.http_status == 412:
                 raise ObjectChanged(f"s3://{self._bucket}/{self._key} was replaced while it was read") from refused
@@ -185,8 +185,8 @@ class ObjectWriter:
             begun = calls.call("s3", "CreateMultipartUpload", self._region, **self._place, **kind)
             self._upload = str(begun["UploadId"])
         number = len(self._parts) + 1
-        said: dict[str, Any] = {"UploadId": self._upload, "PartNumber": number, "ChecksumAlgorithm": "CRC32"}
-        sent = calls.call("s3", "UploadPart", self._region, **self._place, **said, Body=piece)
+        options: dict[str, Any] = {"UploadId": self._upload, "PartNumber": number, "ChecksumAlgorithm": "CRC32"}
+        sent = calls.call("s3", "UploadPart", self._region, **self._place, **options, Body=piece)
         checks = {name: value for name, value in sent.items() if name.startswith("Checksum")}
         self._parts.append({"PartNumber": number, "ETag": sent["ETag"], **checks})
 

@@ -172,8 +172,8 @@ def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings:
     if attempt.outcome is LaunchOutcome.MISMATCHED:
         return FindMachines(attempt, f"the token of {name} was used for another request")
     if attempt.outcome in IN_DOUBT_IF_REPEATED:
-        said = IN_DOUBT_IF_REPEATED[attempt.outcome]
-        return FindMachines(attempt, f"{name} {said} when it was repeated, and may have been carried out before")
+        reason = IN_DOUBT_IF_REPEATED[attempt.outcome]
+        return FindMachines(attempt, f"{name} {reason} when it was repeated, and may have been carried out before")
     if (now - attempt.begun_at).total_seconds() >= settings.token_trusted_s:
         return FindMachines(attempt, f"the token of {name} is too old to be repeated")
     return RepeatCall(attempt)
@@ -255,21 +255,23 @@ def cap_refusal(
     recent = sorted((one for one in launches if one.at > now - WINDOW), key=lambda one: one.at)
     there = sum(one.count for one in recent)
     if there + count > cap.machines:
-        said = f"{there} machines were launched within an hour, and {count} more would exceed the cap of {cap.machines}"
-        return CapRefusal(said, _fits_at(recent, cap.machines - count, [one.count for one in recent]))
+        reason = (
+            f"{there} machines were launched within an hour, and {count} more would exceed the cap of {cap.machines}"
+        )
+        return CapRefusal(reason, _fits_at(recent, cap.machines - count, [one.count for one in recent]))
     if cap.price_per_hour is None:
         return None
     if price_per_hour is None:
-        said = "the price of such a machine is unknown, so the price cap cannot be checked: set its price"
-        return CapRefusal(said, None)
+        reason = "the price of such a machine is unknown, so the price cap cannot be checked: set its price"
+        return CapRefusal(reason, None)
     prices = [one.count * (one.price_per_hour or 0.0) for one in recent]
     price = count * price_per_hour
     if sum(prices) + price > cap.price_per_hour:
-        said = (
+        reason = (
             f"machines for {sum(prices):.2f} dollars an hour were launched within an hour, and {price:.2f} more would "
             f"exceed the cap of {cap.price_per_hour:.2f}"
         )
-        return CapRefusal(said, _fits_at(recent, cap.price_per_hour - price, prices))
+        return CapRefusal(reason, _fits_at(recent, cap.price_per_hour - price, prices))
     return None
 
 

@@ -183,16 +183,20 @@ def _apply_image_step(move: ImageMove, step: ImageStep, now: datetime) -> None:
         )
 
 
-def _announce_machine(machine: Machine, said: Statement, now: datetime, text: str = "") -> None:
-    notice_record(machine=machine, kind=NoticeKind.IMAGE, source=NoticeSource.IMAGE, said=said, text=text, now=now)
+def _announce_machine(machine: Machine, statement: Statement, now: datetime, text: str = "") -> None:
+    notice_record(
+        machine=machine, kind=NoticeKind.IMAGE, source=NoticeSource.IMAGE, statement=statement, text=text, now=now
+    )
 
 
 def _set_move_state(move: ImageMove, state: ImageState, reason: str, actor: str, now: datetime) -> None:
     """Changes the state; machines that were announced to leave stay."""
     if state in (ImageState.BACK, ImageState.DONE):
-        told = CloudNotice.objects.filter(kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id)
-        told = told.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
-        for notice in told:
+        announced = CloudNotice.objects.filter(
+            kind=NoticeKind.IMAGE, settled_at=None, machine__region_id=move.region_id
+        )
+        announced = announced.filter(machine__instance_type_id=move.instance_type_id).select_related("machine")
+        for notice in announced:
             _announce_machine(notice.machine, Statement("", now, over=True), now)
     move.state, move.reason = state.value, reason
     _move_event(move, f"{move} is {state}: {reason}", actor, now)

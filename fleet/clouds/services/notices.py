@@ -92,27 +92,31 @@ def _handle_message(cloud: CloudRegion, message: Message, now: datetime) -> bool
     return True
 
 
-def announcement_store(cloud: CloudRegion, said: Announcement, now: datetime) -> int:
+def announcement_store(cloud: CloudRegion, announcement: Announcement, now: datetime) -> int:
     """Stores one notice for each of our machines in an announcement. Returns the number of new ones."""
     rows = _cloud_machines(cloud)
-    rows = rows.filter(reservation=said.reservation) if said.reservation else rows.filter(provider_id__in=said.machines)
+    rows = (
+        rows.filter(reservation=announcement.reservation)
+        if announcement.reservation
+        else rows.filter(provider_id__in=announcement.machines)
+    )
     return sum(
         notice_record(
             machine=machine,
-            kind=said.kind,
+            kind=announcement.kind,
             source=NoticeSource.EVENTS,
-            said=Statement(said.event_id, said.at, said.ends_at),
-            text=said.text,
+            statement=Statement(announcement.event_id, announcement.at, announcement.ends_at),
+            text=announcement.text,
             now=now,
         )
         for machine in rows
     )
 
 
-def _called_off(cloud: CloudRegion, said: CalledOff, now: datetime) -> None:
-    word = Statement("", said.at, over=True)
-    for machine in _cloud_machines(cloud).filter(provider_id__in=said.machines):
-        notice_record(machine=machine, kind=said.kind, source=NoticeSource.EVENTS, said=word, now=now)
+def _called_off(cloud: CloudRegion, called_off: CalledOff, now: datetime) -> None:
+    word = Statement("", called_off.at, over=True)
+    for machine in _cloud_machines(cloud).filter(provider_id__in=called_off.machines):
+        notice_record(machine=machine, kind=called_off.kind, source=NoticeSource.EVENTS, statement=word, now=now)
 
 
 def _cloud_machines(cloud: CloudRegion) -> "QuerySet[Machine]":
@@ -143,9 +147,11 @@ def _store_scheduled(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, 
         if event.machine in ours:
             first.setdefault((event.machine, event.kind), event)
     for (name, kind), event in first.items():
-        said = Statement(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
+        statement = Statement(f"{event.id}/{event.not_before:%Y%m%dT%H%M%S}", now, event.not_before)
         text = f"{event.code}: {event.text}"
-        notice_record(machine=ours[name], kind=kind, source=NoticeSource.STATUS, said=said, text=text, now=now)
+        notice_record(
+            machine=ours[name], kind=kind, source=NoticeSource.STATUS, statement=statement, text=text, now=now
+        )
     for row in _open_by_status(cloud).filter(kind__in=SCHEDULED).select_related("machine"):
         name = row.machine.provider_id
         if name in statuses.states and (name, row.kind) not in first:
@@ -159,7 +165,7 @@ def _store_impaired(cloud: CloudRegion, statuses: Statuses, ours: Mapping[str, M
                 machine=ours[name],
                 kind=NoticeKind.IMPAIRED,
                 source=NoticeSource.STATUS,
-                said=Statement("impaired", now),
+                statement=Statement("impaired", now),
                 text="its status checks fail",
                 since=since,
                 now=now,
@@ -177,7 +183,7 @@ def _open_by_status(cloud: CloudRegion) -> "QuerySet[CloudNotice]":
 
 def _settle_notice(row: CloudNotice, now: datetime) -> None:
     word = Statement("", now, over=True)
-    notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, said=word, now=now)
+    notice_record(machine=row.machine, kind=NoticeKind(row.kind), source=NoticeSource.STATUS, statement=word, now=now)
 
 
 def notices_settle(cloud: CloudRegion, now: datetime) -> None:
@@ -210,7 +216,7 @@ def cloud_reservations(cloud: CloudRegion, now: datetime) -> None:
                 machine=machine,
                 kind=NoticeKind.BLOCK_END,
                 source=NoticeSource.BLOCK,
-                said=Statement(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
+                statement=Statement(f"{reservation.id}/{end:%Y%m%dT%H%M%S}", now, end),
                 text=f"{reservation.id} ends at {ends_at:%Y-%m-%d %H:%M} UTC",
                 now=now,
             )

@@ -102,8 +102,8 @@ def _read_beat(holder: CloudRegion) -> tuple[str, str] | None:
     bucket = holder.stated_base().bucket
     try:
         answer = calls.call("s3", "GetObject", holder.aws_region, Bucket=bucket, Key=KEY)
-        said = strict_loads(answer["Body"].read(OBJECT_MOST))
-        return str(answer["ETag"]), str(said["nonce"])
+        content = strict_loads(answer["Body"].read(OBJECT_MOST))
+        return str(answer["ETag"]), str(content["nonce"])
     except (calls.CallFailed, OSError, ValueError, KeyError, TypeError) as error:
         log.warning("the owner's object in %s could not be read: %s", bucket, error)
         return None

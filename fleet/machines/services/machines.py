@@ -264,8 +264,8 @@ def join_refused(*, token: str, address: str, reason: str, now: datetime) -> Non
     detail = {"invitation": row.prefix if row else ""}
     if Event.objects.filter(kind="machine.refused", at__gt=now - window, detail=detail).count() >= kept:
         return
-    told = f"a host at {address} " + (f"did not join {row.region_id}" if row else "could not join") + f": {reason}"
-    text = "".join(char if char.isprintable() else " " for char in told)[:REASON_MOST]
+    message = f"a host at {address} " + (f"did not join {row.region_id}" if row else "could not join") + f": {reason}"
+    text = "".join(char if char.isprintable() else " " for char in message)[:REASON_MOST]
     region = row.region_id if row else ""
     event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region, detail=detail)
 

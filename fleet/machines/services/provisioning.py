@@ -235,8 +235,8 @@ CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
 
 def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
     """In one transaction, so that the launches of a unit stay together."""
-    told = ", ".join(str(call) for call in calls)
-    log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", told, error)
+    calls_text = ", ".join(str(call) for call in calls)
+    log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", calls_text, error)
     now = clock.now()
     with transaction.atomic():
         for call in calls:

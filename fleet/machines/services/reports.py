@@ -186,7 +186,7 @@ def notice_record(
     machine: Machine,
     kind: NoticeKind,
     source: NoticeSource,
-    said: Statement,
+    statement: Statement,
     text: str = "",
     since: datetime | None = None,
     now: datetime,
@@ -196,12 +196,12 @@ def notice_record(
     with transaction.atomic():
         Machine.objects.select_for_update().only("pk").get(pk=machine.pk)
         row = CloudNotice.objects.filter(machine=machine, kind=kind).order_by("-pk").first()
-        evidence = add_statement(evidence_of(row), source, said)
+        evidence = add_statement(evidence_of(row), source, statement)
         if evidence is None:
             return False
-        if row is None or (row.settled_at is not None and not said.over and set(evidence) != {NoticeSource.IMDS}):
-            evidence = {source: said}
-            row = CloudNotice(machine=machine, kind=kind, source=source, at=since or said.at, settled_at=now)
+        if row is None or (row.settled_at is not None and not statement.over and set(evidence) != {NoticeSource.IMDS}):
+            evidence = {source: statement}
+            row = CloudNotice(machine=machine, kind=kind, source=source, at=since or statement.at, settled_at=now)
         return _store_evidence(row, evidence, text, now)
 
 
@@ -254,17 +254,17 @@ def node_notices_store(reports: Iterable[ReceivedReport], *, now: datetime) -> s
 
 
 def _store_notices(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> bool:
-    said = {NoticeKind(notice.kind): notice for notice in notices}
+    by_kind = {NoticeKind(notice.kind): notice for notice in notices}
     known = {NoticeKind(row.kind): evidence_of(row) for row in sorted(machine.notices.all(), key=lambda row: row.pk)}
     is_whole = True
-    for kind in said.keys() | known.keys():
-        before, word = known.get(kind, {}).get(NoticeSource.IMDS), _statement(said.get(kind), now)
+    for kind in by_kind.keys() | known.keys():
+        before, word = known.get(kind, {}).get(NoticeSource.IMDS), _statement(by_kind.get(kind), now)
         if word.over if before is None else (before.over, before.key) == (word.over, word.key):
             continue
         if before is not None and now - before.at < NODE_SPEAKS_EVERY:
             is_whole = False
             continue
-        notice_record(machine=machine, kind=kind, source=NoticeSource.IMDS, said=word, text=TEXT, now=now)
+        notice_record(machine=machine, kind=kind, source=NoticeSource.IMDS, statement=word, text=TEXT, now=now)
     return is_whole
 
 

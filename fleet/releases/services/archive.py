@@ -93,8 +93,8 @@ def source_keep(checkout: Path) -> Release:
         if release_in(folder) == release:
             return release
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as beside:
-            made = Path(beside) / release.id
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as temporary:
+            made = Path(temporary) / release.id
             for name, file in _source_files(checkout):
                 (made / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, made / name)
@@ -241,13 +241,13 @@ def _pack_archive(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], so
             entry.size = file.stat().st_size
             with file.open("rb") as opened:
                 tar.addfile(entry, opened)
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
-        with beside.open("xb") as output, gzip.GzipFile(fileobj=output, mode="wb", filename="", mtime=0) as packed:
+        with temporary.open("xb") as output, gzip.GzipFile(fileobj=output, mode="wb", filename="", mtime=0) as packed:
             packed.write(content.getvalue())
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

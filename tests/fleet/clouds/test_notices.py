@@ -76,13 +76,15 @@ def test_a_warning_is_kept_once_however_often_it_comes_and_told(cloud_fleet: Clo
     assert abs((notice.ends_at - clock.now()).total_seconds() - 120) <= 1
     told = Event.objects.get(kind="node.notice")
     assert told.message.startswith(f"{machine.runs}: interruption until ")
-    (said,) = evidence_of(notice).values()
-    assert not hear(machine, NoticeSource.EVENTS, said)
+    (statement,) = evidence_of(notice).values()
+    assert not hear(machine, NoticeSource.EVENTS, statement)
     assert len(rows()) == 1
 
 
-def hear(machine: Machine, source: NoticeSource, said: Statement, kind: NoticeKind = NoticeKind.INTERRUPTION) -> bool:
-    return notice_record(machine=machine, kind=kind, source=source, said=said, now=clock.now())
+def hear(
+    machine: Machine, source: NoticeSource, statement: Statement, kind: NoticeKind = NoticeKind.INTERRUPTION
+) -> bool:
+    return notice_record(machine=machine, kind=kind, source=source, statement=statement, now=clock.now())
 
 
 def test_the_earlier_source_counts_and_the_later_confirms_in_one_row(cloud_fleet: CloudFleet, machine: Machine) -> None:

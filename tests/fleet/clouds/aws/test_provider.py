@@ -71,7 +71,7 @@ def test_a_unit_that_no_pool_has_waits_and_says_so(cloud_fleet: CloudFleet) -> N
     assert cloud_fleet.world.count("RunInstances") == 2
     reason = Node.objects.get(id=nodes[0]).reason
     assert reason.startswith(
-        f"it waits for its machine: no pool of {TRN1} may be used now; on_demand in us-east-1a: it rests"
+        f"it waits for its machine: no pool of {TRN1} may be used now; on_demand in us-east-1a: it is paused"
     )
     cloud_fleet.limit(zone="us-east-1b", left=2)
     cloud_fleet.provision_for(240, step_s=60)
@@ -140,7 +140,7 @@ def test_a_pool_that_refused_rests_and_what_is_ordered_in_its_place_is_asked_for
 
     assert cloud_fleet.outcomes() == ["refused", "refused"], "the third waits until a pool is rested"
     assert {pool.pause_reason[:21] for pool in CapacityPool.objects.all()} == {"UnauthorizedOperation"}
-    assert "because UnauthorizedOperation" in Node.objects.get(id=nodes[0]).reason
+    assert ": UnauthorizedOperation" in Node.objects.get(id=nodes[0]).reason
     cloud_fleet.provision_for(240, step_s=60)
     assert cloud_fleet.outcomes() == ["refused", "refused", "launched"]
     assert CapacityPool.objects.filter(failures=0, paused_until=None).count() == 1
