@@ -36,7 +36,7 @@ _provisioning = Provisioning()
 
 @shared_task(name="fleet.provision", base=ControlLoop)
 def provision() -> bool:
-    """A pass of the control loop. Several controllers may make one at once: each order is taken by one."""
+    """Runs a pass of the control loop. Several controllers may run it concurrently; each takes different orders."""
     return _provisioning.run_pass()
 
 
@@ -45,7 +45,7 @@ _upkeep = CloudUpkeep()
 
 @shared_task(name="fleet.cloud", base=ControlLoop)
 def keep_clouds() -> bool:
-    """A pass of the control loop. Several controllers may make one at once: each region is looked after by one."""
+    """Runs a pass of the control loop. Several controllers may run it concurrently; each takes different regions."""
     return _upkeep.run_pass()
 
 

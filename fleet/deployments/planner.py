@@ -289,7 +289,7 @@ class GrantRule(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SharingPolicy:
     """`priority`: 0 to `PRIORITY_MOST`; higher ones go first. `preemptible`: whether a higher one, or the team that
-    lent a machine, may also take cells below its minimum. None: the default of its serving class."""
+    lent a machine, may also take cells below its minimum; None uses the default of its serving class."""
 
     priority: int | None = None
     preemptible: bool | None = None

@@ -1,6 +1,6 @@
 """The machine agent, `python -m engine_agent machine --code DIR`: runs what its order names on its host, and reports
 every 30 seconds and after each change. It follows its journal until the control plane answers, so a host that boots
-without contact runs the same agent as before. The agent that it runs survives it. It exits on a signal, to start
+without contact runs the same agent. The agent that it runs survives it. It exits on a signal, to start
 another release, or when it has left; then the host is uninstalled."""
 
 import argparse

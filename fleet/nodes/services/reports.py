@@ -50,9 +50,9 @@ WITH reported AS (
        ) IS NOT TRUE
     RETURNING node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy
 )
-SELECT stored.node_id FROM stored LEFT JOIN fleet_nodereport AS before USING (node_id)
-WHERE before.node_id IS NULL
-   OR (before.connected, before.state, before.cell, before.generation, before.unhealthy_since IS NULL)
+SELECT stored.node_id FROM stored LEFT JOIN fleet_nodereport AS former USING (node_id)
+WHERE former.node_id IS NULL
+   OR (former.connected, former.state, former.cell, former.generation, former.unhealthy_since IS NULL)
       IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
 """).format(
     columns=sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)),
