@@ -1,7 +1,7 @@
-"""Gives each process that runs tests a folder, a PostgreSQL and a Valkey of its own, before Django is set up; orders
-the tests; and sees that nothing which they started is left when they end.
+"""Gives each process that runs tests a separate folder, PostgreSQL and Valkey before Django is set up; orders the
+tests; and checks that no process which they started is left at the end.
 
-The servers run in a process of their own, which the kernel ends with this one, even when this one is killed. Where
+The servers run in a child process, which the kernel kills with this one, even when this one is killed. Where
 DATABASE_URL or REDIS_URL is set already, that server is used instead.
 """
 
@@ -84,7 +84,7 @@ def _only_distributes(config: pytest.Config) -> bool:
 
 
 def _own_folder(config: pytest.Config) -> Path:
-    """Where this process and all that it starts keep their files; a guard beside it removes both after its end."""
+    """Returns the folder of this process and its children. A guard process removes the folder and them afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="sy-tests-"))  # short: a socket's path may have no more than 107 bytes
     session_pid = os.getppid() if hasattr(config, "workerinput") else os.getpid()
     command = [sys.executable, "-I", "-S", str(ROOT / "tests/session_guard.py")]
@@ -103,7 +103,6 @@ def _own_folder(config: pytest.Config) -> Path:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndLanes:
-    """Which worker runs what when there are several."""
     return FilesAndLanes(config, log)
 
 
@@ -214,7 +213,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def _left_behind(config: pytest.Config) -> list[str]:
-    """What tests started and did not end, but for what this process itself needs until its end."""
+    """Returns processes that tests started and did not stop, except those that this process still needs."""
     own = {os.getpid(), config.stash[_guard].pid}
     if config.stash[_servers].pid:
         servers = psutil.Process(config.stash[_servers].pid)

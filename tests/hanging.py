@@ -1,4 +1,4 @@
-"""A child that never ends by itself: whoever starts it must end it, which is what tests of limits look at."""
+"""A child process that never exits, for tests of time limits."""
 
 import sys
 

@@ -2,10 +2,10 @@
 
 Over several workers, a file at a time. Tests on the scenarios' fleet have a lane, and those that start single vLLM
 engines another: within it one test follows another, on one worker, because what they start is shared. So have those on
-the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a fleet of their own
-have one as well, for no other fleet need run beside theirs: one costs most of a processor, whatever it is asked.
+the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a separate fleet
+also have one, so that two fleets do not compete: each needs most of a processor.
 
-The scenarios' lane is the longest, and begins at once. It waits more than it computes, so that the other workers run
+The scenarios' lane is the longest and starts first. It waits more than it computes, so that the other workers run
 the rest meanwhile: the pure tests first, which say soonest what is wrong, then the other lanes, and single files last.
 Those fill what is left of every worker, so that all end together: a lane that begins last is waited for alone.
 Only whole files belong to a layer or lane, by their `pytestmark`.

@@ -5,8 +5,8 @@ TURNS_TO_BEGIN = 5
 
 
 async def stop_listening(*servers: asyncio.Server) -> None:
-    """Close servers once what they have accepted has begun: asyncio drops a connection that was accepted in the same
-    turn in which its server is closed, and nobody could close it any more."""
+    """Closes servers after their accepted connections have started: asyncio loses a connection that was accepted in the
+    turn in which its server is closed."""
     loop = asyncio.get_running_loop()
     for server in servers:
         for listener in server.sockets:

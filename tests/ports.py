@@ -1,5 +1,4 @@
-"""Ports that are a test's own from the moment it asks for them. What it starts there listens much later, when a port at
-which somebody only looked may be another's.
+"""Reserves ports for a test. Its servers listen much later, when a port that was only probed may be in use.
 
 They lie outside of those that the kernel gives to connections and to servers on port 0, and each process has a claim
 to those that it hands out: no other worker and no other session gives them to its tests.
@@ -16,7 +15,8 @@ from engine_agent.protocol.ports import HOPS_ABOVE, TLS_ABOVE, hop_port, tls_por
 
 @dataclass
 class _Area:
-    """Ports of which each process takes a block for itself; `each_with` is what must be free beside a port of it."""
+    """Ports of which each process takes a block for itself; `each_with`: the further ports that must be free for a
+    port."""
 
     ports: range
     block: int
@@ -45,7 +45,7 @@ class _Area:
 
 _ABOVE_THE_KERNELS = _Area(range(61_000, 65_500), 150)
 _OF_INGRESSES = _Area(range(10_000, 11_000), 50, lambda port: (port, hop_port(port), tls_port(port)))
-"""Below the kernel's, with room for what listens beside each of them."""
+"""Below the kernel's range, with room for the further ports of each ingress."""
 assert len(_OF_INGRESSES.ports) <= min(HOPS_ABOVE, TLS_ABOVE - HOPS_ABOVE), "no port belongs to two"
 
 

@@ -1,5 +1,5 @@
-"""What tests need not pay for: slow password hashes, static files that every test's client would look for anew,
-authorities of certificates that none meets, archives as small as can be, and tables that are empty already."""
+"""Speeds tests up: fast password hashes, static files found once, no unused certificate authorities, small archives,
+and no truncation of empty tables."""
 
 from functools import cache
 from gzip import GzipFile

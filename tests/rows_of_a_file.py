@@ -9,9 +9,9 @@ from pytest_django import DjangoDbBlocker
 
 @contextmanager
 def rows_of_a_file(blocker: DjangoDbBlocker) -> Iterator[None]:
-    """Around the making of rows and the `yield` of a fixture for a module, which needs `django_db_setup` too.
+    """Wraps a module fixture that creates rows; the fixture also needs `django_db_setup`.
 
-    What a test adds is taken back after it, as ever. Tests that commit cannot use such rows.
+    Rows that a test adds are rolled back after it. Tests that commit cannot use such rows.
     """
     with blocker.unblock(), transaction.atomic():
         yield

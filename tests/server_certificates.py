@@ -1,4 +1,4 @@
-"""Certificates as whoever runs a service gets them from a public authority: a root, one that it signed, servers'."""
+"""Certificates as a public authority issues them: a root, an intermediate and servers'."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def signed(
     is_authority: bool = False,
     usage: x509.ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
 ) -> Signed:
-    """A certificate of `name`, by itself or by another one."""
+    """Returns a certificate of `name`, self-signed or signed by another one."""
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     starts = starts or datetime.now(UTC) - DAY

@@ -4,9 +4,9 @@
 
 FOLDER is where that process (pytest, or one worker of pytest-xdist) keeps all its files; SESSION_PID is pytest itself,
 without which a worker is of no use. Fleets, agents and engines are
-made to outlive whoever started them, and leave its process group and session; what they cannot leave is their files: a
-process belongs to the session if FOLDER stands in its command line or environment. Standard library only: it runs
-beside each of pytest's processes, and is ended by none of the signals that end those.
+made to outlive their parents, and leave process group and session. A process belongs to the session if FOLDER is in its
+command line or environment. Standard library only: one guard runs for each of pytest's processes and ignores the
+signals that end those.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 WORKER_GRACE_S = 10.0
-"""How long a worker may go on without its session: it takes a moment to notice that by itself."""
+"""How long a worker may outlive its session: it takes a moment to notice."""
 STOP_GRACE_S = 3.0
 """How long processes have to stop in order; servers remove their sockets meanwhile."""
 KILL_LIMIT_S = 60.0
@@ -66,7 +66,7 @@ def _end_all(folder: str, how: signal.Signals, limit_s: float) -> None:
 
 def holds_within(condition: Callable[[], bool], limit_s: float) -> bool:
     """Whether the condition comes to hold within `limit_s`. For what sends no event: which processes name a folder, and
-    the end of those that somebody else started and has yet to reap."""
+    the end of processes that another parent has yet to reap."""
     deadline = time.monotonic() + limit_s
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Fleets of tests that run side by side get ports of their own."""
+"""Fleets of concurrent tests get different ports."""
 
 import os
 import subprocess

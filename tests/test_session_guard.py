@@ -87,7 +87,7 @@ def test_a_session_that_ends_leaves_nothing(tmp_path: Path, how: signal.Signals)
         with contextlib.suppress(subprocess.TimeoutExpired):
             session.pytest.wait(AGAIN_AFTER_S)
             break
-        os.killpg(session.pytest.pid, signal.SIGINT)  # as somebody at a terminal, who signals the whole group
+        os.killpg(session.pytest.pid, signal.SIGINT)  # like Ctrl-C at a terminal, which signals the whole group
     assert session.pytest.returncode != 0
     nothing_is_left(session)
 

@@ -1,5 +1,5 @@
-"""Web's listener for agents, on a real port with real agents' connections: who gets in by which certificate, what
-strangers cost, and that what is renewed or revoked counts without a restart."""
+"""Web's listener for agents, on a real port with real agents' connections: which certificates are
+accepted, the cost of unauthenticated connections, and renewal and revocation without a restart."""
 
 import asyncio
 import socket

@@ -1,5 +1,5 @@
-"""Whatever a peer sends through a WebSocket, nothing raises, nothing is logged with a traceback, and no agent's message
-is taken for what it is not. `SWITCHYARD_FUZZ=5000` tries that many of each.
+"""Random input through a WebSocket raises nothing, logs no traceback, and is never taken for another message of an
+agent. `SWITCHYARD_FUZZ=5000` tries that many of each.
 """
 
 import asyncio

@@ -42,7 +42,7 @@ class Wire(asyncio.Transport):
 
 
 class Echo:
-    """An application that accepts, and remembers what it is told."""
+    """An application that accepts connections and records its messages."""
 
     def __init__(self) -> None:
         self.received: list[Any] = []

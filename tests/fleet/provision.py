@@ -1,4 +1,4 @@
-"""What the loop `fleet.provision` does, at once and in the caller's thread."""
+"""Runs a pass of the loop `fleet.provision` in the caller's thread."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Two steps that race on real PostgreSQL, each in a transaction of its own."""
+"""Two steps that race on real PostgreSQL, each in a separate transaction."""
 
 import time
 from collections.abc import Callable

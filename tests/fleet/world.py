@@ -39,7 +39,7 @@ SETTINGS = FleetSettings(
     ledger=LedgerLimits(region_floor=100, fleet_floor=100),
     faults=FaultSettings(frozen_above_nodes=100, common_cause_nodes=100),
 )
-"""A dozen machines of which three die are no sign of anything here, so that no incident stands in a rollout's way."""
+"""Three dead machines of a dozen are no common cause here, so that no incident blocks a rollout."""
 RUNS = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
 USUAL_BUCKET = 60
 REQUESTS_PER_S = 20
@@ -49,8 +49,6 @@ machines die whole."""
 
 
 class Behaviour(StrEnum):
-    """What a version does once it is started."""
-
     GOOD = "good"
     CRASHES = "crashes"
     FAILS_LATER = "fails later"
@@ -164,7 +162,7 @@ class World:
                 return
 
     def agents_act(self) -> None:
-        """Agents run what they are told and report; ingresses send nothing more to a cell that drains."""
+        """Agents follow their orders and report; ingresses send no requests to draining cells."""
         for node in list(self.store.nodes.values()):
             if node.id not in self.dead:
                 self.store.report(node.id, self._report_of(node))

@@ -50,6 +50,6 @@ def eventually(is_so: Callable[[], bool], *, within_s: float = _DEADLINE_S) -> b
 async def eventually_async(is_so: Callable[[], bool], *, within_s: float = _DEADLINE_S) -> bool:
     """As `eventually`, leaving the event loop to the processes under test."""
     deadline = time.monotonic() + within_s
-    while not (now := is_so()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the state lies in another process
+    while not (now := is_so()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the state is in another process
         await asyncio.sleep(_POLL_S)
     return now

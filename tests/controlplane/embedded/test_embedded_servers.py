@@ -111,7 +111,7 @@ def test_a_server_that_dies_is_back_with_its_data_also_when_a_session_hangs(
     assert eventually(answers)
     with psycopg.connect(url) as connection:
         hung = connection.info.backend_pid
-        os.kill(hung, signal.SIGSTOP)  # as one in an uninterruptible wait: it hears of no end
+        os.kill(hung, signal.SIGSTOP)  # like a process in an uninterruptible wait
         kill_postmaster()
         assert eventually(answers)
     assert not psutil.pid_exists(hung)

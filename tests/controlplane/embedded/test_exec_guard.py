@@ -27,7 +27,7 @@ time.sleep(600)
 
 def _guard(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GUARD), "--parent", str(os.getpid()), "--death-signal", "15", *options]
-    # In a session of its own: the place that it takes for its session would else be that of all tests.
+    # In a new session: otherwise it would take over the session of all tests.
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
 
 
@@ -36,7 +36,7 @@ def _as_nobody(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def _assert_refused(ended: subprocess.CompletedProcess[str]) -> None:
-    """What whoever is not root gets: nothing starts under an account that we cannot change to."""
+    """Asserts the refusal for users other than root: nothing starts under another account."""
     assert (ended.returncode, ended.stdout) == (CANNOT_EXEC, "")
     assert "Operation not permitted" in ended.stderr
 

@@ -1,4 +1,4 @@
-"""What a launcher does while its fleet is slow, its disk full, or what it asks silent. No process of it runs."""
+"""The launcher with a slow fleet, a full disk or a silent server. It starts no process here."""
 
 import io
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ async def test_a_fleet_that_is_slow_is_left_running_as_promised(home: StateDirec
 
 
 class Servers:
-    """Answer at once, each time they are asked."""
+    """Servers that answer immediately."""
 
     def __init__(self) -> None:
         self.asked = 0

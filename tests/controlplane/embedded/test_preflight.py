@@ -48,7 +48,7 @@ def test_a_port_that_our_own_process_holds_is_accepted(
 
 
 def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HAProxy shares its port with whoever asks, so that several may listen on one."""
+    """HAProxy opens its port for sharing, so several processes may listen on one."""
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as ours:
         port = ours.getsockname()[1]
         with _listener_elsewhere(port) as other:

@@ -30,7 +30,8 @@ STOP_WITHIN_S = 10.0
 
 
 class _JumpingSelector(selectors.SelectSelector):
-    """Waits no real time: what it was to wait passes at once, and now and then more, as on a host that was stopped."""
+    """Advances the virtual clock by the wait instead of sleeping, and at times by more, as on a host that was
+    paused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class FakeProcess:
         return self.status
 
     async def read(self) -> bytes:
-        """Whoever holds its output may live on, so its end is never seen."""
+        """Never returns, because another process may keep the output open."""
         await asyncio.Event().wait()
         return b""
 
@@ -92,7 +93,7 @@ class FakeProcess:
 
 
 class World:
-    """Stands in for the host: which processes there are, and what goes wrong, drawn from `seed`."""
+    """Replaces the host: its processes and their failures, drawn from `seed`."""
 
     def __init__(self, seed: int, loop: VirtualLoop) -> None:
         self.draw = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What Prometheus gets: for those who may read, without names that people chose elsewhere than in the database."""
+"""Metrics for Prometheus: for permitted readers, and with names from the database only."""
 
 import msgspec
 import pytest
