@@ -135,7 +135,7 @@ def test_what_cannot_be_done_any_more_is_left_failed_with_its_reason(ada: APICli
     Ingress.objects.all().delete()
     decided = post(grace, f"approvals/{waits}/approve").json()
     assert (decided["state"], decided["tone"]) == ("failed", "bad")
-    assert "no region 'us-east-1' with an ingress" in decided["outcome"]
+    assert "region 'us-east-1' has no ingress" in decided["outcome"]
 
 
 def test_a_rollout_takes_two_where_it_reaches_several_regions(ada: APIClient, grace: APIClient) -> None:

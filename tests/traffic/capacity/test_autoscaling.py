@@ -88,7 +88,7 @@ def test_load_that_three_cells_do_not_carry_gets_more_at_once() -> None:
     assert fleet.cells()[0] == 7, "45 at 70 % of 10"
     decision = ScalingDecision.objects.filter(region=EAST).earliest("id")
     assert (decision.acted, decision.was) == (True, 3)
-    assert "requests at once" in decision.reason
+    assert "concurrent requests" in decision.reason
     event = Event.objects.filter(kind="deployment.scaled", region=EAST).earliest("id")
     assert (event.actor, decision.reason in event.message) == ("autoscaler", True)
     assert west <= 9

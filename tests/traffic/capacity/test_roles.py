@@ -82,7 +82,7 @@ def test_long_prompts_have_cells_of_their_own() -> None:
     assert (fleet.state.rule, fleet.state.needed) == ("demand", 4)
     event = Event.objects.get(kind="deployment.roles")
     assert event.message.startswith(
-        "sim-70b in us-east-1 should have 3 prefill, 1 decode: 2.60 requests a second of 3000"
+        "sim-70b in us-east-1 should have 3 prefill, 1 decode: 2.60 requests per second of 3000"
     )
     assert event.actor == "role planner"
 
