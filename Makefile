@@ -67,7 +67,7 @@ heads: environment ## Train Medusa heads for the demo's smollm2 and measure its 
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --model "$$model" --heads "$$heads" --output "$$heads.json"
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,4) --no-loadscope-reorder)
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,5) --no-loadscope-reorder)
 
 screens: environment-dev ## Open every page in a browser and write screenshots to .cache/screens.
 	SWITCHYARD_SCREENS=$(SWITCHYARD_CACHE)/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
