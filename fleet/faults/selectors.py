@@ -22,6 +22,7 @@ from fleet.faults.planning.views import (
     SignalView,
     StepWindow,
 )
+from fleet.load.planner import FRESH_FOR_S, MAX_COUNT
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.states import CellState, IncidentState
@@ -146,10 +147,8 @@ def _down(since: datetime) -> dict[str, str]:
     return {cell: witnesses[cell, generation] for cell, generation in known if (cell, generation) in witnesses}
 
 
-FRESH_FOR = timedelta(seconds=15)
+FRESH_FOR = timedelta(seconds=FRESH_FOR_S)
 """Older reports are ignored."""
-MAX_COUNT = 2**53
-"""Larger counts are treated as this one."""
 
 
 @dataclass(frozen=True, slots=True)

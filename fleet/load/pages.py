@@ -11,6 +11,7 @@ from engine_agent.protocol.messages import Load
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import Burn, Objective, burns
+from fleet.load.planner import FRESH_FOR_S
 from fleet.load.selectors import (
     SPANS,
     LoadSeries,
@@ -23,9 +24,6 @@ from fleet.load.selectors import (
     span_named,
 )
 from fleet.nodes.models import Node, NodeReport
-
-FRESH_FOR_S = 15.0
-"""Agents report every 2 s, so older reports are not current (docs/architecture.md, traffic)."""
 
 
 def report_of(node: Node) -> NodeReport | None:

@@ -12,6 +12,8 @@ import msgspec
 from engine_agent.protocol.messages import Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 
+FRESH_FOR_S = 15.0
+"""Agents report every 2 s; older reports are not current (docs/architecture.md, traffic)."""
 Counts = Mapping[int, int]
 """Bucket -> number of samples; buckets are ordered by number."""
 

@@ -19,6 +19,7 @@ from fleet.deployments.models import Deployment
 from fleet.deployments.planner import parse_objective
 from fleet.load.models import LoadSubject, LoadWindow, RefusedRequests
 from fleet.load.planner import (
+    FRESH_FOR_S,
     KEPT_S,
     MAX_COUNT,
     Accumulator,
@@ -39,8 +40,6 @@ from kernel.leases import lease_release, lease_take, this_holder
 
 LEASE = "fleet:history"
 SAMPLE_LIMIT_S = 30.0
-FRESH_FOR_S = 15.0
-"""Agents report every 2 s; older reports are not current."""
 _REPORTED = """
     SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation,
       (report.load - 'classes' - 'usage')::text

@@ -83,14 +83,13 @@ class RecordSerializer(serializers.ModelSerializer[_Row]):
 
 class ColumnsSerializer(StrictSerializer):
     """Accepts the columns `Meta.columns` of `Meta.model` with the model's types, bounds and help texts, and what the
-    class declares. `Meta.optional`: every column may be left out."""
+    class declares."""
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         meta = self.Meta  # type: ignore[attr-defined]
         declared = super().get_fields()
-        options: dict[str, Any] = {"required": False} if getattr(meta, "optional", False) else {}
         columns = (meta.model._meta.get_field(name) for name in meta.columns if name not in declared)
-        return {column.name: column_field(column, **options) for column in columns} | declared
+        return {column.name: column_field(column) for column in columns} | declared
 
 
 class WhySerializer(StrictSerializer):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from django.db.models import Max
 
 from fleet.agents.models import ApplicationCertificate
-from fleet.load.pages import FRESH_FOR_S
+from fleet.load.planner import FRESH_FOR_S
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, ending
 from kernel.tones import Tone
 from traffic.entry.models import Entry, EntryRevision
