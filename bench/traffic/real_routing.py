@@ -19,9 +19,10 @@ from bench import RESULTS, note, percentile
 from bench.traffic import contenders
 from bench.traffic.arrivals import Arrival, heavy_tailed
 from bench.traffic.contenders import MODEL
-from bench.traffic.sim_cells import Seen, SimCell, ask, body_of, play, sim_cells
+from bench.traffic.sim_cells import Seen, ask, body_of, play, sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.ingress.haproxy import find_binary
+from engine_agent.protocol.ingress_messages import CellEndpoint
 
 BASE_PORT = 27500
 CELLS, PLACES, SLOW_FACTOR = 8, 16, 3.0
@@ -39,10 +40,10 @@ OURS = "ours (least outstanding and one queue)"
 
 
 @contextlib.contextmanager
-def plain_haproxy(folder: Path, port: int, rule: str, cells: list[SimCell]) -> Iterator[None]:
+def plain_haproxy(folder: Path, port: int, rule: str, cells: list[CellEndpoint]) -> Iterator[None]:
     """HAProxy with one rule and no other part of Switchyard."""
     servers = "".join(
-        f"  server c{number} 127.0.0.1:{cell.endpoint.port} check inter 200ms\n" for number, cell in enumerate(cells)
+        f"  server c{number} 127.0.0.1:{cell.port} check inter 200ms\n" for number, cell in enumerate(cells)
     )
     text = (
         "global\n  maxconn 4000\n  nbthread 2\n"
@@ -88,8 +89,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         factors = [1.0] * (CELLS - 1) + [SLOW_FACTOR]
         cells = stack.enter_context(sim_cells(folder, BASE_PORT + 20, CELL, factors))
         ports = {OURS: BASE_PORT}
-        ends = [cell.endpoint for cell in cells]
-        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, ends))
+        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, cells))
         for number, (name, rule) in enumerate(RULES.items(), 1):
             ports[name] = BASE_PORT + number
             stack.enter_context(plain_haproxy(folder, ports[name], rule, cells))

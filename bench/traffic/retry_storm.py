@@ -172,8 +172,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     folder = RESULTS / "runs" / "storm"
     with ExitStack() as stack:
         cells = stack.enter_context(sim_cells(folder, BASE_PORT + 20, CELL, [1.0] * CELLS))
-        ends = [cell.endpoint for cell in cells]
-        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, ends))
+        stack.enter_context(contenders.ingress(folder / "ingress", BASE_PORT, cells))
         contenders.wait_until_it_answers(BASE_PORT)
         found = uvloop.run(storm(BASE_PORT, options))
     note("retry_storm", found)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import sys
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -22,29 +21,13 @@ PORTS_PER_CELL = 10
 LONGEST_TOKENS = 8192
 
 
-@dataclass(frozen=True)
-class SimCell:
-    """One cell: where its proxy takes requests, and where its engine counts them."""
-
-    endpoint: CellEndpoint
-    engine_port: int
-
-    def metric(self, name: str) -> float:
-        """A counter or gauge of vLLM's from the engine's page."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.engine_port}/metrics", timeout=10) as page:
-            for line in page.read().decode().splitlines():
-                if line.startswith(f"vllm:{name}{{"):
-                    return float(line.rpartition(" ")[2])
-        raise KeyError(name)
-
-
 @contextlib.contextmanager
 def sim_cells(
     folder: Path,
     base: int,
     parameters: ModelParameters,
     slow_factors: Sequence[float],
-) -> Iterator[list[SimCell]]:
+) -> Iterator[list[CellEndpoint]]:
     """A cell for each factor, so many times as slow as `parameters` say, all up and answering."""
     with ExitStack() as stack:
         cells = [
@@ -52,7 +35,7 @@ def sim_cells(
             for number, factor in enumerate(slow_factors)
         ]
         for cell in cells:
-            contenders.wait_until_it_answers(cell.endpoint.port)
+            contenders.wait_until_it_answers(cell.port)
         yield cells
 
 
@@ -71,7 +54,7 @@ def _cell(
     base: int,
     parameters: ModelParameters,
     factor: float,
-) -> Iterator[SimCell]:
+) -> Iterator[CellEndpoint]:
     ports = _Ports(*range(base, base + 4))
     name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
     engine = _engine_command(name, ports, parameters, factor)
@@ -80,8 +63,7 @@ def _cell(
         contenders.spawned(engine, folder / f"engine-{number}.log"),
         contenders.spawned(proxy, folder / f"proxy-{number}.log"),
     ):
-        endpoint = CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, parameters.max_num_seqs)
-        yield SimCell(endpoint, ports.engine)
+        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, parameters.max_num_seqs)
 
 
 def _engine_command(name: Sequence[str], ports: _Ports, parameters: ModelParameters, factor: float) -> tuple[str, ...]:
