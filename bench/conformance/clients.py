@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import ROOT
-from engine_agent.engines.uv_install import UvProgram
+from engine_agent.engines.uv_install import CannotInstall, UvProgram
 
 
 class Language(StrEnum):
@@ -21,8 +21,6 @@ class Language(StrEnum):
 
 
 class Family(StrEnum):
-    """A heading of docs/conformance.md."""
-
     SDK = "Client libraries"
     GATEWAY = "Gateways and routers"
     FRAMEWORK = "Application frameworks"
@@ -153,15 +151,11 @@ COMPLETE = "complete"
 """Marks an environment whose installation finished. One without it is made again."""
 
 
-class CannotInstall(RuntimeError):
-    """An environment could not be made; the text says why."""
-
-
 def command_of(client: Client) -> list[str]:
-    """The command that runs a client's script. Makes its environment if it does not exist yet.
+    """Returns the command that runs a client's script. Makes its environment if it does not exist yet.
 
     Raises:
-        CannotInstall, engine_agent.engines.uv_install.UvFailed.
+        CannotInstall: the environment could not be made.
     """
     if client.language is Language.ENGINE:
         if not ENGINE_PYTHON.exists():
@@ -181,7 +175,6 @@ def command_of(client: Client) -> list[str]:
 
 
 def is_installed(client: Client) -> bool:
-    """Whether its environment exists."""
     return client.language is Language.ENGINE or (folder_of(client) / COMPLETE).exists()
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import httpx
 
 from bench import ROOT
-from bench.conformance.clients import CACHE, CLIENTS, CannotInstall, Client, command_of, folder_of, is_installed
+from bench.conformance.clients import CACHE, CLIENTS, Client, command_of, folder_of, is_installed
 from bench.conformance.results import Result, page, results_of
 from bench.fleet.live_fleet import Fleet
-from engine_agent.engines.uv_install import UvFailed
+from engine_agent.engines.uv_install import CannotInstall
 
 MODELS = {"sim": "sim-70b", "vllm": "smollm2"}
 """The demo fleet's models by engine."""
@@ -66,7 +66,6 @@ def key_of(fleet: Fleet, base_urls: Sequence[str]) -> Iterator[str]:
 
 
 def tokenizer() -> str:
-    """The folder of the demo's weights, which holds a tokenizer."""
     found = sorted((ROOT / ".cache" / "artifacts").glob("smollm2-*"))
     return str(found[0]) if found else ""
 
@@ -88,7 +87,7 @@ def try_client(client: Client, engine: str, base_url: str, key: str) -> list[Res
                 command, env={**environment, "HOME": home}, cwd=home, stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, timeout=SCRIPT_WITHIN_S, check=False,
             )  # fmt: skip
-    except (CannotInstall, UvFailed, subprocess.TimeoutExpired) as error:
+    except (CannotInstall, subprocess.TimeoutExpired) as error:
         return [Result(client.name, engine, "chat", str(error))]
     found = results_of(client.name, engine, done.stdout)
     if not found or done.returncode != 0:

@@ -5,12 +5,13 @@ only the standard library, because it runs before requirements are installed (`c
 import argparse
 import ast
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from urllib.parse import unquote, urlsplit
@@ -59,8 +60,18 @@ _DRAWING = "\u00d7\u2570\u2500\u25b6\u251c\u2502 "
 """The characters of uv's error trees."""
 
 
-class UvFailed(Exception):
+class UvFailed(CannotInstall):
     """uv is missing or failed; the text is the reason in one line."""
+
+
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Removes an installation that does not succeed."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class UvProgram:

