@@ -43,7 +43,6 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which this share of `values` is."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 

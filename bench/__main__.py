@@ -16,17 +16,14 @@ HERE = Path(__file__).parent
 
 
 def benches() -> dict[str, Path]:
-    """The module of each bench by name, in the order of its subjects."""
     return {path.stem: path for path in sorted(HERE.glob("*/*.py")) if "def main(parser" in path.read_text()}
 
 
 def summary(path: Path) -> str:
-    """The first line of a module's docstring."""
     return path.read_text().partition("\n")[0].strip('"')
 
 
 def listing() -> str:
-    """All benches with one line each, under their subjects."""
     lines: list[str] = []
     subject = ""
     for name, path in benches().items():
@@ -38,7 +35,6 @@ def listing() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the bench that the first argument names, and return its exit status."""
     found = benches()
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(f"python -m bench NAME [options]; `python -m bench NAME --help` explains one.\n{listing()}")

@@ -24,7 +24,6 @@ class EmbeddedServers:
 
     @property
     def pid(self) -> int:
-        """Pid of the process that supervises them."""
         if self._process is None:
             raise RuntimeError("the servers do not run")
         return self._process.pid
@@ -52,7 +51,6 @@ class EmbeddedServers:
         return self.addresses
 
     def stop(self) -> None:
-        """Stop them and wait until they are gone."""
         if self._process is None:
             return
         with self._process as process:

@@ -29,7 +29,6 @@ class Answer:
     """An ingress answered 5xx for want of a cell: none answered, or the one that did had not sent it to its engine."""
 
     def was_streaming_from(self, cell: str, at: float) -> bool:
-        """Whether this answer came from `cell` and was under way at that moment."""
         return self.cell == cell and self.began < at < self.ended
 
 
@@ -97,7 +96,6 @@ def background_load(urls: Sequence[str], model: str, rate: float, *, max_tokens:
 
 
 def node_processes(node: str, *, home: os.PathLike[str]) -> list[psutil.Process]:
-    """Every live process of a node of the fleet in `home`."""
     found = []
     for process in psutil.process_iter():
         try:

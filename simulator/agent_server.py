@@ -132,7 +132,6 @@ class AgentServer:
         return same and connection.sent_version == self._store.versions[node]
 
     def disconnected(self, node: str, connection_id: int) -> None:
-        """A connection ended, or counts as ended."""
         connection = self.connections.get(node)
         if connection is None or connection.id != connection_id:
             return
@@ -159,7 +158,6 @@ class AgentServer:
     # --- to agents ---------------------------------------------------------------------------------------------------
 
     def desired_changed(self, nodes: Iterable[str]) -> None:
-        """Sends the changed desired state of these nodes soon."""
         for node in nodes:
             connection = self.connections.get(node)
             if connection is not None and not connection.is_send_due:

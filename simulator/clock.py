@@ -27,7 +27,6 @@ class EventQueue:
         return self.moment(self.now_s)
 
     def moment(self, at_s: float) -> datetime:
-        """Converts a second of the run to a datetime for planners."""
         return self.epoch + timedelta(seconds=at_s)
 
     def second(self, moment: datetime) -> float:

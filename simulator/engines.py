@@ -63,7 +63,6 @@ class Engines:
     def start(
         self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_change: Callable[[], None]
     ) -> Engine:
-        """Starts a rank, which then loads."""
         member = Membership(assignment.cell, assignment.generation, assignment.rank)
         engine = Engine(assignment, member, self.context.next_serial(), self.context.queue.now_s, on_end, on_change)
         self.groups[member.cell, member.generation][member.rank] = engine

@@ -35,7 +35,6 @@ def agent_dies(world: World) -> None:
 
 
 def network_cut(world: World, for_s: float) -> None:
-    """A random machine loses its network for a while."""
     if machine := any_machine(world):
         silence(world, [machine], for_s)
 

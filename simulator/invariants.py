@@ -219,13 +219,11 @@ def not_serving(world: World) -> Iterator[str]:
 
 
 def all_well(world: World) -> Iterator[str]:
-    """Yields what is wrong with a fleet that should have recovered."""
     yield from not_all_ready(world)
     yield from not_serving(world)
 
 
 def never_touched(world: World, kinds: Iterable[str]) -> Iterator[str]:
-    """Yields events that must not have happened."""
     for kind in kinds:
         if count := world.timeline.counts[kind]:
             example = next(entry for entry in world.timeline.entries if entry.kind == kind)

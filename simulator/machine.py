@@ -37,8 +37,6 @@ PROXY_STARTS_S = 0.5
 
 @dataclass
 class Proxy:
-    """The cell proxy of a leader."""
-
     process: RunningProcess
     phase: Phase | None = None
 

@@ -61,7 +61,6 @@ class Routing:
             self._context.queue.after(PUBLISH_AFTER_S, self._poll)
 
     def routes_to(self, cell: str) -> bool:
-        """Whether an ingress would still send this cell new requests."""
         return any(ingress.is_up and cell in ingress.routed for ingress in self.ingresses.values())
 
     def crash(self, for_s: float) -> None:

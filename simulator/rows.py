@@ -111,7 +111,6 @@ class Rows:
     # --- what is read ------------------------------------------------------------------------------------------------
 
     def fleet(self) -> FleetView:
-        """The rows as an immutable snapshot."""
         return FleetView(
             regions=dict(self.regions),
             nodes=dict(self.nodes),

@@ -93,7 +93,6 @@ def perfect(load: Load, seconds: float) -> Callable[[float], Demand]:
 
 
 def mean_rate(load: Load, begins_s: float, lasts_s: float) -> float:
-    """Requests a second, by five looks."""
     return sum(load.rate(begins_s + lasts_s * (part + 0.5) / 5) for part in range(5)) / 5
 
 
@@ -128,7 +127,6 @@ class Batches:
     done: float = 0.0
 
     def at(self, now_s: float) -> None:
-        """What ends and begins at this look."""
         if self.left and now_s >= self.due_s:
             self.missed += sum(self.left.values())
             self.left = {}
@@ -250,7 +248,6 @@ def replay(
     start_up_s: float,
     seconds: float,
 ) -> Run:
-    """One run: deployments, machines that any of them may use, no spares, and the loads."""
     began, load_s, boot_s = time.process_time(), (1 - BOOT_SHARE) * start_up_s, BOOT_SHARE * start_up_s
     specs = tuple(DeploymentSpec(name, {REGION: begin[name]}, size=NODES, ready_timeout_s=3 * load_s) for name in loads)
     fleet = build_fleet(FleetSpec(specs, spares=0))
@@ -286,8 +283,6 @@ def replay(
 
 
 class Comparison:
-    """What is the same for all policies."""
-
     def __init__(self, loads: Mapping[str, Load], days: float, start_up_s: float) -> None:
         self.loads, self.days, self.seconds, self.start_up_s = loads, days, days * DAY_S, start_up_s
         self.per_cell = {name: load.peak * SERVICE_S / (TARGET * PEAK_CELLS) for name, load in loads.items()}

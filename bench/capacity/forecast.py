@@ -72,7 +72,6 @@ def run(column: str, hole_share: float, seed: int) -> Run:
 
 
 def _with_holes(slots: Floats, share: float, seed: int) -> Floats:
-    """Some hours of which nothing is known."""
     holes = np.repeat(np.random.default_rng(seed).random(len(slots) // 12 + 1) < share, 12)[: len(slots)]
     return np.where(holes, np.nan, slots)
 
@@ -123,7 +122,6 @@ def report(of: Run, from_day: float) -> None:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    """Print a table for each series."""
     parser.add_argument("series", nargs="*", default=["m_large", "m_mid", "m_small"])
     parser.add_argument("--from-day", type=float, default=6.0, help="score forecasts from this day of the record on")
     parser.add_argument("--holes", type=float, default=0.0, help="share of the hours of which nothing is known")

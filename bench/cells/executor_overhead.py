@@ -100,11 +100,6 @@ class Engine:
             )
 
     def wait_until_up(self) -> None:
-        """Until it answers.
-
-        Raises:
-            SystemExit: it ended or took too long.
-        """
         deadline = time.monotonic() + START_LIMIT_S
         while True:
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.ranks):
@@ -122,7 +117,6 @@ class Engine:
         return answer.status_code, answer.json().get("reason", "") if answer.content else ""
 
     def complete(self, prompt: str, max_tokens: int, **options: Any) -> dict[str, Any]:
-        """One greedy completion, with the ids of its tokens."""
         body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **options}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         answer.raise_for_status()
@@ -176,7 +170,6 @@ def _gaps_ms(of: Engine, tokens: int) -> list[float]:
 
 
 def measure(replicas: dict[str, Engine], rounds: int, tokens: int) -> dict[tuple[str, int], list[float]]:
-    """Step times of each replica and batch, one a round."""
     times: dict[tuple[str, int], list[float]] = {(name, batch): [] for name in replicas for batch in BATCHES}
     for turn in range(rounds):
         names = list(replicas)

@@ -34,11 +34,6 @@ SUMMARY = re.compile(r"^=*\s*(\d+ (?:passed|failed).*?) in ", re.MULTILINE)
 
 
 def environment_of(version: str) -> Path:
-    """A cache folder whose environment of vLLM is this version's.
-
-    Raises:
-        SystemExit: the installation failed; uv has printed why.
-    """
     if version == OWN:
         environment.install(CACHE, print)
         return CACHE
@@ -67,7 +62,6 @@ def _install(version: str, folder: Path) -> None:
 
 
 def outcome(cache: Path, tests: str) -> str:
-    """Returns the last line of pytest for these tests in this environment."""
     done = subprocess.run(
         (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests),
         cwd=ROOT,

@@ -28,8 +28,6 @@ MOST_WAITING = 400
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of one length, in tokens."""
-
     prompt: int
     output: int
 
@@ -182,7 +180,6 @@ class _World:
 
 
 def measure(fleet: Fleet, load: Load, rate: float, requests: int, seed: int = 0) -> Point:
-    """One point: so many requests, which arrive as a Poisson process."""
     world, chance, at_s = _World(fleet, load, HandoverParameters(), seed), random.Random(seed), 0.0
     for number in range(requests):
         at_s += chance.expovariate(rate)

@@ -143,8 +143,6 @@ class FleetUnderTest:
 
 @dataclass
 class Report:
-    """What happened, and each promise that did not hold."""
-
     faults: list[str] = field(default_factory=list)
     requests: int = 0
     failed: int = 0
@@ -251,7 +249,6 @@ class Campaign:
         return now_there
 
     def _cells_of(self, subject: str) -> frozenset[str]:
-        """Those that a node is in, or that a region has."""
         return frozenset(
             name
             for name, cell in self._cells.items()

@@ -65,7 +65,6 @@ def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def _miscounted(fleet: Fleet, answers: Sequence[Answer], before: Mapping[str, int]) -> list[str]:
-    """Returns differences between refused requests that the control plane counted and those that clients saw."""
     deadline = time.monotonic() + COUNTED_WITHIN_S
     while found := differences(answers, before, after := refused_counts(fleet, DEPLOYMENT)):
         if time.monotonic() > deadline:
@@ -117,11 +116,6 @@ def _print(report: Report) -> None:
 
 
 def refused_counts(fleet: Fleet, deployment: str) -> dict[str, int]:
-    """Refused requests of a deployment since counting began, by where it can be read.
-
-    Raises:
-        httpx.HTTPError: web did not answer.
-    """
     metrics = REFUSED.findall(fleet.metrics())
     return {
         "usage": fleet.get("usage", deployment=deployment)["totals"]["refused"],
@@ -130,7 +124,6 @@ def refused_counts(fleet: Fleet, deployment: str) -> dict[str, int]:
 
 
 def differences(answers: Iterable[Answer], before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Returns a sentence for each place whose count differs from what clients saw."""
     seen = sum(answer.was_refused for answer in answers)
     return [
         f"clients were refused {seen} times, {place} counted {count - before[place]}"

@@ -212,7 +212,6 @@ def _starter(launcher: psutil.Process) -> Callable[[], None]:
 
 
 def _kill_replacement(node: str, around: Surroundings) -> None:
-    """Kill the replacement of `node` as soon as there is one."""
     deadline = time.monotonic() + TAKEN_WITHIN_S
     while time.monotonic() < deadline:
         if other := around.taken_over_by(node):

@@ -72,7 +72,6 @@ async def slowloris(url: SplitResult, count: int, seconds: float) -> str:
 
 
 async def idle(url: SplitResult, count: int, seconds: float) -> str:
-    """Each opens a connection and waits."""
     opened = 0
 
     async def client(gate: asyncio.Semaphore) -> None:

@@ -107,7 +107,6 @@ class Result:
 
     @property
     def limit(self) -> Limit | None:
-        """Why it was not expected to work."""
         return next((limit for limit in LIMITS if self.reason and limit.covers(self)), None)
 
     @property

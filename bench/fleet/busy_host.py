@@ -55,7 +55,6 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def kill_one(fleet: Fleet, number: int) -> tuple[str, float, float]:
-    """A killed node, with the seconds until its cell was unrouted and until it served again."""
     cells = sorted(fleet.cells(DEPLOYMENT).values(), key=lambda row: str(row["id"]))
     cell: Row = cells[number % len(cells)]
     node = cell["nodes"][number % len(cell["nodes"])]["id"]

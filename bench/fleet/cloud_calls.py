@@ -47,7 +47,6 @@ class MadeUpAws:
     upkeep: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """A call as boto3 names it."""
         operation = "".join(part.capitalize() for part in name.split("_"))
         answer = getattr(type(self), f"_{name}", None)
         if answer is None:
@@ -132,13 +131,10 @@ class MadeUpAws:
 
 
 def instance_id(number: int) -> str:
-    """As EC2 writes them."""
     return f"i-{number:017x}"
 
 
 def make_region(machines: int) -> None:
-    """Makes a ready region with a pool on a reservation and `machines` nodes whose topology is unknown. Replaces the
-    previous region."""
     from fleet.clouds.models import CallBucket, CapacityPool, CloudRegion
     from fleet.machines.models import Machine
     from fleet.nodes.models import Node
@@ -174,7 +170,6 @@ def make_region(machines: int) -> None:
 
 
 def run_loop(aws: MadeUpAws, minutes: float, tick_s: float) -> None:
-    """Passes of the loop for so long, each until its round has ended."""
     from fleet.clouds.services.upkeep import STEPS, CloudUpkeep
 
     steps = {name: step for name, step in STEPS.items() if step.every_s <= LONGEST_S}
@@ -194,7 +189,6 @@ def run_loop(aws: MadeUpAws, minutes: float, tick_s: float) -> None:
 
 
 def by_bucket(calls: Mapping[str, int]) -> Counter[str]:
-    """Those of EC2, by what meters them."""
     found: Counter[str] = Counter()
     for operation, count in calls.items():
         if operation.startswith("Describe"):
@@ -203,7 +197,6 @@ def by_bucket(calls: Mapping[str, int]) -> Counter[str]:
 
 
 def faults(aws: MadeUpAws, minutes: int) -> list[str]:
-    """Where the calls of a steady time are not what the intervals promise, or take much of what EC2 allows."""
     wrong, promised = [], steady_calls(aws.machines)
     for bucket, count in by_bucket(aws.calls).items():
         a_minute = count / minutes
@@ -215,7 +208,6 @@ def faults(aws: MadeUpAws, minutes: int) -> list[str]:
 
 
 def main(parser: argparse.ArgumentParser) -> int:
-    """Print the table; 1 if a count is beyond its goal."""
     parser.add_argument("--machines", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--minutes", type=int, default=MINUTES)
     args = parser.parse_args()

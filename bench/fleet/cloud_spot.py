@@ -84,11 +84,6 @@ class SpotWarnings:
         self._url = f"http://127.0.0.1:{ports.ingress}"
 
     def play(self, name: str) -> Outcome:
-        """One case, from a fleet that is whole.
-
-        Raises:
-            NoLaboratory: it did not get whole, or does not answer.
-        """
         case = CASES[name]
         self._prepare(case)
         [cell] = self._cells()
@@ -148,12 +143,10 @@ class SpotWarnings:
         return f"idle spares are {idle}, others {others}" if len(idle) != case.spares or others else ""
 
     def _cells(self) -> list[Row]:
-        """Of the first region, those that have not stopped."""
         return [row for row in self._fleet.rows("cells") if row["region"] == self._first and row["state"] != "stopped"]
 
 
 def main(parser: argparse.ArgumentParser) -> int:
-    """Play the cases and print a table; 1: a request failed where none may."""
     parser.add_argument("--rate", type=float, default=20.0, help="streams a second")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     asked = parser.parse_args()
@@ -172,7 +165,6 @@ def main(parser: argparse.ArgumentParser) -> int:
 
 
 def report(outcomes: Mapping[str, Outcome]) -> Iterable[str]:
-    """The table, and then what was seen of each case."""
     yield "| cells | spares | failed | cell left, s | ready elsewhere, s | before the end, s |"
     yield "| ---: | ---: | ---: | ---: | ---: | ---: |"
     yield from (outcome.row(name) for name, outcome in outcomes.items())

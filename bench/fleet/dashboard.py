@@ -75,7 +75,6 @@ def _seed(cells: int, nodes: int) -> None:
 
 
 def _cookie(number: int) -> str:
-    """The session of another signed-in operator."""
     from django.conf import settings
     from django.contrib.auth.models import User
     from django.test import Client
@@ -136,7 +135,6 @@ def _urls() -> list[str]:
 
 
 def _lists(patterns: Any, prefix: str = "") -> Iterator[str]:
-    """Paths that a view set answers with a list."""
     for pattern in patterns:
         path = prefix + str(pattern.pattern).lstrip("^").rstrip("$")
         if hasattr(pattern, "url_patterns"):
@@ -208,7 +206,6 @@ def _report(times: dict[str, list[float]], options: argparse.Namespace, load_bef
 
 
 def _watched_page(context: Any, errors: list[str]) -> Any:
-    """A tab that adds what it complains about to `errors`."""
     page = context.new_page()
     page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))

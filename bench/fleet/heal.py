@@ -29,7 +29,6 @@ class Round:
 
 
 def is_routed(fleet: Fleet, cell_id: str, region: str) -> bool:
-    """Whether the newest routing table of the region has the cell."""
     newest = max(fleet.rows("routing-tables", region=region), key=lambda table: int(table["revision"]))
     pools = fleet.get(f"routing-tables/{newest['id']}")["body"]["pools"]
     return any(cell["cell"] == cell_id for pool in pools for cell in pool["cells"])

@@ -59,7 +59,6 @@ def kind_of(command: str) -> str:
 
 
 def kinds_of(home: Path) -> dict[int, str]:
-    """What runs of a home, by process id."""
     found: dict[int, str] = {}
     for process in processes_of(home):
         try:

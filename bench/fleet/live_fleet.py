@@ -68,7 +68,6 @@ class Fleet:
         self.ask("PATCH", f"deployments/{deployment}", {"regions": [{"region": region, "cells": cells}]})
 
     def ingresses(self, deployment: str) -> list[str]:
-        """Where applications of the regions that this deployment serves in send their requests."""
         served = self.wanted(deployment)
         return [region["ingress_url"] for region in self.rows("regions") if region["name"] in served]
 
@@ -83,16 +82,10 @@ class Fleet:
         return int(newest[0]["id"]) if newest else 0
 
     def events(self, since_id: int, **query: Any) -> list[Row]:
-        """What happened since, oldest first."""
         return sorted(self.rows("events", since_id=since_id, **query), key=lambda event: int(event["id"]))
 
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str, poll_s: float = POLL_S) -> Any:
-    """The condition's value once it holds.
-
-    Raises:
-        SystemExit: it did not hold in time.
-    """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
@@ -114,12 +107,10 @@ def load(urls: list[str], model: str, rate: float, max_tokens: int) -> Iterator[
 
 
 def last_pass_age_s(server: str = SERVER, loop: str = "fleet.reconcile", timeout_s: float = 10.0) -> float:
-    """Seconds since a control loop ended a pass, as web says it."""
     return float(httpx.get(f"{server}/healthz", timeout=timeout_s).json()["loops"][loop])
 
 
 def at(event: Row) -> float:
-    """When it happened, in seconds since the epoch."""
     return datetime.fromisoformat(event["at"]).timestamp()
 
 
@@ -154,6 +145,5 @@ def launched() -> Row:
 
 
 def service(name: str) -> list[psutil.Process]:
-    """A control-plane process of `make up` with its children: such as web."""
     process = psutil.Process(launched()["sessions"][name])
     return [*process.children(recursive=True), process]

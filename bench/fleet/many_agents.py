@@ -114,14 +114,11 @@ def rows(statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
 
 
 def reported_since(at: float) -> int:
-    """Returns how many connected nodes have a stored report made after this Unix time."""
     ((count,),) = rows(_REPORTED, at * 1e6)
     return int(count)
 
 
 class StatusReader(threading.Thread):
-    """Keeps the newest status that a process of agents wrote."""
-
     def __init__(self, output: Any) -> None:
         super().__init__(daemon=True)
         self.newest = GroupStatus(at=0.0, agents=0, connected=0, tries=0, reasons={})
@@ -140,8 +137,6 @@ RESTART_AFTER_S = 1.0
 
 
 class Bench:
-    """One control plane and the processes of its agents."""
-
     def __init__(self, processes: int, plane: ControlPlane, servers_pid: int, group: AgentGroup) -> None:
         self.plane = plane
         self.agents = len(group.members)
@@ -155,7 +150,6 @@ class Bench:
             thread.start()
 
     def connected(self, after: float) -> int:
-        """Returns how many agents are connected, by statuses written after this Unix time."""
         return sum(reader.newest.connected for reader in self.readers if reader.newest.at > after)
 
     @property
@@ -182,7 +176,6 @@ class Bench:
         return connected_after or BACK_WITHIN_S, BACK_WITHIN_S
 
     def measure(self, title: str, seconds: float) -> None:
-        """Print the age of reports and the CPU time during `seconds`."""
         self.watch.take()
         before, began = self._cpu_s(), time.monotonic()
         time.sleep(seconds)
@@ -192,7 +185,6 @@ class Bench:
         print(f"{title}: {self.watch.take()}\n  cores: {shown}", flush=True)
 
     def storm(self) -> None:
-        """Kill and restart every web process, and wait for all agents."""
         self.watch.take()
         tries, before, since = self.tries, self._cpu_s(), time.time()
         self.plane.kill_webs()

@@ -104,7 +104,6 @@ def _member(node: Any, credential: str, place: Any) -> Member:
 
 
 def bundle() -> str:
-    """The authorities by which agents know the control plane."""
     from fleet.agents.services.authority import authority_ensure
     from kernel import clock
 

@@ -87,8 +87,6 @@ class Figures:
 
 
 class Fleet:
-    """The seeded fleet and who moves it."""
-
     def __init__(self) -> None:
         self.tick = 0
 

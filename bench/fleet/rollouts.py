@@ -32,15 +32,12 @@ KILLS_APART_S = (31.0, 38.0)
 
 @dataclass(frozen=True)
 class Bench:
-    """What a case works with."""
-
     fleet: Fleet
     deployment: str
     kills: int
     chance: random.Random
 
     def other(self) -> str:
-        """A released version that the deployment does not serve."""
         model = self.fleet.get(f"deployments/{self.deployment}")["model_version"]
         versions = self.fleet.rows("model-versions", model=model.partition("@")[0], state="released")
         return next(str(version["id"]) for version in versions if version["id"] != model)
@@ -144,7 +141,6 @@ def whole(bench: Bench) -> None:
 
 
 def run(bench: Bench, name: str, rate: float, max_tokens: int) -> None:
-    """One case under load, and what it showed."""
     fleet = bench.fleet
     whole(bench)
     before, mark = fleet.cells(bench.deployment), fleet.last_event()

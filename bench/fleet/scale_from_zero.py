@@ -46,7 +46,6 @@ class Round:
 
     @property
     def first_token_s(self) -> float:
-        """After the first of them was sent."""
         began = min(one.began for one in self.answers)
         return min((one.first_token for one in self.answers if one.first_token), default=float("nan")) - began
 

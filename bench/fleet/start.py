@@ -44,7 +44,6 @@ def _embedded(environment: dict[str, str], *arguments: str) -> str:
 
 
 def one_round(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns the figures of a first start and of a second one."""
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
         home = Path(folder).resolve() / "home"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {

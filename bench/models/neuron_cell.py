@@ -32,8 +32,6 @@ SPREAD, SEED = 0.3, 7
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt that comes before this step, and how many tokens are wanted."""
-
     step: int
     prompt: tuple[int, ...]
     tokens: int
@@ -108,7 +106,6 @@ def stand_in_for_scipy() -> None:
 
 
 def load_cell(folder: Path, settings: dict[str, Any]) -> Any:
-    """NxDI's model on CPU, with what we render as its configuration."""
     import torch
     from transformers import generation
 
@@ -161,7 +158,6 @@ def steps_of(model: Any) -> tuple[Prefill, Decode]:
 
 
 def main() -> int:
-    """Make the model, or be a rank; rank 0 prints what was answered, or where it ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--make", action="store_true")

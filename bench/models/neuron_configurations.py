@@ -159,7 +159,6 @@ def probes(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSpe
 
 
 def compare(target: NeuronTarget, machine: Any, take: Callable[..., str]) -> Iterator[tuple[str, str, str, bool]]:
-    """What was given, what we say, what the class says, and whether both agree."""
     for name, version, settings in goldens(target, machine):
         outcome = take(version, machine, settings)
         yield name, "rendered", outcome or "taken, each value kept", not outcome
@@ -194,7 +193,6 @@ def unchecked_settings(version: VersionSpec, machine: Any, target: NeuronTarget)
 
 
 def in_child(options: argparse.Namespace) -> int:
-    """Compare one target on one machine; rows as JSON."""
     warnings.simplefilter("ignore")
     target, machine = TARGET_BY_NAME[options.target], INSTANCE_TYPES[options.machine]
     folders = [Path(folder) for folder in options.folders]
@@ -208,11 +206,6 @@ def in_child(options: argparse.Namespace) -> int:
 
 
 def rows_of(python: Path, target: NeuronTarget, machine: str, folders: list[Path]) -> list[tuple[str, str, str, bool]]:
-    """What a child found.
-
-    Raises:
-        SystemExit: it failed.
-    """
     argv = [str(python), "-m", "bench.models.neuron_configurations", "--target", target.name, "--machine", machine]
     done = subprocess.run(
         [*argv, "--folders", *map(str, folders)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -224,7 +217,6 @@ def rows_of(python: Path, target: NeuronTarget, machine: str, folders: list[Path
 
 
 def main(parser: argparse.ArgumentParser) -> int:
-    """Compare; 1 if they differ."""
     for name in ("nxdi-2.28", "nxd-2.28", "nxdi-2.29", "nxd-2.29", "native"):
         parser.add_argument(f"--{name}", type=Path, metavar="DIR")
     parser.add_argument("--write", action="store_true", help="write docs/bench/neuron_configurations.md")

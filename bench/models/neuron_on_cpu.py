@@ -83,31 +83,22 @@ def version_of(case: Case, machine: InstanceShape, target: NeuronTarget) -> Vers
 
 
 def settings_of(version: VersionSpec, machine: InstanceShape) -> dict[str, Any]:
-    """The part of the configuration that a rank's NxDI gets."""
     args = render_version(version, machine).plan.args
     found: dict[str, Any] = json.loads(args[args.index("--additional-config") + 1])["override_neuron_config"]
     return found
 
 
 def cases_on(machine: InstanceShape) -> Iterator[Case]:
-    """Those that such a machine can have."""
     return (case for case in CASES if machine.accelerator in case.machines)
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where things are. `sources`: NxDI's and NxD's folders."""
-
     python: Path
     folder: Path
     sources: tuple[Path, Path]
 
     def run_cell(self, settings: dict[str, Any], platform: str) -> dict[str, Any]:
-        """Returns the output of rank 0 of a cell with these settings.
-
-        Raises:
-            SystemExit: no output.
-        """
         ranks, port = settings["tp_degree"], _free_port()
         own = [self.folder, "--nxdi", self.sources[0], "--nxd", self.sources[1], "--platform", platform]
         cell = []
@@ -149,7 +140,6 @@ def _free_port() -> int:
 
 
 def checked(case: Case, output: dict[str, Any], expected: list[list[int]]) -> tuple[str, bool]:
-    """Returns the result of a case as a table cell, and whether it passed."""
     if "ends" in output:
         return output["ends"], bool(case.ends) and case.ends in output["ends"]
     tokens = list(zip(chain(*output["texts"]), chain(*expected), strict=True))
@@ -158,7 +148,6 @@ def checked(case: Case, output: dict[str, Any], expected: list[list[int]]) -> tu
 
 
 def main(parser: argparse.ArgumentParser) -> int:
-    """Run; 1 if something is not as it should be."""
     for name in ("nxdi-2.28", "nxd-2.28", "nxdi-2.29", "nxd-2.29"):
         parser.add_argument(f"--{name}", type=Path, metavar="DIR")
     parser.add_argument("--only", help="cases whose name begins so")

@@ -82,7 +82,6 @@ def heavy_tailed(rate: float, count: int, seed: int) -> list[Arrival]:
 
 
 def faster(arrivals: list[Arrival], factor: float) -> list[Arrival]:
-    """The same requests, `factor` times as many a second."""
     return [replace(arrival, at_s=arrival.at_s / factor) for arrival in arrivals]
 
 

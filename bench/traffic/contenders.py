@@ -96,11 +96,6 @@ class Contender:
 
 
 def install(peer: Peer, cache: Path) -> Path:
-    """The `bin` folder of the peer's environment, made if it is not there.
-
-    Raises:
-        RuntimeError: the package cannot be had; the text is the installer's.
-    """
     home = cache / peer.name
     stamp = home / "installed"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == peer.requirement:
@@ -119,7 +114,6 @@ def install(peer: Peer, cache: Path) -> Path:
 
 @contextlib.contextmanager
 def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
-    """A process with all its children, ended with the block."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -218,11 +212,6 @@ def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Seq
 
 
 def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: psutil.Process | None = None) -> None:
-    """Return once a completion succeeds on this port.
-
-    Raises:
-        RuntimeError: it did not within the time, or its process ended; the text is its last error.
-    """
     body = {"model": MODEL, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
     ends_at = time.monotonic() + within_s
     last_error = "nothing"

@@ -112,8 +112,6 @@ INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
 
 
 class BenchFleet:
-    """A fleet for the bench: one authority and the certificates that it signs."""
-
     @cached_property
     def _authority(self) -> Authority:
         return authority_make(FLEET_ID, datetime.now(UTC))

@@ -25,7 +25,6 @@ NONE = "-"
 
 
 def read(folder: Path, name: str) -> list[Row]:
-    """All rows of one kind; none if it was never run."""
     path = folder / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
@@ -38,7 +37,6 @@ def spread(values: Sequence[float], form: str = ",.0f") -> str:
 
 
 def of(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """The rows that have these values."""
     return [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
 
 
@@ -174,7 +172,6 @@ SECTIONS: dict[str, Callable[[list[Row]], str]] = {
 
 
 def machine() -> str:
-    """Returns the machine and the versions of the measurements."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     processor = model.group(1) if model else platform.machine()
@@ -184,7 +181,6 @@ def machine() -> str:
 
 
 def filled(page: str, name: str, text: str) -> str:
-    """The page with this text between the markers of that name."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
 

@@ -241,7 +241,6 @@ class Simulation:
         self.outcomes: list[Outcome] = []
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """Serve them all, to the last token."""
         self.outcomes = [Outcome(arrival) for arrival in arrivals]
         coming = 0
         while coming < len(arrivals) or self._events:
@@ -302,5 +301,4 @@ class Simulation:
 
 
 def hit_rate(outcomes: Sequence[Outcome]) -> float:
-    """Share of the prompt tokens that were found in a cache."""
     return sum(o.found_tokens for o in outcomes) / sum(o.arrival.prompt_tokens for o in outcomes)

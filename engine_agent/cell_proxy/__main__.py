@@ -21,7 +21,6 @@ EXIT_CANNOT_LISTEN = 3
 
 
 def parse_arguments(arguments: list[str]) -> ProxySettings:
-    """Parses a command line. A wrong one exits the process with a message (argparse)."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent.cell_proxy", description="The proxy of one cell.")
     parser.add_argument("--node-id", required=True, help="node this proxy runs on; also marks the process")
     parser.add_argument("--cell", required=True)

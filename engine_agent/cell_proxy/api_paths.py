@@ -21,12 +21,10 @@ _PROMPT_MEMBERS: Final[Mapping[bytes, str]] = {
 
 
 def prompt_member_of(path: bytes) -> str:
-    """The member of a body that contains the prompt."""
     return _PROMPT_MEMBERS.get(path, "messages")
 
 
 def form_of(path: bytes) -> ErrorForm:
-    """The error format that clients of this path read."""
     row = CELL_PATHS.get(path)
     return ErrorForm.OPENAI if row is None else row.errors
 

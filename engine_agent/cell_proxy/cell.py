@@ -96,7 +96,6 @@ class Cell:
         self.cache = CellCache(self.pool)
 
     def refusal(self, metadata: RequestMetadata) -> Refusal | None:
-        """Returns why a new request is not taken now, or None."""
         if metadata.server and metadata.server != self.server_name:
             return refusals.other_start(metadata.server, self.server_name)
         if metadata.adapter and metadata.adapter not in self.settings.adapters:

@@ -194,7 +194,6 @@ def _problems(path: bytes, report: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _quoted(line: str, name: str) -> str:
-    """The value of a name in a dictionary in Python's notation."""
     at = line.find(f"'{name}': ") + len(name) + 4
     quote = line[at : at + 1]
     ends = [end for end in (line.find(f"{quote}, '", at + 1), line.find(f"{quote}}}", at + 1)) if end >= 0]
@@ -326,7 +325,6 @@ class ErrorAnswer:
             self._buffer += piece
 
     def in_form(self, head: ResponseHead) -> tuple[ResponseHead, bytes]:
-        """Head and body for the client."""
         error = read_error(self._path, head.status, _stated(self._buffer))
         body = b"" if head.bodiless else error_in_form(self._path, error)
         described = {b"content-type", b"content-encoding"}
@@ -337,7 +335,6 @@ class ErrorAnswer:
 
 
 def error_in_form(path: bytes, error: EngineError) -> bytes:
-    """The JSON body of an error in the format of its path."""
     kind = error.kind if error.kind in OPENAI_TYPES else None
     stated = error_object(form_of(path), error.status, error.message, code=error.code, param=error.param, kind=kind)
     return msgspec.json.encode(stated)

@@ -275,7 +275,6 @@ class PrefixIndex:
         return life == self._life and number == self._upto
 
     def after(self, life: str, number: int) -> PrefixChanges:
-        """The changes that such a reader lacks."""
         oldest = self._upto - len(self._changes)
         is_whole = life != self._life or not oldest <= number <= self._upto
         if is_whole:

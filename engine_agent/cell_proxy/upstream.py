@@ -24,8 +24,6 @@ class UpstreamFault(StrEnum):
 
 
 class Receiver(Protocol):
-    """The recipient of the answer on a connection."""
-
     def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
         """The bytes of one read. `head` comes with the first, `complete` with the last."""
 

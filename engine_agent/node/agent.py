@@ -149,7 +149,6 @@ class NodeAgent:
         self._metrics_port = place.port_base + AGENT_METRICS
 
     async def run(self) -> None:
-        """Resumes, then converges, watches, reports and stays connected until cancelled."""
         self._node.resume()
         try:
             # Adopted processes are polled before the first report, so that a restarted agent never reports a serving

@@ -44,7 +44,6 @@ CONTENT_TYPE = b"text/plain; version=0.0.4"
 
 
 def family(name: str, kind: str, text: str) -> list[str]:
-    """The header lines of a metric family."""
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 

@@ -38,7 +38,6 @@ def get_caller_identity(world: World, call: Call) -> dict[str, Any]:
 
 
 def _secret_of(world: World, access_key: str) -> tuple[str, str]:
-    """Its secret, and the session token that belongs to it or nothing."""
     if access_key == world.access_key:
         return world.secret, ""
     if role := world.backend("sts", "aws").get_assumed_role_from_access_key(access_key):
@@ -115,7 +114,6 @@ QUOTAS = {
 
 @handles("pricing", "GetProducts")
 def get_products(world: World, call: Call) -> dict[str, Any]:
-    """Of EC2 on demand. Each product is JSON in a string."""
     if call.region not in PRICING_REGIONS:
         raise Refused("AccessDeniedException", f"There is no price list in {call.region}.")
     asked = {each["Field"]: each["Value"] for each in call.params.get("Filters") or ()}
@@ -137,7 +135,6 @@ def _product(instance_type: str, region: str, price: float) -> str:
 
 @handles("service-quotas", "ListServiceQuotas")
 def list_service_quotas(world: World, call: Call) -> dict[str, Any]:
-    """vCPUs of EC2, by two pages."""
     if call.params["ServiceCode"] != "ec2":
         raise Refused("NoSuchResourceException", f"There is no service {call.params['ServiceCode']}.")
     names, first = list(QUOTAS), not call.params.get("NextToken")

@@ -22,11 +22,6 @@ def state_of(name: str) -> dict[str, Any]:
 
 
 def page_of(params: Mapping[str, Any], found: Sequence[Any], allowed: range = PAGE) -> tuple[Sequence[Any], str]:
-    """Of a list in a steady order: this page, and the token of the next or nothing.
-
-    Raises:
-        Refused: a size that is not allowed, or a token of nobody's.
-    """
     size = int(params.get("MaxResults") or allowed[-1])
     if size not in allowed:
         raise Refused("InvalidParameterValue", f"Value ( {size} ) for parameter maxResults is invalid.")
@@ -51,11 +46,6 @@ def check_heard(world: World, region: str, ids: Iterable[str]) -> None:
 
 
 def check_found(world: World, region: str, ids: Iterable[str]) -> None:
-    """All of these are there and visible.
-
-    Raises:
-        Refused: one is not.
-    """
     for machine_id in ids:
         machine = world.machines.get(machine_id)
         if machine is None or machine.region != region or world.clock.now() < machine.visible:
@@ -78,11 +68,6 @@ def fits(params: Mapping[str, Any], one: Mapping[str, str]) -> bool:
 
 
 def check_page_or_ids(params: Mapping[str, Any], ids: object) -> None:
-    """Both in one request are refused.
-
-    Raises:
-        Refused: there are both.
-    """
     if ids and params.get("MaxResults"):
         raise Refused(
             "InvalidParameterCombination",
@@ -92,7 +77,6 @@ def check_page_or_ids(params: Mapping[str, Any], ids: object) -> None:
 
 @handles("ec2", "DescribeInstances")
 def describe_instances(world: World, call: Call) -> dict[str, Any]:
-    """Machines that are visible, by pages of machines."""
     ids = call.params.get("InstanceIds") or []
     check_page_or_ids(call.params, ids)
     check_heard(world, call.region, ids)
@@ -206,7 +190,6 @@ TOPOLOGY_PAGE = range(1, 11)
 
 @handles("ec2", "DescribeCapacityReservations")
 def describe_capacity_reservations(world: World, call: Call) -> dict[str, Any]:
-    """How many machines are left in each, and when it ends."""
     found = [each for each in _asked(world, call) if fits(call.params, _filters_of(world, each))]
     page, token = page_of(call.params, found, range(1, 1001))
     described = [_described(world, each) for each in page]
@@ -281,7 +264,6 @@ def warn_of_interruption(world: World, machine_id: str) -> None:
 
 
 def recommend_rebalance(world: World, machine_id: str) -> None:
-    """A higher risk, and no promise of when."""
     machine = _known(world, machine_id)
     machine.rebalance_at = world.clock.now()
     emit(world, machine, REBALANCE, {"instance-id": machine_id})
@@ -298,7 +280,6 @@ def schedule(world: World, machine_id: str, code: str, not_before: float) -> Non
 
 
 def announce(world: World) -> None:
-    """Changes of state and Capacity Blocks that end, since the last time."""
     now = world.clock.now()
     for machine in world.machines:
         state = machine.state(now)
@@ -313,7 +294,6 @@ def announce(world: World) -> None:
 
 
 def emit(world: World, machine: Machine, kind: str, detail: dict[str, Any]) -> None:
-    """An event of EC2 about a machine."""
     arn = f"arn:aws:ec2:{machine.region}:{world.account}:instance/{machine.id}"
     _put(world, machine.region, kind, detail, [arn])
 

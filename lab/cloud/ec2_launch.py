@@ -44,11 +44,6 @@ class Launch:
 
 
 def read_launch(world: World, call: Call) -> Launch:
-    """What a request asks for.
-
-    Raises:
-        Refused: EC2 would not even look for capacity.
-    """
     params = call.params
     least, most = int(params["MinCount"]), int(params["MaxCount"])
     numbered = enumerate(params.get("NetworkInterfaces") or [{}], 1)
@@ -116,7 +111,6 @@ def _digest(params: Mapping[str, Any]) -> str:
 
 
 def card_and_device(interface: Mapping[str, Any]) -> tuple[int, int]:
-    """The indexes of an interface, by default 0."""
     return int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0)
 
 
@@ -206,7 +200,6 @@ def create_placement_group(world: World, call: Call) -> dict[str, Any]:
 
 @handles("ec2", "DescribePlacementGroups")
 def describe_placement_groups(world: World, call: Call) -> dict[str, Any]:
-    """Those of this region, or the named ones."""
     groups, names = world.groups.get(call.region, {}), call.params.get("GroupNames") or []
     for name in names:
         _check_known(name, groups)
@@ -216,7 +209,6 @@ def describe_placement_groups(world: World, call: Call) -> dict[str, Any]:
 
 @handles("ec2", "DeletePlacementGroup")
 def delete_placement_group(world: World, call: Call) -> dict[str, Any]:
-    """Refused while a machine is in it."""
     name, groups = call.params["GroupName"], world.groups.get(call.region, {})
     _check_known(name, groups)
     now = world.clock.now()
@@ -282,11 +274,6 @@ def _again(world: World, call: Call, launch: Launch, digest: str, ids: tuple[str
 
 
 def _room(world: World, launch: Launch) -> tuple[Reserved | None, int]:
-    """The reservation it goes into, and how many machines.
-
-    Raises:
-        Refused: fewer than `least`.
-    """
     capacity, now = world.machines.capacity, world.clock.now()
     reserved = capacity.wanted(launch.reservation_id, launch.instance_type, launch.zone, launch.market, now)
     if reserved and reserved.group_arn and not reserved.group_arn.endswith(f"/{launch.group}"):

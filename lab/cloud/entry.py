@@ -50,7 +50,6 @@ def deregister_targets(world: World, call: Call) -> dict[str, Any]:
 
 @handles(SERVICE, "DescribeTargetHealth")
 def describe_target_health(world: World, call: Call) -> dict[str, Any]:
-    """All that are registered or drain, or those that are asked for."""
     group, targets, now = _group(world, call), _targets(world, call), world.clock.now()
     asked = [_key(group, each) for each in call.params.get("Targets") or ()] or list(targets)
     port = group.health_check_port
@@ -67,7 +66,6 @@ def describe_target_health(world: World, call: Call) -> dict[str, Any]:
 
 
 def healthy_targets(world: World, region: str, port: int) -> list[str]:
-    """Addresses that load balancers of a region send connections of this port to, in a steady order."""
     with world.settled():
         now, found = world.clock.now(), set[str]()
         for arn, group in world.backend(SERVICE, region).target_groups.items():
@@ -107,7 +105,6 @@ def _group(world: World, call: Call) -> Any:
 
 
 def _targets(world: World, call: Call) -> dict[TargetKey, Target]:
-    """Of a group, without those that have drained."""
     now, targets = world.clock.now(), world.targets.setdefault(call.params["TargetGroupArn"], {})
     for key, target in list(targets.items()):
         if target.leaves is not None and now >= target.leaves:
@@ -120,7 +117,6 @@ def _key(group: Any, target: Mapping[str, Any]) -> TargetKey:
 
 
 def _checked(group: Any, target: Mapping[str, Any]) -> TargetKey:
-    """Of a group of addresses, those of a private network."""
     if group.target_type == "ip":
         try:
             is_private = ip_address(target["Id"]).is_private
@@ -137,7 +133,6 @@ Key = tuple[str, str, str | None]
 
 @handles("route53", "ChangeResourceRecordSets")
 def change_resource_record_sets(world: World, call: Call) -> dict[str, Any]:
-    """Carry out a batch, or nothing of it."""
     zone = world.backend("route53", "aws").get_hosted_zone(call.params["HostedZoneId"].rpartition("/")[2])
     sets = {(each.name, each.type, each.set_identifier): _of_moto(each) for each in zone.rrsets}
     troubles = [trouble for change in call.params["ChangeBatch"]["Changes"] if (trouble := _change(sets, change))]
@@ -154,7 +149,6 @@ def change_resource_record_sets(world: World, call: Call) -> dict[str, Any]:
 
 @handles("route53", "GetChange")
 def get_change(world: World, call: Call) -> dict[str, Any]:
-    """Whether all of Route 53's servers know it."""
     change_id = f"/change/{call.params['Id'].rpartition('/')[2]}"
     if change_id not in world.changes:
         raise Refused("NoSuchChange", f"A change with id {change_id} does not exist.")
@@ -168,7 +162,6 @@ def _info(world: World, change_id: str) -> dict[str, Any]:
 
 
 def _change(sets: dict[Key, dict[str, Any]], change: Mapping[str, Any]) -> str:
-    """Do it to `sets`; why not, or nothing."""
     record = dict(change["ResourceRecordSet"])
     record["Name"] = record["Name"].rstrip(".") + "."
     key = (record["Name"], record["Type"], record.get("SetIdentifier"))
@@ -197,7 +190,6 @@ def _values(record: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _of_moto(record: Any) -> dict[str, Any]:
-    """A set of moto's as a request has it."""
     members = {
         "Name": record.name, "Type": record.type, "TTL": record.ttl, "SetIdentifier": record.set_identifier,
         "Weight": record.weight, "Region": record.region, "HealthCheckId": record.health_check_id,

@@ -45,7 +45,6 @@ class Metadata:
         self._lock = threading.Lock()
 
     def reply(self, method: str, path: str, headers: Mapping[str, str]) -> Reply:
-        """Status, body and headers of an answer. Names of `headers` are in lower case."""
         with self._lock:
             if method == "PUT":
                 return self._new_token(path, headers)
@@ -194,7 +193,6 @@ def _rebalance(machine: Machine) -> str:
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, str]:
-    """Of DescribeInstanceStatus, as the metadata has it."""
     return {
         "NotBefore": event["NotBefore"].strftime("%d %b %Y %H:%M:%S GMT"),
         "Code": event["Code"],

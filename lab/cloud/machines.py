@@ -52,11 +52,6 @@ class Limits:
         self._left: dict[tuple[str, str], tuple[float, float]] = {}
 
     def take(self, call: Call, now: float) -> None:
-        """A token for a call.
-
-        Raises:
-            Refused: RequestLimitExceeded, or Throttling of Route 53.
-        """
         if not self.enforced:
             return
         if call.service == "route53":
@@ -100,11 +95,6 @@ def quota_of(instance_type: str, *, spot: bool) -> str:
 
 
 def check_quota(quotas: Mapping[str, int], instance_type: str, vcpus: int, running: int, *, spot: bool) -> None:
-    """`vcpus` more beside those that are `running` in the same quota.
-
-    Raises:
-        Refused: VcpuLimitExceeded, or MaxSpotInstanceCountExceeded.
-    """
     most = quotas.get(quota_of(instance_type, spot=spot), math.inf)
     if running + vcpus > most and spot:
         raise Refused("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -149,7 +139,6 @@ class Reserved:
     announced: bool = False
 
     def state(self, now: float) -> str:
-        """As DescribeCapacityReservations calls it."""
         if now < self.starts:
             return "scheduled"
         return "expired" if self.ends is not None and now >= self.ends else "active"
@@ -170,7 +159,6 @@ class Reserved:
 
     @property
     def left(self) -> int:
-        """Machines that may still be launched into it."""
         return self.total - len(self.used)
 
 
@@ -284,7 +272,6 @@ class Machine:
         return str(self.moto.id)
 
     def state(self, now: float) -> str:
-        """Its name in DescribeInstances."""
         if self.ended is not None and now >= self.ended:
             return "terminated"
         if self.ending is not None:

@@ -25,7 +25,6 @@ class QuietRequests(MotoRequestHandler):
 
 @contextlib.contextmanager
 def serve(world: World, port: int = 0) -> Iterator[str]:
-    """The World on a port of the loopback, by a thread of this process; yields its URL."""
     server = make_server("127.0.0.1", port, world, threaded=True, request_handler=QuietRequests)
     world.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:

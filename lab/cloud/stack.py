@@ -37,7 +37,6 @@ Maker = Callable[[World, str, str, Properties], Made]
 
 
 def _as(world: World, region: str, service: str, operation: str, **params: Any) -> dict[str, Any]:
-    """Of this package's own operations, without its wire."""
     call = Call(service, operation, region, world.access_key, {}, b"", params)
     return HANDLERS[service, operation](world, call)
 
@@ -173,8 +172,6 @@ MAKERS: dict[str, tuple[Maker, tuple[str, ...]]] = {
 
 
 class _Resource:
-    """What moto keeps of it in a stack."""
-
     def __init__(self, made: Made) -> None:
         self.made = made
 
@@ -240,7 +237,6 @@ IMAGES = {
 
 
 def publish_images(world: World, region: str) -> None:
-    """Make them known in a region; again is nothing."""
     ec2, ssm = world.backend("ec2", region), world.backend("ssm", region)
     ssm._parameters.latest_amis_loaded = True  # or moto would add its own, of images that it does not have
     for name, (image, device) in IMAGES.items():
@@ -261,11 +257,6 @@ HOME = "us-east-1"
 
 
 def deploy(world: World, region: str, stack: str, template: str, parameters: dict[str, str]) -> dict[str, str]:
-    """A template of `deploy/aws`; the outputs of its stack.
-
-    Raises:
-        RuntimeError: it is not complete.
-    """
     client = world.client("cloudformation", region)
     given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
     body = (TEMPLATES / template).read_text()

@@ -140,7 +140,6 @@ def _parse(service: str, operation: str, form: Mapping[str, str], in_path: Mappi
 
 
 def amended(call: Call, form: Mapping[str, str | None]) -> Call:
-    """The same with other fields in its form; None takes one out."""
     fields = {key: value for key, value in {**call.form, **form}.items() if value is not None}
     body = urlencode(fields).encode()
     environ = {**call.environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -148,11 +147,6 @@ def amended(call: Call, form: Mapping[str, str | None]) -> Call:
 
 
 def read_answer(call: Call, answer: Answer) -> dict[str, Any]:
-    """What moto answered, by the operation's model.
-
-    Raises:
-        Refused: it was an error.
-    """
     status, headers, body = answer
     if status >= 500 and b"<html" in body[:200].lower():
         raise Refused(NOT_IN_THIS_CLOUD, f"Neither moto nor lab/cloud knows {call.service} {call.operation} so.")
@@ -166,11 +160,6 @@ def read_answer(call: Call, answer: Answer) -> dict[str, Any]:
 
 
 def write_answer(call: Call, answer: Mapping[str, Any] | Exception) -> Answer:
-    """In the wire format of the operation.
-
-    Raises:
-        TypeError: AWS's model has no such answer.
-    """
     model = model_of(call.service, call.operation)
     if not isinstance(answer, Exception) and model.output_shape is not None:
         wrong = ParamValidator().validate(answer, model.output_shape)

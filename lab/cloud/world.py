@@ -47,7 +47,6 @@ class Clock:
         self._stands_at, self._ahead_s = stands_at, 0.0
 
     def now(self) -> float:
-        """Seconds since 1970."""
         return (time.time() if self._stands_at is None else self._stands_at) + self._ahead_s
 
     def advance(self, seconds: float) -> None:
@@ -222,7 +221,6 @@ class World:
     # --- for tests ----------------------------------------------------------------------------------------------------
 
     def count(self, operation: str) -> int:
-        """How often it was called, errors and all."""
         return Counter(made.operation for made in self.calls)[operation]
 
     def backend(self, service: str, region: str) -> Any:
@@ -317,18 +315,12 @@ class World:
         self.calls.append(Made(call.service, call.operation, call.region, call.access_key, str(outcome)))
 
     def forwarded(self, call: Call) -> Answer:
-        """What moto answers, as bytes."""
         got: list[Any] = []
         body = b"".join(MOTO(call.environ, lambda status, headers, _=None: got.extend((int(status[:3]), headers))))
         status, headers = got
         return status, [(key, value) for key, value in headers if key.lower() != "content-length"], body
 
     def moto(self, call: Call, form: Mapping[str, str | None] | None = None) -> dict[str, Any]:
-        """What moto answers to a call, with other fields in its form.
-
-        Raises:
-            Refused: an error.
-        """
         asked = amended(call, form) if form else call
         return read_answer(asked, self.forwarded(asked))
 

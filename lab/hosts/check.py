@@ -166,11 +166,6 @@ class Check:
     wrong: list[str] = field(default_factory=list)
 
     def run(self) -> bool:
-        """All of it; whether all is well.
-
-        Raises:
-            NoLaboratory: the fleet did not answer at all.
-        """
         self._answers("")
         self._power_off()
         self._trespassers()
@@ -198,7 +193,6 @@ class Check:
         return {host["name"] for host in client.ask(self.places, "status")["hosts"] if host["power"]}
 
     def _power_off(self) -> None:
-        """Of a host on which a cell stands; another takes its place, or itself where there is no other."""
         [cell, *_] = sorted(
             (each for each in self.fleet.rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
         )

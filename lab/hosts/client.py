@@ -130,20 +130,10 @@ def is_running(places: Places) -> bool:
 
 
 def topology_of(places: Places) -> Topology:
-    """Of the laboratory that runs here.
-
-    Raises:
-        NoLaboratory: none does.
-    """
     return read_state(_record(places))[0]
 
 
 def forwards_of(places: Places) -> list[Forward]:
-    """Of the laboratory that runs here.
-
-    Raises:
-        NoLaboratory: none does.
-    """
     return [Forward(*each) for each in _record(places)["forwards"]]
 
 
@@ -194,7 +184,6 @@ def run_on(places: Places, name: str, command: Sequence[str]) -> int:
 
 
 def captured(places: Places, name: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command on a host in a separate process, and capture its output."""
     return subprocess.run(
         [sys.executable, "-m", "lab.hosts.cli", "exec", name, "--", *command],
         cwd=CHECKOUT, env=_environment(places), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,

@@ -68,8 +68,6 @@ class Balancer:
 
 
 class LaboratoryPower:
-    """Hosts of the laboratory, by its commands."""
-
     def __init__(self, places: Places) -> None:
         self._places = places
 
@@ -118,7 +116,6 @@ class Cloud:
         stack.enter_context(listening)
 
     def close(self, name: str) -> None:
-        """Nothing listens there any more."""
         if stack := self._open.pop(name, None):
             stack.close()
 

@@ -31,11 +31,6 @@ ANSWERS_WITHIN_S = 60.0
 
 
 def url_of_cloud() -> str:
-    """On the real host.
-
-    Raises:
-        NoLaboratory: none runs, or it has no cloud.
-    """
     places = read_places()
     port = next((each.here for each in client.forwards_of(places) if each.host == CLOUD), None)
     if port is None:
@@ -44,11 +39,6 @@ def url_of_cloud() -> str:
 
 
 def ask(what: str, **given: Any) -> Any:
-    """Have the cloud do something.
-
-    Raises:
-        NoLaboratory: it does not answer, or refuses: why.
-    """
     try:
         answer = httpx.post(f"{url_of_cloud()}/cloud/{what}", json=given, timeout=ANSWERS_WITHIN_S).json()
     except (httpx.HTTPError, ValueError) as error:

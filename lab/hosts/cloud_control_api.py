@@ -56,7 +56,6 @@ class Hypervisor:
         """By instance."""
 
     def step(self) -> None:
-        """Make hosts what the instances are now."""
         with self._world.settled():
             now = self._world.clock.now()
             wanted = {machine.id: machine for machine in self._world.machines if machine.state(now) == "running"}
@@ -84,7 +83,6 @@ class Hypervisor:
                 self._world.machines.end(machine, NOT_BOOTED, str(error))
 
     def machine_of(self, name: str) -> Machine | None:
-        """Returns the instance of a host, or None if it is no longer one."""
         machine_id = next((each for each, host in self.running.items() if host.name == name), "")
         return self._world.machines.get(machine_id)
 
@@ -100,14 +98,12 @@ class Hypervisor:
                 machine.impaired_since = self._world.clock.now()
 
     def booted(self, name: str) -> Machine | None:
-        """A host has power; the instance that it is."""
         machine = self.machine_of(name)
         if machine is not None:
             machine.impaired_since = None
         return machine
 
     def table(self) -> Iterable[dict[str, str]]:
-        """Every instance that is not forgotten, for people."""
         with self._world.settled():
             now = self._world.clock.now()
             for machine in self._world.machines:
@@ -189,7 +185,6 @@ class Control:
     # --- what can be done ---------------------------------------------------------------------------------------------
 
     def instances(self) -> list[dict[str, str]]:
-        """Every instance, and the host that it is."""
         return list(self._hypervisor.table())
 
     def capacity(self, instance_type: str, zone: str, market: str, left: int | None) -> None:
@@ -217,30 +212,24 @@ class Control:
         self._world.faults.append(Fault(operation, code, When(when), ending=Ending(ending) if ending else None, **rest))
 
     def zone(self, name: str, silent: bool) -> None:
-        """A zone answers nothing, or answers again."""
         (self._world.silent_zones.add if silent else self._world.silent_zones.discard)(name)
 
     def spot_warning(self, instance: str) -> None:
-        """Two minutes' notice, and the end after them."""
         ec2_describe.warn_of_interruption(self._world, self._machine(instance).id)
 
     def rebalance(self, instance: str) -> None:
-        """A higher risk, and no promise of when."""
         ec2_describe.recommend_rebalance(self._world, self._machine(instance).id)
 
     def event(self, instance: str, code: str, in_s: float) -> None:
-        """A scheduled event, such as `instance-retirement`."""
         ec2_describe.schedule(self._world, self._machine(instance).id, code, self._world.clock.now() + in_s)
 
     def impaired(self, instance: str, impaired: bool) -> None:
-        """Its status checks fail, or pass again."""
         self._machine(instance).impaired_since = self._world.clock.now() if impaired else None
 
     def terminate(self, instance: str) -> None:
         self._world.machines.end(self._machine(instance), "Client.UserInitiatedShutdown", "User initiated shutdown")
 
     def pending(self, seconds: float) -> None:
-        """How long an instance is pending before it boots."""
         self._world.delays.pending_s = seconds
 
     def deploy(self, install: str, networks: dict[str, str]) -> dict[str, str]:
@@ -252,7 +241,6 @@ class Control:
         return {region: f"switchyard-{region}" for region in networks}
 
     def heal(self) -> None:
-        """No fault, no silent zone, no bound of capacity or quota."""
         self._world.faults.clear()
         self._world.silent_zones.clear()
         self._world.quotas.clear()

@@ -70,7 +70,6 @@ def event_of(row: Mapping[str, Any]) -> Happened:
 
 
 def text_of(happened: Iterable[Happened]) -> str:
-    """A line each, in order of time: the time of day in UTC, seconds since the first, what, and its text."""
     ordered = sorted(happened, key=lambda one: one.at)
     width = max((len(one.what) for one in ordered), default=0)
     return "".join(
@@ -80,11 +79,6 @@ def text_of(happened: Iterable[Happened]) -> str:
 
 
 def streamed(base_url: str, model: str) -> str:
-    """Streams an answer with the `openai` client.
-
-    Raises:
-        NoLaboratory: no answer, or an incomplete one.
-    """
     from openai import OpenAI, OpenAIError  # half a second, which other commands need not take
 
     try:
@@ -118,7 +112,6 @@ REGION_READ_WITHIN_S = 120.0
 
 
 def forwards(topology: Topology, ports: Ports) -> list[client.Forward]:
-    """The dashboard, the cloud, and each region's load balancer."""
     return [
         *ports.forwards(topology),
         client.Forward(ports.web + CLOUD_ABOVE, CLOUD, PORT),
@@ -130,7 +123,6 @@ def forwards(topology: Topology, ports: Ports) -> list[client.Forward]:
 
 
 def new_settings() -> Settings:
-    """Account of a cloud without keys."""
     return Settings(f"AKIA{secrets.token_hex(8).upper()}", secrets.token_hex(20), PENDING_S)
 
 
@@ -148,7 +140,6 @@ def prepare(places: Places, topology: Topology, settings: Settings) -> None:
 
 
 def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
-    """Print the last line: the addresses of the fleet."""
     print(running.login())
     for each in forwards[1:]:
         what = "Cloud" if each.host == CLOUD else "Ingress"
@@ -157,8 +148,6 @@ def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
 
 
 class CloudFleet(Fleet):
-    """The fleet of a laboratory with a cloud that runs."""
-
     def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
         self._steps = Trail(say)
         super().__init__(places, topology, ports, self._steps.say)
@@ -202,11 +191,6 @@ class CloudFleet(Fleet):
             self.until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
 
     def missing(self) -> str:
-        """What is not ready; empty: nothing.
-
-        Raises:
-            NoLaboratory: the control plane does not answer.
-        """
         return self._every_region_is_read() or self._every_cell_is_ready()
 
     def _answers(self) -> str:
@@ -222,7 +206,6 @@ class CloudFleet(Fleet):
         return (self.token.with_name(INSTALL_ID)).read_text().strip()
 
     def _networks(self) -> dict[str, str]:
-        """Region -> what its addresses begin with, here and in its stack."""
         networks = ((region, self._topology.networks[region]) for region in self._topology.regions)
         return {region: str(network.network_address).removesuffix(".0.0") for region, network in networks}
 

@@ -55,15 +55,9 @@ class Conditions:
     off: frozenset[str] = frozenset()
 
     def with_cut(self, cut: Cut) -> "Conditions":
-        """One more; the same twice is one."""
         return self if cut in self.cuts else replace(self, cuts=(*self.cuts, cut))
 
     def with_slow(self, name: str, slowness: Slowness) -> "Conditions":
-        """In place of what slowed it before.
-
-        Raises:
-            NoLaboratory: a delay or a loss that cannot be.
-        """
         if not 0 <= slowness.delay_s <= LONGEST_DELAY_S:
             raise NoLaboratory(f"A delay of {slowness.delay_s:g} s: give 0 to {LONGEST_DELAY_S:g} s.")
         if not 0 <= slowness.loss < 1:
@@ -71,14 +65,12 @@ class Conditions:
         return replace(self, slow={**self.slow, name: slowness})
 
     def healed(self, name: str | None) -> "Conditions":
-        """Without what was done to the network of `name`, or of all. Power stays as it is."""
         if name is None:
             return Conditions(off=self.off)
         slow = {each: how for each, how in self.slow.items() if each != name}
         return replace(self, cuts=tuple(cut for cut in self.cuts if cut.name != name), slow=slow)
 
     def with_power(self, name: str, *, on: bool) -> "Conditions":
-        """The host with or without power."""
         return replace(self, off=self.off - {name} if on else self.off | {name})
 
     def without(self, name: str) -> "Conditions":
@@ -88,7 +80,6 @@ class Conditions:
         return Conditions(cuts, slow, self.off - {name})
 
     def of(self, name: str) -> list[str]:
-        """What is wrong with it, a phrase each."""
         slow = [f"slow: {self.slow[name]}"] if name in self.slow else []
         return [*(str(cut) for cut in self.cuts if cut.name == name), *slow]
 
@@ -136,8 +127,6 @@ def relayed(topology: Topology, conditions: Conditions) -> dict[str, frozenset[P
 
 @dataclass(frozen=True)
 class Paths:
-    """How long packets take, and how many are lost."""
-
     topology: Topology
     conditions: Conditions
 
@@ -173,7 +162,6 @@ Steps = list[tuple[str, list[str]]]
 
 
 def router_steps(topology: Topology) -> Steps:
-    """The routers and what lies between them; their namespaces are there already."""
     steps: Steps = [(router, list(_RELAY_CABLE)) for router in topology.routers]
     uplinks = [(region, f"10.254.{number}.0", f"10.254.{number}.1") for number, region in enumerate(topology.regions)]
     for region, near, far in uplinks:
@@ -218,7 +206,6 @@ def host_cable(topology: Topology, host: Host, link_local: Iterable[IPv4Address]
 
 
 def outside_cable(topology: Topology) -> Steps:
-    """The same of where clients come in."""
     return _cable(CORE, OUTSIDE, str(topology.gateway(OUTSIDE)), str(topology.networks[OUTSIDE][1]))
 
 
@@ -247,7 +234,6 @@ def _cable(router: str, name: str, gateway: str, address: str) -> Steps:
 
 
 def rules(drops: Iterable[Pair], relays: Iterable[Pair]) -> frozenset[str]:
-    """The rules of a router beside those that it always has, each as `ip rule add` takes it."""
     return frozenset(
         [f"pref {DROP_RULE} {_selector(pair)} blackhole" for pair in drops]
         + [f"pref {RELAY_RULE} {_selector(pair)} lookup {RELAY_TABLE}" for pair in relays]
@@ -270,7 +256,6 @@ def _prefix(network: IPv4Network) -> str:
 
 
 def write_state(topology: Topology, conditions: Conditions) -> dict[str, Any]:
-    """What `read_state` reads."""
     temporary_hosts = [{**asdict(added), "address": str(added.address)} for added in topology.temporary_hosts]
     return {
         "topology": {**asdict(topology), "temporary_hosts": temporary_hosts},
@@ -279,7 +264,6 @@ def write_state(topology: Topology, conditions: Conditions) -> dict[str, Any]:
 
 
 def read_state(state: Mapping[str, Any]) -> tuple[Topology, Conditions]:
-    """What `write_state` wrote."""
     topology, conditions = dict(state["topology"]), state["conditions"]
     topology["regions"] = tuple(topology["regions"])
     topology["temporary_hosts"] = tuple(_temporary_host(each) for each in topology["temporary_hosts"])

@@ -27,11 +27,6 @@ def seconds(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """`2%` as 0.02.
-
-    Raises:
-        NoLaboratory: it is no share.
-    """
     found = _SHARE.fullmatch(text)
     if found is None or float(found[1]) > 100:
         raise NoLaboratory(f"{text!r} is no share: give 0% to 100%.")

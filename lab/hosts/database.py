@@ -69,7 +69,6 @@ def certificate(address: str) -> str:
 
 
 async def run(address: str, home: Path) -> int:
-    """Serve until one of the two programs ends."""
     servers = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "controlplane.embedded", "servers", stdout=asyncio.subprocess.PIPE
     )

@@ -94,7 +94,6 @@ def make(tree: FileTree, etc: dict[str, str]) -> None:
 
 
 def remove_files(folder: Path) -> None:
-    """A host's, all that is kept of it, or all hosts': the folder and what is in it."""
     for depth in ("*", "files/*", "*/files/*"):
         for working in folder.glob(f"{depth}/scratch/work"):
             working.chmod(0o700)  # overlayfs's own folder, closed even to its owner

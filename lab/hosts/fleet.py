@@ -57,7 +57,6 @@ class Ports:
     ingress: int
 
     def forwards(self, topology: Topology) -> list[client.Forward]:
-        """Each of them, and the host that answers there."""
         ingresses = [host for host in topology.hosts.values() if host.role is Role.INGRESS]
         return [
             client.Forward(self.web, FIRST_CONTROL, WEB_PORT, by_loopback=True),
@@ -71,11 +70,6 @@ class Ports:
 
 
 def read_ports(environ: Mapping[str, str]) -> Ports:
-    """SWITCHYARD_PORT and SWITCHYARD_INGRESS_PORT, as of `make up`.
-
-    Raises:
-        NoLaboratory: one is no port.
-    """
     found = []
     for name, default in (("SWITCHYARD_PORT", "8000"), ("SWITCHYARD_INGRESS_PORT", "8080")):
         text = environ.get(name) or default
@@ -119,7 +113,6 @@ def _until(command: str) -> str:
 
 
 def database_script(host: Host, python: Path) -> str:
-    """What the host of the shared database starts when it boots."""
     lines = ["#!/bin/sh", f"cd '{CHECKOUT}'", f"export SWITCHYARD_HOME={CONTROL_HOME}"]
     return "\n".join([*lines, f"exec '{python}' -m lab.hosts.database {host.address}", ""])
 
@@ -147,7 +140,6 @@ class Fleet:
         self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / TOKEN
 
     def login(self) -> str:
-        """How a person gets in, as `make up` says it; nothing of a password while there is none."""
         home = StateDirectory(self.token.parent)
         password = f", password {home.secrets().operator_password}" if home.settings.exists() else ""
         return (
@@ -241,11 +233,6 @@ class Fleet:
         return rows
 
     def until(self, missing: Callable[[], str], within_s: float, otherwise: str) -> None:
-        """Wait until nothing is missing. The control plane may be away for a moment.
-
-        Raises:
-            NoLaboratory: says `otherwise`, and what was missing last.
-        """
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -269,7 +256,6 @@ class Fleet:
                 self._say(line)
 
     def _has_joined(self, host: Host) -> bool:
-        """Whether it has installed what joining installs, as root or as a user."""
         files, home = self._places.files_of(host.name), self._places.user()[1].strip("/")
         return any(
             (files / path / "current").is_symlink() for path in ("opt/switchyard", f"{home}/.local/share/switchyard")

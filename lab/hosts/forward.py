@@ -71,7 +71,6 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 def refuse(writer: asyncio.StreamWriter) -> None:
-    """End a connection that leads nowhere."""
     with contextlib.suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.close()

@@ -56,8 +56,6 @@ class Hop:
 
 @dataclass
 class Flow:
-    """What was seen of one connection, in both directions."""
-
     records: int = 0
     sample: bytes = b""
 
@@ -75,7 +73,6 @@ class Flow:
 
 
 def segment(packet: bytes) -> Segment | None:
-    """The segment in an IPv4 packet, if it is one that carries something."""
     if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != TCP:
         return None
     head, length = (packet[0] & 15) * 4, struct.unpack_from("!H", packet, 2)[0]
@@ -88,7 +85,6 @@ def segment(packet: bytes) -> Segment | None:
 
 
 def begins_record(payload: bytes) -> bool:
-    """Whether these bytes begin as a TLS record does."""
     if len(payload) < 5:
         return False
     kind, major, minor, length = struct.unpack_from("!BBBH", payload)
@@ -117,7 +113,6 @@ def _printable(sample: bytes) -> str:
 
 
 def watch(topology: Topology, seconds: float) -> list[Segment]:
-    """Every segment that passes a router meanwhile."""
     taps = []
     for router in topology.routers:
         with kernel.inside_network(router):

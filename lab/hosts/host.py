@@ -134,7 +134,6 @@ def start_at_boot(folder: Path, cron_table: Path) -> list[list[str]]:
 
 
 def _reap() -> None:
-    """Reaps orphans, which are children of PID 1."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

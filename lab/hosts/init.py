@@ -56,7 +56,6 @@ class Commands:
         writer.close()
 
     async def status(self) -> Any:
-        """Every host as it is, and what is wrong with regions."""
         laboratory = self._laboratory
         return {
             "hosts": [
@@ -110,7 +109,6 @@ class Commands:
         self._laboratory.set_clock(name, seconds)
 
     async def hops(self, seconds: float) -> Any:
-        """Look at the connections between hosts."""
         if not 0 < seconds <= LONGEST_WATCH_S:
             raise NoLaboratory(f"{seconds:g} s: connections are watched for up to {LONGEST_WATCH_S:g} s.")
         return await self._laboratory.hops(seconds)
@@ -126,7 +124,6 @@ class Commands:
 
 
 def _processes(init: int) -> int:
-    """How many processes are in the same PID namespace."""
     own, count = os.stat(f"/proc/{init}/ns/pid").st_ino, 0
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -142,11 +139,6 @@ LOOPBACK = "127.0.0.1"
 
 
 def listen(forwards: list[list[Any]]) -> list[Listener]:
-    """Sockets on the real host for what `lab.hosts.client.Forward` describes.
-
-    Raises:
-        NoLaboratory: a port is taken.
-    """
     listeners = []
     for port, host, target, by_loopback in forwards:
         listener = socket.socket()

@@ -40,7 +40,6 @@ def join(namespace: Path) -> None:
 
 
 def enter(descriptor: int) -> None:
-    """As `join`, by an open file."""
     _call("setns", descriptor, 0)
 
 
@@ -66,13 +65,11 @@ def map_user(inside: int, outside: int, inside_group: int, outside_group: int) -
 
 
 def mount(source: str, target: str | Path, kind: str | None, flags: int = 0, options: str | None = None) -> None:
-    """As mount(2)."""
     texts = [None if text is None else str(text).encode() for text in (source, target, kind, options)]
     _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 
 def die_with_parent() -> None:
-    """Be killed when the thread that made this process ends."""
     _call("prctl", PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 

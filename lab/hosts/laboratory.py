@@ -77,11 +77,6 @@ class Laboratory:
     # --- the network --------------------------------------------------------------------------------------------------
 
     async def make_network(self, forwards: list[Listener]) -> None:
-        """Routers, the relay, and the way in from the real host for sockets that listen there.
-
-        Raises:
-            NoLaboratory: the kernel refused something.
-        """
         kernel.mount("tmpfs", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
         _ip(None, ["link set lo up"])
         names = (*self.topology.routers, OUTSIDE)
@@ -119,7 +114,6 @@ class Laboratory:
         return f"{each.listener.fileno()}={way}:{each.port}"
 
     def change(self, conditions: Conditions) -> None:
-        """Let these conditions hold from now on."""
         self.conditions = conditions
         self._apply()
         if self._relay and self._relay.stdin:
@@ -155,11 +149,6 @@ class Laboratory:
         return helper
 
     async def hops(self, seconds: float) -> Any:
-        """Returns which connections between hosts are encrypted, observed for `seconds`.
-
-        Raises:
-            NoLaboratory: the observation failed.
-        """
         watching = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "lab.hosts.hops", str(seconds)), stdin=PIPE, stdout=PIPE, cwd=CHECKOUT
         )
@@ -326,7 +315,6 @@ class Laboratory:
         }
 
     def environment(self, name: str) -> dict[str, str]:
-        """Returns the environment of a process on a host."""
         user, home = self._places.user()
         every = host_environment(home, user, self._places.python, has_clock=self._places.faketime is not None)
         added = self._temporary_hosts.get(name)
@@ -342,7 +330,6 @@ class Laboratory:
         fresh.replace(clock)
 
     def has_clocks(self) -> bool:
-        """Whether hosts can have another time."""
         return self._places.faketime is not None
 
 
@@ -352,9 +339,6 @@ def _set_sysctls() -> None:
 
 
 def _ip(namespace: str | None, lines: list[str]) -> None:
-    """Raises:
-    NoLaboratory: the kernel refused one of them.
-    """
     with kernel.inside_network(namespace) if namespace else contextlib.nullcontext():
         done = subprocess.run(
             ["ip", "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False,

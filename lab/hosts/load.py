@@ -50,7 +50,6 @@ class _Application:
         self._turn = itertools.cycle(range(len(self._urls)))
 
     async def send(self, rate: float, stop: asyncio.Event) -> None:
-        """`rate` requests a second until `stop`; returns when the last one has ended."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         timeout = httpx.Timeout(ANSWERS_WITHIN_S, pool=None)
         async with httpx.AsyncClient(timeout=timeout, limits=limits) as client, asyncio.TaskGroup() as group:

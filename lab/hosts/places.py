@@ -68,7 +68,6 @@ class Places:
 
 
 def is_within(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether the path is one of the folders or below one."""
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
@@ -81,7 +80,6 @@ def read_places(environ: Mapping[str, str] = os.environ) -> Places:
 
 
 def faketime_library() -> Path | None:
-    """The compiled library of the package `libfaketime`."""
     found = importlib.util.find_spec("libfaketime")
     if found is None or not found.submodule_search_locations:
         return None

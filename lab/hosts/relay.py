@@ -56,7 +56,6 @@ class DelayLine:
         heapq.heappush(self._held, (now_s + path.delay_s, self._count, router, frame))
 
     def due(self, now_s: float) -> Iterable[tuple[int, bytes]]:
-        """Those that have arrived by now, with the router that each came from."""
         while self._held and self._held[0][0] <= now_s:
             _, _, router, frame = heapq.heappop(self._held)
             yield router, frame
@@ -97,7 +96,6 @@ class Orders:
 
 
 def relay(line: DelayLine, cables: list[socket.socket], orders: Orders) -> None:
-    """Carry packets until the orders end."""
     numbers = {cable.fileno(): number for number, cable in enumerate(cables)}
     while True:
         wait_s = line.wait_s(time.monotonic())
@@ -127,7 +125,6 @@ def _read_burst(cable: socket.socket, number: int, line: DelayLine) -> None:
 
 
 def open_cable(router: str) -> socket.socket:
-    """The relay's end of a router's cable to itself."""
     with kernel.inside_network(router):
         kernel.without_offloads(RELAY)
         cable = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -138,7 +135,6 @@ def open_cable(router: str) -> socket.socket:
 
 
 def main() -> None:
-    """Run until standard input ends."""
     kernel.die_with_parent()
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, BEFORE_OTHERS)

@@ -34,7 +34,6 @@ LONGEST_NAME = 15
 
 
 def database_url(address: IPv4Address) -> str:
-    """Returns the `DATABASE_URL` of control hosts whose database is at `address` (`lab.hosts.database`)."""
     return f"postgres://switchyard@{address}:{DATABASE_PORT}/switchyard?sslmode=require&sslnegotiation=direct"
 
 
@@ -109,11 +108,9 @@ class Topology:
 
     @cached_property
     def routers(self) -> tuple[str, ...]:
-        """Names of all routers, the one between the sites first."""
         return (CORE, *self.regions)
 
     def router_of(self, host: Host) -> str:
-        """The router at the other end of its cable."""
         return CORE if host.site == CONTROL_SITE else host.site
 
     def network_of(self, name: str) -> IPv4Network:
@@ -130,27 +127,17 @@ class Topology:
 
     @property
     def names(self) -> list[str]:
-        """All that a cut may be made around."""
         return [*self.hosts, *self.networks]
 
     def host(self, name: str) -> Host:
-        """Raises:
-        NoLaboratory: there is no host of this name.
-        """
         if host := self.hosts.get(name):
             return host
         raise NoLaboratory(f"There is no host {name!r} in this laboratory: give one of {', '.join(self.hosts)}.")
 
     def gateway(self, site: str) -> IPv4Address:
-        """Of the hosts of a site: an address of its router."""
         return self.networks[site][254]
 
     def with_temporary_host(self, added: Host) -> "Topology":
-        """With one host more.
-
-        Raises:
-            NoLaboratory: its name or its address is taken, or cannot be.
-        """
         if not is_name(added.name) or added.name in {CORE, *self.names}:
             raise NoLaboratory(
                 f"{added.name!r}: give a name that is not in use, of at most {LONGEST_NAME} letters, digits "
@@ -167,9 +154,6 @@ class Topology:
         return replace(self, temporary_hosts=(*self.temporary_hosts, added))
 
     def without_temporary_host(self, name: str) -> "Topology":
-        """Raises:
-        NoLaboratory: no temporary host has this name.
-        """
         if name not in {added.name for added in self.temporary_hosts}:
             raise NoLaboratory(f"{name} is not a temporary host, so it cannot be removed.")
         return replace(self, temporary_hosts=tuple(added for added in self.temporary_hosts if added.name != name))
@@ -207,7 +191,6 @@ def checked(topology: Topology) -> Topology:
 
 
 def is_name(text: str) -> bool:
-    """Whether a network interface can have it, and a file."""
     return 0 < len(text) <= LONGEST_NAME and text.isascii() and text.replace("-", "").isalnum() and text[0] != "-"
 
 
@@ -230,7 +213,6 @@ class TemporaryHost:
 
 
 def write_temporary_host(added: TemporaryHost) -> dict[str, Any]:
-    """What `read_temporary_host` reads, and the laboratory's command `add`."""
     return {
         "name": added.name,
         "site": added.host.site,
@@ -242,11 +224,6 @@ def write_temporary_host(added: TemporaryHost) -> dict[str, Any]:
 
 
 def read_temporary_host(written: Mapping[str, Any]) -> TemporaryHost:
-    """What `write_temporary_host` wrote.
-
-    Raises:
-        NoLaboratory: an address is none.
-    """
     try:
         host = Host(written["name"], Role.TEMPORARY, written["site"], IPv4Address(written["address"]))
         link_local = tuple(IPv4Address(address) for address in written["link_local"])

@@ -71,7 +71,6 @@ def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
 
 
 def unexcused(streams: Iterable[Stream], harmed: Harmed) -> list[str]:
-    """Why each request failed that must not have, the same reason once."""
     errors = (
         f"{stream.region} through {stream.host}{_on_cell(stream)}: {stream.error}"
         for stream in streams
@@ -107,7 +106,6 @@ def restarted(
 
 
 def wrong_events(events: Iterable[Row], harmed: Harmed) -> Iterator[str]:
-    """Returns events of cells and nodes that were not harmed."""
     for event in events:
         ours = event["node"] in harmed.nodes or event["cell"] in harmed.cells
         if event["kind"] in RESTARTS | LOSSES and not ours:
@@ -184,11 +182,6 @@ class Trial:
     healed_s: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self, kind: Kind, targets: Sequence[Target], rounds: int) -> bool:
-        """All rounds; whether all went well.
-
-        Raises:
-            NoLaboratory: the fleet is not whole, so no trial is possible.
-        """
         for number in range(rounds):
             for name, step in self._steps(kind, targets):
                 self._until_whole()
@@ -252,7 +245,6 @@ class Trial:
         )
 
     def _chosen(self, target: Target, *, first: bool = False) -> tuple[str, str]:
-        """The host, and the cell that stands on it."""
         if target in {Target.INGRESS, Target.CONTROL}:
             role = Role.INGRESS if target is Target.INGRESS else Role.CONTROL
             names = [host.name for host in self.topology.hosts.values() if host.role is role]
@@ -295,7 +287,6 @@ class Trial:
             self.healed_s.setdefault(name, []).append(healed_s)
 
     def _healed_after(self, harmed: Harmed) -> float:
-        """Seconds until the harmed cell is ready on other nodes."""
         began = time.monotonic()
         deadline = began + READY_WITHIN_S
         while time.monotonic() < deadline:
@@ -337,7 +328,6 @@ class Trial:
         return found
 
     def _hosts(self) -> dict[str, str]:
-        """Node -> its host."""
         names = {str(host.address): name for name, host in self.topology.hosts.items()}
         return {row["node"]: names[row["address"]] for row in self.fleet.rows("machines") if row["address"] in names}
 

@@ -113,7 +113,6 @@ def is_complete_answer(received: AttemptResponse) -> bool:
 
 
 def retry_after_s(attempts: int, settings: AsyncSettings) -> float:
-    """Returns the seconds until the next attempt."""
     return float(min(settings.first_retry_s * 2.0 ** min(attempts - 1, 20), settings.longest_retry_s))
 
 
@@ -314,7 +313,6 @@ def room(*, waiting: int, most_waiting: int, last_minute: int, per_minute: int) 
 
 
 def pause_s(failures: int) -> float:
-    """Returns the seconds to wait after this many failures in a row."""
     return min(2.0 ** min(failures - 1, 20), LONGEST_PAUSE_S)
 
 

@@ -15,7 +15,6 @@ def async_request_of(application: Application, request_id: str) -> AsyncRequest 
 
 
 def accepted_since(application: Application, now: datetime, seconds: float) -> int:
-    """Returns how many requests of this key were accepted in the last seconds."""
     since = now - timedelta(seconds=seconds)
     of_tenant = AsyncRequest.objects.filter(tenant=application.tenant, created_at__gt=since)
     return of_tenant.filter(key=application.key).count()
@@ -46,7 +45,6 @@ def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
 
 
 def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
-    """Returns ingresses by region, in a stable order."""
     addresses: dict[str, list[IngressAddress]] = {}
     for ingress in ingress_addresses():
         addresses.setdefault(ingress.region, []).append(ingress)

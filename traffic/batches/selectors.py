@@ -236,7 +236,6 @@ def batches_described() -> "QuerySet[Batch]":
 
 
 def batch_standing(batch: Batch, now: datetime) -> BatchStanding:
-    """Progress of a row from `batches_described`."""
     tally = Tally(batch.completed + batch.ranges_completed, batch.failed + batch.ranges_failed)  # type: ignore[attr-defined]
     done = tally.completed + tally.failed
     rate = _lines_per_s(batch, tally, now)

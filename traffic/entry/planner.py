@@ -227,8 +227,6 @@ RecordSet = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EntryTargetName:
-    """A load balancer: its DNS name and hosted zone."""
-
     dns_name: str
     zone: str
 
@@ -258,7 +256,6 @@ class PublishedRecords:
 
 
 def text_name(name: str) -> str:
-    """Name of the text record with the revision."""
     return f"_switchyard.{name}"
 
 
@@ -274,7 +271,6 @@ def token_of(value: str) -> str:
 
 
 def records_of(name: str, weights: Mapping[str, int], targets: Mapping[str, EntryTargetName]) -> tuple[RecordSet, ...]:
-    """Returns one weighted record per region."""
     return tuple(
         {
             "Name": name,

@@ -58,7 +58,6 @@ def entry_spec() -> EntrySpec | None:
 
 
 def entry_regions(entry: Entry, stated: EntrySpec, newest: EntryRevision | None, now: datetime) -> list[EntryRegion]:
-    """Returns the regions with a load balancer for the planner."""
     evacuated = {
         order.region
         for order in overrides_in_force(now)
@@ -115,7 +114,6 @@ def _is_answering(report: IngressReport, now: datetime) -> bool:
 
 
 def entries_described() -> QuerySet[Entry]:
-    """Returns entries with their last attempts."""
     return Entry.objects.prefetch_related(Prefetch("revisions", EntryRevision.objects.defer("records")))
 
 

@@ -191,7 +191,6 @@ class _Route53:
         return bool(answer["ChangeInfo"]["Status"] == "INSYNC")
 
     def change(self, changes: list[dict[str, Any]], comment: str) -> str:
-        """Applies changes; returns the change ID."""
         batch = {"Comment": comment[:256], "Changes": changes}
         answer = self.call(
             "route53", "ChangeResourceRecordSets", HOME, HostedZoneId=self.stated.zone, ChangeBatch=batch

@@ -122,7 +122,6 @@ def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime
 
 
 def effect_of_requiring(*, required: bool, active_keys: int) -> str:
-    """Returns a sentence about the effect of changing the policy."""
     if required:
         return "Requests without a key are served again, without a tenant and without limits."
     keys = "1 key" if active_keys == 1 else f"{active_keys} keys"
@@ -160,7 +159,6 @@ def playground_key_text(secret: str) -> str:
 
 
 def playground_key(secret: str) -> ApiKey:
-    """Returns the playground's key for routing tables."""
     text = playground_key_text(secret)
     prefix, tenant = text.split("_")[1], PLAYGROUND_TENANT
     return ApiKey(prefix, _key_digest(text), tenant, serving_class=ServingClass.NEAR_REALTIME.value)

@@ -85,7 +85,6 @@ def _version_of(tables: QuerySet[RoutingTable]) -> Subquery:
 
 
 def keys_in_force() -> dict[str, int]:
-    """Returns the enforced version of keys by ingress."""
     rows: QuerySet[Any] = ingresses_with_keys()
     return {row.id: row.version for row in rows}
 

@@ -143,7 +143,6 @@ def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
 
 
 def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
-    """Returns overrides that have neither ended nor expired."""
     return tuple(override_view(row) for row in active_overrides(now))
 
 
@@ -255,7 +254,6 @@ def override_effects(order: TrafficOverride, now: datetime) -> tuple[OverrideEff
 
 
 def places(views: Iterable[TrafficView], now: datetime) -> list[Place]:
-    """Returns every deployment in every region that has an ingress."""
     noted = {
         (window.deployment_id, window.region_id): window
         for window in TrafficWindow.objects.defer("samples", "counters")

@@ -401,11 +401,6 @@ def _store_response(passed: PassedOn, shown: JsonObject) -> None:
 
 
 async def _from_an_ingress(passed: PassedOn, limits: StreamLimits) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """Yields the answer of the region's first reachable ingress.
-
-    Raises:
-        StreamBroken: the answer is incomplete.
-    """
     reason = "its region has no ingress"
     for ingress in passed.ingresses:
         try:

@@ -70,7 +70,6 @@ def chain_of(last: StoredResponse, now: datetime, settings: StoreSettings) -> tu
 
 
 def shown_response(stored: StoredResponse) -> JsonObject:
-    """Returns the object as its application sees it."""
     shown: JsonObject = _parsed_json(stored.response)
     request = stored.request
     if ResponseState(stored.state) in OPEN_RESPONSES and request is not None:

@@ -54,7 +54,6 @@ def served_deployments() -> list[ServedDeployment]:
 
 
 def held_deployments() -> dict[str, HeldDeployment]:
-    """Returns request holds of deployments that scale to zero, by deployment name."""
     rows = PoolHold.objects.filter(deployment__regions__cells_max__isnull=False).distinct()
     return {
         row.deployment_id: HeldDeployment(
@@ -119,7 +118,6 @@ def routed_cells(table: TableMessage) -> frozenset[str]:
 
 
 def following_ingresses() -> list[FollowingIngress]:
-    """Returns every ingress with the last revision that it acknowledged."""
     reports = IngressReport.objects.values_list("ingress__region_id", "revision", "last_seen_at")
     return [FollowingIngress(*columns) for columns in reports]
 
@@ -352,7 +350,6 @@ def unable_to_refuse(ingress: str) -> str:
 
 
 def ingress_agents() -> list[AgentView]:
-    """Returns ingress agents as their rollouts need them."""
     rows = Ingress.objects.select_related("report", "region").exclude(report=None)
     return [
         AgentView(

@@ -70,13 +70,11 @@ def features(*, errors: Callable[[str, str], object] | None = None, **tried: Cal
 
 
 def variant(declared: Mapping[str, Callable[[], None]]) -> None:
-    """Try the features that the variant named on the command line declares."""
     declared[sys.argv[1]]()
     main()
 
 
 def main() -> None:
-    """Try every feature and print a line for each."""
     signal.signal(signal.SIGALRM, _too_long)
     for feature, function in _cases.items():
         reason = ""
@@ -98,14 +96,12 @@ def expect(is_so: object, what: object) -> None:
 
 
 def expect_weather(arguments: str | dict[str, object]) -> None:
-    """Raise unless arguments of the tool `weather` fit its schema."""
     said = json.loads(arguments) if isinstance(arguments, str) else arguments
     expect(set(said) == {"city", "unit"} and said["unit"] in {"celsius", "fahrenheit"}, said)
     expect(isinstance(said["city"], str), said)
 
 
 def expect_error(kind: type[Exception], call: Callable[[], object]) -> Exception:
-    """Return the error of this kind that a call raises."""
     try:
         said = call()
     except kind as error:
@@ -130,7 +126,6 @@ def expect_status(status: int, call: Callable[[], object]) -> None:
 
 
 def run(*command: str, limit_s: float = 300, **variables: str) -> str:
-    """Return what a program prints. Raises unless it exits with 0."""
     done = subprocess.run(
         command,
         env={**os.environ, **variables},
@@ -146,7 +141,6 @@ def run(*command: str, limit_s: float = 300, **variables: str) -> str:
 
 
 def beside_this_python(name: str) -> str:
-    """The path of a program of this environment."""
     return os.path.join(os.path.dirname(sys.executable), name)
 
 

@@ -200,7 +200,6 @@ def langchain_anthropic() -> None:
 
 
 def llama_index() -> None:
-    """llama-index: OpenAILike and its embedder."""
     import openai
     from llama_index.core.llms import ChatMessage
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
@@ -244,7 +243,6 @@ def llama_index() -> None:
 
 
 def haystack() -> None:
-    """Haystack's generators and embedder for OpenAI's API."""
     from haystack.components.embedders import OpenAITextEmbedder
     from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
     from haystack.dataclasses import ChatMessage
@@ -296,7 +294,6 @@ def haystack() -> None:
 
 
 def dspy() -> None:
-    """DSPy: a language model, a signature by its JSON adapter, and an embedder."""
     import dspy
 
     name = f"openai/{MODEL}"

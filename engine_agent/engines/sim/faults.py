@@ -115,7 +115,6 @@ class Faults:
         return fault.ratio if isinstance(fault, Error) else 0.0
 
     def effects(self) -> Effects:
-        """Returns what the cell must know of this member's faults."""
         slow = self._by_kind.get(Slow)
         return Effects(
             slow_factor=slow.factor if isinstance(slow, Slow) else 1.0,

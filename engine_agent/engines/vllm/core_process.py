@@ -36,12 +36,10 @@ class CoreProcess(ForkProcess):
         self._server_pid = os.getpid()
 
     def start(self) -> None:
-        """Starts the child and the parent's watch over it."""
         super().start()
         Thread(target=self._end_after_child, name="core-watch", daemon=True).start()
 
     def run(self) -> None:
-        """Runs in the child."""
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._server_pid:
             os._exit(EXIT_CORE_ENDED)

@@ -299,7 +299,6 @@ def _check_packages(options: ServeOptions) -> None:
 
 
 def _check_membership(role: MemberRole) -> None:
-    """Fails before vLLM's imports instead of after them."""
     try:
         secret_from(os.environ)
         if role is MemberRole.LEADER:

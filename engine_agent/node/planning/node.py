@@ -141,16 +141,12 @@ class StopProxy:
 
 @dataclass(frozen=True, slots=True)
 class SetProxyPhase:
-    """Order the running proxy to serve or to drain."""
-
     phase: Phase
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetProxyPairs:
-    """Send the running proxy the pairs of its cell."""
-
     pairs: Pairs
     reason: str
 

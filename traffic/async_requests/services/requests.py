@@ -209,11 +209,6 @@ def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
 
 
 def _check_members(submission: AsyncSubmission, payload: dict[str, Any]) -> None:
-    """Validates what the cell and engine would, so that the client gets errors immediately.
-
-    Raises:
-        ApplicationRefused: a member is missing or invalid.
-    """
     try:
         check_request(submission.path, payload)
         check_body(submission.path, submission.body)

@@ -367,5 +367,4 @@ def deadline_refusal(
 
 
 def estimated_end(remaining: int, rate: float, now: datetime) -> datetime | None:
-    """Returns when the last line is answered at this rate."""
     return now + timedelta(seconds=remaining / rate) if rate > 0 else None

@@ -72,7 +72,6 @@ class PacedBatch:
 
     @property
     def next_steps(self) -> tuple[PaceStep, ...]:
-        """Returns the remaining steps in order."""
         allowed = (step for step in STEPS[self.policy] if self.may_raise or step is not PaceStep.RAISE)
         return tuple(step for step in allowed if step not in self.taken)
 
@@ -218,14 +217,12 @@ class BatchWindow:
 
     @property
     def room(self) -> int:
-        """Returns how many more lines may be sent now."""
         return max(0, int(min(self.size, self.most)) - self.sending)
 
     def began(self) -> None:
         self.sending += 1
 
     def ended(self, received: AttemptResponse, now_s: float) -> None:
-        """Records the end of one sent line."""
         self.sending -= 1
         self._deaf = max(0, self._deaf - 1)
         if received.status in BUSY:

@@ -53,7 +53,6 @@ FORGOTTEN_AT_ONCE = 500
 
 
 def batch_settings() -> BatchSettings:
-    """Defaults, with the installation's values."""
     return BatchSettings(max_lines=django_settings.BATCH_LINES)
 
 

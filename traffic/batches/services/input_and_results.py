@@ -246,10 +246,6 @@ def work_write(
 
 
 def _batch_application(batch: Batch, now: datetime) -> Application:
-    """
-    Raises:
-        ApplicationRefused: the key that created the batch is no longer valid.
-    """
     if not batch.key:
         return Application(tenant=batch.tenant)
     key = ApplicationKey.objects.filter(prefix=batch.key).first()
@@ -271,7 +267,6 @@ MOST_KINDS = 1000
 
 
 def request_id(batch_id: str, number: int, position: int) -> str:
-    """ID of a line in the results, and of its requests."""
     return f"batch_req_{batch_id.removeprefix('batch_')}_{number}_{position}"
 
 

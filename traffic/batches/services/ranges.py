@@ -75,7 +75,6 @@ def batch_chore_renew(*, batch: Batch, now: datetime, settings: BatchSettings) -
 
 
 def batch_chore_release(*, batch: Batch) -> bool:
-    """Releases unfinished work for other processes."""
     batch_validation_uncount(batch=batch)
     return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
 

@@ -298,7 +298,6 @@ class RangeWork:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Completed and failed lines in the journals."""
         completed = sum(self._written.values())
         return completed, len(self._written) - completed
 

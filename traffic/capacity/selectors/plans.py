@@ -100,7 +100,6 @@ def planned_places(now: datetime) -> list[PlaceOfRoles]:
 
 
 def role_state(place: DeploymentRegion) -> RoleState | None:
-    """Returns the last pass of a place, or None."""
     return getattr(place, "role_state", None)
 
 

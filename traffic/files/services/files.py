@@ -80,7 +80,6 @@ class Upload:
         )
 
     def abort(self) -> None:
-        """Deletes the unfinished upload."""
         self._writer.abort()
 
 
@@ -153,5 +152,4 @@ def _delete_unreferenced(
 
 
 def file_settings() -> FileSettings:
-    """Defaults, with the installation's values."""
     return replace(FileSettings(), max_bytes=django_settings.FILE_MAX_BYTES)

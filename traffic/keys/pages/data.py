@@ -56,8 +56,6 @@ class KeyDetail:
 
 @dataclass(frozen=True, slots=True)
 class IngressKeys:
-    """An ingress and the version of the keys that it enforces."""
-
     ingress: Ingress
     version: int
     wanted: int
@@ -97,7 +95,6 @@ def tenant_grant_rows() -> tuple[TenantGrant, ...]:
 
 
 def tenant_webhook_rows() -> tuple[TenantWebhook, ...]:
-    """Returns webhooks about batches, by tenant."""
     return tuple(TenantWebhook.objects.order_by("tenant", "id")[:ROWS_SHOWN])
 
 

@@ -197,11 +197,6 @@ def _shares_form(form: Submission) -> SharesForm:
 
 
 def _share_fractions(shares: SharesForm) -> dict[str, float]:
-    """Returns fractions that sum to 1.
-
-    Raises:
-        InvalidInput: a field is not a number, or the shares do not sum to 100 %.
-    """
     percents: dict[str, float] = {}
     for field in shares.fields:
         try:

@@ -151,11 +151,9 @@ class PlacementProblem:
         return self.policy.utilisation_cap * self.places[region].capacity_now
 
     def may_use(self, origin: str, region: str) -> bool:
-        """Returns whether requests of `origin` may be planned into `region`."""
         return self.may_resort_to(origin, region) and (origin == region or not self.places[region].returned)
 
     def may_resort_to(self, origin: str, region: str) -> bool:
-        """Returns whether requests of `origin` may go to `region` as a last resort."""
         place = self.places.get(region)
         if place is None or place.capacity_now <= 0 or region in self.overrides.closed:
             return False

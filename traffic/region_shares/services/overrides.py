@@ -207,7 +207,6 @@ def _override_event(override: TrafficOverride, what: str, detail: str, actor: st
 
 
 def describe_override(override: TrafficOverride) -> str:
-    """Returns a short text for timelines."""
     whose = override.deployment_id or "all deployments"
     if override.kind == OverrideKind.EVACUATION:
         what = "evacuation" if override.mode == EvacuationMode.REAL else "evacuation drill"

@@ -137,7 +137,6 @@ def first_step(span: Span, now: datetime) -> datetime:
 
 
 def step_of(span: Span) -> By:
-    """Start of the chart step that contains this time."""
     return By.HOUR if span.step == HOUR else By.DAY
 
 

@@ -69,8 +69,6 @@ class Turn(Struct):
 
 
 class ToolDefinition(Struct):
-    """A member of `tools`."""
-
     name: Annotated[str, Meta(min_length=1)]
     input_schema: dict[str, Any]
     description: str | None = None
@@ -83,8 +81,6 @@ class ToolChoiceField(Struct):
 
 
 class OutputFormat(Struct):
-    """The member `output_config.format`."""
-
     schema: Any = None
     type: Literal["json_schema"] = "json_schema"
 

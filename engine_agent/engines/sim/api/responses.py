@@ -45,8 +45,6 @@ class InputItem(Struct):
 
 
 class TextFormat(Struct):
-    """The member `text.format`."""
-
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     schema: Any = None

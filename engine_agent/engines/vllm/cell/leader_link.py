@@ -168,7 +168,6 @@ class LeaderLink:
         return self._called
 
     def step_called(self, number: int) -> None:
-        """All members were called to take a step."""
         if self._hang_detector is not None:
             self._hang_detector.step_called(number, monotonic())
 
