@@ -108,17 +108,26 @@ def _start_seconds(start: datetime | None) -> float:
 
 
 def _summed_rows(rows: "QuerySet[Any]", query: UsageQuery, time: str) -> Iterator[dict[str, Any]]:
-    rows = rows.filter(**{COLUMN[name]: value for name, value in query.where}).order_by()
-    names = [COLUMN[name] for name in query.group]
-    sums = {name: Sum(name) for name in SUMMED}
-    if query.by is not By.TOTAL:
-        grouped = rows.annotate(start=TRUNCATE[query.by](time)).values("start", *names).annotate(**sums)
-        yield from grouped.order_by("-start", *names).iterator(chunk_size=2000)
-    elif names:
-        for row in rows.values(*names).annotate(**sums).iterator(chunk_size=2000):
+    rows = rows.filter(**{COLUMN[name]: value for name, value in query.where})
+    return _grouped_sums(
+        rows, query.by, time, [COLUMN[name] for name in query.group], {name: Sum(name) for name in SUMMED}
+    )
+
+
+def _grouped_sums(
+    rows: "QuerySet[Any]", by: By, time: str, columns: list[str], sums: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yields the sums of each group and its `start`, latest first; nothing if there are no rows."""
+    if by is not By.TOTAL:
+        groups = rows.annotate(start=TRUNCATE[by](time)).values("start", *columns).annotate(**sums)
+        yield from groups.order_by("-start", *columns).iterator(chunk_size=2000)
+    elif columns:
+        for row in rows.order_by().values(*columns).annotate(**sums).iterator(chunk_size=2000):
             yield {"start": None, **row}
-    elif (row := rows.aggregate(**sums))["requests"] is not None:
-        yield {"start": None, **row}
+    else:
+        whole = rows.aggregate(**sums)
+        if any(value is not None for value in whole.values()):
+            yield {"start": None, **whole}
 
 
 def token_prices(now: datetime) -> dict[str, TokenPrice]:
@@ -262,7 +271,9 @@ def cost_rows(query: UsageQuery) -> list[CostRow]:
 def spare_sums(query: UsageQuery) -> CostSums:
     """Returns sums of machines in no cell, which are all idle."""
     spares = _filtered_rows(CellHour.objects.filter(deployment="", settled=True), query)
-    return next((sums for _, sums in _grouped_machines(spares, replace(query, by=By.TOTAL, group=()))), CostSums())
+    return next(
+        (sums for _, sums in _cost_sums(spares, replace(query, by=By.TOTAL, group=()), _OF_MACHINES)), CostSums()
+    )
 
 
 def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
@@ -278,7 +289,7 @@ def month_costs(month: date, end: datetime) -> dict[str, Decimal]:
 
 def _filtered_rows(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":
     where = {COST_COLUMN[name]: value for name, value in query.where}
-    return rows.filter(hour__gte=query.start, hour__lt=query.end, **where).order_by()
+    return rows.filter(hour__gte=query.start, hour__lt=query.end, **where)
 
 
 def _machines(query: UsageQuery) -> "QuerySet[CellHour]":
@@ -287,41 +298,24 @@ def _machines(query: UsageQuery) -> "QuerySet[CellHour]":
 
 
 def _sums_of_shares(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
-    sums = {name: Sum(name) for name in _OF_SHARES} | {f"worst_{name}": Max(name) for name in _SOURCES}
-    for place, row in _grouped_sums(_filtered_rows(CostShare.objects.all(), query), query, sums):
-        yield place, CostSums(**{name: row[name] for name in _OF_SHARES}, **_worst_sources(row))
+    rows = _filtered_rows(CostShare.objects.all(), query)
+    return _cost_sums(rows, query, dict(zip(_OF_SHARES, _OF_SHARES, strict=True)))
 
 
 def _sums_of_machines(query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
-    return _grouped_machines(_machines(query).filter(settled=True), query)
+    return _cost_sums(_machines(query).filter(settled=True), query, _OF_MACHINES)
 
 
-def _grouped_machines(rows: "QuerySet[CellHour]", query: UsageQuery) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
-    sums: dict[str, Any] = {f"sum_{name}": Sum(column) for name, column in _OF_MACHINES.items()}
-    sums |= {f"worst_{name}": Max(name) for name in _SOURCES}
-    for place, row in _grouped_sums(rows, query, sums):
-        yield place, CostSums(**{name: row[f"sum_{name}"] for name in _OF_MACHINES}, **_worst_sources(row))
-
-
-def _worst_sources(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: Source(row[f"worst_{name}"]) for name in _SOURCES}
-
-
-def _grouped_sums(
-    rows: "QuerySet[Any]", query: UsageQuery, sums: Mapping[str, Any]
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    names = [COST_COLUMN[name] for name in query.group]
-    if query.by is not By.TOTAL:
-        rows = rows.annotate(start=TRUNCATE[query.by]("hour", tzinfo=UTC))
-        for row in rows.values("start", *names).annotate(**sums).iterator(chunk_size=2000):
-            yield (row["start"], *(row[name] for name in names)), row
-    elif names:
-        for row in rows.values(*names).annotate(**sums).iterator(chunk_size=2000):
-            yield (None, *(row[name] for name in names)), row
-    else:
-        whole = rows.aggregate(**sums)
-        if any(value is not None for value in whole.values()):
-            yield (None,), whole
+def _cost_sums(
+    rows: "QuerySet[Any]", query: UsageQuery, column_of: Mapping[str, str]
+) -> Iterator[tuple[tuple[Any, ...], CostSums]]:
+    columns = [COST_COLUMN[name] for name in query.group]
+    sums = {f"sum_{name}": Sum(column) for name, column in column_of.items()}
+    worst = {f"worst_{name}": Max(name) for name in _SOURCES}
+    for row in _grouped_sums(rows, query.by, "hour", columns, {**sums, **worst}):
+        found: dict[str, Any] = {name: row[f"sum_{name}"] for name in column_of}
+        found |= {name: Source(row[f"worst_{name}"]) for name in _SOURCES}
+        yield (row["start"], *(row[column] for column in columns)), CostSums(**found)
 
 
 BATCH = ServingClass.BATCH.value
