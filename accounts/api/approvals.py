@@ -68,10 +68,6 @@ class ApprovalFilter(filters.FilterSet):
     action = filters.CharFilter()
     requested_by = filters.CharFilter()
 
-    class Meta:
-        model = Approval
-        fields: list[str] = []
-
 
 class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     """Requests for two-person approval, with outcomes. An action that needs approval responds 202 with one."""

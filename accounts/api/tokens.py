@@ -104,17 +104,9 @@ class TokenFilter(filters.FilterSet):
     user = filters.CharFilter(field_name="user__username")
     scope = filters.ChoiceFilter(choices=SCOPES)
 
-    class Meta:
-        model = ApiToken
-        fields: list[str] = []
-
 
 class SessionFilter(filters.FilterSet):
     user = filters.CharFilter(field_name="user__username")
-
-    class Meta:
-        model = LoginSession
-        fields: list[str] = []
 
 
 class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):

@@ -131,10 +131,6 @@ class UserFilter(filters.FilterSet):
     active = filters.BooleanFilter(field_name="is_active")
     group = filters.CharFilter(field_name="groups__name")
 
-    class Meta:
-        model = User
-        fields: list[str] = []
-
 
 class UserViewSet(ReadOnlyModelViewSet[User]):
     """People who may log in. They are deactivated, never deleted, so records keep their names."""
@@ -288,19 +284,11 @@ class GiveSerializer(StrictSerializer):
 class GroupFilter(filters.FilterSet):
     role = filters.ChoiceFilter(choices=ROLES)
 
-    class Meta:
-        model = GroupRole
-        fields: list[str] = []
-
 
 class GrantFilter(filters.FilterSet):
     deployment = filters.CharFilter()
     user = filters.CharFilter(field_name="user__username")
     group = filters.CharFilter(field_name="group__name")
-
-    class Meta:
-        model = Grant
-        fields: list[str] = []
 
 
 class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):

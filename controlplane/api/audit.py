@@ -54,10 +54,6 @@ class AuditFilter(filters.FilterSet):
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
 
-    class Meta:
-        model = AuditRecord
-        fields: list[str] = []
-
     def about_it(self, records: "QuerySet[AuditRecord]", name: str, value: str) -> "QuerySet[AuditRecord]":
         return records.filter(about__contains=[value])
 

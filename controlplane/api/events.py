@@ -44,10 +44,6 @@ class EventFilter(filters.FilterSet):
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
     since_id = WholeNumberFilter(field_name="id", lookup_expr="gt", help_text="Only events with a greater ID.")
 
-    class Meta:
-        model = Event
-        fields: list[str] = []
-
 
 class EventViewSet(ReadOnlyModelViewSet[Event]):
     """Events of the fleet, newest first. Kept for 30 days."""

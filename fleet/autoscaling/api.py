@@ -91,10 +91,6 @@ class ScalingPlaceFilter(filters.FilterSet):
         field_name="scaling_state__rule", choices=choices(ScalingRule), distinct=False, help_text="May be repeated."
     )
 
-    class Meta:
-        model = DeploymentRegion
-        fields: list[str] = []
-
 
 class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
     """Deployments in regions where their cells are a range, each with the autoscaler's latest check."""
@@ -143,10 +139,6 @@ class ScalingDecisionFilter(filters.FilterSet):
     acted = filters.BooleanFilter()
     rule = filters.MultipleChoiceFilter(choices=choices(ScalingRule), distinct=False, help_text="May be repeated.")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
-
-    class Meta:
-        model = ScalingDecision
-        fields: list[str] = []
 
 
 class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):

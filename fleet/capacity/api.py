@@ -79,10 +79,6 @@ class RateFilter(filters.FilterSet):
     kind = filters.ChoiceFilter(choices=KINDS)
     subject = filters.CharFilter()
 
-    class Meta:
-        model = Rate
-        fields: list[str] = []
-
 
 class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
     """Rates of machines, power and tokens that operators set from a time on. They override the provider's data and
@@ -240,10 +236,6 @@ class CapacityPoolFilter(filters.FilterSet):
     market = filters.MultipleChoiceFilter(choices=MARKETS, distinct=False, help_text="May be repeated.")
     state = filters.ChoiceFilter(choices=POOL_STATES, method="in_state")
     zone = filters.CharFilter()
-
-    class Meta:
-        model = CapacityPool
-        fields: list[str] = []
 
     def in_state(self, pools: QuerySet[CapacityPool], name: str, value: str) -> QuerySet[CapacityPool]:
         return pools.filter(is_in_state(PoolState(value), clock.now()))

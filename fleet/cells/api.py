@@ -310,10 +310,6 @@ class CellFilter(EndedHidden):
     role = filters.ChoiceFilter(choices=choices(CellRole))
     node = filters.CharFilter(field_name="members__node_id", help_text="The cell that this node is in.")
 
-    class Meta:
-        model = Cell
-        fields: list[str] = []
-
     def of_version(self, queryset: QuerySet[Cell], name: str, value: str) -> QuerySet[Cell]:
         model, _, version = value.partition("@")
         return queryset.filter(model_version__model_id=model, model_version__version=version)

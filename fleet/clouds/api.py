@@ -65,10 +65,6 @@ class ImageMoveFilter(filters.FilterSet):
     instance_type = filters.CharFilter(field_name="instance_type_id")
     state = filters.MultipleChoiceFilter(choices=IMAGE_STATES, distinct=False, help_text="May be repeated.")
 
-    class Meta:
-        model = ImageMove
-        fields: list[str] = []
-
 
 class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     """Moves of the machines of an instance type in a region to another image, newest first."""

@@ -269,10 +269,6 @@ class DeploymentFilter(filters.FilterSet):
     instance_type = filters.CharFilter(method="on_type", help_text="Deployments that list this type.")
     team = filters.CharFilter()
 
-    class Meta:
-        model = Deployment
-        fields: list[str] = []
-
     def on_type(self, rows: QuerySet[Deployment], name: str, value: str) -> QuerySet[Deployment]:
         return rows.filter(instance_types__contains=[value])
 

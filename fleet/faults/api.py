@@ -67,10 +67,6 @@ class IncidentFilter(filters.FilterSet):
     since = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="gte", help_text="Opened at or after.")
     until = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="lt", help_text="Opened before.")
 
-    class Meta:
-        model = Incident
-        fields: list[str] = []
-
 
 class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     """Faults, newest first."""
@@ -124,10 +120,6 @@ class SetModeSerializer(WhySerializer):
 
 class FaultRuleFilter(filters.FilterSet):
     mode = filters.ChoiceFilter(choices=choices(RuleMode))
-
-    class Meta:
-        model = FaultRule
-        fields: list[str] = []
 
 
 class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):

@@ -106,10 +106,6 @@ class MachineFilter(EndedHidden):
     role = filters.ChoiceFilter(choices=choices(MachineRole))
     node = filters.CharFilter(field_name="runs")
 
-    class Meta:
-        model = Machine
-        fields: list[str] = []
-
 
 class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     """Machines of every provider: joined hosts, and machines that providers launched."""
@@ -210,10 +206,6 @@ class InviteSerializer(StrictSerializer):
 
 class InvitationFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
-
-    class Meta:
-        model = Invitation
-        fields: list[str] = []
 
 
 class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invitation]):

@@ -136,10 +136,6 @@ class NodeFilter(EndedHidden):
     cordoned = filters.BooleanFilter()
     connected = filters.BooleanFilter()
 
-    class Meta:
-        model = Node
-        fields: list[str] = []
-
     def in_role(self, queryset: QuerySet[Node], name: str, value: list[str]) -> QuerySet[Node]:
         wanted = Q()
         for role in value:

@@ -51,10 +51,6 @@ class QuotaFilter(filters.FilterSet):
     instance_type = filters.CharFilter(field_name="instance_type_id")
     region = filters.CharFilter(field_name="region_id")
 
-    class Meta:
-        model = Quota
-        fields: list[str] = []
-
 
 class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     """Machines of a type that a team is entitled to, in a region or in total. Other teams with a quota there may borrow

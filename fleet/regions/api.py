@@ -159,10 +159,6 @@ class CreateRegionSerializer(_RegionColumns):
 class RegionFilter(filters.FilterSet):
     provider = filters.CharFilter()
 
-    class Meta:
-        model = Region
-        fields: list[str] = []
-
 
 class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     """Failure and latency domains, each with own ingresses and nodes."""
@@ -236,10 +232,6 @@ class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
 class InstanceTypeFilter(filters.FilterSet):
     accelerator = filters.CharFilter()
 
-    class Meta:
-        model = InstanceType
-        fields: list[str] = []
-
 
 class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     """Types of machines. Prices in US dollars."""
@@ -296,10 +288,6 @@ class SetCertificateSerializer(StrictSerializer):
 
 class CertificateFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
-
-    class Meta:
-        model = ApplicationCertificate
-        fields: list[str] = []
 
 
 class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationCertificate]):

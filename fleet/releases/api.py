@@ -104,10 +104,6 @@ class AgentRolloutFilter(filters.FilterSet):
         choices=choices(AgentRolloutState), distinct=False, help_text="May be repeated."
     )
 
-    class Meta:
-        model = AgentRollout
-        fields: list[str] = []
-
 
 class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     """Rollouts of agent releases, newest first."""

@@ -154,10 +154,6 @@ class RolloutFilter(filters.FilterSet):
     since = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte", help_text="Started at or after.")
     until = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="lt", help_text="Started before.")
 
-    class Meta:
-        model = Rollout
-        fields: list[str] = []
-
 
 class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     """Moves of deployments from one version to another, newest first."""

@@ -95,10 +95,6 @@ class WebhookDeliveryFilter(filters.FilterSet):
     state = filters.MultipleChoiceFilter(choices=choices(DeliveryState), distinct=False, help_text="May be repeated.")
     event = filters.CharFilter()
 
-    class Meta:
-        model = WebhookDelivery
-        fields: list[str] = []
-
 
 class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     """Messages to webhooks with their delivery state, newest first."""

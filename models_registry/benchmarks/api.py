@@ -172,10 +172,6 @@ class BenchmarkFilter(filters.FilterSet):
     key = filters.CharFilter()
     conditions = filters.CharFilter()
 
-    class Meta:
-        model = Benchmark
-        fields: list[str] = []
-
     def of_version(self, rows: QuerySet[Benchmark], name: str, value: str) -> QuerySet[Benchmark]:
         model, _, version = value.partition("@")
         return rows.filter(version__model_id=model, version__version=version)
@@ -371,10 +367,6 @@ class StartSearchSerializer(StrictSerializer):
 class ConfigurationSearchFilter(filters.FilterSet):
     deployment = filters.CharFilter()
     state = filters.ChoiceFilter(choices=choices(BenchmarkState))
-
-    class Meta:
-        model = ConfigurationSearch
-        fields: list[str] = []
 
 
 class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):

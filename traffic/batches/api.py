@@ -196,10 +196,6 @@ class BatchFilter(filters.FilterSet):
     model = filters.CharFilter()
     state = filters.ChoiceFilter(choices=choices(BatchState))
 
-    class Meta:
-        model = Batch
-        fields: list[str] = []
-
 
 class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     """Batches of all tenants. Applications use `/v1/batches` of an ingress."""

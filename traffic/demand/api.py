@@ -63,10 +63,6 @@ class ForecastFilter(filters.FilterSet):
     origin = filters.CharFilter(field_name="origin_id")
     serving_class = filters.CharFilter()
 
-    class Meta:
-        model = DemandForecast
-        fields: list[str] = []
-
 
 class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandForecast]):
     """Newest forecast of each deployment's load, by origin region and serving class, for a day from `made_at` on. The

@@ -77,10 +77,6 @@ class EntryAdoptSerializer(StrictSerializer):
 class EntryFilter(filters.FilterSet):
     name = filters.CharFilter()
 
-    class Meta:
-        model = Entry
-        fields: list[str] = []
-
 
 class EntryViewSet(ReadOnlyModelViewSet[Entry]):
     """DNS name that brings clients to all regions, if the stacks of regions define one."""
@@ -136,10 +132,6 @@ class EntryRevisionFilter(filters.FilterSet):
     entry = filters.CharFilter(field_name="entry_id")
     state = filters.MultipleChoiceFilter(choices=choices(RevisionState), distinct=False, help_text="May be repeated.")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
-
-    class Meta:
-        model = EntryRevision
-        fields: list[str] = []
 
 
 class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):

@@ -163,10 +163,6 @@ class KeyFilter(filters.FilterSet):
     tenant = filters.CharFilter()
     state = filters.ChoiceFilter(choices=choices(KeyState), method="in_state")
 
-    class Meta:
-        model = ApplicationKey
-        fields: list[str] = []
-
     def in_state(self, keys: QuerySet[ApplicationKey], name: str, value: str) -> QuerySet[ApplicationKey]:
         return keys_in_state(keys, KeyState(value), clock.now())
 
@@ -272,10 +268,6 @@ class KeyRingSerializer(serializers.ModelSerializer[Ingress]):
 
 class KeyRingFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
-
-    class Meta:
-        model = Ingress
-        fields: list[str] = []
 
 
 class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):

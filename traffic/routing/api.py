@@ -64,10 +64,6 @@ class IngressFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
     connected = filters.BooleanFilter()
 
-    class Meta:
-        model = Ingress
-        fields: list[str] = []
-
 
 class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     """HAProxy instances that applications connect to, one or more per region."""
@@ -126,10 +122,6 @@ class RoutingTableDetailSerializer(RoutingTableSerializer):
 class RoutingTableFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
     current = filters.BooleanFilter(help_text="`true`: only the newest of each region.")
-
-    class Meta:
-        model = RoutingTable
-        fields: list[str] = []
 
 
 class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):

@@ -165,10 +165,6 @@ class TenantGrantFilter(filters.FilterSet):
     use = filters.ChoiceFilter(choices=USES)
     target = filters.CharFilter()
 
-    class Meta:
-        model = TenantGrant
-        fields: list[str] = []
-
 
 class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[TenantGrant]):
     """Hosts that a tenant's callbacks and webhooks may call, and S3 prefixes that its batches may read and write. None
@@ -252,10 +248,6 @@ class RotateTenantWebhookSerializer(StrictSerializer):
 
 class TenantWebhookFilter(filters.FilterSet):
     tenant = filters.CharFilter()
-
-    class Meta:
-        model = TenantWebhook
-        fields: list[str] = []
 
 
 class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[TenantWebhook]):

@@ -87,10 +87,6 @@ class ModelFilter(filters.FilterSet):
         field_name="versions__engine", distinct=True, help_text="Has a version for this engine."
     )
 
-    class Meta:
-        model = Model
-        fields: list[str] = []
-
 
 class ModelViewSet(ReadOnlyModelViewSet[Model]):
     """A model under the name that applications request."""
@@ -302,10 +298,6 @@ class ModelVersionFilter(filters.FilterSet):
     model = filters.CharFilter(field_name="model_id")
     engine = filters.CharFilter()
     state = filters.MultipleChoiceFilter(choices=choices(VersionState), distinct=False, help_text="May be repeated.")
-
-    class Meta:
-        model = ModelVersion
-        fields: list[str] = []
 
 
 class AgainstSerializer(StrictSerializer):

@@ -223,10 +223,6 @@ class AllowSerializer(StrictSerializer):
 class EngineAllowanceFilter(filters.FilterSet):
     engine = filters.CharFilter()
 
-    class Meta:
-        model = EngineAllowance
-        fields: list[str] = []
-
 
 class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[EngineAllowance]):
     """Options and variables that engines may get beyond Switchyard's lists. Each lets operators run something on nodes

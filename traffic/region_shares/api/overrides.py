@@ -143,10 +143,6 @@ class EvacuationFilter(filters.FilterSet):
     region = filters.CharFilter(field_name="region_id")
     ended = filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull", exclude=True)
 
-    class Meta:
-        model = TrafficOverride
-        fields: list[str] = []
-
 
 class OverrideFilter(EvacuationFilter):
     kind = filters.ChoiceFilter(choices=choices(OverrideKind))

@@ -87,10 +87,6 @@ def _matrix_row(deployment: Deployment) -> TrafficMatrix:
 class MatrixFilter(filters.FilterSet):
     deployment = filters.CharFilter(field_name="name")
 
-    class Meta:
-        model = Deployment
-        fields: list[str] = []
-
 
 class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
     """Region shares in force, by deployment, with the demand and capacity that they are based on."""
@@ -124,10 +120,6 @@ class ShiftFilter(filters.FilterSet):
     deployment = filters.CharFilter(field_name="deployment_id")
     kind = filters.MultipleChoiceFilter(choices=choices(ShiftKind), distinct=False, help_text="May be repeated.")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
-
-    class Meta:
-        model = TrafficShift
-        fields: list[str] = []
 
 
 class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
@@ -263,10 +255,6 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
 
 class TrafficPolicyFilter(filters.FilterSet):
     deployment = filters.CharFilter(field_name="name")
-
-    class Meta:
-        model = Deployment
-        fields: list[str] = []
 
 
 class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):

@@ -357,10 +357,6 @@ class BudgetFilter(filters.FilterSet):
     unit = filters.ChoiceFilter(choices=[(unit, unit) for unit in UNITS])
     stopped = filters.BooleanFilter()
 
-    class Meta:
-        model = Budget
-        fields: list[str] = []
-
 
 class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     """Monthly (UTC) limits on a tenant's tokens or US dollars, and on the cost of machines. Each alert opens an
