@@ -31,8 +31,6 @@ class ProviderFault(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """The configured identity provider."""
-
     issuer: str
     client_id: str
     client_secret: str
@@ -43,8 +41,6 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The user as the provider states it."""
-
     issuer: str
     subject: str
     username: str

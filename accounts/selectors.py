@@ -113,12 +113,10 @@ def rights_of_other_people(actor: str) -> frozenset[Right]:
 
 
 def has_second_factor(user: Known) -> bool:
-    """Whether a user has a second factor."""
     return SecondFactor.objects.filter(user_id=user.pk or 0).exists()
 
 
 def users_with_second_factor(but: str) -> frozenset[str]:
-    """Returns the names of all other users with a second factor."""
     users = User.objects.filter(second_factors__isnull=False).exclude(username=but)
     return frozenset(users.values_list("username", flat=True))
 

@@ -136,7 +136,6 @@ def check_factor(request: HttpRequest, user: User, now: datetime) -> bool:
 
 
 def factor_form(request: HttpRequest, user: User) -> dict[str, Any]:
-    """Returns the context of `accounts/factor_form.html`."""
     kinds = set(user.second_factors.values_list("kind", flat=True))
     site = site_of(request)
     options = ""

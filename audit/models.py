@@ -84,8 +84,6 @@ class CapturedRow(models.Model):
 
 
 class AuditExport(models.Model):
-    """Progress of the continuous export to one target."""
-
     target = models.CharField(max_length=500, primary_key=True)
     number = models.BigIntegerField(default=0)
     at = models.DateTimeField()

@@ -101,8 +101,6 @@ COVERED = (
 
 @dataclass(frozen=True, slots=True)
 class ChainBreak:
-    """The first broken record of a chain, and why it is broken."""
-
     number: int
     why: str
 

@@ -187,8 +187,6 @@ Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ClientShare:
-    """An ASGI application around another one."""
-
     def __init__(self, inner: Asgi) -> None:
         self._inner = inner
         self.under_way = Counter[str]()

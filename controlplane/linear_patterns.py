@@ -240,7 +240,6 @@ def _assigns(node: ast.AST, call: ast.Call) -> bool:
 
 
 def _value(node: ast.expr, path: Path) -> str | bytes:
-    """The value of an expression of constants of its module."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
         return node.value
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

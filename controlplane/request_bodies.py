@@ -305,7 +305,6 @@ class _Body:
         return message
 
     def end(self) -> None:
-        """Give back its bytes."""
         if self._is_coming:
             self._is_coming = False
             self._shares.whole(self._owner.name)

@@ -26,15 +26,11 @@ VENDORED = "vendor/"
 
 
 class HashedStaticFiles(StaticFilesStorage):
-    """The storage behind `{% static %}`."""
-
     def url(self, name: str | None) -> str:
         return super().url(name if settings.DEBUG or name is None else hashed_name(name))
 
 
 class StaticFilesMiddleware(WhiteNoiseMiddleware):  # type: ignore[misc]  # whitenoise has no types
-    """WhiteNoise, with hashed names."""
-
     def __init__(self, get_response: Any) -> None:
         super().__init__(get_response)
         self._adding = threading.Lock()

@@ -33,8 +33,6 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The key and the certificate of an authority."""
-
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 

@@ -59,17 +59,14 @@ def fleet_action_register(action: FleetAction) -> None:
 
 
 def fleet_actions() -> tuple[FleetAction, ...]:
-    """Returns the actions that can have a rule, by name."""
     return tuple(_actions[name] for name in sorted(_actions) if _actions[name].settable)
 
 
 def requires_approval(name: str) -> bool:
-    """Whether a rule requires two-person approval."""
     return ApprovalRule.objects.filter(action=name, required=True).exists()
 
 
 def is_two_person_rule_on() -> bool:
-    """Whether any action requires two-person approval."""
     return ApprovalRule.objects.filter(required=True).exists()
 
 

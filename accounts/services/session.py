@@ -79,7 +79,6 @@ def session_renew(*, request: HttpRequest, user: User, has_factor: bool, now: da
 
 @transaction.atomic
 def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
-    """End one login and close its WebSocket."""
     _end([session.session_key])
     message = f"a session of {session.user.get_username()} ended by {actor}"
     event_record(kind="session.ended", message=message, now=now, actor=actor)

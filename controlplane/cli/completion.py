@@ -28,7 +28,6 @@ def names_of(kind: str) -> Complete:
 
 
 def names_of_kind(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the objects of the kind that was typed before."""
     kind = str(ctx.params.get("kind") or "")
     return _names(ctx, kind, incomplete) if kind else []
 

@@ -84,7 +84,6 @@ class Shell(StrEnum):
 
 
 def own_version() -> str:
-    """From pyproject.toml of this checkout."""
     import tomllib
 
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
@@ -182,7 +181,6 @@ def main(arguments: Sequence[str], run: Session | None = None) -> int:
 
 
 def print_failure(failure: Failure, run: Session) -> None:
-    """Print the error to standard error: lines, or one JSON object for programs."""
     if run.form is Format.JSON:
         sys.stderr.write(json.dumps({**failure.document, "exit_code": int(failure.code)}, ensure_ascii=False) + "\n")
         return

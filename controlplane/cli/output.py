@@ -58,7 +58,6 @@ class Output:
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Progress and errors, on standard error."""
         self.err.write(f"{text}\n")
         self.err.flush()
 
@@ -95,7 +94,6 @@ def as_json(document: Any) -> str:
 
 
 def as_yaml(document: Any) -> str:
-    """YAML in the order of the response."""
     import yaml
 
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100))

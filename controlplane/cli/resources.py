@@ -112,7 +112,6 @@ def _counts(path: str) -> Show:
 
 
 def _shown_by(path: str, how: str) -> Show:
-    """A text with fields, or one for an empty value."""
     if how.startswith("or="):
         return lambda row, now: str(row.get(path) or how.removeprefix("or="))
     if not path:

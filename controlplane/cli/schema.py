@@ -81,7 +81,6 @@ def _of_this_checkout() -> list[Entry]:
 
 
 def entries_of(document: Document) -> list[Entry]:
-    """The lists of a document that declare columns."""
     schemas = document["components"]["schemas"]
     return [
         _entry(path, operations, document["paths"], schemas)

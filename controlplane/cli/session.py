@@ -64,7 +64,6 @@ class Session:
 
     @cached_property
     def resources(self) -> "tuple[Resource, ...]":
-        """The server's resources, as far as known."""
         from controlplane.cli.schema import resources_known
 
         return resources_known(self)
@@ -125,5 +124,4 @@ def session_of(context: "typer.Context") -> Session:
 
 
 def path_of(path: str, name: str) -> str:
-    """The path of one row of a list."""
     return f"{path}/{quote(name, safe='@')}"

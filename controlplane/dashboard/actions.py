@@ -48,7 +48,6 @@ class Submission:
 
     @property
     def actor(self) -> str:
-        """The user's name, as in events."""
         return self.request.user.get_username()[:64]
 
     def text(self, name: str, default: str = "", longest: int = MAX_TEXT) -> str:

@@ -62,19 +62,16 @@ def deployment_events(name: str, limit: int) -> EventList:
 
 
 def region_events(name: str, limit: int) -> EventList:
-    """Only events of the region itself."""
     return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
 
 
 def rollout_events(rollout: Rollout, limit: int) -> EventList:
-    """Events of its deployment from its start to its end."""
     events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
     newest = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
     return replace(newest, older=None)
 
 
 def version_events(reference: str, limit: int) -> EventList:
-    """The registry's events of a version, `model@version`."""
     return _of(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
 
 

@@ -11,8 +11,6 @@ POLICY = (
 
 
 class ContentSecurityPolicy:
-    """Adds the policy to every response without one."""
-
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 

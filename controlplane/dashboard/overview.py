@@ -77,8 +77,6 @@ class MapLine:
 
 @dataclass(frozen=True, slots=True)
 class MapRegion:
-    """A region of the fleet map: deployments with their existing and wanted cells."""
-
     region: Region
     lines: tuple[MapLine, ...]
 

@@ -80,7 +80,6 @@ class LineSplitter:
         return [piece for line in whole for piece in _pieces(line)]
 
     def finish(self) -> list[str]:
-        """The unfinished last line, if there is one."""
         rest, self._rest = self._rest, b""
         return _pieces(rest) if rest else []
 
@@ -134,7 +133,6 @@ class Console:
         self._show(name, lines)
 
     def own(self, text: str) -> None:
-        """Show a line of the launcher's own."""
         self.progress_lines(OWN_NAME, [text])
 
     def _show(self, name: str, lines: list[str]) -> None:

@@ -14,7 +14,6 @@ from controlplane.processes import BY_NAME, PROCESSES
 
 
 def services(configuration: Configuration, environment: Mapping[str, str]) -> tuple[Service, ...]:
-    """The processes of the table, in its order."""
     return tuple(service(kind.role, configuration, environment) for kind in PROCESSES)
 
 
@@ -45,8 +44,6 @@ _STATUS_MARGIN_S = 30.0
 
 
 class Management:
-    """The commands of one control plane."""
-
     def __init__(self, environment: Mapping[str, str], home: StateDirectory, console: Console) -> None:
         self._environment = environment
         self._home = home

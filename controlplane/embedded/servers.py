@@ -48,7 +48,6 @@ class Valkey:
         return f"unix://{self.socket}?db=0"
 
     def service(self, inherited: Mapping[str, str]) -> Service:
-        """The server, as the supervisor runs it."""
         options = ["--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700"]
         options += ["--save", "", "--appendonly", "no", "--dir", str(self.home.valkey)]
         options += ["--maxmemory", _MEMORY, "--maxmemory-policy", "allkeys-lru"]

@@ -20,8 +20,6 @@ OPERATOR = "operator"
 
 
 class LauncherPhase(StrEnum):
-    """How far the launcher of a home is."""
-
     STARTING = "starting"
     READY = "ready"
     NOT_READY = "not ready"
@@ -54,8 +52,6 @@ class Secrets:
 
 
 class StateDirectory:
-    """Paths and files of one home folder."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.postgres = path / "pg"
@@ -115,7 +111,6 @@ class StateDirectory:
         write_private_json(self.state, asdict(state))
 
     def is_locked(self) -> bool:
-        """Whether a launcher of this home lives."""
         if not self.lock.exists():
             return False
         with self.lock.open("a") as file:

@@ -179,7 +179,6 @@ class Supervisor:
         return bool(self._running)
 
     async def start(self, service: Service) -> None:
-        """Start `service` and keep it running."""
         supervised = Supervised(service, self._home, self._console, on_start=self._started)
         self._running[service.name] = supervised
         await supervised.start()
@@ -208,7 +207,6 @@ class Supervisor:
             await asyncio.sleep(_WATCH_EVERY_S)
 
     def kill_all(self) -> None:
-        """Kill every session, without waiting."""
         for session in self._sessions.values():
             end_session(session, signal.SIGKILL)
 

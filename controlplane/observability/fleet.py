@@ -40,8 +40,6 @@ Row = tuple[Sequence[str], float]
 
 
 class FleetGauges(Collector):
-    """Collects anew at every scrape."""
-
     def collect(self) -> Iterator[GaugeMetricFamily]:
         cells = Cell.objects.exclude(state=CellState.STOPPED.value)
         by_place = _counts(cells, "region_id", "deployment_id", "state")

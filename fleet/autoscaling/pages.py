@@ -220,7 +220,6 @@ def _row(
 def _slot_load(
     row: DemandForecast, loads: dict[tuple[str, str, date], list[float | None]], begins: datetime, slot: int
 ) -> float | None:
-    """Mean of the known values of a slot."""
     known = []
     for part in range(PER_SLOT):
         at = begins + timedelta(seconds=slot * SLOT_S + part * HISTORY_SLOT_S)

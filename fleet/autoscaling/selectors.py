@@ -108,12 +108,10 @@ def scaling_switch() -> ScalingSwitch:
 
 
 def has_ranges() -> bool:
-    """Whether any deployment has a range."""
     return DeploymentRegion.objects.filter(cells_max__isnull=False).exists()
 
 
 def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
-    """All deployments with a range, or only this one."""
     ranged = DeploymentRegion.objects.filter(cells_max__isnull=False)
     if deployment:
         ranged = ranged.filter(deployment=deployment)

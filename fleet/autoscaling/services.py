@@ -112,7 +112,6 @@ class ScalingLook:
 
     @property
     def in_force(self) -> int:
-        """Target number of cells."""
         return self.place.cells
 
     @property

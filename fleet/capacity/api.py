@@ -225,7 +225,6 @@ class DeclarePoolSerializer(WhySerializer):
         examples = {"market": "spot", "max_price": 9.5}
 
     def stated(self) -> NewPool:
-        """Returns the argument of `pool_declare`."""
         columns = {name: value for name, value in self.validated_data.items() if name != "why"}
         return NewPool(**{**columns, "market": Market(columns["market"])})
 

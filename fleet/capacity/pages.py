@@ -17,16 +17,12 @@ ALL_OTHERS = "all others"
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """An order or a lack with its time."""
-
     at: datetime
     row: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class WarmMachines:
-    """Machines that the plan keeps warm now."""
-
     region: str
     instance_type: str
     machines: int

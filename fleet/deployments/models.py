@@ -107,15 +107,12 @@ class Deployment(models.Model):
         return self.name
 
     def policy(self) -> UpdatePolicy:
-        """The update policy with its defaults."""
         return parse_policy(self.update_policy)
 
     def objective(self) -> Objective:
-        """The objective with the defaults of its serving class."""
         return parse_objective(self.slo, ServingClass(self.serving_class))
 
     def scaling_policy(self) -> ScalingPolicy:
-        """The scaling policy with its defaults."""
         return parse_scaling_policy(self.scaling)
 
     @property

@@ -84,8 +84,6 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """An API command and its effect."""
-
     title: str
     effect: str
     path: str
@@ -105,7 +103,6 @@ class IncidentPage:
 
 
 def incident_find(incident_id: str) -> Incident | None:
-    """Returns the incident with this number, or None."""
     known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18
     return Incident.objects.filter(pk=int(incident_id)).first() if known else None
 

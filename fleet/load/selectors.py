@@ -81,7 +81,6 @@ def region_subject(region: str) -> str:
 
 
 def deployment_subject(deployment: str, region: str = "") -> str:
-    """The deployment as a whole, or in a region."""
     return f"deployment:{deployment}@{region}" if region else f"deployment:{deployment}"
 
 

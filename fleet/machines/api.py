@@ -198,7 +198,6 @@ class InviteSerializer(StrictSerializer):
         examples = {"count": 3, "expires_in_s": 3600}
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of `invitation_create`."""
         fields = dict(self.validated_data)
         expires_in = timedelta(seconds=fields.pop("expires_in_s"))
         return {**fields, "role": MachineRole(fields["role"]), "expires_in": expires_in}

@@ -66,7 +66,6 @@ def announced(notice: CloudNotice) -> str:
 
 
 def invitations_described() -> QuerySet[Invitation]:
-    """Invitations by users, newest first."""
     return Invitation.objects.filter(machine=None).order_by("-id")
 
 

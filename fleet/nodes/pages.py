@@ -37,7 +37,6 @@ class NodeRow:
 
     @property
     def checks(self) -> Mapping[str, Any] | None:
-        """Latest results of its deep checks."""
         found = self.report.telemetry.get("checks") if self.report is not None else None
         return found if isinstance(found, dict) else None
 
@@ -64,7 +63,6 @@ class NodeList:
     page: int = 0
 
     def by_region(self) -> list[tuple[str, list[NodeRow]]]:
-        """Rows grouped by region, in the order of regions."""
         return [(region, list(rows)) for region, rows in groupby(self.rows, key=lambda row: row.node.region_id)]
 
 
@@ -102,7 +100,6 @@ def _ordered() -> "QuerySet[Node]":
 
 
 def node_find(*, node_id: str, now: datetime) -> NodeRow | None:
-    """One node in any state, or None."""
     node = _nodes().filter(pk=node_id).first()
     return node_row(node, now) if node else None
 

@@ -39,7 +39,6 @@ class QuotaUse:
 
 
 def quota_uses(instance_type: str = "") -> list[QuotaUse]:
-    """All quotas, or those of one type."""
     quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
     rows = list(quotas.order_by("instance_type_id", "team", "name"))
     uses = quota_uses_of({owner_of(row) for row in rows}) if rows else {}
@@ -51,7 +50,6 @@ def owner_of(row: Quota) -> Owner:
 
 
 def uses_of(row: Quota, uses: Mapping[Owner, "OwnerUse"]) -> QuotaUse:
-    """A quota with its owner's use."""
     use = uses.get(owner_of(row), OwnerUse())
     return QuotaUse(row, use.used, use.wanted, use.withheld, use.deployments)
 

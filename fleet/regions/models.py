@@ -30,7 +30,6 @@ class InstanceType(models.Model):
         return self.name
 
     def shape(self) -> InstanceShape:
-        """Returns the planners' view."""
         return InstanceShape(
             name=self.name,
             accelerator=self.accelerator,

@@ -97,7 +97,6 @@ class RegionPools:
 
 
 def region_find(name: str) -> Region | None:
-    """Returns the region with its cloud, if any."""
     return Region.objects.select_related("cloud").filter(pk=name).first()
 
 

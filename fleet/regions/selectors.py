@@ -43,7 +43,6 @@ def certificates_of(region: str) -> QuerySet[ApplicationCertificate]:
 
 
 def tls_versions() -> dict[str, str]:
-    """Region -> version of its `application_tls`."""
     own: dict[str | None, list[tuple[str, ...]]] = defaultdict(list)
     rows = ApplicationCertificate.objects.values_list("name", "region_id", "digest", "changed_at")
     for name, region, digest, changed_at in rows:

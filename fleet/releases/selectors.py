@@ -48,7 +48,6 @@ def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
 
 
 def active_rollout() -> AgentRollout | None:
-    """Returns the active rollout of agents."""
     return AgentRollout.objects.filter(state__in=[state.value for state in AGENT_ROLLOUT_ACTIVE]).first()
 
 

@@ -231,7 +231,6 @@ def _chart(name: str, title: str, unit: str, measured: MeasuredLines, bands: tup
 
 
 def _state_bands(rollout: Rollout, until: datetime) -> tuple[Band, ...]:
-    """Stages, bakes and pauses, from the rollout's events."""
     events = Event.objects.filter(
         deployment=rollout.deployment_id, kind__startswith="rollout.", detail__rollout=rollout.pk
     ).order_by("id")

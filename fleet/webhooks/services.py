@@ -59,7 +59,6 @@ def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
 
 
 def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
-    """Queues one message for one webhook."""
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
 
 

@@ -143,5 +143,4 @@ def as_revision(snapshot: str) -> str:
 
 
 def as_snapshot(revision: str) -> str:
-    """The other way; the form was checked before."""
     return revision.removeprefix("r").replace("-", ":").replace(".", ",")

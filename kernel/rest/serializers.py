@@ -63,8 +63,6 @@ def column_field(column: "Field[Any, Any]", **options: Any) -> serializers.Field
 
 
 class _NameField(serializers.CharField):
-    """The primary key of a related row."""
-
     def get_attribute(self, instance: Any) -> Any:
         return super().get_attribute(instance) or ""
 

@@ -101,6 +101,5 @@ def _bucket(request: Request) -> tuple[str, str, int]:
 
 
 def rate_headers(request: Request) -> dict[str, str]:
-    """Returns the caller's rate headers if it was counted."""
     status: RateStatus | None = getattr(request._request, "rate_status", None)
     return status.headers if status else {}

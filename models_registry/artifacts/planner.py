@@ -25,8 +25,6 @@ _RULE = "it must be file:///absolute/path or s3://bucket/prefix"
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Limits of one validation."""
-
     manifest_bytes: int = MOST_MANIFEST_BYTES
     files: int = MOST_FILES
     artifact_bytes: int = 4 * 1024**4

@@ -180,7 +180,6 @@ def benchmarks_of_use(workload: str, slo: str, instance_type: str = "") -> list[
 
 
 def whole_benchmarks(rows: QuerySet[Benchmark]) -> QuerySet[Benchmark]:
-    """Benchmarks with points of full length."""
     return rows.filter(Q(trial=None) | Q(trial__fidelity__gte=1))
 
 
@@ -204,7 +203,6 @@ def measured_of(row: Benchmark) -> Measured | None:
 
 
 def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
-    """The figures at the highest rate that held."""
     return next((point.figures for point in row.points.all() if point.rate == row.goodput), None)
 
 

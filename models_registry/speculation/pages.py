@@ -116,7 +116,6 @@ class SpeculationView:
 
 
 def version_speculation(version: ModelVersion) -> SpeculationView:
-    """The newest calibration, in one query."""
     spec = version.spec()
     everywhere = [spec.on(kind) for kind in spec.instance_types] if spec.by_type else [spec]
     methods = sorted({str(each.speculation["method"]) for each in everywhere if each.speculation.get("method")})

@@ -56,8 +56,6 @@ class TokensView:
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """A user with the role of their groups, and all groups to choose from."""
-
     user: User
     role: Role
     groups: tuple[str, ...]
@@ -99,8 +97,6 @@ class AllowancesView:
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule with its mode, or with whether approval is required."""
-
     name: str
     title: str
     value: str
@@ -111,8 +107,6 @@ class RuleRow:
 
 @dataclass(frozen=True, slots=True)
 class OwnAccess:
-    """The user's role, and the groups and grants behind it."""
-
     user: User
     role: Role | None
     groups: tuple[str, ...]
@@ -147,7 +141,6 @@ def tokens_view(caller: Caller, now: datetime) -> TokensView:
 
 
 def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, bool], ...]:
-    """Sessions, each with whether it is the current one."""
     sessions = visible_sessions(caller.user, caller.access, now)[:SHOWN]
     return tuple((session, session.session_key == caller.session_key) for session in sessions)
 
@@ -192,13 +185,11 @@ def past_approvals() -> tuple[Approval, ...]:
 
 
 def approval_rules() -> tuple[RuleRow, ...]:
-    """Every action that can require two-person approval."""
     rules = ApprovalRule.objects.in_bulk()
     return tuple(_approval_rule(action.name, action.title, rules.get(action.name)) for action in fleet_actions())
 
 
 def fault_rules() -> tuple[RuleRow, ...]:
-    """Every rule that may replace machines."""
     rules = FaultRule.objects.in_bulk()
     return tuple(_fault_rule(rule, rules.get(rule.value)) for rule in SETTABLE_RULES)
 

@@ -151,7 +151,6 @@ def used_share(percent: Decimal) -> str:
 
 @register.filter
 def exact(value: Decimal) -> str:
-    """A number as it was entered, with its decimals."""
     return f"{value.normalize():f}"
 
 

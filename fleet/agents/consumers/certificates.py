@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 
 class TrustedSession(Protocol):
-    """The parts of a session that this module needs."""
-
     identity: AgentIdentity
     is_certified: bool
     trust_version: str

@@ -35,8 +35,6 @@ BATCH = 1000
 
 
 class AgentReport(Protocol):
-    """A report with the connection it arrived on."""
-
     @property
     def connection(self) -> str: ...
 
@@ -108,8 +106,6 @@ log = logging.getLogger(__name__)
 
 
 class NodeHandler:
-    """Handler for agents of kind `node`."""
-
     def __init__(self) -> None:
         self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
@@ -225,8 +221,6 @@ def _received_report(session: AgentSession, report: Report) -> ReceivedReport:
 
 
 class MachineHandler:
-    """Handler for agents of kind `machine`."""
-
     def __init__(self) -> None:
         self._reports: ReportBuffer[ReceivedMachineReport] = ReportBuffer()
 

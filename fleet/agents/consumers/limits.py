@@ -155,7 +155,6 @@ class CredentialFilter:
 
 
 def credential_of(authorization: str) -> str:
-    """Returns the credential in an accepted header."""
     found = _BEARER.fullmatch(authorization)
     return found[1] if found else ""
 
@@ -196,8 +195,6 @@ class HelloSlot:
 
 
 class HelloQueue:
-    """The concurrent hellos of one web process, and its queue."""
-
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._under_way: Counter[str] = Counter()

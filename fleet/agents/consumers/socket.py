@@ -67,8 +67,6 @@ class OtherProtocol(Exception):
 
 
 class AgentSocket:
-    """The ASGI application of agents' sockets."""
-
     def __init__(self, hub: AgentHub) -> None:
         self.hub = hub
 

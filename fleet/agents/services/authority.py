@@ -217,8 +217,6 @@ class CertificateOrder:
 
 @dataclass(frozen=True, slots=True)
 class SignedCertificate:
-    """A certificate as PEM, and the authorities for its owner."""
-
     chain: str
     trust: Trust
 

@@ -291,7 +291,6 @@ class Need:
 
 
 def load_cells(view: ScalingView, load: PlaceLoad) -> int:
-    """Cells that the current load alone needs."""
     return _cells_for(load.total, target_of(view), view)
 
 

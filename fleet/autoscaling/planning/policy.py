@@ -129,8 +129,6 @@ class CellRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CellPools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Cells of a region per role."""
-
     prefill: int
     decode: int
     mixed: int = 0

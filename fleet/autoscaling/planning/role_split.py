@@ -25,7 +25,6 @@ class RoleSplit:
 
     @property
     def answering(self) -> int:
-        """Cells that requests are sent to."""
         return self.mixed + self.decode
 
     @property

@@ -66,8 +66,6 @@ class Program:
 
 
 class _Rows:
-    """Collects blocks of rows as triples."""
-
     def __init__(self) -> None:
         self.count = 0
         self._at: list[tuple[Array, Array, Array]] = []

@@ -115,8 +115,6 @@ class Emission:
 
 
 class Rates:
-    """Operators' rates in force at one time."""
-
     def __init__(self, rates: Iterable[Rate], now: datetime) -> None:
         in_force: dict[tuple[RateKind, str, str, str], Decimal] = {}
         for rate in sorted(rates, key=lambda rate: rate.valid_from):

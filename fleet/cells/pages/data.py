@@ -155,7 +155,6 @@ def _ordered() -> "QuerySet[Cell]":
 
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
-    """One cell in any state, or None."""
     cell = cells_with_members().filter(pk=cell_id).first()
     return cell_row(cell, now) if cell else None
 

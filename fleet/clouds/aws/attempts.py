@@ -136,7 +136,6 @@ def _price_for_cap(pool: PoolView, now: datetime) -> float | None:
 
 
 def _call_base(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: str, now: datetime) -> dict[str, Any]:
-    """Parameters of the call other than those of its pool."""
     base, is_node = cloud.stated_base(), unit.role == MachineRole.NODE
     launch = LaunchBase(
         install=install,

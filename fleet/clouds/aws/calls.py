@@ -60,7 +60,6 @@ def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
 
 
 def budget_throttled(region: str, operation: str) -> None:
-    """Records that EC2 throttled this call."""
     now, name = clock.now(), bucket_of(operation)
     with transaction.atomic():
         row = _lock_bucket(region, name, now)

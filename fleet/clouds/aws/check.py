@@ -102,7 +102,6 @@ def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> 
 
 
 def _stack_drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
-    """Compares the stack's outputs with those in use."""
     if not cloud.base:
         return
     known = cloud.stated_base()

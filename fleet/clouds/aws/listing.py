@@ -127,7 +127,6 @@ def _recorded_machines(region: str) -> "Iterable[Machine]":
 
 
 def states_store(states: Mapping[str, str], now: datetime) -> None:
-    """Stores states of machines by their IDs."""
     for state in set(states.values()):
         ids = [provider_id for provider_id, one in states.items() if one == state]
         rows = Machine.objects.filter(provider=PROVIDER, provider_id__in=ids)

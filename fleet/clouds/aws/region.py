@@ -201,7 +201,6 @@ def _role_name(profile: str) -> str:
 
 
 def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
-    """Returns the image of a stack for an instance type."""
     if instance_type.startswith(("trn", "inf")):
         return outputs["NeuronImage"]
     return outputs["GpuImage" if instance_type.startswith(("p", "g")) else "IngressImage"]

@@ -37,8 +37,6 @@ def _urgency(notice: NoticeView) -> tuple[bool, float, datetime, str]:
 
 @dataclass(frozen=True)
 class Notices:
-    """Notices in force at `now`."""
-
     fleet: FleetView
     settings: FleetSettings
     now: datetime
@@ -149,7 +147,6 @@ class Notices:
         return max(0, there - wanted), any(one.state is CellState.PENDING for one in cells)
 
     def order_whole(self, cell: CellView) -> PlacementRequest:
-        """The placement request of a whole successor."""
         spec = self.fleet.deployments[cell.deployment]
         version = spec.of_cell(cell)
         return PlacementRequest(

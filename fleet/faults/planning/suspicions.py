@@ -148,7 +148,6 @@ def _slow_in(
 
 
 def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
-    """Windows of the current generation, by cohort."""
     cohorts: dict[Cohort, Windows] = defaultdict(dict)
     if not fleet.faults.windows:
         return cohorts

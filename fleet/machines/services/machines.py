@@ -46,8 +46,6 @@ class InvitationRefused(Exception):
 
 
 class NewInvitation(NamedTuple):
-    """An invitation with its token, which is shown once."""
-
     invitation: Invitation
     text: str
 

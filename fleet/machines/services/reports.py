@@ -133,7 +133,6 @@ def _require_first_port(kind: AgentKind, port: int) -> None:
 
 
 def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
-    """Stores the latest report of each machine and its consequences."""
     for one in received:
         with transaction.atomic():
             machine = Machine.objects.select_for_update().filter(id=one.machine).first()

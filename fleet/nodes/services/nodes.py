@@ -142,7 +142,6 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
 
 
 def _unit_ids(decision: LaunchNodes) -> Iterator[str]:
-    """For each machine, the ID of its launch unit."""
     for _ in range(0, decision.count, decision.unit):
         unit = f"u-{secrets.token_hex(4)}" if decision.unit > 1 else ""
         yield from [unit] * decision.unit
@@ -243,7 +242,6 @@ def _check_transition(seen: NodeState, to: NodeState) -> None:
 
 
 def _record_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> None:
-    """Records events and notifies browsers."""
     events_record(
         [
             Event(

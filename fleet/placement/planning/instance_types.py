@@ -202,7 +202,6 @@ class TypePlan:
         return bool(self._fleet.deployments[place[0]].further)
 
     def split(self, place: Place) -> TypeSplit:
-        """The division of its target cells."""
         if place not in self._splits:
             self._splits[place] = self._split(place)
         return self._splits[place]

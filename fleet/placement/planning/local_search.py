@@ -30,8 +30,6 @@ MAX_DRAFTS_BY_TWO = 6
 
 
 class _Search:
-    """Drafts by network node, and the remaining budget."""
-
     def __init__(self, drafts: Sequence[Draft]) -> None:
         self.owners: dict[SpareGroup, dict[Draft, None]] = defaultdict(dict)
         self.placed = drafts
@@ -218,7 +216,6 @@ def _gain(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) 
 
 
 def _allowed(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) -> bool:
-    """Whether both drafts stay within their limits."""
     return _fits(draft, gone, got) and (other is None or _fits(other, got, gone))
 
 

@@ -128,7 +128,6 @@ class Preemption:
                 self.grants[victim.share.place] = _taking(one.share, victim, cells)
 
     def _victim_place(self, taker: Share, share: Share) -> _VictimPlace | None:
-        """What may still be taken from a place for this cell."""
         if share.deployment == taker.deployment or not self._is_usable(taker, share):
             return None
         before = self.grants.get(share.place)
@@ -145,7 +144,6 @@ class Preemption:
         return _VictimPlace(share, left, surplus or most, most, pace, SURPLUS if surplus else BELOW_FLOOR)
 
     def _is_usable(self, taker: Share, share: Share) -> bool:
-        """Whether the taker may use the machines of its cells."""
         if not taker.markets:
             return True
         cells = (cell for cell in self.fleet.cells.values() if (cell.deployment, cell.region) == share.place)
@@ -163,7 +161,6 @@ class Preemption:
         )
 
     def _is_within_quota(self, taker: Share, scope: str) -> bool:
-        """Whether the taker's team stays within its quota there."""
         used = {(use.team, use.instance_type, use.region): use for use in self.quotas.uses}
         use = used.get((taker.team, taker.instance_type, scope))
         return use is not None and use.allowed <= use.entitled
@@ -192,7 +189,6 @@ def _taking(taker: Share, victim: _VictimPlace, cells: int) -> GrantCells:
 def pool_states(
     fleet: FleetView, shares: Mapping[Place, Share], settings: FleetSettings, now: datetime
 ) -> list[PoolState]:
-    """Every pool with waiting cells."""
     free = _free_machines(fleet, settings, now)
     return [
         PoolState(

@@ -86,7 +86,6 @@ def turn_of(policy: SharingPolicy, number: int, floor: int) -> tuple[int, int]:
 
 
 def cells_in_turn(fleet: FleetView, waiting: Collection[str]) -> dict[str, Turn]:
-    """The turn of each of these waiting cells."""
     if not waiting:
         return {}
     having: Counter[Place] = Counter()
@@ -223,7 +222,6 @@ def machines_held(fleet: FleetView) -> Counter[tuple[str, str, str]]:
 
 
 def plan_quotas(shares: Iterable[Share], quotas: Iterable[QuotaView], held: Held = MappingProxyType({})) -> QuotaPlan:
-    """The allowances of all quotas."""
     limits: dict[Place, QuotaLimit] = {}
     uses: list[TeamUse] = []
     there = {share.place: share for share in shares}

@@ -172,7 +172,6 @@ class DeploymentView:
     problem: str = ""
 
     def claim(self, region: str) -> ClaimView:
-        """Its target there."""
         return self.claims.get(region) or ClaimView(self.cells_wanted.get(region, 0))
 
     def split(self, region: str) -> RoleSplit:
@@ -192,7 +191,6 @@ class DeploymentView:
 
     @property
     def instance_types(self) -> tuple[str, ...]:
-        """Listed types, the preferred first."""
         return self.instance_type, *self.further
 
     def of(self, version: str, instance_type: str = "") -> VersionView:

@@ -53,8 +53,6 @@ class MachineState(StrEnum):
 
 
 class MachineRole(StrEnum):
-    """Use of an invited host."""
-
     NODE = "node"
     INGRESS = "ingress"
 

@@ -176,7 +176,6 @@ class FleetCache:
         )
 
     def _take_members(self, members: Mapping[int, Row | None]) -> set[str]:
-        """Returns the cells whose members changed."""
         changed = set()
         for key, before in members.items():
             if before is not None:
@@ -211,7 +210,6 @@ class FleetCache:
         )
 
     def _take_prices(self, machines: Mapping[str, Row | None]) -> set[str]:
-        """Returns the nodes whose machines have another price."""
         if not machines:
             return set()
         known, self._price_of = self._price_of, dict(self._bought.rows.values())

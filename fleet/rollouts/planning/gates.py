@@ -124,7 +124,6 @@ def control_cells(progress: RolloutProgress, versions: VersionPlan) -> list[Cell
 
 
 def counters_now(progress: RolloutProgress, versions: VersionPlan) -> dict[str, CellCounters]:
-    """Current counters of the cells to compare."""
     updated = updated_cells(progress, versions, progress.stage.region)[:CELLS_COMPARED]
     control = control_cells(progress, versions)[:CELLS_COMPARED]
     return {cell.id: cell.counters for cell in (*updated, *control) if cell.counters is not None}
@@ -229,7 +228,6 @@ def merged(lines: Lines, count: int) -> dict[str, dict[str, list[float | None]]]
 
 
 def appended(lines: Lines, more: Lines) -> dict[str, dict[str, list[float | None]]]:
-    """The lines with more steps appended."""
     return {
         measure: {version: [*lines.get(measure, {}).get(version, ()), *values] for version, values in versions.items()}
         for measure, versions in more.items()

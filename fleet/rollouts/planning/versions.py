@@ -226,7 +226,6 @@ class VersionPlan:
         return progress.rollout.from_version
 
     def of_new(self, deployment: str, region: str) -> str:
-        """The version of a new cell."""
         progress = self._progress.get(deployment)
         if progress is None:
             return self._fleet.deployments[deployment].version

@@ -207,7 +207,6 @@ class FrozenObject(Mapping[str, Any]):
 
 
 def frozen_choice(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[str, Any], ...]:
-    """A stored choice in hashable form."""
     return tuple((name, FrozenObject(value) if isinstance(value, Mapping) else value) for name, value in pairs)
 
 
@@ -227,8 +226,6 @@ class TooMany(ValueError):
 
 
 class Standing(StrEnum):
-    """State of a configuration."""
-
     WAITING = "waiting"
     UNMEASURED = "unmeasured"
     """The search ended before it was measured."""

@@ -65,7 +65,6 @@ class Workload:
 
     @property
     def text(self) -> str:
-        """The text that `parse_workload` reads."""
         stated = [f"{self.prompt}+{self.output}" if self.source == "synthetic" else self.source]
         plain = Workload(self.source, self.prompt, self.output, arrival=_usual(self.source))
         stated += [

@@ -219,7 +219,6 @@ def benchmark_point_add(row: Benchmark, point: MeasuredPoint, reason: str, now: 
 
 
 def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
-    """Store the result and end the benchmark."""
     at_best = row.points.filter(rate=found.rate).first() if found.rate else None
     concurrency = at_best.figures.get("concurrency") if at_best else None
     with transaction.atomic():
@@ -235,7 +234,6 @@ def benchmark_finish(row: Benchmark, found: Found, now: datetime) -> None:
 
 
 def benchmark_fail(row: Benchmark, reason: str, now: datetime) -> None:
-    """End a benchmark that cannot be measured."""
     with transaction.atomic():
         _end_benchmark(row, BenchmarkState.FAILED, reason[:1000], now)
 

@@ -192,7 +192,6 @@ def _changed_version(base: ModelVersion, choice: Choice, instance_type: str) -> 
 
 
 def choice_columns(base: ModelVersion, choice: Choice, instance_type: str) -> dict[str, Any]:
-    """The columns in which a draft of this choice differs from its base."""
     return varied_columns(base.spec(), choice, instance_type)
 
 

@@ -220,7 +220,6 @@ def _restore(row: ConfigurationSearch, now: datetime) -> bool:
 
 
 def _wait_for(row: ConfigurationSearch, trial: SearchTrial, reason: str, now: datetime) -> bool:
-    """Waits until the configuration is served, with a limit."""
     if now - trial.begun_at > SERVES_WITHIN:
         candidate_refuse(trial.candidate, f"it was not served within an hour: {reason}", now=now)
         return True

@@ -90,7 +90,6 @@ class ModelPage:
 
     @property
     def released(self) -> str:
-        """The newest released version, "" if none."""
         return next((row.version.version for row in self.versions.rows if row.version.state == "released"), "")
 
 

@@ -198,7 +198,6 @@ def _stated_elsewhere(name: str) -> str:
 
 
 def _used_allowances(spec: VersionSpec) -> tuple[str, ...]:
-    """The admin allowances that this version uses."""
     used = {option_name(name) for name in spec.engine_options} | set(spec.engine_env)
     return tuple(name for name in spec.widened if name in used and not is_agents_own(name))
 

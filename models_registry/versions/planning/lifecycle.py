@@ -225,7 +225,6 @@ class Judgement:
 
 
 def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> Judgement:
-    """Judge a version on the existing instance types."""
     problems = {name: _problem(spec, name, machines) for name in sorted(spec.parallelism)}
     return Judgement(problems, _validation_objection(spec, problems))
 

@@ -46,7 +46,6 @@ def role_spec(spec: VersionSpec, role: CellRole, instance_type: str) -> VersionS
 
 
 def with_role(spec: VersionSpec, options: RoleOptions) -> VersionSpec:
-    """The version with a role's differences."""
     split = {
         kind: {**degrees, "tp": options.tp[kind]} for kind, degrees in spec.parallelism.items() if kind in options.tp
     }

@@ -67,7 +67,6 @@ class FieldReader:
         return value
 
     def number(self, name: str, *, least: float, most: float, default: float) -> float:
-        """A number from `least` to `most`."""
         value = self.given(name)
         if value is None:
             return default
@@ -107,7 +106,6 @@ class FieldReader:
         return value or {}
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts; default empty."""
         value = self.given(name)
         if value is None:
             return ()
