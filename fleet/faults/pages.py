@@ -44,7 +44,6 @@ class FleetHealth:
     incidents: int
     cells: int
     cells_ready: int
-    cells_broken: int
     cells_unexplained: int
     nodes: int
     approvals: int
@@ -159,14 +158,12 @@ def fleet_health() -> FleetHealth:
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
         total=Count("pk"),
         ready=Count("pk", filter=Q(state=CellState.READY)),
-        broken=Count("pk", filter=broken),
         unexplained=Count("pk", filter=broken & ~Q(Exists(explained))),
     )
     return FleetHealth(
         incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
         cells=cells["total"],
         cells_ready=cells["ready"],
-        cells_broken=cells["broken"],
         cells_unexplained=cells["unexplained"],
         nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
         approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),

@@ -6,7 +6,6 @@ from kernel.tones import Tone
 from models_registry.benchmarks.planning.configuration_search import Choice, SearchLimits, frozen_choice
 from models_registry.benchmarks.planning.workload import (
     BENCHMARK_TONE,
-    BenchmarkKey,
     BenchmarkState,
     Slo,
     Workload,
@@ -78,12 +77,6 @@ class Benchmark(models.Model):
     @property
     def tone(self) -> Tone:
         return BENCHMARK_TONE[BenchmarkState(self.state)]
-
-    def known_by(self) -> BenchmarkKey:
-        """What was measured, as in its key."""
-        workload = self.parsed_workload().digest
-        machine = (self.instance_type, self.fingerprint)
-        return BenchmarkKey(self.version_digest, *machine, workload, self.slo, self.seed, self.split)
 
     @property
     def answering(self) -> int:

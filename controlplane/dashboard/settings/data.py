@@ -59,7 +59,6 @@ class UserRow:
     user: User
     role: Role
     groups: tuple[str, ...]
-    all_groups: tuple[str, ...]
     account: ServiceAccount | None = None
 
 
@@ -148,13 +147,13 @@ def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, boo
 def users_view() -> UsersView:
     groups = group_names()
     users = users_described().order_by("-is_active", "username")[:SHOWN]
-    return UsersView(tuple(_user_row(user, groups) for user in users), groups)
+    return UsersView(tuple(_user_row(user) for user in users), groups)
 
 
 def service_accounts_view() -> UsersView:
     groups = group_names()
     accounts = service_accounts_described()[:SHOWN]
-    return UsersView(tuple(_user_row(account.user, groups, account) for account in accounts), groups)
+    return UsersView(tuple(_user_row(account.user, account) for account in accounts), groups)
 
 
 def groups_view() -> GroupsView:
@@ -207,9 +206,9 @@ def deliveries() -> tuple[WebhookDelivery, ...]:
     return tuple(WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook").order_by("-id")[:20])
 
 
-def _user_row(user: User, all_groups: tuple[str, ...], account: ServiceAccount | None = None) -> UserRow:
+def _user_row(user: User, account: ServiceAccount | None = None) -> UserRow:
     groups = tuple(sorted(group.name for group in user.groups.all()))
-    return UserRow(user, role_by_groups(user), groups, all_groups, account)
+    return UserRow(user, role_by_groups(user), groups, account)
 
 
 def _approval_rule(name: str, title: str, rule: ApprovalRule | None) -> RuleRow:

@@ -54,7 +54,6 @@ from kernel.refusals import InvalidInput, Refusal
 from simulator.prediction import Forecast
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
-MAX_DIGITS = 5
 
 
 def _deployment_rows(request: PageRequest) -> DeploymentList:

@@ -147,15 +147,6 @@ def _counts(values: Iterable[float]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSample:
-    """A step or the mean of many: its sequences, its prompt tokens, and its seconds."""
-
-    sequences: float
-    prompt_tokens: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class StepModel:
     """Seconds of any step, for each sequence in it, and for each of its prompt tokens."""
 
@@ -193,21 +184,6 @@ class NoFit(ValueError):
     """The measurements do not determine a model; the text says which are missing."""
 
 
-def fit_step_model(samples: Sequence[StepSample]) -> StepModel:
-    """The model with the least squares of relative errors; negative parts become zero.
-
-    Raises:
-        NoFit: there are fewer than three steps, or all have the same sequences or prompt tokens.
-    """
-    rows = [(1 / one.seconds, one.sequences / one.seconds, one.prompt_tokens / one.seconds) for one in samples]
-    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(3)] for i in range(3)]
-    wanted = [sum(row[i] for row in rows) for i in range(3)]
-    solved = _solve_three(matrix, wanted) if len(samples) >= 3 else None
-    if solved is None:
-        raise NoFit("a step model needs three steps that differ in sequences and in prompt tokens")
-    return StepModel(*(max(0.0, part) for part in solved))
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedStep:
     """One point: requests that a cell ended per second, and its mean seconds between tokens."""
@@ -233,29 +209,6 @@ def fit_loaded_steps(points: Sequence[LoadedStep], prompt: float) -> StepModel:
     if work_s <= 0 or base_s <= 0:
         raise NoFit("steps did not become slower with more load, so other limits cannot be predicted")
     return StepModel(base_s, 0.0, work_s / max(1.0, prompt))
-
-
-def _solve_three(matrix: list[list[float]], wanted: list[float]) -> list[float] | None:
-    """Three equations by Cramer's rule; None if they are singular."""
-    whole = _determinant(matrix)
-    scale = matrix[0][0] * matrix[1][1] * matrix[2][2]
-    if abs(whole) <= 1e-9 * abs(scale):
-        return None
-    return [
-        _determinant(
-            [[wanted[row] if column == part else matrix[row][column] for column in range(3)] for row in range(3)]
-        )
-        / whole
-        for part in range(3)
-    ]
-
-
-def _determinant(m: list[list[float]]) -> float:
-    return (
-        m[0][0] * (m[1][1] * m[2][2] - m[1][2] * m[2][1])
-        - m[0][1] * (m[1][0] * m[2][2] - m[1][2] * m[2][0])
-        + m[0][2] * (m[1][0] * m[2][1] - m[1][1] * m[2][0])
-    )
 
 
 class Aim(StrEnum):

@@ -20,7 +20,6 @@ from fleet.machines.services.machines import (
     NewInvitation,
     invitation_create,
     invitation_withdraw,
-    invitations_trim,
     join_refused,
     machine_enrol,
     machine_launched,
@@ -142,12 +141,6 @@ def test_why_a_host_did_not_join_is_in_the_timeline_as_text() -> None:
     event = Event.objects.get(kind="machine.refused")
     assert event.message == "a host at 10.0.0.7 did not join pool: port 14000 is taken"
     assert event.region == "pool"
-
-
-def test_expired_invitations_are_forgotten_in_the_end() -> None:
-    invite()
-    assert invitations_trim(now=NOW + timedelta(days=2)) == 0
-    assert invitations_trim(now=NOW + timedelta(days=9)) == 1
 
 
 def test_a_machine_enrols_what_it_was_told_to_run_and_nothing_else() -> None:
