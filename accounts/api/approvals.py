@@ -84,7 +84,6 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     def get_queryset(self) -> QuerySet[Approval]:
         return Approval.objects.all()
 
-    @extend_schema(operation_id="approvals_approve", request=None, responses={200: ApprovalSerializer})
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, id: str) -> Response:
         """Approve another user's request; its action runs immediately. 409 for your own request or a decided one. 403
@@ -94,7 +93,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
         row = approval_approve(approval_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return Response(ApprovalSerializer(row).data)
 
-    @extend_schema(operation_id="approvals_reject", request=WhySerializer, responses={200: ApprovalSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def reject(self, request: Request, id: str) -> Response:
         """Reject a request, or withdraw your own. 409 if it is decided."""

@@ -126,7 +126,7 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     def get_queryset(self) -> QuerySet[ApiToken]:
         return visible_tokens(self.request.user, access_of(self.request))
 
-    @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
+    @extend_schema(request=CreateTokenSerializer, responses={200: NewTokenSerializer})
     def create(self, request: Request) -> Response:
         """Create a token. Only this response shows it. A token that was requested with a token has at most its scope
         and lifetime. 403 for users with a second factor, except in a browser where they showed it within the last 10
@@ -146,7 +146,6 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
         )
         return Response({**TokenSerializer(token).data, "token": text})
 
-    @extend_schema(operation_id="tokens_revoke", request=None, responses={200: TokenSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke a token. 409 if it is revoked already."""
@@ -169,7 +168,6 @@ class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
     def get_queryset(self) -> QuerySet[LoginSession]:
         return visible_sessions(self.request.user, access_of(self.request), clock.now())
 
-    @extend_schema(operation_id="sessions_revoke", request=None, responses={200: SessionSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """End a session immediately. Responds with the ended session."""

@@ -148,11 +148,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     def get_queryset(self) -> QuerySet[User]:
         return users_described()
 
-    @extend_schema(
-        operation_id="users_create",
-        request=CreateUserSerializer,
-        responses={200: UserSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=CreateUserSerializer, responses={200: UserSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:
         """Add a user. 409 if the name is taken. While any action requires two-person approval: 202 with a request if it
         is an admin or has a password."""
@@ -163,11 +159,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
             return waiting(user)
         return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
 
-    @extend_schema(
-        operation_id="users_change",
-        request=ChangeUserSerializer,
-        responses={200: UserSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=ChangeUserSerializer, responses={200: UserSerializer, 202: ApprovalSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields. 409 if no admin would be left. While any action requires two-person approval: 202
         with a request to add or remove an admin, or to set another user's password. Admins with a second factor need a
@@ -191,9 +183,7 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
         return service_accounts_described()
 
     @extend_schema(
-        operation_id="service_accounts_create",
-        request=CreateServiceAccountSerializer,
-        responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
+        request=CreateServiceAccountSerializer, responses={200: ServiceAccountSerializer, 202: ApprovalSerializer}
     )
     def create(self, request: Request) -> Response:
         """Add a service account; create its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
@@ -207,9 +197,7 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
         return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
 
     @extend_schema(
-        operation_id="service_accounts_change",
-        request=ChangeServiceAccountSerializer,
-        responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
+        request=ChangeServiceAccountSerializer, responses={200: ServiceAccountSerializer, 202: ApprovalSerializer}
     )
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields. 202 as for users."""
@@ -305,11 +293,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     def get_queryset(self) -> QuerySet[GroupRole]:
         return GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
 
-    @extend_schema(
-        operation_id="groups_create",
-        request=CreateGroupSerializer,
-        responses={200: GroupSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=CreateGroupSerializer, responses={200: GroupSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:
         """Add a group. 409 if the name is taken. 202 with a request if it makes admins while any action requires
         two-person approval."""
@@ -320,11 +304,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
             return waiting(row)
         return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
 
-    @extend_schema(
-        operation_id="groups_change",
-        request=ChangeGroupSerializer,
-        responses={200: GroupSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=ChangeGroupSerializer, responses={200: GroupSerializer, 202: ApprovalSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields. 409 if no admin would be left. 202 with a request if it makes or removes admins
         while any action requires two-person approval."""
@@ -336,7 +316,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
             return waiting(row)
         return Response(GroupSerializer(self.get_object()).data)
 
-    @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer, 202: ApprovalSerializer})
+    @extend_schema(responses={200: GroupSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Remove a group with its grants. Responds with the removed group. 409 if no admin would be left. 202 with a
         request if another admin loses the role while any action requires two-person approval."""
@@ -359,9 +339,7 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
         return Grant.objects.select_related("user", "group")
 
     @extend_schema(
-        operation_id="grants_give",
-        request=GiveSerializer,
-        responses={200: GrantSerializer, 202: ApprovalSerializer},
+        operation_id="grants_give", request=GiveSerializer, responses={200: GrantSerializer, 202: ApprovalSerializer}
     )
     def create(self, request: Request) -> Response:
         """Grant a role for a deployment; replaces an earlier grant there. 202 with a request if it lowers an admin's

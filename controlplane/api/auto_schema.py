@@ -34,6 +34,8 @@ ETAG: JsonObject = {"ETag": described_header("Strong ETag of the object's curren
 
 VERBS = {"retrieve": "Show", "partial_update": "Change", "destroy": "Delete"}
 """Actions of view sets with their own verbs; others are their own verb."""
+OPERATIONS = {"create": "create", "partial_update": "change", "destroy": "delete", "load": "retrieve"}
+"""Actions whose `operationId` has another verb than their path."""
 SUMMARIES: dict[tuple[str, str], str] = {
     ("agent-rollout", "create"): "Upgrade all agents",
     ("apply", "create"): "Apply documents",
@@ -123,6 +125,24 @@ class ConventionsSchema(AutoSchema):
         """One line for lists of operations. A view may override it with `extend_schema(summary=…)`."""
         view: Any = self.view
         return operation_summary(view.basename, view.action)
+
+    def get_operation_id(self) -> str:
+        """The path with the verb of the action: `nodes_cordon`, `quotas_delete`."""
+        view: Any = self.view
+        if self.method == "GET" and view.action in {"list", "retrieve"}:
+            return str(super().get_operation_id())
+        words = [word.replace("-", "_") for word in self._tokenize_path()]
+        verb = OPERATIONS.get(view.action)
+        return "_".join([*words, verb] if verb else words)
+
+    def get_request_serializer(self) -> Any:
+        """None: a body is stated by `extend_schema(request=…)`."""
+        return None
+
+    def get_response_serializers(self) -> Any:
+        """A change answers 200 with the view set's object."""
+        shown = super().get_response_serializers()
+        return shown if self.method == "GET" else {200: shown}
 
     def _map_basic_serializer(self, serializer: Any, direction: str) -> JsonObject:
         schema: JsonObject = super()._map_basic_serializer(serializer, direction)  # type: ignore[no-untyped-call]

@@ -181,13 +181,13 @@ class AutoscalingViewSet(ViewSet):
         """Whether the autoscaler is paused, since when and why."""
         return Response(ScalingSwitchSerializer(scaling_switch()).data)
 
-    @extend_schema(operation_id="autoscaling_pause", request=WhySerializer, responses={200: ScalingSwitchSerializer})
+    @extend_schema(request=WhySerializer, responses={200: ScalingSwitchSerializer})
     @action(detail=False, methods=["post"])
     def pause(self, request: Request) -> Response:
         """Pauses the autoscaler in the whole fleet. It keeps deciding as in shadow mode. Cells stay unchanged."""
         return self._set(request, autoscaling_pause)
 
-    @extend_schema(operation_id="autoscaling_resume", request=WhySerializer, responses={200: ScalingSwitchSerializer})
+    @extend_schema(request=WhySerializer, responses={200: ScalingSwitchSerializer})
     @action(detail=False, methods=["post"])
     def resume(self, request: Request) -> Response:
         """Resumes the autoscaler where policies let it act. Missing cells start immediately; surplus ones stop after

@@ -103,7 +103,7 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
         begun = Rate.objects.filter(pk=OuterRef("pk"), valid_from__lte=now)
         return Rate.objects.annotate(in_force=Exists(begun) & ~Exists(later))
 
-    @extend_schema(operation_id="rates_create", request=SetRateSerializer, responses={200: RateSerializer})
+    @extend_schema(request=SetRateSerializer)
     def create(self, request: Request) -> Response:
         """Set a rate from a time on. 409 if one begins at exactly that time."""
         body = SetRateSerializer(data=request.data)
@@ -112,7 +112,6 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
         row = rate_set(**fields, actor=actor_of(request), now=clock.now())
         return Response(RateSerializer(self.get_queryset().get(pk=row.pk)).data)
 
-    @extend_schema(operation_id="rates_delete", responses={200: RateSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw a rate that is not in force yet, and return it. 409 otherwise."""
         row = self.get_object()
@@ -262,9 +261,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     def get_queryset(self) -> QuerySet[CapacityPool]:
         return pools_in_order()
 
-    @extend_schema(
-        operation_id="capacity_pools_declare", request=DeclarePoolSerializer, responses={200: CapacityPoolSerializer}
-    )
+    @extend_schema(operation_id="capacity_pools_declare", request=DeclarePoolSerializer)
     def create(self, request: Request) -> Response:
         """Declare a pool that no stack names, such as spot. It uses the subnet and image of the type's other pools in
         that zone. 409 if it exists."""
@@ -273,9 +270,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         pool = pool_declare(body.stated(), actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
         return Response(self.get_serializer(pool).data)
 
-    @extend_schema(
-        operation_id="capacity_pools_change", request=ChangePoolSerializer, responses={200: CapacityPoolSerializer}
-    )
+    @extend_schema(request=ChangePoolSerializer)
     def partial_update(self, request: Request, id: str) -> Response:
         """Enable or disable a pool, or change its order or the highest spot price. Later readings of the stack keep the
         change. Running machines stay."""
@@ -287,7 +282,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         pool_change(pool_id=pool.pk, columns=columns, actor=actor_of(request), now=clock.now(), why=why)
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="capacity_pools_resume", request=WhySerializer, responses={200: CapacityPoolSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
         """End the pause of a pool immediately. Repeating changes nothing."""
@@ -296,7 +291,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         pool_resume(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="capacity_pools_remove", request=WhySerializer, responses={200: CapacityPoolSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Remove a pool that a user declared, and return it; its machines stay. 409 for a pool of the stack: disable

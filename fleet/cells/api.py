@@ -340,25 +340,21 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     def load_subject(self, row: Cell) -> str:
         return cell_subject(row.id)
 
-    @extend_schema(operation_id="cells_drain", request=WhySerializer, responses={200: CellSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, id: str) -> Response:
         """Drains a ready cell. It gets no new requests, finishes those in flight within its deployment's deadline, and
         stops. A new cell takes its place. 409 if it is not ready."""
         return self._act(cell_drain, request, id)
 
-    @extend_schema(operation_id="cells_restart", request=WhySerializer, responses={200: CellSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, id: str) -> Response:
         """Restarts a ready or failed cell with a new generation. Requests in flight are cut off; drain it to let them
         finish. 409 in any other state."""
         return self._act(cell_restart, request, id)
 
-    @extend_schema(
-        operation_id="cells_logs",
-        parameters=[LogOptionsSerializer],
-        responses={200: LogsSerializer},
-    )
+    @extend_schema(parameters=[LogOptionsSerializer], responses={200: LogsSerializer})
     @action(detail=True, methods=["get"], filter_backends=[])
     def logs(self, request: Request, id: str) -> Response:
         """The last lines of the logs of the cell's nodes. Their agents send lines while a user reads them."""

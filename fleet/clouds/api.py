@@ -83,7 +83,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     def get_queryset(self) -> QuerySet[ImageMove]:
         return ImageMove.objects.all()
 
-    @extend_schema(operation_id="image_moves_ask", request=AskImageSerializer, responses={200: ImageMoveSerializer})
+    @extend_schema(operation_id="image_moves_ask", request=AskImageSerializer)
     def create(self, request: Request) -> Response:
         """Start moving the machines of an instance type to another image: first one unit, then one spare or cell at a
         time. The move is rolled back after two launches that fail to boot. The cloud is asked for the image first;
@@ -102,7 +102,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         )
         return Response(self.get_serializer(move).data)
 
-    @extend_schema(operation_id="image_moves_back", request=WhySerializer, responses={200: ImageMoveSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def back(self, request: Request, id: str) -> Response:
         """Roll the move back: machines on the new image are replaced by machines on the old one. Returns 409 if the

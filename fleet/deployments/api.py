@@ -305,9 +305,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "ready": ready_cells_by_place(), "types": cells_by_type()}
 
-    @extend_schema(
-        operation_id="deployments_create", request=CreateDeploymentSerializer, responses={200: DeploymentSerializer}
-    )
+    @extend_schema(request=CreateDeploymentSerializer)
     def create(self, request: Request) -> Response:
         """Creates a deployment of a model version. Its cells are placed on spares or on launched nodes. 409 if the name
         is taken."""
@@ -318,11 +316,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **columns)
         return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
 
-    @extend_schema(
-        operation_id="deployments_change",
-        request=ChangeDeploymentSerializer,
-        responses={200: DeploymentSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=ChangeDeploymentSerializer, responses={200: DeploymentSerializer, 202: ApprovalSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Changes the given fields and the target cells of the listed regions. New cells are placed on spares or
         launched nodes; surplus cells are drained first. 202 with a request if this empties a region and evacuations
@@ -346,7 +340,6 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
             return waiting(done)
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a deployment, its ended rollouts and its traffic settings, and returns it. 409 while it has target
         cells, live cells or an active rollout: scale it to 0 first."""

@@ -85,7 +85,7 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     def get_queryset(self) -> QuerySet[Incident]:
         return Incident.objects.prefetch_related("replacements")
 
-    @extend_schema(operation_id="incidents_dismiss", request=WhySerializer, responses={200: IncidentSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def dismiss(self, request: Request, id: str) -> Response:
         """Closes an incident that needs no repair, and settles its evidence. The same fault opens no incident and
@@ -146,7 +146,7 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
             raise Http404
         return FaultRule.objects.filter(rule=name).first() or FaultRule(rule=name, mode=RuleMode.ON)
 
-    @extend_schema(operation_id="fault_rules_set", request=SetModeSerializer, responses={200: FaultRuleSerializer})
+    @extend_schema(operation_id="fault_rules_set", request=SetModeSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Sets a rule's mode to `off`, `shadow` or `on`."""
         chosen = self.get_object()

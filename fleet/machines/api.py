@@ -126,14 +126,14 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     def get_queryset(self) -> QuerySet[Machine]:
         return machines_described()
 
-    @extend_schema(operation_id="machines_remove", request=WhySerializer, responses={200: MachineSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Remove a machine: the cell on it is replaced first, then the machine stops, wipes its data and uninstalls
         itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected."""
         return self._act(machine_remove, request)
 
-    @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke the credentials and certificates of a machine and of its node or ingress. Their sockets are cut within
@@ -234,7 +234,7 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
         body.is_valid(raise_exception=True)
         return _shown_once(invitation_create(actor=actor_of(request), now=clock.now(), **body.arguments()))
 
-    @extend_schema(operation_id="invitations_withdraw", request=WhySerializer, responses={200: InvitationSerializer})
+    @extend_schema(operation_id="invitations_withdraw", request=WhySerializer)
     @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, id: str) -> Response:
         """Withdraw an invitation; hosts that have joined stay. 409 if it is withdrawn already."""

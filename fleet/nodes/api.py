@@ -159,14 +159,14 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     def get_queryset(self) -> QuerySet[Node]:
         return nodes_described()
 
-    @extend_schema(operation_id="nodes_cordon", request=WhySerializer, responses={200: NodeSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def cordon(self, request: Request, id: str) -> Response:
         """Excludes a node from new placements. Its cell keeps running. Has no effect if it is cordoned; 409 if it is
         retired."""
         return self._act(node_cordon, request)
 
-    @extend_schema(operation_id="nodes_uncordon", request=WhySerializer, responses={200: NodeSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def uncordon(self, request: Request, id: str) -> Response:
         """Allows placements on a node again and declares it healthy: if it is faulty and in no cell it becomes ready,
@@ -174,28 +174,28 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         retired."""
         return self._act(node_uncordon, request)
 
-    @extend_schema(operation_id="nodes_drain", request=WhySerializer, responses={200: NodeSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, id: str) -> Response:
         """Cordons a node and drains its cell. A cell on other nodes takes its place, and the machine stays. 409 if the
         node is retired or its cell is not ready."""
         return self._act(node_drain, request)
 
-    @extend_schema(operation_id="nodes_replace", request=WhySerializer, responses={200: NodeSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def replace(self, request: Request, id: str) -> Response:
         """Replaces a node: its cell is drained as the disruption ledger allows, starts again with another node, and the
         machine is terminated. 409 if the node is not in use or is being replaced already."""
         return self._act(node_replacement_request, request)
 
-    @extend_schema(operation_id="nodes_revoke", request=WhySerializer, responses={200: NodeSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revokes a node's credential and certificates. Its connection is closed within 5 s, and its cell moves to
         other nodes. 409 if it is retired."""
         return self._act(node_revoke, request)
 
-    @extend_schema(operation_id="nodes_check", request=CheckSerializer, responses={200: NodeSerializer})
+    @extend_schema(request=CheckSerializer)
     @action(detail=True, methods=["post"])
     def check(self, request: Request, id: str) -> Response:
         """Orders a node to check its memory, disk and computation, and its links to `with_nodes`, which run the same

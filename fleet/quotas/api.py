@@ -72,7 +72,7 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
         owners = {owner_of(row) for row in Quota.objects.all()}
         return {**super().get_serializer_context(), "uses": quota_uses_of(owners) if owners else {}}
 
-    @extend_schema(operation_id="quotas_set", request=SetQuotaSerializer, responses={200: QuotaSerializer})
+    @extend_schema(operation_id="quotas_set", request=SetQuotaSerializer)
     def create(self, request: Request) -> Response:
         """Creates or changes a team's quota of a type. Cells on machines that are then borrowed stop when their owners
         need these; cells that no quota allows stop one by one."""
@@ -81,7 +81,6 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
         row = quota_set(**body.validated_data, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(row).data)
 
-    @extend_schema(operation_id="quotas_delete", responses={200: QuotaSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a quota and returns it. The team is then neither limited by it nor entitled to its machines."""
         row = self.get_object()

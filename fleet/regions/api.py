@@ -187,7 +187,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
             "cells": cell_counts_by_region(),
         }
 
-    @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
+    @extend_schema(request=CreateRegionSerializer)
     def create(self, request: Request) -> Response:
         """Add a region. Its spares are launched immediately; in a cloud, once its stack has been read. 409 if the name
         is taken."""
@@ -196,7 +196,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
         region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(region).data)
 
-    @extend_schema(operation_id="regions_change", request=ChangeRegionSerializer, responses={200: RegionSerializer})
+    @extend_schema(request=ChangeRegionSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields."""
         region = self.get_object()
@@ -204,7 +204,6 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
         region_change(name=region.name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a region that was never used, and return it. 409 if it has or had nodes, cells, ingresses or
         deployments, whose names are listed: their history stays readable."""
@@ -306,9 +305,7 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     def get_queryset(self) -> QuerySet[ApplicationCertificate]:
         return ApplicationCertificate.objects.all()
 
-    @extend_schema(
-        operation_id="certificates_set", request=SetCertificateSerializer, responses={200: CertificateSerializer}
-    )
+    @extend_schema(operation_id="certificates_set", request=SetCertificateSerializer)
     def create(self, request: Request) -> Response:
         """Add a certificate, or replace the one with the same name: streams continue, and new connections use it within
         seconds. 409 if another certificate has one of its hosts."""
@@ -317,7 +314,6 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
         row = application_certificate_set(**body.validated_data, actor=actor_of(request), now=clock.now())
         return Response(CertificateSerializer(row).data)
 
-    @extend_schema(operation_id="certificates_remove", request=None, responses={200: CertificateSerializer})
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, name: str) -> Response:
         """Remove a certificate, and return it. 409 if a region that refuses plain HTTP would have none left."""

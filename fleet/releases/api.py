@@ -121,7 +121,7 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     def get_queryset(self) -> QuerySet[AgentRollout]:
         return AgentRollout.objects.prefetch_related("moves")
 
-    @extend_schema(operation_id="agents_upgrade", request=UpgradeSerializer, responses={200: AgentRolloutSerializer})
+    @extend_schema(operation_id="agents_upgrade", request=UpgradeSerializer)
     def create(self, request: Request) -> Response:
         """Start to move all agents to a release: one, then a tenth, then all others; each ring is watched before the
         next. Engines and HAProxies keep running. The rollout goes back automatically if an agent or its engine changes
@@ -131,7 +131,7 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
         rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload.validated_data)
         return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
 
-    @extend_schema(operation_id="agents_upgrade_cancel", request=WhySerializer, responses={200: AgentRolloutSerializer})
+    @extend_schema(operation_id="agents_upgrade_cancel", request=WhySerializer)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Move the agents back to the previous release. 409 if the rollout is going back or is over."""

@@ -199,7 +199,7 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
             return waiting(rollout)
         return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
 
-    @extend_schema(operation_id="rollouts_preview", request=ProposalSerializer, responses={200: PreviewSerializer})
+    @extend_schema(request=ProposalSerializer, responses={200: PreviewSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Returns the stages of a rollout without starting it. Rejects what a start would reject."""
@@ -207,31 +207,31 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
         payload.is_valid(raise_exception=True)
         return Response(PreviewSerializer(rollout_propose(**payload.validated_data)).data)
 
-    @extend_schema(operation_id="rollouts_pause", request=WhySerializer, responses={200: RolloutSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, id: str) -> Response:
         """Pauses the rollout. Cells that are being updated finish. 409 if it is neither running nor baking."""
         return self._act(rollout_pause, request, WhySerializer)
 
-    @extend_schema(operation_id="rollouts_resume", request=WhySerializer, responses={200: RolloutSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
         """Resumes the current stage; a bake starts over. 409 if it is not paused."""
         return self._act(rollout_resume, request, WhySerializer)
 
-    @extend_schema(operation_id="rollouts_skip_bake", request=SkipSerializer, responses={200: RolloutSerializer})
+    @extend_schema(request=SkipSerializer)
     @action(detail=True, methods=["post"], url_path="skip-bake")
     def skip_bake(self, request: Request, id: str) -> Response:
         """Promotes without the gate's verdict. 409 unless it is baking or paused."""
         return self._act(rollout_skip_bake, request, SkipSerializer)
 
-    @extend_schema(operation_id="rollouts_roll_back", request=WhySerializer, responses={200: RolloutSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"], url_path="roll-back")
     def roll_back(self, request: Request, id: str) -> Response:
         """Moves every cell back to the previous version. 409 if it has ended."""
         return self._act(rollout_roll_back, request, WhySerializer)
 
-    @extend_schema(operation_id="rollouts_abort", request=WhySerializer, responses={200: RolloutSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def abort(self, request: Request, id: str) -> Response:
         """Ends the rollout. Cells keep the version that they run. 409 if it has ended."""

@@ -128,16 +128,14 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     def get_queryset(self) -> QuerySet[Webhook]:
         return Webhook.objects.all()
 
-    @extend_schema(
-        operation_id="webhooks_create", request=CreateWebhookSerializer, responses={200: NewWebhookSerializer}
-    )
+    @extend_schema(request=CreateWebhookSerializer, responses={200: NewWebhookSerializer})
     def create(self, request: Request) -> Response:
         """Add a webhook. Only this response contains its secret. 409 if the name is taken."""
         columns = _valid(CreateWebhookSerializer(data=request.data))
         hook = webhook_create(actor=actor_of(request), now=clock.now(), **columns)
         return Response(NewWebhookSerializer(hook).data)
 
-    @extend_schema(operation_id="webhooks_change", request=ChangeWebhookSerializer, responses={200: WebhookSerializer})
+    @extend_schema(request=ChangeWebhookSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields."""
         hook = self.get_object()
@@ -145,14 +143,13 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **columns)
         return Response(WebhookSerializer(changed).data)
 
-    @extend_schema(operation_id="webhooks_delete", responses={200: WebhookSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Remove a webhook and its undelivered messages, and return it."""
         hook = self.get_object()
         webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
         return Response(WebhookSerializer(hook).data)
 
-    @extend_schema(operation_id="webhooks_test", request=None, responses={200: WebhookDeliverySerializer})
+    @extend_schema(responses={200: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, name: str) -> Response:
         """Send a test message; the returned delivery shows its progress. 409 if the webhook is disabled."""

@@ -202,9 +202,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     def requested_deployment(self, request: Request) -> str:
         return str(request.data.get("deployment", "")) if isinstance(request.data, dict) else ""
 
-    @extend_schema(
-        operation_id="benchmarks_create", request=StartBenchmarkSerializer, responses={200: BenchmarkSerializer}
-    )
+    @extend_schema(request=StartBenchmarkSerializer)
     def create(self, request: Request) -> Response:
         """Measure the goodput of a deployment's cells. The load grows until they exceed the objective, so they should
         have no other users. The benchmark runs after this response. 409 if too many are waiting.
@@ -216,14 +214,13 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 
-    @extend_schema(operation_id="benchmarks_cancel", request=None, responses={200: BenchmarkSerializer})
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Cancel a benchmark that waits or runs; measured points are kept. 409 if it has ended."""
         row = benchmark_cancel(benchmark_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 
-    @extend_schema(operation_id="benchmarks_histograms", responses={200: HistogramsSerializer})
+    @extend_schema(responses={200: HistogramsSerializer})
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
     def histograms(self, request: Request, id: str) -> Response:
         """Number of requests by duration bucket, for each rate."""
@@ -231,7 +228,6 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         return Response(HistogramsSerializer({"points": points}).data)
 
     @extend_schema(
-        operation_id="benchmarks_best",
         parameters=[
             OpenApiParameter("workload", str, required=True, description=WORKLOAD_HELP),
             OpenApiParameter("slo", str, required=True, description=SLO_HELP),
@@ -385,11 +381,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
     def get_queryset(self) -> QuerySet[ConfigurationSearch]:
         return searches_described()
 
-    @extend_schema(
-        operation_id="configuration_searches_create",
-        request=StartSearchSerializer,
-        responses={200: ConfigurationSearchSerializer},
-    )
+    @extend_schema(request=StartSearchSerializer)
     def create(self, request: Request) -> Response:
         """Search around the version that a deployment serves: drafts are created, validated, rolled out and measured
         one by one, and finally the original version is rolled out again. 409 while another search of this deployment
@@ -402,9 +394,6 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
         row = search_start(SearchRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
 
-    @extend_schema(
-        operation_id="configuration_searches_cancel", request=None, responses={200: ConfigurationSearchSerializer}
-    )
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Stop measuring and roll back to the original version. 409 if it has ended."""

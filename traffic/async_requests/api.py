@@ -200,11 +200,7 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
     def get_queryset(self) -> QuerySet[RequestQueue]:
         return RequestQueue.objects.select_related("key").prefetch_related("refused")
 
-    @extend_schema(
-        operation_id="request_queues_create",
-        request=DeclareRequestQueueSerializer,
-        responses={200: RequestQueueSerializer},
-    )
+    @extend_schema(request=DeclareRequestQueueSerializer)
     def create(self, request: Request) -> Response:
         """Bind a queue to a key, so that senders read it. Returns 409 if it is bound already."""
         body = DeclareRequestQueueSerializer(data=request.data)
@@ -212,7 +208,6 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
         row = request_queue_declare(**body.validated_data, actor=actor_of(request), now=clock.now())
         return Response(RequestQueueSerializer(row).data)
 
-    @extend_schema(operation_id="request_queues_delete", responses={200: RequestQueueSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Stop reading a queue; its messages stay there. Responds with the deleted row."""
         row = self.get_object()

@@ -214,7 +214,7 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     def get_queryset(self) -> QuerySet[Batch]:
         return batches_described()
 
-    @extend_schema(operation_id="batches_cancel", request=CancelBatchSerializer, responses={200: BatchSerializer})
+    @extend_schema(request=CancelBatchSerializer)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Cancel a batch; its tenant can read the completed lines. Returns 409 if it has ended."""

@@ -94,7 +94,7 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
     def get_queryset(self) -> QuerySet[Entry]:
         return entries_described()
 
-    @extend_schema(operation_id="entry_change", request=EntryChangeSerializer, responses={200: EntrySerializer})
+    @extend_schema(request=EntryChangeSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Plan each region's share of clients. They move within minutes, by 5 points or more."""
         entry = self.get_object()
@@ -103,7 +103,7 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
         entry_shares_plan(name=entry.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="entry_adopt", request=EntryAdoptSerializer, responses={200: EntrySerializer})
+    @extend_schema(request=EntryAdoptSerializer)
     @action(detail=True, methods=["post"])
     def adopt(self, request: Request, name: str) -> Response:
         """Replace records that this control plane did not write: a person's, or another control plane's. Returns 409 if

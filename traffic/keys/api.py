@@ -200,20 +200,20 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     def get_serializer_class(self) -> type[KeySerializer]:
         return KeyDetailSerializer if self.detail else KeySerializer
 
-    @extend_schema(operation_id="keys_create", request=CreateKeySerializer, responses={200: NewKeySerializer})
+    @extend_schema(request=CreateKeySerializer, responses={200: NewKeySerializer})
     def create(self, request: Request) -> Response:
         """Create a key. Only this response shows its text."""
         fields = _validated_fields(CreateKeySerializer(data=request.data))
         return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **fields))
 
-    @extend_schema(operation_id="keys_change", request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
+    @extend_schema(request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
         """Change the given fields. Returns 409 if the key is revoked."""
         fields = _validated_fields(ChangeKeySerializer(data=request.data))
         key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **fields)
         return Response(KeyDetailSerializer(self.get_object()).data)
 
-    @extend_schema(operation_id="keys_revoke", request=WhySerializer, responses={200: KeyDetailSerializer})
+    @extend_schema(request=WhySerializer, responses={200: KeyDetailSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke a key. Returns 409 if it is revoked already."""
@@ -221,7 +221,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
         key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=fields["why"])
         return Response(KeyDetailSerializer(self.get_object()).data)
 
-    @extend_schema(operation_id="keys_rotate", request=RotateKeySerializer, responses={200: NewKeySerializer})
+    @extend_schema(request=RotateKeySerializer, responses={200: NewKeySerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
         """Create a key with the same settings; this one expires after `grace_s`. Returns 409 if it is revoked or has
@@ -230,14 +230,14 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
 
-    @extend_schema(operation_id="keys_policy", responses={200: KeyPolicySerializer}, filters=False)
+    @extend_schema(responses={200: KeyPolicySerializer}, filters=False)
     @action(detail=False, methods=["get"], pagination_class=None)
     def policy(self, request: Request) -> Response:
         """Whether a key is required, and since when. Takes no parameter."""
         _validated_fields(StrictSerializer(data=request.query_params.dict()))
         return Response(KeyPolicySerializer(key_policy()).data)
 
-    @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
+    @extend_schema(request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])
     def require(self, request: Request) -> Response:
         """Require a key for every request in the whole fleet, or no longer."""

@@ -83,7 +83,7 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()
 
-    @extend_schema(operation_id="ingresses_revoke", request=WhySerializer, responses={200: IngressSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke an ingress's credential and certificates. Its WebSocket closes within 5 s. Repeating it changes

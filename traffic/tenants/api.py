@@ -182,11 +182,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     def get_queryset(self) -> QuerySet[TenantGrant]:
         return TenantGrant.objects.all()
 
-    @extend_schema(
-        operation_id="tenant_grants_create",
-        request=CreateTenantGrantSerializer,
-        responses={200: TenantGrantSerializer},
-    )
+    @extend_schema(request=CreateTenantGrantSerializer)
     def create(self, request: Request) -> Response:
         """Grant a tenant a callback host or an S3 prefix. Returns 409 if it is granted already."""
         body = CreateTenantGrantSerializer(data=request.data)
@@ -194,7 +190,6 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
         row = tenant_grant_create(**body.validated_data, actor=actor_of(request), now=clock.now())
         return Response(TenantGrantSerializer(row).data)
 
-    @extend_schema(operation_id="tenant_grants_delete", responses={200: TenantGrantSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw a grant and cancel pending messages to its host. Responds with the deleted grant."""
         row = self.get_object()
@@ -265,22 +260,14 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     def get_queryset(self) -> QuerySet[TenantWebhook]:
         return TenantWebhook.objects.all()
 
-    @extend_schema(
-        operation_id="tenant_webhooks_create",
-        request=CreateTenantWebhookSerializer,
-        responses={200: TenantWebhookSecretSerializer},
-    )
+    @extend_schema(request=CreateTenantWebhookSerializer, responses={200: TenantWebhookSecretSerializer})
     def create(self, request: Request) -> Response:
         """Create a webhook. Only this response shows its secret."""
         body = CreateTenantWebhookSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         return _shown_once(tenant_webhook_create(**body.validated_data, actor=actor_of(request), now=clock.now()))
 
-    @extend_schema(
-        operation_id="tenant_webhooks_rotate",
-        request=RotateTenantWebhookSerializer,
-        responses={200: TenantWebhookSecretSerializer},
-    )
+    @extend_schema(request=RotateTenantWebhookSerializer, responses={200: TenantWebhookSecretSerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
         """Replace the secret; only this response shows it. Messages are signed with both for a day, unless
@@ -291,7 +278,6 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
         new = tenant_webhook_rotate(webhook_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return _shown_once(new)
 
-    @extend_schema(operation_id="tenant_webhooks_delete", responses={200: TenantWebhookSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a webhook and cancel its pending messages. Responds with the deleted webhook."""
         row = self.get_object()

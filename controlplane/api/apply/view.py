@@ -153,7 +153,7 @@ class ApplyViewSet(ViewSet):
         result = _or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
         return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 
-    @extend_schema(operation_id="apply_preview", request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
+    @extend_schema(request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict the changes that applying these documents would make, and simulate the deployments that it would

@@ -103,7 +103,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     def get_queryset(self) -> QuerySet[Model]:
         return models_described()
 
-    @extend_schema(operation_id="models_create", request=CreateModelSerializer, responses={200: ModelSerializer})
+    @extend_schema(request=CreateModelSerializer)
     def create(self, request: Request) -> Response:
         """Create a model without versions. 409 if the name is taken."""
         body = CreateModelSerializer(data=request.data)
@@ -111,7 +111,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
         model = model_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(ModelSerializer(self.get_queryset().get(pk=model.pk)).data)
 
-    @extend_schema(operation_id="models_change", request=ChangeModelSerializer, responses={200: ModelSerializer})
+    @extend_schema(request=ChangeModelSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the description of a model. Its name never changes."""
         model = self.get_object()
@@ -120,7 +120,6 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
         model_change(name=model.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(ModelSerializer(self.get_object()).data)
 
-    @extend_schema(operation_id="models_delete", responses={200: ModelSerializer})
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a model without versions. Returns the deleted model. 409 while it has versions: drafts can be deleted;
         other versions can only be retired.
@@ -337,9 +336,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
             raise Http404
         return version
 
-    @extend_schema(
-        operation_id="model_versions_create", request=CreateDraftSerializer, responses={200: ModelVersionSerializer}
-    )
+    @extend_schema(request=CreateDraftSerializer)
     def create(self, request: Request) -> Response:
         """Create a draft. `renderings` in the response says on which instance types a cell is possible, and what is
         wrong elsewhere. 409 if the model has a version of this name.
@@ -349,9 +346,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         made = draft_create(**names, columns=fields, actor=actor_of(request), now=clock.now())
         return self._answer(made.pk)
 
-    @extend_schema(
-        operation_id="model_versions_change", request=EditDraftSerializer, responses={200: ModelVersionSerializer}
-    )
+    @extend_schema(request=EditDraftSerializer)
     def partial_update(self, request: Request, id: str) -> Response:
         """Change fields of a draft. 409 if it is no longer a draft, is in use, or has a newer revision."""
         version = self.get_object()
@@ -360,7 +355,6 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         draft_change(version_id=version.pk, columns=fields, revision=revision, actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
 
-    @extend_schema(operation_id="model_versions_delete", responses={200: ModelVersionSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a draft. Returns the deleted draft. 409 if it is no longer a draft, or is in use."""
         version = self.get_object()
@@ -368,7 +362,6 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         draft_delete(version_id=version.pk, actor=actor_of(request), now=clock.now())
         return Response(shown)
 
-    @extend_schema(operation_id="model_versions_validate", request=None, responses={200: ModelVersionSerializer})
     @action(detail=True, methods=["post"])
     def validate(self, request: Request, id: str) -> Response:
         """Start the validation of a draft: its artifacts are read and compared with their digests, a cell must be
@@ -379,24 +372,19 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         validation_start(version_id=version.pk, actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
 
-    @extend_schema(
-        operation_id="model_versions_release", request=ReasonSerializer, responses={200: ModelVersionSerializer}
-    )
+    @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
     def release(self, request: Request, id: str) -> Response:
         """Release a validated version, so that it can be rolled out. 409 if it is not validated."""
         return self._move(version_release, request)
 
-    @extend_schema(
-        operation_id="model_versions_retire", request=ReasonSerializer, responses={200: ModelVersionSerializer}
-    )
+    @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
     def retire(self, request: Request, id: str) -> Response:
         """Retire a version permanently. 409 while a deployment, an active rollout or a live cell uses it."""
         return self._move(version_retire, request)
 
     @extend_schema(
-        operation_id="model_versions_diff",
         parameters=[OpenApiParameter("against", str, required=True, description="`model@version` to compare with.")],
         responses={200: VersionDiffSerializer},
     )

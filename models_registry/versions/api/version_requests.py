@@ -242,11 +242,7 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     def get_queryset(self) -> QuerySet[EngineAllowance]:
         return EngineAllowance.objects.all()
 
-    @extend_schema(
-        operation_id="engine_allowances_create",
-        request=AllowSerializer,
-        responses={200: EngineAllowanceSerializer, 202: ApprovalSerializer},
-    )
+    @extend_schema(request=AllowSerializer, responses={200: EngineAllowanceSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:
         """Allow an engine one more option or variable. 409 if it is allowed already; 202 if it needs two-person
         approval.
@@ -258,7 +254,6 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
             return waiting(row)
         return Response(EngineAllowanceSerializer(row).data)
 
-    @extend_schema(operation_id="engine_allowances_delete", responses={200: EngineAllowanceSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw an allowance. Running engines keep it. Responds with the former allowance."""
         row = self.get_object()

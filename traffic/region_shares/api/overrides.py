@@ -186,13 +186,13 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
             return waiting(order)
         return Response(self.get_serializer(order).data)
 
-    @extend_schema(operation_id="traffic_overrides_preview", request=FixSerializer, responses={200: EffectsSerializer})
+    @extend_schema(request=FixSerializer, responses={200: EffectsSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict the effect of these shares. Changes nothing. Rejects the same requests as the real call."""
         return _effects_response(shares_override(**_validated_fields(FixSerializer, request)))
 
-    @extend_schema(operation_id="traffic_overrides_end", request=WhySerializer, responses={200: OverrideSerializer})
+    @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def end(self, request: Request, id: str) -> Response:
         """End an override or evacuation early; requests return in steps. Returns 409 if it has ended."""
@@ -237,11 +237,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
             return waiting(order)
         return Response(self.get_serializer(order).data)
 
-    @extend_schema(
-        operation_id="traffic_evacuations_preview",
-        request=EvacuationPreviewSerializer,
-        responses={200: EffectsSerializer},
-    )
+    @extend_schema(request=EvacuationPreviewSerializer, responses={200: EffectsSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict where requests would go, the utilisation there, and what fits nowhere. Changes nothing."""

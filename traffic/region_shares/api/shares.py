@@ -277,11 +277,7 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
     def get_queryset(self) -> QuerySet[Deployment]:
         return Deployment.objects.select_related("traffic_rule")
 
-    @extend_schema(
-        operation_id="traffic_policies_change",
-        request=TrafficPolicyChangeSerializer,
-        responses={200: TrafficPolicySerializer},
-    )
+    @extend_schema(request=TrafficPolicyChangeSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change parts of the policy. Residency applies from the next routing table on; prices and caps move requests
         in steps."""

@@ -183,7 +183,6 @@ class CostViewSet(TablesViewSet):
     day."""
 
     @extend_schema(
-        operation_id="costs_list",
         parameters=table_parameters(COST_DIMENSIONS, DEFAULT_GROUP),
         responses={
             ("200", "application/json"): CostSerializer,
@@ -378,7 +377,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "month_use": MonthUse(clock.now())}
 
-    @extend_schema(operation_id="budgets_create", request=CreateBudgetSerializer, responses={200: BudgetSerializer})
+    @extend_schema(request=CreateBudgetSerializer)
     def create(self, request: Request) -> Response:
         """Create a budget for a tenant, a deployment's machines or the fleet. Returns 409 if there is one in this
         unit."""
@@ -387,7 +386,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
         row = budget_create(**body.validated_data, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(row).data)
 
-    @extend_schema(operation_id="budgets_change", request=ChangeBudgetSerializer, responses={200: BudgetSerializer})
+    @extend_schema(request=ChangeBudgetSerializer)
     def partial_update(self, request: Request, id: str) -> Response:
         """Change the given fields. A higher limit lifts a stop within seconds."""
         row = self.get_object()
@@ -396,7 +395,6 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
         budget_change(budget_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(self.get_serializer(self.get_object()).data)
 
-    @extend_schema(operation_id="budgets_delete", responses={200: BudgetSerializer})
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a budget and lift its stop. Responds with the deleted budget."""
         row = self.get_object()

@@ -198,7 +198,6 @@ class UsageViewSet(TablesViewSet):
     """Usage and charges of tenants and keys. Hours are kept for 90 days, then days for 400."""
 
     @extend_schema(
-        operation_id="usage_list",
         parameters=table_parameters(DIMENSIONS, "tenant"),
         responses={
             ("200", "application/json"): UsageSerializer,
@@ -232,7 +231,6 @@ class UsageViewSet(TablesViewSet):
         )
 
     @extend_schema(
-        operation_id="usage_responses",
         parameters=[
             query_parameter("tenant", "Only this tenant."),
             OpenApiParameter("limit", LIMIT_SCHEMA, description="Maximum number of tenants."),
