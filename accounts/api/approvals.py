@@ -20,7 +20,7 @@ from accounts.services.approval import (
 )
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
@@ -99,9 +99,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
         """Reject a request, or withdraw your own. 409 if it is decided."""
         row = self.get_object()
         require_may_reject(request, row)
-        body = WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        why = body.validated_data["why"]
+        why = body_of(request, WhySerializer)["why"]
         row = approval_reject(approval_id=row.pk, actor=actor_of(request), now=clock.now(), why=why)
         return Response(ApprovalSerializer(row).data)
 
@@ -133,9 +131,7 @@ class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Require two-person approval. Removing the requirement needs approval: 202 with the request."""
         self.get_object()
-        body = SetRuleSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        required = body.validated_data["required"]
+        required = body_of(request, SetRuleSerializer)["required"]
         row = approval_rule_set(name=name, required=required, actor=actor_of(request), now=clock.now())
         if isinstance(row, Approval):
             return waiting(row)

@@ -19,7 +19,7 @@ from accounts.services.token import DAYS, LONGEST_DAYS, token_create_within, tok
 from kernel import clock
 from kernel.access import Role, Scope, access_of
 from kernel.refusals import Conflict
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 from kernel.tones import Tone
 
@@ -131,10 +131,8 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
         """Create a token. Only this response shows it. A token that was requested with a token has at most its scope
         and lifetime. 403 for users with a second factor, except in a browser where they showed it within the last 10
         minutes."""
-        body = CreateTokenSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        fields = body_of(request, CreateTokenSerializer)
         require_fresh_factor(request, clock.now())
-        fields = dict(body.validated_data)
         token, text = token_create_within(
             user=token_owner(request, fields.get("service_account", "")),
             name=fields["name"],

@@ -26,7 +26,7 @@ from accounts.selectors import role_by_groups, service_accounts_described, users
 from accounts.services.account_change import account_change
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 ADMIN_WRITES = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
@@ -152,9 +152,8 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     def create(self, request: Request) -> Response:
         """Add a user. 409 if the name is taken. While any action requires two-person approval: 202 with a request if it
         is an admin or has a password."""
-        body = CreateUserSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        user = account_change("create user", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        body = body_of(request, CreateUserSerializer)
+        user = account_change("create user", actor=actor_of(request), now=clock.now(), **body)
         if isinstance(user, Approval):
             return waiting(user)
         return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
@@ -187,11 +186,8 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     )
     def create(self, request: Request) -> Response:
         """Add a service account; create its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
-        body = CreateServiceAccountSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        account = account_change(
-            "create service account", actor=actor_of(request), now=clock.now(), **body.validated_data
-        )
+        body = body_of(request, CreateServiceAccountSerializer)
+        account = account_change("create service account", actor=actor_of(request), now=clock.now(), **body)
         if isinstance(account, Approval):
             return waiting(account)
         return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
@@ -206,11 +202,10 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
 
 def _change(view: Any, request: Request, serializer: type[StrictSerializer], name: str) -> Response:
     view.get_object()
-    body = serializer(data=request.data)
-    body.is_valid(raise_exception=True)
-    if "password" in body.validated_data:
+    body = body_of(request, serializer)
+    if "password" in body:
         require_fresh_factor(request, clock.now())
-    user = account_change("change user", username=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+    user = account_change("change user", username=name, actor=actor_of(request), now=clock.now(), **body)
     if isinstance(user, Approval):
         return waiting(user)
     return Response(view.get_serializer(view.get_object()).data)
@@ -297,9 +292,8 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     def create(self, request: Request) -> Response:
         """Add a group. 409 if the name is taken. 202 with a request if it makes admins while any action requires
         two-person approval."""
-        body = CreateGroupSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = account_change("create group", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        body = body_of(request, CreateGroupSerializer)
+        row = account_change("create group", actor=actor_of(request), now=clock.now(), **body)
         if isinstance(row, Approval):
             return waiting(row)
         return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
@@ -309,9 +303,8 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
         """Change the given fields. 409 if no admin would be left. 202 with a request if it makes or removes admins
         while any action requires two-person approval."""
         self.get_object()
-        body = ChangeGroupSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = account_change("change group", name=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        body = body_of(request, ChangeGroupSerializer)
+        row = account_change("change group", name=name, actor=actor_of(request), now=clock.now(), **body)
         if isinstance(row, Approval):
             return waiting(row)
         return Response(GroupSerializer(self.get_object()).data)
@@ -344,9 +337,8 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     def create(self, request: Request) -> Response:
         """Grant a role for a deployment; replaces an earlier grant there. 202 with a request if it lowers an admin's
         grant while any action requires two-person approval."""
-        body = GiveSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        found = account_change("give grant", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        body = body_of(request, GiveSerializer)
+        found = account_change("give grant", actor=actor_of(request), now=clock.now(), **body)
         return waiting(found) if isinstance(found, Approval) else Response(GrantSerializer(found).data)
 
     @extend_schema(operation_id="grants_take", responses={200: GrantSerializer, 202: ApprovalSerializer})

@@ -13,7 +13,7 @@ from controlplane.what_if import HasTime, plan_load, plan_lost_region, plan_roll
 from fleet.deployments.api import ScaleSerializer
 from fleet.deployments.services.deployments import cells_stated
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer
+from kernel.rest.serializers import StrictSerializer, body_of
 from kernel.rest.view_sets import ViewSet
 from simulator.prediction import Forecast
 
@@ -154,11 +154,10 @@ class PlanViewSet(ViewSet):
         its effects. 503 with `Retry-After` while another forecast runs or after your forecasts of this minute are used
         up.
         """
-        question = QuestionSerializer(data=request.data)
-        question.is_valid(raise_exception=True)
+        question = body_of(request, QuestionSerializer)
         now = clock.now()
         with FORECASTS.take(request.user.get_username()) as has_time:
-            forecast = _predict(question.validated_data, now, has_time)
+            forecast = _predict(question, now, has_time)
         return Response(ForecastSerializer(forecast_response(forecast, now)).data)
 
 

@@ -19,7 +19,7 @@ from fleet.autoscaling.services import autoscaling_pause, autoscaling_resume
 from fleet.deployments.models import DeploymentRegion
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 
 Load = serializers.DictField(child=serializers.FloatField(allow_null=True))
@@ -195,7 +195,6 @@ class AutoscalingViewSet(ViewSet):
         return self._set(request, autoscaling_resume)
 
     def _set(self, request: Request, service: Any) -> Response:
-        body = WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = service(actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
+        body = body_of(request, WhySerializer)
+        row = service(actor=actor_of(request), now=clock.now(), why=body["why"])
         return Response(ScalingSwitchSerializer(row).data)

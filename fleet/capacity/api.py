@@ -33,7 +33,7 @@ from fleet.reconcile.selectors.snapshot import spares_by_plan
 from fleet.regions.models import Rate
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet, ViewSet
 from kernel.tones import Tone
 
@@ -106,9 +106,8 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
     @extend_schema(request=SetRateSerializer)
     def create(self, request: Request) -> Response:
         """Set a rate from a time on. 409 if one begins at exactly that time."""
-        body = SetRateSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        fields = {**body.validated_data, "kind": RateKind(body.validated_data["kind"])}
+        body = body_of(request, SetRateSerializer)
+        fields = {**body, "kind": RateKind(body["kind"])}
         row = rate_set(**fields, actor=actor_of(request), now=clock.now())
         return Response(RateSerializer(self.get_queryset().get(pk=row.pk)).data)
 
@@ -275,9 +274,7 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
         """Enable or disable a pool, or change its order or the highest spot price. Later readings of the stack keep the
         change. Running machines stay."""
         pool = self.get_object()
-        body = ChangePoolSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        columns = dict(body.validated_data)
+        columns = body_of(request, ChangePoolSerializer)
         why = columns.pop("why")
         pool_change(pool_id=pool.pk, columns=columns, actor=actor_of(request), now=clock.now(), why=why)
         return Response(self.get_serializer(self.get_object()).data)
@@ -286,21 +283,14 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
         """End the pause of a pool immediately. Repeating changes nothing."""
-        pool, body = self.get_object(), WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        pool_resume(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, pool_resume, "pool_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Remove a pool that a user declared, and return it; its machines stay. 409 for a pool of the stack: disable
         it."""
-        pool, body = self.get_object(), WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        shown = self.get_serializer(pool).data
-        pool_delete(pool_id=pool.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
-        return Response(shown)
+        return self.remove_object(request, pool_delete, "pool_id", WhySerializer)
 
 
 SLOTS_HELP = "One value for each slot."

@@ -29,7 +29,7 @@ from fleet.nodes.selectors import NodeLines, cell_log_lines
 from fleet.nodes.services.reports import node_logs_request
 from fleet.reconcile.planning.states import CellState, NodeState, choices
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, validated
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -95,12 +95,9 @@ class LogOptionsSerializer(StrictSerializer):
 
 def logs_read(request: Request, read: Callable[[], tuple[NodeLines, ...]], nodes: Iterable[str]) -> Response:
     """Requests the logs of these nodes, and responds with the lines received so far."""
-    payload = LogOptionsSerializer(data=request.query_params)
-    payload.is_valid(raise_exception=True)
+    options = validated(LogOptionsSerializer, request.query_params)
     node_logs_request(nodes=nodes, now=clock.now())
-    return Response(
-        LogsSerializer(_logs_body(read(), payload.validated_data["source"], payload.validated_data["lines"])).data
-    )
+    return Response(LogsSerializer(_logs_body(read(), options["source"], options["lines"])).data)
 
 
 def _logs_body(nodes: tuple[NodeLines, ...], source: str, limit: int) -> dict[str, Any]:
@@ -345,14 +342,14 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     def drain(self, request: Request, id: str) -> Response:
         """Drains a ready cell. It gets no new requests, finishes those in flight within its deployment's deadline, and
         stops. A new cell takes its place. 409 if it is not ready."""
-        return self._act(cell_drain, request, id)
+        return self.act_on_object(request, cell_drain, "cell_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, id: str) -> Response:
         """Restarts a ready or failed cell with a new generation. Requests in flight are cut off; drain it to let them
         finish. 409 in any other state."""
-        return self._act(cell_restart, request, id)
+        return self.act_on_object(request, cell_restart, "cell_id")
 
     @extend_schema(parameters=[LogOptionsSerializer], responses={200: LogsSerializer})
     @action(detail=True, methods=["get"], filter_backends=[])
@@ -361,10 +358,3 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
         cell = self.get_object()
         nodes = [member.node_id for member in cell.members.all()]
         return logs_read(request, lambda: cell_log_lines(cell.id), nodes)
-
-    def _act(self, service: Any, request: Request, cell_id: str) -> Response:
-        cell = self.get_object()
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        service(cell_id=cell.id, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
-        return Response(self.get_serializer(self.get_object()).data)

@@ -13,7 +13,7 @@ from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -89,9 +89,7 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         time. The move is rolled back after two launches that fail to boot. The cloud is asked for the image first;
         without it the move is `refused` with a reason. Returns 409 while another move is under way, and if all pools
         already use the image."""
-        body = AskImageSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        asked = body.validated_data
+        asked = body_of(request, AskImageSerializer)
         move = image_move_request(
             asked["region"],
             asked["instance_type"],
@@ -107,7 +105,4 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     def back(self, request: Request, id: str) -> Response:
         """Roll the move back: machines on the new image are replaced by machines on the old one. Returns 409 if the
         move is over or already going back."""
-        move, body = self.get_object(), WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        image_move_roll_back(move.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, image_move_roll_back, "move_id")

@@ -32,7 +32,14 @@ from fleet.load.selectors import deployment_subject
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import Role, require
-from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, StrictSerializer, actor_of, column_field
+from kernel.rest.serializers import (
+    ColumnsSerializer,
+    RecordSerializer,
+    StrictSerializer,
+    actor_of,
+    body_of,
+    column_field,
+)
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
@@ -309,9 +316,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     def create(self, request: Request) -> Response:
         """Creates a deployment of a model version. Its cells are placed on spares or on launched nodes. 409 if the name
         is taken."""
-        payload = CreateDeploymentSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        columns = dict(payload.validated_data)
+        columns = body_of(request, CreateDeploymentSerializer)
         cells = cells_stated(columns.pop("regions"))
         deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **columns)
         return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
@@ -323,9 +328,7 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         need approval; all other changes are applied. Team, priority and preemption affect other deployments, so a grant
         for this deployment alone does not suffice."""
         deployment = self.get_object()
-        payload = ChangeDeploymentSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        columns, actor, now = dict(payload.validated_data), actor_of(request), clock.now()
+        columns, actor, now = body_of(request, ChangeDeploymentSerializer), actor_of(request), clock.now()
         places, done = columns.pop("regions", []), None
         if SHARED_WITH_OTHERS & set(columns):
             require(request, Role.OPERATOR)
@@ -343,7 +346,4 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a deployment, its ended rollouts and its traffic settings, and returns it. 409 while it has target
         cells, live cells or an active rollout: scale it to 0 first."""
-        deployment = self.get_object()
-        shown = self.get_serializer(deployment).data
-        deployment_delete(name=deployment.name, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, deployment_delete, "name")

@@ -16,7 +16,7 @@ from fleet.faults.services.watch import fault_rule_set
 from fleet.reconcile.planning.states import IncidentState, choices
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -90,12 +90,7 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     def dismiss(self, request: Request, id: str) -> Response:
         """Closes an incident that needs no repair, and settles its evidence. The same fault opens no incident and
         replaces nothing for an hour, unless there is new evidence. 409 if the incident is closed."""
-        incident = self.get_object()
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why = payload.validated_data["why"]
-        incident_dismiss(incident_id=incident.pk, actor=actor_of(request), now=clock.now(), why=why)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, incident_dismiss, "incident_id")
 
 
 RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SETTABLE_RULES]
@@ -150,13 +145,12 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Sets a rule's mode to `off`, `shadow` or `on`."""
         chosen = self.get_object()
-        payload = SetModeSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
+        payload = body_of(request, SetModeSerializer)
         fault_rule_set(
             rule=Rule(chosen.rule),
-            mode=RuleMode(payload.validated_data["mode"]),
+            mode=RuleMode(payload["mode"]),
             actor=actor_of(request),
             now=clock.now(),
-            why=payload.validated_data["why"],
+            why=payload["why"],
         )
         return Response(self.get_serializer(self.get_object()).data)

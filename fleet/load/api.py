@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from fleet.load.selectors import SPANS, load_series, span_named
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer
+from kernel.rest.serializers import StrictSerializer, validated
 
 
 class PointSerializer(serializers.Serializer[Any]):
@@ -63,9 +63,7 @@ class WithLoad:
         """Load over time, in windows: rates, requests in flight, and percentiles of latencies."""
         view: Any = self
         subject = self.load_subject(view.get_object())
-        payload = SpanOptionsSerializer(data=request.query_params.dict())
-        payload.is_valid(raise_exception=True)
-        span = span_named(payload.validated_data["span"])
+        span = span_named(validated(SpanOptionsSerializer, request.query_params.dict())["span"])
         series = load_series([subject], span, clock.now())[subject]
         step = timedelta(seconds=series.step_s)
         points = [{"at": series.start + i * step, **asdict(point)} for i, point in enumerate(series.points) if point]

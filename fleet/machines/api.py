@@ -28,7 +28,7 @@ from fleet.machines.services.machines import (
 from fleet.machines.services.revocation import machine_revoke
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -131,22 +131,14 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     def remove(self, request: Request, id: str) -> Response:
         """Remove a machine: the cell on it is replaced first, then the machine stops, wipes its data and uninstalls
         itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected."""
-        return self._act(machine_remove, request)
+        return self.act_on_object(request, machine_remove, "machine_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke the credentials and certificates of a machine and of its node or ingress. Their sockets are cut within
         5 s, and a joined host never returns as this machine. Repeating changes nothing."""
-        return self._act(machine_revoke, request)
-
-    def _act(self, service: Any, request: Request) -> Response:
-        machine = self.get_object()
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why = payload.validated_data["why"]
-        service(machine_id=machine.id, actor=actor_of(request), now=clock.now(), why=why)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, machine_revoke, "machine_id")
 
 
 class InvitationSerializer(serializers.ModelSerializer[Invitation]):
@@ -238,9 +230,8 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
     @action(detail=True, methods=["post"])
     def withdraw(self, request: Request, id: str) -> Response:
         """Withdraw an invitation; hosts that have joined stay. 409 if it is withdrawn already."""
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why, prefix = payload.validated_data["why"], self.get_object().prefix
+        payload = body_of(request, WhySerializer)
+        why, prefix = payload["why"], self.get_object().prefix
         withdrawn = invitation_withdraw(prefix=prefix, actor=actor_of(request), now=clock.now(), why=why)
         return Response(self.get_serializer(withdrawn).data)
 

@@ -34,7 +34,7 @@ from fleet.reconcile.planning.states import NodeState, choices
 from kernel import clock
 from kernel.addresses import client_network
 from kernel.decoding import decode_json
-from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer
 from kernel.rest.throttling import count_request
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
@@ -164,7 +164,7 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     def cordon(self, request: Request, id: str) -> Response:
         """Excludes a node from new placements. Its cell keeps running. Has no effect if it is cordoned; 409 if it is
         retired."""
-        return self._act(node_cordon, request)
+        return self.act_on_object(request, node_cordon, "node_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
@@ -172,28 +172,28 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         """Allows placements on a node again and declares it healthy: if it is faulty and in no cell it becomes ready,
         its incidents close, and a scheduled replacement is cancelled. Has no effect if it is not cordoned; 409 if it is
         retired."""
-        return self._act(node_uncordon, request)
+        return self.act_on_object(request, node_uncordon, "node_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def drain(self, request: Request, id: str) -> Response:
         """Cordons a node and drains its cell. A cell on other nodes takes its place, and the machine stays. 409 if the
         node is retired or its cell is not ready."""
-        return self._act(node_drain, request)
+        return self.act_on_object(request, node_drain, "node_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def replace(self, request: Request, id: str) -> Response:
         """Replaces a node: its cell is drained as the disruption ledger allows, starts again with another node, and the
         machine is terminated. 409 if the node is not in use or is being replaced already."""
-        return self._act(node_replacement_request, request)
+        return self.act_on_object(request, node_replacement_request, "node_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revokes a node's credential and certificates. Its connection is closed within 5 s, and its cell moves to
         other nodes. 409 if it is retired."""
-        return self._act(node_revoke, request)
+        return self.act_on_object(request, node_revoke, "node_id")
 
     @extend_schema(request=CheckSerializer)
     @action(detail=True, methods=["post"])
@@ -201,14 +201,7 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         """Orders a node to check its memory, disk and computation, and its links to `with_nodes`, which run the same
         checks. Results are in `checks` after some seconds. A failure counts as a fault. A node in a cell checks only
         memory and disk. 409 if a node is not ready, or if links are to be checked and a node is in a cell."""
-        return self._act(node_checks_request, request, CheckSerializer)
-
-    def _act(self, service: Any, request: Request, takes: type[WhySerializer] = WhySerializer) -> Response:
-        node = self.get_object()
-        payload = takes(data=request.data)
-        payload.is_valid(raise_exception=True)
-        service(node_id=node.id, actor=actor_of(request), now=clock.now(), **payload.validated_data)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, node_checks_request, "node_id", CheckSerializer)
 
 
 @csrf_exempt  # agents carry a token, never a cookie

@@ -13,7 +13,7 @@ from fleet.quotas.models import Quota
 from fleet.quotas.selectors import owner_of, quota_uses_of, uses_of
 from fleet.quotas.services import quota_remove, quota_set
 from kernel import clock
-from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, actor_of
+from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
@@ -76,14 +76,10 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     def create(self, request: Request) -> Response:
         """Creates or changes a team's quota of a type. Cells on machines that are then borrowed stop when their owners
         need these; cells that no quota allows stop one by one."""
-        body = SetQuotaSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = quota_set(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, SetQuotaSerializer)
+        row = quota_set(**body, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(row).data)
 
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a quota and returns it. The team is then neither limited by it nor entitled to its machines."""
-        row = self.get_object()
-        shown = self.get_serializer(row).data
-        quota_remove(name=row.name, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, quota_remove, "name")

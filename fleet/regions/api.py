@@ -34,7 +34,7 @@ from fleet.regions.services import (
 )
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 
 Counts = serializers.DictField(child=serializers.IntegerField())
@@ -191,7 +191,7 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     def create(self, request: Request) -> Response:
         """Add a region. Its spares are launched immediately; in a cloud, once its stack has been read. 409 if the name
         is taken."""
-        columns = _valid(CreateRegionSerializer(data=request.data))
+        columns = body_of(request, CreateRegionSerializer)
         name = columns.pop("name")
         region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(region).data)
@@ -200,22 +200,14 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields."""
         region = self.get_object()
-        columns = _valid(ChangeRegionSerializer(data=request.data))
+        columns = body_of(request, ChangeRegionSerializer)
         region_change(name=region.name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(self.get_object()).data)
 
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a region that was never used, and return it. 409 if it has or had nodes, cells, ingresses or
         deployments, whose names are listed: their history stays readable."""
-        region = self.get_object()
-        shown = self.get_serializer(region).data
-        region_delete(name=region.name, actor=actor_of(request), now=clock.now())
-        return Response(shown)
-
-
-def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
-    serializer.is_valid(raise_exception=True)
-    return dict(serializer.validated_data)
+        return self.remove_object(request, region_delete, "name")
 
 
 class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
@@ -309,15 +301,11 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     def create(self, request: Request) -> Response:
         """Add a certificate, or replace the one with the same name: streams continue, and new connections use it within
         seconds. 409 if another certificate has one of its hosts."""
-        body = SetCertificateSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = application_certificate_set(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, SetCertificateSerializer)
+        row = application_certificate_set(**body, actor=actor_of(request), now=clock.now())
         return Response(CertificateSerializer(row).data)
 
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, name: str) -> Response:
         """Remove a certificate, and return it. 409 if a region that refuses plain HTTP would have none left."""
-        row = self.get_object()
-        shown = CertificateSerializer(row).data
-        application_certificate_remove(name=row.name, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, application_certificate_remove, "name")

@@ -15,7 +15,7 @@ from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.releases.selectors import agents_by_release
 from fleet.releases.services.releases import DEFAULT_SOAK_S, LONGEST_SOAK_S, agent_rollout_begin, agent_rollout_cancel
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -126,18 +126,12 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
         """Start to move all agents to a release: one, then a tenth, then all others; each ring is watched before the
         next. Engines and HAProxies keep running. The rollout goes back automatically if an agent or its engine changes
         for the worse. 409 while another one is under way, and if all agents run the release."""
-        payload = UpgradeSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload.validated_data)
+        payload = body_of(request, UpgradeSerializer)
+        rollout = agent_rollout_begin(actor=actor_of(request), now=clock.now(), **payload)
         return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
 
     @extend_schema(operation_id="agents_upgrade_cancel", request=WhySerializer)
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Move the agents back to the previous release. 409 if the rollout is going back or is over."""
-        rollout = self.get_object()
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why = payload.validated_data["why"]
-        agent_rollout_cancel(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=why)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, agent_rollout_cancel, "rollout_id")

@@ -32,7 +32,7 @@ from fleet.rollouts.services import (
 )
 from kernel import clock
 from kernel.access import deployment_in_body
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -190,10 +190,9 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
         """Starts a rollout: a canary, then waves region by region, each with a bake and a gate. It replaces an active
         rollout of the deployment. 409 if every cell runs the version already. 202 if a rule requires a second approver:
         it starts when another admin approves the request."""
-        payload = StartSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why = payload.validated_data.pop("why")
-        proposal = rollout_propose(**payload.validated_data)
+        payload = body_of(request, StartSerializer)
+        why = payload.pop("why")
+        proposal = rollout_propose(**payload)
         rollout = rollout_start_or_request(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
         if isinstance(rollout, Approval):
             return waiting(rollout)
@@ -203,43 +202,35 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Returns the stages of a rollout without starting it. Rejects what a start would reject."""
-        payload = ProposalSerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        return Response(PreviewSerializer(rollout_propose(**payload.validated_data)).data)
+        payload = body_of(request, ProposalSerializer)
+        return Response(PreviewSerializer(rollout_propose(**payload)).data)
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def pause(self, request: Request, id: str) -> Response:
         """Pauses the rollout. Cells that are being updated finish. 409 if it is neither running nor baking."""
-        return self._act(rollout_pause, request, WhySerializer)
+        return self.act_on_object(request, rollout_pause, "rollout_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def resume(self, request: Request, id: str) -> Response:
         """Resumes the current stage; a bake starts over. 409 if it is not paused."""
-        return self._act(rollout_resume, request, WhySerializer)
+        return self.act_on_object(request, rollout_resume, "rollout_id")
 
     @extend_schema(request=SkipSerializer)
     @action(detail=True, methods=["post"], url_path="skip-bake")
     def skip_bake(self, request: Request, id: str) -> Response:
         """Promotes without the gate's verdict. 409 unless it is baking or paused."""
-        return self._act(rollout_skip_bake, request, SkipSerializer)
+        return self.act_on_object(request, rollout_skip_bake, "rollout_id", SkipSerializer)
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"], url_path="roll-back")
     def roll_back(self, request: Request, id: str) -> Response:
         """Moves every cell back to the previous version. 409 if it has ended."""
-        return self._act(rollout_roll_back, request, WhySerializer)
+        return self.act_on_object(request, rollout_roll_back, "rollout_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
     def abort(self, request: Request, id: str) -> Response:
         """Ends the rollout. Cells keep the version that they run. 409 if it has ended."""
-        return self._act(rollout_abort, request, WhySerializer)
-
-    def _act(self, service: Action, request: Request, body: type[StrictSerializer]) -> Response:
-        rollout = self.get_object()
-        payload = body(data=request.data)
-        payload.is_valid(raise_exception=True)
-        service(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, rollout_abort, "rollout_id")

@@ -1,8 +1,6 @@
 """Webhooks over HTTP: add, change, remove and test them, and list their deliveries. Parses requests and calls services;
 never decides."""
 
-from typing import Any
-
 from django.conf import settings
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -19,7 +17,7 @@ from fleet.webhooks.planner import DeliveryState, RefusedUrl, WebhookEvent, Webh
 from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -131,23 +129,18 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     @extend_schema(request=CreateWebhookSerializer, responses={200: NewWebhookSerializer})
     def create(self, request: Request) -> Response:
         """Add a webhook. Only this response contains its secret. 409 if the name is taken."""
-        columns = _valid(CreateWebhookSerializer(data=request.data))
+        columns = body_of(request, CreateWebhookSerializer)
         hook = webhook_create(actor=actor_of(request), now=clock.now(), **columns)
         return Response(NewWebhookSerializer(hook).data)
 
     @extend_schema(request=ChangeWebhookSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields."""
-        hook = self.get_object()
-        columns = _valid(ChangeWebhookSerializer(data=request.data))
-        changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **columns)
-        return Response(WebhookSerializer(changed).data)
+        return self.act_on_object(request, webhook_change, "name", ChangeWebhookSerializer)
 
     def destroy(self, request: Request, name: str) -> Response:
         """Remove a webhook and its undelivered messages, and return it."""
-        hook = self.get_object()
-        webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
-        return Response(WebhookSerializer(hook).data)
+        return self.remove_object(request, webhook_delete, "name")
 
     @extend_schema(responses={200: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])
@@ -155,8 +148,3 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         """Send a test message; the returned delivery shows its progress. 409 if the webhook is disabled."""
         delivery = webhook_test(name=self.get_object().name, actor=actor_of(request), now=clock.now())
         return Response(WebhookDeliverySerializer(delivery).data)
-
-
-def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
-    serializer.is_valid(raise_exception=True)
-    return dict(serializer.validated_data)

@@ -34,6 +34,18 @@ class StrictSerializer(serializers.Serializer[Any]):
         return super().to_internal_value(data)
 
 
+def validated(accepted: type[serializers.Serializer[Any]], fields: Any) -> dict[str, Any]:
+    """Raises ValidationError for fields that the serializer refuses."""
+    given = accepted(data=fields)
+    given.is_valid(raise_exception=True)
+    return dict(given.validated_data)
+
+
+def body_of(request: Request, accepted: type[serializers.Serializer[Any]]) -> dict[str, Any]:
+    """Returns the validated fields of a request's body."""
+    return validated(accepted, request.data)
+
+
 _ONLY_ACCEPTED = frozenset({"required", "default", "allow_blank", "max_length", "min_value", "max_value", "validators"})
 """Options of a field that restrict what it accepts, and that a field that is only shown must not have."""
 

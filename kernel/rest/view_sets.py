@@ -24,6 +24,7 @@ from rest_framework.generics import GenericAPIView
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import Serializer
 from rest_framework.views import APIView
 
 from kernel import clock
@@ -37,6 +38,7 @@ from kernel.rest.changes import (
     is_revision,
     revision_now,
 )
+from kernel.rest.serializers import WhySerializer, actor_of, body_of
 from kernel.rest.throttling import rate_headers
 
 SHOWN = frozenset({"retrieve", "partial_update", "update"})
@@ -80,6 +82,8 @@ def _without(document: Any, names: Set[str]) -> Any:
 
 Row = TypeVar("Row", bound=Model)
 Handler = Callable[..., Response]
+Service = Callable[..., object]
+Body = type[Serializer[Any]]
 
 UNCHANGED = "Switchyard-Unchanged"
 """In the response of a watch without news: the user's number, the kind, and the seconds that it would wait
@@ -223,7 +227,31 @@ class ViewSet(Conventions, viewsets.ViewSet):
     """Actions without rows."""
 
 
-class GenericViewSet(Conventions, viewsets.GenericViewSet[Row]):
+class ObjectActions:
+    """Actions that are one call of a service with the object's key, the fields of the body, the user and the time."""
+
+    def act_on_object(
+        self, request: Request, service: Service, key: str, accepted: Body | None = WhySerializer
+    ) -> Response:
+        """Calls a service that takes the key as `key`, and returns the object as it is then."""
+        view: Any = self
+        self._call(service, request, {key: getattr(view.get_object(), view.lookup_field)}, accepted)
+        return Response(view.get_serializer(view.get_object()).data)
+
+    def remove_object(self, request: Request, service: Service, key: str, accepted: Body | None = None) -> Response:
+        """Calls a service that takes the key as `key`, and returns the object as it was."""
+        view: Any = self
+        row = view.get_object()
+        shown = view.get_serializer(row).data
+        self._call(service, request, {key: getattr(row, view.lookup_field)}, accepted)
+        return Response(shown)
+
+    def _call(self, service: Service, request: Request, key: dict[str, Any], accepted: Body | None) -> None:
+        fields = body_of(request, accepted) if accepted else {}
+        service(**key, **fields, actor=actor_of(request), now=clock.now())
+
+
+class GenericViewSet(ObjectActions, Conventions, viewsets.GenericViewSet[Row]):
     """Rows, with the mixed-in actions."""
 
 
@@ -231,5 +259,5 @@ class ListModelMixin(Listed, mixins.ListModelMixin):
     """A list with the conventions of lists."""
 
 
-class ReadOnlyModelViewSet(Listed, viewsets.ReadOnlyModelViewSet[Row]):
+class ReadOnlyModelViewSet(ObjectActions, Listed, viewsets.ReadOnlyModelViewSet[Row]):
     """A list and single objects, without changes."""

@@ -18,7 +18,7 @@ from rest_framework.response import Response
 
 from kernel import clock
 from kernel.refusals import InvalidInput
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
@@ -207,9 +207,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
         """Measure the goodput of a deployment's cells. The load grows until they exceed the objective, so they should
         have no other users. The benchmark runs after this response. 409 if too many are waiting.
         """
-        body = StartBenchmarkSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        fields = dict(body.validated_data)
+        fields = body_of(request, StartBenchmarkSerializer)
         version = version_stated(fields.pop("version"), field="version")
         row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
@@ -217,8 +215,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Cancel a benchmark that waits or runs; measured points are kept. 409 if it has ended."""
-        row = benchmark_cancel(benchmark_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
-        return self._answer(row.pk)
+        return self.act_on_object(request, benchmark_cancel, "benchmark_id", accepted=None)
 
     @extend_schema(responses={200: HistogramsSerializer})
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
@@ -387,9 +384,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
         one by one, and finally the original version is rolled out again. 409 while another search of this deployment
         runs.
         """
-        body = StartSearchSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        fields = dict(body.validated_data)
+        fields = body_of(request, StartSearchSerializer)
         version = version_stated(fields.pop("version"), field="version")
         row = search_start(SearchRequest(version, **fields), actor=actor_of(request), now=clock.now())
         return self._answer(row.pk)
@@ -397,8 +392,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Stop measuring and roll back to the original version. 409 if it has ended."""
-        row = search_cancel(search_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
-        return self._answer(row.pk)
+        return self.act_on_object(request, search_cancel, "search_id", accepted=None)
 
     def _answer(self, search_id: int) -> Response:
         return Response(self.get_serializer(self.get_queryset().get(pk=search_id)).data)

@@ -10,7 +10,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from models_registry.speculation.services import calibration_store
 from models_registry.versions.models import ModelVersion, SpeculationCalibration
 from models_registry.versions.selectors import latest_calibration
@@ -106,12 +106,11 @@ class CalibrationActions:
         be read, or if its method, model or number of heads differs.
         """
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
-        body = StoreCalibrationSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        body = body_of(request, StoreCalibrationSerializer)
         stored = calibration_store(
             version_id=version.pk,
-            document=body.validated_data["calibration"],
-            step_costs=body.validated_data["step_costs"],
+            document=body["calibration"],
+            step_costs=body["step_costs"],
             actor=actor_of(request),
             now=clock.now(),
         )

@@ -19,7 +19,7 @@ from rest_framework.response import Response
 from audit.middleware import audit_exempt
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.async_requests.models import AsyncRequest, RefusedMessage, RequestQueue
 from traffic.async_requests.planner import AsyncSettings, AsyncState
@@ -203,14 +203,10 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
     @extend_schema(request=DeclareRequestQueueSerializer)
     def create(self, request: Request) -> Response:
         """Bind a queue to a key, so that senders read it. Returns 409 if it is bound already."""
-        body = DeclareRequestQueueSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = request_queue_declare(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, DeclareRequestQueueSerializer)
+        row = request_queue_declare(**body, actor=actor_of(request), now=clock.now())
         return Response(RequestQueueSerializer(row).data)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Stop reading a queue; its messages stay there. Responds with the deleted row."""
-        row = self.get_object()
-        shown = RequestQueueSerializer(row).data
-        request_queue_withdraw(queue_id=row.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, request_queue_withdraw, "queue_id")

@@ -20,7 +20,7 @@ from audit.middleware import audit_exempt
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.decoding import decode_json
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from kernel.tones import Tone
 from traffic.batches.models import Batch
@@ -218,10 +218,7 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     @action(detail=True, methods=["post"])
     def cancel(self, request: Request, id: str) -> Response:
         """Cancel a batch; its tenant can read the completed lines. Returns 409 if it has ended."""
-        body = CancelBatchSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        body = body_of(request, CancelBatchSerializer)
         row = self.get_object()
-        batch_cancel_for_operator(
-            batch_id=row.id, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"]
-        )
+        batch_cancel_for_operator(batch_id=row.id, actor=actor_of(request), now=clock.now(), why=body["why"])
         return Response(BatchSerializer(self.get_object()).data)

@@ -10,9 +10,8 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from fleet.reconcile.planning.states import choices
-from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.entry.models import Entry, EntryRevision
 from traffic.entry.planner import RevisionState
@@ -97,22 +96,14 @@ class EntryViewSet(ReadOnlyModelViewSet[Entry]):
     @extend_schema(request=EntryChangeSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Plan each region's share of clients. They move within minutes, by 5 points or more."""
-        entry = self.get_object()
-        body = EntryChangeSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        entry_shares_plan(name=entry.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, entry_shares_plan, "name", EntryChangeSerializer)
 
     @extend_schema(request=EntryAdoptSerializer)
     @action(detail=True, methods=["post"])
     def adopt(self, request: Request, name: str) -> Response:
         """Replace records that this control plane did not write: a person's, or another control plane's. Returns 409 if
         they have changed since `seen`."""
-        entry = self.get_object()
-        body = EntryAdoptSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        entry_adopt(name=entry.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, entry_adopt, "name", EntryAdoptSerializer)
 
 
 class EntryRevisionSerializer(serializers.ModelSerializer[EntryRevision]):

@@ -2,7 +2,6 @@
 decides nothing."""
 
 from datetime import timedelta
-from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -17,7 +16,7 @@ from engine_agent.protocol.states import ServingClass
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of, validated
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 from traffic.keys.models import ApplicationKey, KeyPolicy
@@ -203,13 +202,13 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(request=CreateKeySerializer, responses={200: NewKeySerializer})
     def create(self, request: Request) -> Response:
         """Create a key. Only this response shows its text."""
-        fields = _validated_fields(CreateKeySerializer(data=request.data))
+        fields = body_of(request, CreateKeySerializer)
         return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **fields))
 
     @extend_schema(request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
         """Change the given fields. Returns 409 if the key is revoked."""
-        fields = _validated_fields(ChangeKeySerializer(data=request.data))
+        fields = body_of(request, ChangeKeySerializer)
         key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **fields)
         return Response(KeyDetailSerializer(self.get_object()).data)
 
@@ -217,7 +216,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke a key. Returns 409 if it is revoked already."""
-        fields = _validated_fields(WhySerializer(data=request.data))
+        fields = body_of(request, WhySerializer)
         key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=fields["why"])
         return Response(KeyDetailSerializer(self.get_object()).data)
 
@@ -226,7 +225,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     def rotate(self, request: Request, id: str) -> Response:
         """Create a key with the same settings; this one expires after `grace_s`. Returns 409 if it is revoked or has
         expired."""
-        grace = timedelta(seconds=_validated_fields(RotateKeySerializer(data=request.data))["grace_s"])
+        grace = timedelta(seconds=body_of(request, RotateKeySerializer)["grace_s"])
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
 
@@ -234,20 +233,15 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @action(detail=False, methods=["get"], pagination_class=None)
     def policy(self, request: Request) -> Response:
         """Whether a key is required, and since when. Takes no parameter."""
-        _validated_fields(StrictSerializer(data=request.query_params.dict()))
+        validated(StrictSerializer, request.query_params.dict())
         return Response(KeyPolicySerializer(key_policy()).data)
 
     @extend_schema(request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])
     def require(self, request: Request) -> Response:
         """Require a key for every request in the whole fleet, or no longer."""
-        fields = _validated_fields(RequireKeysSerializer(data=request.data))
+        fields = body_of(request, RequireKeysSerializer)
         return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **fields)).data)
-
-
-def _validated_fields(body: serializers.Serializer[Any]) -> dict[str, Any]:
-    body.is_valid(raise_exception=True)
-    return dict(body.validated_data)
 
 
 def _shown_once(new: NewKey) -> Response:

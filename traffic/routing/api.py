@@ -10,8 +10,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from kernel import clock
-from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.routing.models import Ingress, RoutingTable
 from traffic.routing.selectors import (
@@ -88,12 +87,7 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     def revoke(self, request: Request, id: str) -> Response:
         """Revoke an ingress's credential and certificates. Its WebSocket closes within 5 s. Repeating it changes
         nothing."""
-        ingress = self.get_object()
-        payload = WhySerializer(data=request.data)
-        payload.is_valid(raise_exception=True)
-        why = payload.validated_data["why"]
-        ingress_revoke(ingress_id=ingress.id, actor=actor_of(request), now=clock.now(), why=why)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, ingress_revoke, "ingress_id")
 
 
 class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):

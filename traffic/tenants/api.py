@@ -20,7 +20,7 @@ from engine_agent.protocol.api_surface import ErrorForm, error_object
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
 from traffic.tenants.planner import ApplicationRefused, BatchEvent
@@ -185,17 +185,13 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     @extend_schema(request=CreateTenantGrantSerializer)
     def create(self, request: Request) -> Response:
         """Grant a tenant a callback host or an S3 prefix. Returns 409 if it is granted already."""
-        body = CreateTenantGrantSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = tenant_grant_create(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, CreateTenantGrantSerializer)
+        row = tenant_grant_create(**body, actor=actor_of(request), now=clock.now())
         return Response(TenantGrantSerializer(row).data)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw a grant and cancel pending messages to its host. Responds with the deleted grant."""
-        row = self.get_object()
-        shown = TenantGrantSerializer(row).data
-        tenant_grant_withdraw(grant_id=row.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, tenant_grant_withdraw, "grant_id")
 
 
 class TenantWebhookSerializer(serializers.ModelSerializer[TenantWebhook]):
@@ -263,27 +259,22 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     @extend_schema(request=CreateTenantWebhookSerializer, responses={200: TenantWebhookSecretSerializer})
     def create(self, request: Request) -> Response:
         """Create a webhook. Only this response shows its secret."""
-        body = CreateTenantWebhookSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        return _shown_once(tenant_webhook_create(**body.validated_data, actor=actor_of(request), now=clock.now()))
+        body = body_of(request, CreateTenantWebhookSerializer)
+        return _shown_once(tenant_webhook_create(**body, actor=actor_of(request), now=clock.now()))
 
     @extend_schema(request=RotateTenantWebhookSerializer, responses={200: TenantWebhookSecretSerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
         """Replace the secret; only this response shows it. Messages are signed with both for a day, unless
         `at_once`."""
-        body = RotateTenantWebhookSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
+        body = body_of(request, RotateTenantWebhookSerializer)
         row = self.get_object()
-        new = tenant_webhook_rotate(webhook_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        new = tenant_webhook_rotate(webhook_id=row.pk, actor=actor_of(request), now=clock.now(), **body)
         return _shown_once(new)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a webhook and cancel its pending messages. Responds with the deleted webhook."""
-        row = self.get_object()
-        shown = TenantWebhookSerializer(row).data
-        tenant_webhook_remove(webhook_id=row.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, tenant_webhook_remove, "webhook_id")
 
 
 def _shown_once(new: NewSecret) -> Response:

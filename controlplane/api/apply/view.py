@@ -27,7 +27,7 @@ from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import access_of
 from kernel.refusals import Conflict
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ViewSet
 from models_registry.versions.planning.diff import without_values
 
@@ -146,7 +146,7 @@ class ApplyViewSet(ViewSet):
         """Apply documents: all missing changes or none, in order of dependency. With `revision`, 409 if the documents'
         objects have changed since that plan was made. With `dry_run`, a preview.
         """
-        payload = _checked(ApplyDocumentsSerializer, request)
+        payload = body_of(request, ApplyDocumentsSerializer)
         documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
         if payload["dry_run"]:
             return _preview(request, documents, requester)
@@ -160,7 +160,7 @@ class ApplyViewSet(ViewSet):
         change. Changes nothing, and rejects what applying would reject. 503 with `Retry-After` while another forecast
         runs or after your forecasts of this minute are used up. Viewers see no values of engines' variables.
         """
-        payload = _checked(PreviewDocumentsSerializer, request)
+        payload = body_of(request, PreviewDocumentsSerializer)
         return _preview(request, documents_of(payload["documents"]), _sender(request, ""))
 
 
@@ -174,12 +174,6 @@ def deployment_described(body: Any) -> str:
         own = isinstance(name, str) and document.get("kind") in (Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY)
         named.add(str(name) if own else "")
     return named.pop() if len(named) == 1 else ""
-
-
-def _checked(body: type[StrictSerializer], request: Request) -> dict[str, Any]:
-    payload = body(data=request.data)
-    payload.is_valid(raise_exception=True)
-    return dict(payload.validated_data)
 
 
 def _sender(request: Request, why: str) -> Requester:

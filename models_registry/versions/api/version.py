@@ -20,7 +20,7 @@ from rest_framework.response import Response
 
 from kernel import clock
 from kernel.access import access_of
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of, validated
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.speculation.api import CalibrationActions
@@ -106,28 +106,20 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     @extend_schema(request=CreateModelSerializer)
     def create(self, request: Request) -> Response:
         """Create a model without versions. 409 if the name is taken."""
-        body = CreateModelSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        model = model_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
+        body = body_of(request, CreateModelSerializer)
+        model = model_create(actor=actor_of(request), now=clock.now(), **body)
         return Response(ModelSerializer(self.get_queryset().get(pk=model.pk)).data)
 
     @extend_schema(request=ChangeModelSerializer)
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the description of a model. Its name never changes."""
-        model = self.get_object()
-        body = ChangeModelSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        model_change(name=model.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
-        return Response(ModelSerializer(self.get_object()).data)
+        return self.act_on_object(request, model_change, "name", ChangeModelSerializer)
 
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a model without versions. Returns the deleted model. 409 while it has versions: drafts can be deleted;
         other versions can only be retired.
         """
-        model = self.get_object()
-        shown = ModelSerializer(model).data
-        model_delete(name=model.name, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, model_delete, "name")
 
 
 ANY_VALUE = "Any JSON value; null if this side has none."
@@ -341,7 +333,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         """Create a draft. `renderings` in the response says on which instance types a cell is possible, and what is
         wrong elsewhere. 409 if the model has a version of this name.
         """
-        fields = _validated(CreateDraftSerializer(data=request.data))
+        fields = body_of(request, CreateDraftSerializer)
         names = {name: fields.pop(name) for name in ("model", "version", "based_on")}
         made = draft_create(**names, columns=fields, actor=actor_of(request), now=clock.now())
         return self._answer(made.pk)
@@ -350,17 +342,14 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     def partial_update(self, request: Request, id: str) -> Response:
         """Change fields of a draft. 409 if it is no longer a draft, is in use, or has a newer revision."""
         version = self.get_object()
-        fields = _validated(EditDraftSerializer(data=request.data))
+        fields = body_of(request, EditDraftSerializer)
         revision = fields.pop("revision", None)
         draft_change(version_id=version.pk, columns=fields, revision=revision, actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a draft. Returns the deleted draft. 409 if it is no longer a draft, or is in use."""
-        version = self.get_object()
-        shown = self.get_serializer(version).data
-        draft_delete(version_id=version.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, draft_delete, "version_id")
 
     @action(detail=True, methods=["post"])
     def validate(self, request: Request, id: str) -> Response:
@@ -368,21 +357,19 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         possible on an instance type, and it needs golden prompts or a waiver. The validation continues after this
         response; `validation` shows its progress and why it failed. 409 if it is not a draft, or is being validated.
         """
-        version = self.get_object()
-        validation_start(version_id=version.pk, actor=actor_of(request), now=clock.now())
-        return self._answer(version.pk)
+        return self.act_on_object(request, validation_start, "version_id", accepted=None)
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
     def release(self, request: Request, id: str) -> Response:
         """Release a validated version, so that it can be rolled out. 409 if it is not validated."""
-        return self._move(version_release, request)
+        return self.act_on_object(request, version_release, "version_id", ReasonSerializer)
 
     @extend_schema(request=ReasonSerializer)
     @action(detail=True, methods=["post"])
     def retire(self, request: Request, id: str) -> Response:
         """Retire a version permanently. 409 while a deployment, an active rollout or a live cell uses it."""
-        return self._move(version_retire, request)
+        return self.act_on_object(request, version_retire, "version_id", ReasonSerializer)
 
     @extend_schema(
         parameters=[OpenApiParameter("against", str, required=True, description="`model@version` to compare with.")],
@@ -393,7 +380,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         """Differences between this version and another: their fields, and a cell of each on every instance type, side
         by side.
         """
-        fields = _validated(AgainstSerializer(data=request.query_params.dict()))
+        fields = validated(AgainstSerializer, request.query_params.dict())
         version = self._found(self.get_queryset())
         against = version_stated(fields["against"], field="against", versions=self.get_queryset())
         difference = diff_versions(against.spec(), version.spec(), instance_shapes())
@@ -401,16 +388,5 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
             difference = diff_without_values(difference)
         return Response(VersionDiffSerializer(difference).data)
 
-    def _move(self, service: Any, request: Request) -> Response:
-        version = self.get_object()
-        fields = _validated(ReasonSerializer(data=request.data))
-        service(version_id=version.pk, why=fields["why"], actor=actor_of(request), now=clock.now())
-        return self._answer(version.pk)
-
     def _answer(self, version_id: int) -> Response:
         return Response(self.get_serializer(self.get_queryset().get(pk=version_id)).data)
-
-
-def _validated(body: serializers.Serializer[Any]) -> dict[str, Any]:
-    body.is_valid(raise_exception=True)
-    return dict(body.validated_data)

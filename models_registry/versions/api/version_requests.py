@@ -16,7 +16,7 @@ from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from models_registry.versions.models import EngineAllowance
 from models_registry.versions.planning.engine_arguments import ENGINES
@@ -247,16 +247,12 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
         """Allow an engine one more option or variable. 409 if it is allowed already; 202 if it needs two-person
         approval.
         """
-        body = AllowSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = engine_allowance_request(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, AllowSerializer)
+        row = engine_allowance_request(**body, actor=actor_of(request), now=clock.now())
         if isinstance(row, Approval):
             return waiting(row)
         return Response(EngineAllowanceSerializer(row).data)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw an allowance. Running engines keep it. Responds with the former allowance."""
-        row = self.get_object()
-        shown = EngineAllowanceSerializer(row).data
-        engine_allowance_withdraw(allowance_id=row.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, engine_allowance_withdraw, "allowance_id")

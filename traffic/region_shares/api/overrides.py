@@ -15,7 +15,7 @@ from accounts.models import Approval
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.access import deployment_in_body
-from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.planning.autopilot import OverrideEffect
@@ -196,11 +196,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     @action(detail=True, methods=["post"])
     def end(self, request: Request, id: str) -> Response:
         """End an override or evacuation early; requests return in steps. Returns 409 if it has ended."""
-        order = self.get_object()
-        body = WhySerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        override_end(override_id=order.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, override_end, "override_id")
 
 
 class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
@@ -245,9 +241,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 
 
 def _validated_fields(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
-    request_body = body(data=request.data)
-    request_body.is_valid(raise_exception=True)
-    fields = dict(request_body.validated_data)
+    fields = body_of(request, body)
     terms = Terms(fields.pop("duration_s"), fields.pop("why"), actor_of(request), clock.now())
     return {**fields, "terms": terms}
 

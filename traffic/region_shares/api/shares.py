@@ -14,7 +14,7 @@ from engine_agent.protocol.request_limits import LIMIT_ROWS, RequestLimits
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.batches.planning.pacing import AtRiskPolicy
 from traffic.region_shares.models import TrafficMatrix, TrafficRule, TrafficShift
@@ -282,9 +282,6 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
         """Change parts of the policy. Residency applies from the next routing table on; prices and caps move requests
         in steps."""
         deployment = self.get_object()
-        body = TrafficPolicyChangeSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        traffic_policy_change(
-            deployment=deployment.name, stated=body.validated_data, actor=actor_of(request), now=clock.now()
-        )
+        body = body_of(request, TrafficPolicyChangeSerializer)
+        traffic_policy_change(deployment=deployment.name, stated=body, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(self.get_object()).data)

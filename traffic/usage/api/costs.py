@@ -16,7 +16,7 @@ from rest_framework.response import Response
 from fleet.capacity.planning.rates import Source
 from kernel import clock
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.keys.api import TENANT
 from traffic.usage.api.usage import (
@@ -381,23 +381,15 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     def create(self, request: Request) -> Response:
         """Create a budget for a tenant, a deployment's machines or the fleet. Returns 409 if there is one in this
         unit."""
-        body = CreateBudgetSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        row = budget_create(**body.validated_data, actor=actor_of(request), now=clock.now())
+        body = body_of(request, CreateBudgetSerializer)
+        row = budget_create(**body, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(row).data)
 
     @extend_schema(request=ChangeBudgetSerializer)
     def partial_update(self, request: Request, id: str) -> Response:
         """Change the given fields. A higher limit lifts a stop within seconds."""
-        row = self.get_object()
-        body = ChangeBudgetSerializer(data=request.data)
-        body.is_valid(raise_exception=True)
-        budget_change(budget_id=row.pk, actor=actor_of(request), now=clock.now(), **body.validated_data)
-        return Response(self.get_serializer(self.get_object()).data)
+        return self.act_on_object(request, budget_change, "budget_id", ChangeBudgetSerializer)
 
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a budget and lift its stop. Responds with the deleted budget."""
-        row = self.get_object()
-        shown = self.get_serializer(row).data
-        budget_delete(budget_id=row.pk, actor=actor_of(request), now=clock.now())
-        return Response(shown)
+        return self.remove_object(request, budget_delete, "budget_id")
