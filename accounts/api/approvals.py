@@ -1,6 +1,5 @@
 """Two-person approval over HTTP: requests, and the rules that require it."""
 
-from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
@@ -72,6 +71,7 @@ class ApprovalFilter(filters.FilterSet):
 class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     """Requests for two-person approval, with outcomes. An action that needs approval responds 202 with one."""
 
+    queryset = Approval.objects.all()
     serializer_class = ApprovalSerializer
     filterset_class = ApprovalFilter
     lookup_field = "id"
@@ -80,9 +80,6 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     ordering_fields = ("id", "state", "action")
     needs = {"approve": Role.ADMIN, "reject": Role.VIEWER}
     columns = "ID, STATE, ACTION, SUMMARY, BY=requested_by, ASKED=requested_at:age"
-
-    def get_queryset(self) -> QuerySet[Approval]:
-        return Approval.objects.all()
 
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, id: str) -> Response:
@@ -107,15 +104,13 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
 class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
     """Actions that need two-person approval. The list has the rules that were set; other actions need none."""
 
+    queryset = ApprovalRule.objects.all()
     serializer_class = ApprovalRuleSerializer
     lookup_field = "action"
     lookup_url_kwarg = "name"
     lookup_value_regex = r"[a-z-]+"
     page_order = "action"
     needs = {"partial_update": Role.ADMIN}
-
-    def get_queryset(self) -> QuerySet[ApprovalRule]:
-        return ApprovalRule.objects.all()
 
     def get_object(self) -> ApprovalRule:
         name = self.kwargs["name"]

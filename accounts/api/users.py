@@ -277,6 +277,7 @@ class GrantFilter(filters.FilterSet):
 class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     """Groups, each with the role of its members. Set members on the users, or take them from the identity provider."""
 
+    queryset = GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
     serializer_class = GroupSerializer
     filterset_class = GroupFilter
     lookup_field = "group__name"
@@ -284,9 +285,6 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     lookup_value_regex = r"[-\w.]+"
     page_order = "group_id"
     needs = ADMIN_WRITES
-
-    def get_queryset(self) -> QuerySet[GroupRole]:
-        return GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
 
     @extend_schema(request=CreateGroupSerializer, responses={200: GroupSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:
@@ -321,15 +319,13 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
 class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     """Roles for single deployments, in addition to the roles of groups."""
 
+    queryset = Grant.objects.select_related("user", "group")
     serializer_class = GrantSerializer
     filterset_class = GrantFilter
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     needs = ADMIN_WRITES
-
-    def get_queryset(self) -> QuerySet[Grant]:
-        return Grant.objects.select_related("user", "group")
 
     @extend_schema(
         operation_id="grants_give", request=GiveSerializer, responses={200: GrantSerializer, 202: ApprovalSerializer}

@@ -63,6 +63,7 @@ class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
     elsewhere to prove later that no earlier record was changed (`manage.py audit_verify --head`).
     """
 
+    queryset = AuditRecord.objects.all()
     serializer_class = AuditSerializer
     filterset_class = AuditFilter
     lookup_field = "number"
@@ -70,6 +71,3 @@ class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-number"
     needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}
-
-    def get_queryset(self) -> QuerySet[AuditRecord]:
-        return AuditRecord.objects.all()

@@ -1,7 +1,6 @@
 """Events over HTTP, newest first. Read-only: an event is written in the transaction of its change."""
 
 from django import forms
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
@@ -48,6 +47,7 @@ class EventFilter(filters.FilterSet):
 class EventViewSet(ReadOnlyModelViewSet[Event]):
     """Events of the fleet, newest first. Kept for 30 days."""
 
+    queryset = Event.objects.all()
     serializer_class = EventSerializer
     filterset_class = EventFilter
     lookup_field = "id"
@@ -57,6 +57,3 @@ class EventViewSet(ReadOnlyModelViewSet[Event]):
     watch_kind = "event"
     aliases = ("ev",)
     columns = "AGO=at:age, KIND, ACTOR, MESSAGE"
-
-    def get_queryset(self) -> QuerySet[Event]:
-        return Event.objects.all()

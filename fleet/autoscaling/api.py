@@ -144,6 +144,7 @@ class ScalingDecisionFilter(filters.FilterSet):
 class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
     """Decisions that changed the target, with reason and regret so far, newest first. The last 200 of each place."""
 
+    queryset = ScalingDecision.objects.all()
     serializer_class = ScalingDecisionSerializer
     filterset_class = ScalingDecisionFilter
     lookup_field = "id"
@@ -156,9 +157,6 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
         "AGO=at:age, DEPLOYMENT, REGION, WAS, WANTED, ACTED, RULE, TOO FEW=too_few_cell_s, "
         "TOO MANY=too_many_cell_s, REASON"
     )
-
-    def get_queryset(self) -> QuerySet[ScalingDecision]:
-        return ScalingDecision.objects.all()
 
 
 @extend_schema_serializer(many=False)

@@ -1,6 +1,5 @@
 """Image moves over HTTP: parses requests and calls `fleet.clouds.services.images`. Never decides."""
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -69,6 +68,7 @@ class ImageMoveFilter(filters.FilterSet):
 class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     """Moves of the machines of an instance type in a region to another image, newest first."""
 
+    queryset = ImageMove.objects.all()
     serializer_class = ImageMoveSerializer
     filterset_class = ImageMoveFilter
     lookup_field = "pk"
@@ -79,9 +79,6 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     watch_kind = "image-move"
     aliases = ("images",)
     columns = "ID, REGION, TYPE=instance_type, IMAGE, STATE, REASON, BY=asked_by, ASKED=asked_at:age"
-
-    def get_queryset(self) -> QuerySet[ImageMove]:
-        return ImageMove.objects.all()
 
     @extend_schema(operation_id="image_moves_ask", request=AskImageSerializer)
     def create(self, request: Request) -> Response:

@@ -1,6 +1,5 @@
 """Incidents and the modes of fault rules over HTTP. Parses and renders; services decide."""
 
-from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
@@ -71,6 +70,7 @@ class IncidentFilter(filters.FilterSet):
 class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     """Faults, newest first."""
 
+    queryset = Incident.objects.prefetch_related("replacements")
     serializer_class = IncidentSerializer
     filterset_class = IncidentFilter
     lookup_field = "id"
@@ -81,9 +81,6 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     measured = frozenset({"seen_at", "evidence"})
     aliases = ("inc",)
     columns = "ID, STATE, KIND, SUBJECT, OPENED=opened_at:age, SUMMARY"
-
-    def get_queryset(self) -> QuerySet[Incident]:
-        return Incident.objects.prefetch_related("replacements")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])
@@ -120,6 +117,7 @@ class FaultRuleFilter(filters.FilterSet):
 class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     """Rules that may replace machines without an operator. Lists those whose mode was set; all others are on."""
 
+    queryset = FaultRule.objects.all()
     serializer_class = FaultRuleSerializer
     filterset_class = FaultRuleFilter
     lookup_field = "rule"
@@ -131,9 +129,6 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     watch_kind = "fault-rule"
     aliases = ("rules",)
     columns = "RULE, MODE, ACTOR, CHANGED=changed_at:age"
-
-    def get_queryset(self) -> QuerySet[FaultRule]:
-        return FaultRule.objects.all()
 
     def get_object(self) -> FaultRule:
         name = self.kwargs["name"]

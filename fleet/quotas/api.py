@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -56,6 +55,7 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     """Machines of a type that a team is entitled to, in a region or in total. Other teams with a quota there may borrow
     idle ones until the team needs them."""
 
+    queryset = Quota.objects.all()
     serializer_class = QuotaSerializer
     filterset_class = QuotaFilter
     lookup_field = "name"
@@ -64,9 +64,6 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     watch_kind = "quota"
     measured = frozenset({"wanted", "used", "borrowed", "idle"})
     columns = "TEAM, TYPE=instance_type, REGION, MACHINES, USED, BORROWED, IDLE, WANTED, DEPLOYMENTS"
-
-    def get_queryset(self) -> QuerySet[Quota]:
-        return Quota.objects.all()
 
     def get_serializer_context(self) -> dict[str, Any]:
         owners = {owner_of(row) for row in Quota.objects.all()}

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -163,6 +162,7 @@ class RegionFilter(filters.FilterSet):
 class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     """Failure and latency domains, each with own ingresses and nodes."""
 
+    queryset = Region.objects.select_related("cloud")
     serializer_class = RegionSerializer
     filterset_class = RegionFilter
     lookup_field = "name"
@@ -173,9 +173,6 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     needs_if_match = frozenset({"destroy"})
     aliases = ("rg",)
     columns = "NAME, PROVIDER, NODES=nodes:counts, CELLS=cells:counts, INGRESS=ingress_url"
-
-    def get_queryset(self) -> QuerySet[Region]:
-        return Region.objects.select_related("cloud")
 
     def load_subject(self, row: Region) -> str:
         return region_subject(row.name)
@@ -227,6 +224,7 @@ class InstanceTypeFilter(filters.FilterSet):
 class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     """Types of machines. Prices in US dollars."""
 
+    queryset = InstanceType.objects.all()
     serializer_class = InstanceTypeSerializer
     filterset_class = InstanceTypeFilter
     lookup_field = "name"
@@ -235,9 +233,6 @@ class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     watch_kind = "instance-type"
     aliases = ("it",)
     columns = "NAME, ACCELERATOR, CHIPS, CORES, GIB=memory_gib, $/H=price_per_hour, TP=tensor_parallel_degree"
-
-    def get_queryset(self) -> QuerySet[InstanceType]:
-        return InstanceType.objects.all()
 
 
 class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
@@ -284,6 +279,7 @@ class CertificateFilter(filters.FilterSet):
 class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationCertificate]):
     """Certificates that ingresses present to applications, selected by the requested host."""
 
+    queryset = ApplicationCertificate.objects.all()
     serializer_class = CertificateSerializer
     filterset_class = CertificateFilter
     lookup_field = "name"
@@ -293,9 +289,6 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     ordering_fields = ("name", "not_after", "created_at", "changed_at")
     aliases = ("cert", "certs")
     columns = "NAME, REGION, HOSTS=names, ISSUER, KEY=key_kind, ENDS=not_after"
-
-    def get_queryset(self) -> QuerySet[ApplicationCertificate]:
-        return ApplicationCertificate.objects.all()
 
     @extend_schema(operation_id="certificates_set", request=SetCertificateSerializer)
     def create(self, request: Request) -> Response:

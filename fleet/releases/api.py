@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -42,6 +41,7 @@ class AgentReleaseSerializer(serializers.ModelSerializer[AgentRelease]):
 class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
     """Releases of the agent, and the agents that run them."""
 
+    queryset = AgentRelease.objects.all()
     serializer_class = AgentReleaseSerializer
     lookup_field = "id"
     lookup_value_regex = r"[0-9a-f]{1,16}"
@@ -49,9 +49,6 @@ class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
     watch_kind = "agent-release"
     measured = frozenset({"agents"})
     columns = "RELEASE=id, VERSION, PROTOCOL, CURRENT=is_current, RUN BY=agents:count, AGENTS, AGE=created_at:age"
-
-    def get_queryset(self) -> QuerySet[AgentRelease]:
-        return AgentRelease.objects.all()
 
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "agents": agents_by_release(clock.now())}
@@ -108,6 +105,7 @@ class AgentRolloutFilter(filters.FilterSet):
 class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     """Rollouts of agent releases, newest first."""
 
+    queryset = AgentRollout.objects.prefetch_related("moves")
     serializer_class = AgentRolloutSerializer
     filterset_class = AgentRolloutFilter
     lookup_field = "id"
@@ -117,9 +115,6 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     watch_kind = "agent-rollout"
     measured = frozenset({"moves"})
     columns = "ID, STATE, FROM=from_release, TO=to_release, RING, BY=actor, REASON, AGE=created_at:age"
-
-    def get_queryset(self) -> QuerySet[AgentRollout]:
-        return AgentRollout.objects.prefetch_related("moves")
 
     @extend_schema(operation_id="agents_upgrade", request=UpgradeSerializer)
     def create(self, request: Request) -> Response:

@@ -2,7 +2,6 @@
 never decides."""
 
 from django.conf import settings
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -97,6 +96,7 @@ class WebhookDeliveryFilter(filters.FilterSet):
 class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     """Messages to webhooks with their delivery state, newest first."""
 
+    queryset = WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
     serializer_class = WebhookDeliverySerializer
     filterset_class = WebhookDeliveryFilter
     lookup_field = "id"
@@ -105,14 +105,12 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     ordering_fields = ("id", "event", "state", "created_at", "due_at", "ended_at")
     watch_kind = "webhook-delivery"
 
-    def get_queryset(self) -> QuerySet[WebhookDelivery]:
-        return WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
-
 
 class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
     """Receivers of notifications about incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
     `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
 
+    queryset = Webhook.objects.all()
     serializer_class = WebhookSerializer
     lookup_field = "name"
     lookup_value_regex = r"[-\w]+"
@@ -122,9 +120,6 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     watch_kind = "webhook"
     shown_once = frozenset({"create"})
     columns = "NAME, URL, ENABLED, EVENTS"
-
-    def get_queryset(self) -> QuerySet[Webhook]:
-        return Webhook.objects.all()
 
     @extend_schema(request=CreateWebhookSerializer, responses={200: NewWebhookSerializer})
     def create(self, request: Request) -> Response:

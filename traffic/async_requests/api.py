@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
-from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import extend_schema, extend_schema_field
@@ -189,6 +188,7 @@ class DeclareRequestQueueSerializer(StrictSerializer):
 class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[RequestQueue]):
     """SQS queues whose messages are near-real-time requests of a key."""
 
+    queryset = RequestQueue.objects.select_related("key").prefetch_related("refused")
     serializer_class = RequestQueueSerializer
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
@@ -196,9 +196,6 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "name", "created_at")
     columns = "ID, NAME, TENANT, KEY, STATE, WAITING, REASON"
-
-    def get_queryset(self) -> QuerySet[RequestQueue]:
-        return RequestQueue.objects.select_related("key").prefetch_related("refused")
 
     @extend_schema(request=DeclareRequestQueueSerializer)
     def create(self, request: Request) -> Response:

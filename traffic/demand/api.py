@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
@@ -68,6 +67,7 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     """Newest forecast of each deployment's load, by origin region and serving class, for a day from `made_at` on. The
     planner makes one every five minutes."""
 
+    queryset = DemandForecast.objects.all()
     serializer_class = DemandForecastSerializer
     filterset_class = ForecastFilter
     lookup_field = "id"
@@ -75,6 +75,3 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     page_order = "id"
     ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
     columns = "DEPLOYMENT, ORIGIN, CLASS=serving_class, MADE=made_at:age, JUDGED=is_judged"
-
-    def get_queryset(self) -> QuerySet[DemandForecast]:
-        return DemandForecast.objects.all()

@@ -128,6 +128,7 @@ class EntryRevisionFilter(filters.FilterSet):
 class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
     """Attempts to publish weights with reason and outcome, newest first; the last 200."""
 
+    queryset = EntryRevision.objects.all()
     serializer_class = EntryRevisionSerializer
     filterset_class = EntryRevisionFilter
     lookup_field = "id"
@@ -136,6 +137,3 @@ class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
     ordering_fields = ("id", "at", "revision", "state")
     watch_kind = "entry-revision"
     columns = "AGO=at:age, ENTRY, REVISION, STATE, WEIGHTS, REASON"
-
-    def get_queryset(self) -> QuerySet[EntryRevision]:
-        return EntryRevision.objects.all()

@@ -170,6 +170,7 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     """Hosts that a tenant's callbacks and webhooks may call, and S3 prefixes that its batches may read and write. None
     by default."""
 
+    queryset = TenantGrant.objects.all()
     serializer_class = TenantGrantSerializer
     filterset_class = TenantGrantFilter
     lookup_field = "id"
@@ -178,9 +179,6 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "tenant", "use", "target", "created_at")
-
-    def get_queryset(self) -> QuerySet[TenantGrant]:
-        return TenantGrant.objects.all()
 
     @extend_schema(request=CreateTenantGrantSerializer)
     def create(self, request: Request) -> Response:
@@ -244,6 +242,7 @@ class TenantWebhookFilter(filters.FilterSet):
 class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[TenantWebhook]):
     """Webhooks of tenants that receive a message when a batch ends (Standard Webhooks)."""
 
+    queryset = TenantWebhook.objects.all()
     serializer_class = TenantWebhookSerializer
     filterset_class = TenantWebhookFilter
     lookup_field = "id"
@@ -252,9 +251,6 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     ordering_fields = ("id", "tenant", "created_at")
     shown_once = frozenset({"create", "rotate"})
     columns = "ID, TENANT, URL, ACTOR, AGE=created_at:age"
-
-    def get_queryset(self) -> QuerySet[TenantWebhook]:
-        return TenantWebhook.objects.all()
 
     @extend_schema(request=CreateTenantWebhookSerializer, responses={200: TenantWebhookSecretSerializer})
     def create(self, request: Request) -> Response:

@@ -4,7 +4,6 @@ values mean.
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -229,6 +228,7 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     that the lists exclude.
     """
 
+    queryset = EngineAllowance.objects.all()
     serializer_class = EngineAllowanceSerializer
     filterset_class = EngineAllowanceFilter
     lookup_field = "id"
@@ -238,9 +238,6 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     ordering_fields = ("id", "engine", "name", "created_at")
     aliases = ("allowances",)
     columns = "ID, ENGINE, NAME, ACTOR, WHY, AGE=created_at:age"
-
-    def get_queryset(self) -> QuerySet[EngineAllowance]:
-        return EngineAllowance.objects.all()
 
     @extend_schema(request=AllowSerializer, responses={200: EngineAllowanceSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -151,6 +150,7 @@ class OverrideFilter(EvacuationFilter):
 class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     """Operators' traffic overrides, including evacuations, newest first."""
 
+    queryset = TrafficOverride.objects.all()
     serializer_class = OverrideSerializer
     filterset_class = OverrideFilter
     lookup_field = "id"
@@ -168,9 +168,6 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 
     def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)
-
-    def get_queryset(self) -> QuerySet[TrafficOverride]:
-        return TrafficOverride.objects.all()
 
     @extend_schema(
         operation_id="traffic_overrides_fix",
@@ -202,6 +199,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     """Evacuations of regions, newest first. An evacuation ends like any override."""
 
+    queryset = TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)
     serializer_class = EvacuationSerializer
     filterset_class = EvacuationFilter
     lookup_field = "id"
@@ -215,9 +213,6 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 
     def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)
-
-    def get_queryset(self) -> QuerySet[TrafficOverride]:
-        return TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)
 
     @extend_schema(
         operation_id="traffic_evacuations_start",

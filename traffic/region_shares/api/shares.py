@@ -3,7 +3,6 @@ decides."""
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -91,6 +90,7 @@ class MatrixFilter(filters.FilterSet):
 class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
     """Region shares in force, by deployment, with the demand and capacity that they are based on."""
 
+    queryset = Deployment.objects.select_related("traffic_matrix")
     serializer_class = MatrixSerializer
     filterset_class = MatrixFilter
     lookup_field = "name"
@@ -100,9 +100,6 @@ class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
     row_key = "deployment"
     aliases = ("shares",)
     columns = "DEPLOYMENT, SHARES, REVISION, MOVED=moved_at:age, HELD"
-
-    def get_queryset(self) -> QuerySet[Deployment]:
-        return Deployment.objects.select_related("traffic_matrix")
 
 
 class ShiftSerializer(serializers.ModelSerializer[TrafficShift]):
@@ -125,6 +122,7 @@ class ShiftFilter(filters.FilterSet):
 class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     """Changes of shares with their reasons, newest first; the last 200 of each deployment."""
 
+    queryset = TrafficShift.objects.all()
     serializer_class = ShiftSerializer
     filterset_class = ShiftFilter
     lookup_field = "id"
@@ -134,9 +132,6 @@ class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     watch_kind = "shift"
     aliases = ("traffic-history",)
     columns = "AGO=at:age, DEPLOYMENT, KIND, MOVED, REASON"
-
-    def get_queryset(self) -> QuerySet[TrafficShift]:
-        return TrafficShift.objects.all()
 
 
 Residency = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
@@ -261,6 +256,7 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
     """Traffic policy of a deployment: where its requests may be served, the price of regions, and caps on their
     utilisation."""
 
+    queryset = Deployment.objects.select_related("traffic_rule")
     serializer_class = TrafficPolicySerializer
     filterset_class = TrafficPolicyFilter
     lookup_field = "name"
@@ -273,9 +269,6 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name
-
-    def get_queryset(self) -> QuerySet[Deployment]:
-        return Deployment.objects.select_related("traffic_rule")
 
     @extend_schema(request=TrafficPolicyChangeSerializer)
     def partial_update(self, request: Request, name: str) -> Response:

@@ -3,7 +3,6 @@ budgets. Decides nothing; selectors and services do."""
 
 from typing import Any
 
-from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_serializer
@@ -361,6 +360,7 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     """Monthly (UTC) limits on a tenant's tokens or US dollars, and on the cost of machines. Each alert opens an
     incident."""
 
+    queryset = Budget.objects.all()
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter
     lookup_field = "id"
@@ -370,9 +370,6 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     ordering_fields = ("id", "tenant", "deployment", "changed_at")
     measured = frozenset({"month", "used", "used_percent", "level", "stopped", "stopped_at"})
     columns = "ID, TENANT, DEPLOYMENT, UNIT, LIMIT, USED=used:number, USED %=used_percent, HARD STOP, STOPPED"
-
-    def get_queryset(self) -> QuerySet[Budget]:
-        return Budget.objects.all()
 
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "month_use": MonthUse(clock.now())}
