@@ -31,11 +31,8 @@ _held: ContextVar[bool] = ContextVar("switchyard_hash_slot", default=False)
 
 @contextmanager
 def hash_slot(*, known: bool = False) -> Iterator[None]:
-    """Hold a slot; a nested call uses the same one. With `known` it may use the reserve.
-
-    Raises:
-        Busy: no slot is free.
-    """
+    """Hold a slot; a nested call uses the same one. With `known` it may use the reserve. Raises Busy if no slot is
+    free."""
     if _held.get():
         yield
         return
@@ -56,11 +53,7 @@ class SlottedPasswordHasher(PBKDF2PasswordHasher):
     """Django's own hasher and format, in a slot."""
 
     def encode(self, password: str, salt: str, iterations: int | None = None) -> str:
-        """The hash as it is stored.
-
-        Raises:
-            Busy: no slot is free.
-        """
+        """The hash as it is stored. Raises Busy if no slot is free."""
         request = request_work()
         if request is None:
             return self._hash(password, salt, iterations)

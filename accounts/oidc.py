@@ -63,11 +63,8 @@ def provider() -> Provider | None:
 
 
 def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpResponse:
-    """Redirect the browser to the provider, which sends it back to the absolute URL `back`.
-
-    Raises:
-        ProviderFault: the provider cannot be reached or is not the configured one.
-    """
+    """Redirect the browser to the provider, which sends it back to the absolute URL `back`. Raises ProviderFault if the
+    provider cannot be reached or is not the configured one."""
     try:
         client = _client(known)
         _checked(client, known)
@@ -78,11 +75,8 @@ def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpRespons
 
 
 def login_finish(request: HttpRequest, known: Provider) -> Claims:
-    """Returns the user whom the provider sent back.
-
-    Raises:
-        ProviderFault: this browser started no such login, the provider refused it, or its token is invalid.
-    """
+    """Returns the user whom the provider sent back. Raises ProviderFault if this browser started no such login, the
+    provider refused it, or its token is invalid."""
     try:
         client = _client(known)
         _checked(client, known)

@@ -27,41 +27,27 @@ class FactorNeeded(PermissionDenied):
 
 
 def require_human(request: HttpRequest | Request) -> None:
-    """Only people may approve.
-
-    Raises:
-        PermissionDenied: the caller is a service account.
-    """
+    """Only people may approve. Raises PermissionDenied if the caller is a service account."""
     if ServiceAccount.objects.filter(user_id=request.user.pk or 0).exists():
         raise PermissionDenied("A service account cannot approve; a person must.")
 
 
 def require_may_reject(request: HttpRequest | Request, approval: Approval) -> None:
-    """The requester may withdraw; only admins may reject.
-
-    Raises:
-        PermissionDenied: neither.
-    """
+    """The requester may withdraw; only admins may reject. Raises PermissionDenied otherwise."""
     if approval.requested_by != request.user.get_username()[:64]:
         require(request, Role.ADMIN)
 
 
 def require_fresh_factor(request: HttpRequest | Request, now: datetime) -> None:
     """Requires a second factor shown within `FRESH` from users who have one. Requests with tokens never have one.
-
-    Raises:
-        FactorNeeded: no fresh second factor.
-    """
+    Raises FactorNeeded without a fresh second factor."""
     if has_second_factor(request.user) and not _is_factor_fresh(request, now):
         raise FactorNeeded("This takes a second factor shown in this browser within the last 10 minutes.")
 
 
 def require_fresh_login(request: HttpRequest, now: datetime) -> None:
-    """Requires a fresh second factor to change second factors, and a login within `FRESH` to add the first one.
-
-    Raises:
-        FactorNeeded: neither.
-    """
+    """Requires a fresh second factor to change second factors, and a login within `FRESH` to add the first one. Raises
+    FactorNeeded otherwise."""
     require_fresh_factor(request, now)
     began_s = float(request.session.get(BEGAN, 0.0))
     if not has_second_factor(request.user) and now.timestamp() - began_s > FRESH.total_seconds():
@@ -85,12 +71,9 @@ def _is_factor_fresh(request: HttpRequest | Request, now: datetime) -> bool:
 
 
 def token_owner(request: HttpRequest | Request, service_account: str) -> User:
-    """Returns the user of a new token: the caller, or a service account, which requires an admin.
-
-    Raises:
-        PermissionDenied: a service account was named by another user.
-        InvalidInput: no such service account.
-    """
+    """Returns the user of a new token: the caller, or a service account, which requires an admin. Raises
+    PermissionDenied if a service account was named by another user. Raises InvalidInput if there is no such service
+    account."""
     if not service_account:
         return User.objects.get(pk=request.user.pk or 0)
     require(request, Role.ADMIN)
@@ -109,11 +92,8 @@ class BearerTokenAuthentication(BaseAuthentication):
     """Authenticates as the user of an API token; `request.auth` is the token."""
 
     def authenticate(self, request: Request) -> tuple[AbstractBaseUser, ApiToken] | None:
-        """The token's user and the token, or None if the request shows no bearer token.
-
-        Raises:
-            AuthenticationFailed: malformed, unknown, revoked or expired token, or a deactivated user (401).
-        """
+        """The token's user and the token, or None if the request shows no bearer token. Raises AuthenticationFailed for
+        a malformed, unknown, revoked or expired token, or a deactivated user (401)."""
         scheme, _, text = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme.casefold() != SCHEME.casefold():
             return None

@@ -92,11 +92,8 @@ def showing(site: Site, known: Sequence[str]) -> Ceremony:
 
 
 def challenge_in(response: Mapping[str, Any]) -> str:
-    """Returns the challenge that a response claims to sign, unverified.
-
-    Raises:
-        KeyFault: not a response of a browser.
-    """
+    """Returns the challenge that a response claims to sign, unverified. Raises KeyFault if it is not a response of a
+    browser."""
     try:
         encoded = str(response["response"]["clientDataJSON"])
         client_data = decode_json(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
@@ -106,11 +103,7 @@ def challenge_in(response: Mapping[str, Any]) -> str:
 
 
 def read_response(text: str) -> Mapping[str, Any]:
-    """A browser's response.
-
-    Raises:
-        KeyFault: it is too long, or no JSON object.
-    """
+    """A browser's response. Raises KeyFault if it is too long, or no JSON object."""
     try:
         response = decode_json(text) if len(text) <= LONGEST_RESPONSE else None
     except ValueError:
@@ -121,11 +114,8 @@ def read_response(text: str) -> Mapping[str, Any]:
 
 
 def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[str, int]:
-    """Returns the new credential in its stored form, and its key's counter.
-
-    Raises:
-        KeyFault: it was made for another page or challenge, or without a touch of a key.
-    """
+    """Returns the new credential in its stored form, and its key's counter. Raises KeyFault if it was made for another
+    page or challenge, or without a touch of a key."""
     from fido2.utils import websafe_encode
 
     try:
@@ -138,11 +128,8 @@ def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[s
 
 
 def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[str, Any]) -> tuple[str, int]:
-    """Returns which of `known` signed, and its key's counter.
-
-    Raises:
-        KeyFault: none did, or for another page or challenge.
-    """
+    """Returns which of `known` signed, and its key's counter. Raises KeyFault if none did, or for another page or
+    challenge."""
     from fido2.webauthn import AuthenticationResponse
 
     try:

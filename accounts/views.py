@@ -125,11 +125,7 @@ def login_second(request: HttpRequest) -> HttpResponse:
 
 
 def check_factor(request: HttpRequest, user: User, now: datetime) -> bool:
-    """Whether the form has a valid second factor of the user.
-
-    Raises:
-        LoginLimited: too many wrong attempts.
-    """
+    """Whether the form has a valid second factor of the user. Raises LoginLimited after too many wrong attempts."""
     shown = Shown(request.POST.get("one_time_code", ""), request.POST.get("credential", ""))
     attempt = FactorAttempt(user.pk, device_of(request, user.get_username()))
     return factor_check(user=user, site=site_of(request), shown=shown, attempt=attempt, now=now)

@@ -176,11 +176,8 @@ def _break_at_earlier_head(earlier: Head | None, base_number: int, head: Head) -
 
 
 def audit_trim(*, before: datetime, unexported_too: bool) -> int:
-    """Remove the records older than `before`, and return how many.
-
-    Raises:
-        Conflict: a record is broken or was not exported.
-    """
+    """Remove the records older than `before`, and return how many. Raises Conflict if a record is broken or was not
+    exported."""
     with transaction.atomic():
         chain = AuditChain.objects.select_for_update().filter(pk=ONLY_CHAIN).first()
         first_kept = AuditRecord.objects.filter(at__gte=before).order_by("number").values_list("number", flat=True)
@@ -229,12 +226,8 @@ def record_json(record: AuditRecord) -> dict[str, Any]:
 
 
 def audit_export(*, target: str, after: int) -> int:
-    """Export all records after a number, and return how many.
-
-    Raises:
-        BadTarget: not a valid target.
-        ExportFailed: the target rejected a batch; earlier batches are stored.
-    """
+    """Export all records after a number, and return how many. Raises BadTarget if it is not a valid target. Raises
+    ExportFailed if the target rejected a batch; earlier batches are stored."""
     sink, exported = sink_of(target), 0
     while batch := _batch(after):
         _send(sink, batch)
@@ -244,11 +237,8 @@ def audit_export(*, target: str, after: int) -> int:
 
 def exported_head(target: str) -> Head | None:
     """Returns the last record in an export file: a head that the database's owner cannot rewrite with the chain.
-    Returns None for other targets and for an empty file.
-
-    Raises:
-        BadTarget: not a valid target, or its last line is not a record.
-    """
+    Returns None for other targets and for an empty file. Raises BadTarget if it is not a valid target, or its last line
+    is not a record."""
     sink = sink_of(target) if target else None
     line = sink.last_line() if isinstance(sink, FileSink) else ""
     if not line:
@@ -312,12 +302,9 @@ _GRANTS = (
 
 @transaction.atomic
 def application_role_grant(*, role: str) -> None:
-    """Grant an existing role the minimum that the application needs. Run it again after each migration.
-
-    Raises:
-        InvalidInput: no such role.
-        Conflict: a superuser, or an owner of the tables, whom grants do not restrict.
-    """
+    """Grant an existing role the minimum that the application needs. Run it again after each migration. Raises
+    InvalidInput if there is no such role. Raises Conflict for a superuser, or an owner of the tables, whom grants do
+    not restrict."""
     with connection.cursor() as cursor:
         cursor.execute(_KNOWN, [role])
         found = cursor.fetchone()

@@ -32,11 +32,7 @@ class Sink(Protocol):
     """One target. `first` and `last` are the numbers of the first and last record."""
 
     def take(self, lines: Sequence[str], first: int, last: int) -> None:
-        """Store the lines.
-
-        Raises:
-            ExportFailed: not all are stored; the same lines may be sent again.
-        """
+        """Store the lines. Raises ExportFailed if not all are stored; the same lines may be sent again."""
 
 
 class FileSink:
@@ -58,11 +54,7 @@ class FileSink:
             raise ExportFailed(f"{self.path}: {error.strerror or error}") from error
 
     def last_line(self) -> str:
-        """Returns the last complete line, or "".
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Returns the last complete line, or "". Raises OSError if the file cannot be read."""
         if not self.path.exists():
             return ""
         with self.path.open("rb") as file:
@@ -129,11 +121,7 @@ class SyslogSink:
 
 
 def sink_of(target: str) -> Sink:
-    """Returns the sink of a target.
-
-    Raises:
-        BadTarget: not a valid target.
-    """
+    """Returns the sink of a target. Raises BadTarget if it is not a valid target."""
     try:
         parts = urlsplit(target)
         port = parts.port or SYSLOG_PORT

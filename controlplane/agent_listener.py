@@ -53,13 +53,9 @@ class ControlIdentity:
         self._share = random.random()
 
     def refresh(self, now: datetime) -> None:
-        """Renew the certificate if it is due, and take over what counts.
-
-        Raises:
-            django.db.DatabaseError: the database does not answer.
-            SealedAway: the key of the authority that signs cannot be opened.
-            OSError: the home refused a file.
-        """
+        """Renew the certificate if it is due, and take over what counts. Raises django.db.DatabaseError if the database
+        does not answer. Raises SealedAway if the key of the authority that signs cannot be opened. Raises OSError if
+        the home refused a file."""
         trust = authority_ensure(now)
         if not self._is_due(now):
             self.identity.store_trust(bundle=trust.bundle, revoked=trust.revoked)

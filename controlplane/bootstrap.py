@@ -100,11 +100,8 @@ def is_current(*, dev: bool) -> bool:
 
 
 def install(*, dev: bool) -> None:
-    """Make the environment and install what the lock names into it.
-
-    Raises:
-        CannotBootstrap: a step failed; the log has the whole story.
-    """
+    """Make the environment and install what the lock names into it. Raises CannotBootstrap if a step failed; the log
+    has the whole story."""
     LOG.parent.mkdir(parents=True, exist_ok=True)
     with LOG.open("w") as log:
         if not _works():
@@ -206,10 +203,7 @@ def _uv_pin() -> str:
 
 def _install_locked(lock: Path, log: TextIO, *, has_uv: bool) -> None:
     """Install by uv, which takes seconds; where it cannot, by pip, which takes a minute or two and knows every setup.
-
-    Raises:
-        CannotBootstrap: neither could.
-    """
+    Raises CannotBootstrap if neither could."""
     if has_uv:
         uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON)]
         if _succeeds([*uv, "--require-hashes", "-r", str(lock)], log, _uv_environment(log)):

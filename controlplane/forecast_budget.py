@@ -39,11 +39,8 @@ class ForecastBudget:
 
     @contextmanager
     def take(self, user: str) -> Iterator[Callable[[], bool]]:
-        """Gives a function that says whether there is time left.
-
-        Raises:
-            Busy: another forecast runs, or the user or all users together had their share of this minute.
-        """
+        """Gives a function that says whether there is time left. Raises Busy if another forecast runs, or the user or
+        all users together had their share of this minute."""
         if not self._slot.acquire(blocking=False):
             raise Busy("another forecast is being made; try again in a few seconds", self.limits.of_one_s)
         began_s = self.core_s()

@@ -92,11 +92,7 @@ def header(lock: Lock, checkout: Path = CHECKOUT) -> str:
 
 def compile_lock(lock: Lock, checkout: Path = CHECKOUT, *, upgrade: bool = False) -> str:
     """The text of a lock, by uv and the package index. Versions that the lock has already stay where they fit, unless
-    `upgrade`.
-
-    Raises:
-        CalledProcessError: uv could not; its output shows why.
-    """
+    `upgrade`. Raises CalledProcessError if uv could not; its output shows why."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "list.txt"
         source.write_text("\n".join([*_lines(lock, checkout), *lock.also]) + "\n")

@@ -89,11 +89,7 @@ BY_NAME = {str(kind.role): kind for kind in PROCESSES}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the named process.
-
-    Raises:
-        SystemExit: there is no such process; the text names all.
-    """
+    """Become the named process. Raises SystemExit if there is no such process; the text names all."""
     kind = BY_NAME.get(arguments[0]) if arguments else None
     if kind is None:
         known = "".join(f"\n  {name:<12}{each.does}" for name, each in BY_NAME.items())

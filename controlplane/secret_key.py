@@ -10,11 +10,8 @@ FEWEST_LETTERS = 5
 
 
 def require_secret_key() -> None:
-    """Part of the start of each process of the control plane.
-
-    Raises:
-        SystemExit: there is no key, or one that could be guessed.
-    """
+    """Part of the start of each process of the control plane. Raises SystemExit if there is no key, or one that could
+    be guessed."""
     try:
         key = settings.SECRET_KEY
     except ImproperlyConfigured:

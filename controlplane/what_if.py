@@ -47,11 +47,7 @@ def plan_rollout(
     now: datetime,
     has_time: HasTime,
 ) -> Forecast:
-    """What this rollout would do.
-
-    Raises:
-        InvalidInput: it could not be started; the same rules as for starting it.
-    """
+    """What this rollout would do. Raises InvalidInput if it could not be started; the same rules as for starting it."""
     proposal = rollout_propose(deployment=deployment, version=version, policy=policy, allow_unreleased=allow_unreleased)
     size, *more = (version_view(proposal.version, on, is_apart=True) for on in shapes_of(proposal.deployment))
     further = dict(zip(proposal.deployment.instance_types[1:], more, strict=True))
@@ -64,11 +60,8 @@ def plan_rollout(
 def plan_scale(
     *, deployment: str, cells: Mapping[str, Cells], now: datetime, has_time: HasTime, by_type: ByType | None = None
 ) -> Forecast:
-    """What this number of cells would do; of a range, what it leaves of the number that there is.
-
-    Raises:
-        InvalidInput: an unknown deployment, region or instance type, or cells by role that its version cannot have.
-    """
+    """What this number of cells would do; of a range, what it leaves of the number that there is. Raises InvalidInput
+    for an unknown deployment, region or instance type, or cells by role that its version cannot have."""
     view = fleet_view(now=now)
     if deployment not in view.deployments:
         raise InvalidInput(field="scale.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
@@ -98,11 +91,8 @@ def _count(stated: Cells, before: int) -> int:
 
 def plan_load(*, deployment: str, factor: float, now: datetime, has_time: HasTime) -> Forecast:
     """Forecast the autoscaler and the fleet for the current load and the plan of the day, both multiplied by `factor`.
-    The policy counts as acting.
-
-    Raises:
-        InvalidInput: there is no such deployment, its cells are a range nowhere, or its load is unknown.
-    """
+    The policy counts as acting. Raises InvalidInput if there is no such deployment, its cells are a range nowhere, or
+    its load is unknown."""
     view = fleet_view(now=now)
     if deployment not in view.deployments:
         raise InvalidInput(field="load.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
@@ -193,22 +183,15 @@ def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:
 
 
 def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Forecast:
-    """What the loss of every machine of a region would do.
-
-    Raises:
-        InvalidInput: an unknown region.
-    """
+    """What the loss of every machine of a region would do. Raises InvalidInput for an unknown region."""
     view = fleet_view(now=now)
     _known_regions(view, {region: 0}, "lose_region")
     return _noting(_predict(view, LoseRegion(region), now, has_time), _scaling_notes())
 
 
 def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: HasTime) -> Forecast:
-    """Forecast a deployment from this snapshot, which may contain a change that is only considered.
-
-    Raises:
-        KeyError: the snapshot has no such deployment.
-    """
+    """Forecast a deployment from this snapshot, which may contain a change that is only considered. Raises KeyError if
+    the snapshot has no such deployment."""
     wanted = _asked(view, deployment)
     return _noting(_predict(view, Scale(deployment, wanted), now, has_time), _plan_notes(deployment, wanted, now))
 

@@ -184,11 +184,7 @@ def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page]
 
 
 def require(request: HttpRequest | Request, role: Role, deployment: str = "") -> None:
-    """Require a role of the sender of a request.
-
-    Raises:
-        PermissionDenied: names the required role.
-    """
+    """Require a role of the sender of a request. Raises PermissionDenied, which names the required role."""
     access = access_of(request)
     if not access.may(role, deployment):
         raise PermissionDenied(f"Needs the {role} role; you have {access.role_on(deployment) or 'none'}.")

@@ -87,11 +87,7 @@ def authority_make(fleet: str, now: datetime) -> Authority:
 
 
 def authority_load(certificate_pem: str, key_pem: bytes) -> Authority:
-    """Loads a stored authority.
-
-    Raises:
-        ValueError: key or certificate is not one of an authority.
-    """
+    """Loads a stored authority. Raises ValueError if the key or the certificate is not one of an authority."""
     key = serialization.load_pem_private_key(key_pem, password=None)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError("the key of the authority is not on an elliptic curve")
@@ -102,11 +98,8 @@ def certificate_sign(
     authority: Authority, name: IdentityName, request_pem: str, now: datetime, valid: timedelta = CERTIFICATE_VALID
 ) -> Issued:
     """Signs a certificate for `name` and the key of the request, for servers and clients. It is valid from
-    `CLOCK_SKEW_ALLOWED` ago.
-
-    Raises:
-        BadRequest: not a certificate request, not signed by its own key, or an unsupported key.
-    """
+    `CLOCK_SKEW_ALLOWED` ago. Raises BadRequest if it is not a certificate request, not signed by its own key, or an
+    unsupported key."""
     key = _requested_key(request_pem)
     serial = x509.random_serial_number()
     signer = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())

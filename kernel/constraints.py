@@ -26,11 +26,8 @@ class InvalidField(ValueError):
 def struct_changed(base: S, stated: Mapping[str, Any], *, path: str) -> S:
     """Returns `base` with the stated fields changed. Nested structs are changed field by field, other values replaced.
 
-    `path` is the name of `base` in messages; fields of a nested struct are `struct.field`.
-
-    Raises:
-        InvalidField: an unknown field, or a value of the wrong type or outside its bounds.
-    """
+    `path` is the name of `base` in messages; fields of a nested struct are `struct.field`. Raises InvalidField for an
+    unknown field, or a value of the wrong type or outside its bounds."""
     return _changed(base, stated, path, prefix="")
 
 

@@ -24,12 +24,8 @@ class UnstorableText(ValueError):
 
 
 def decode_json(text: str | bytes, *, deepest: int = DEEPEST) -> Any:
-    """Decodes a caller's JSON.
-
-    Raises:
-        UnstorableText: a text has NUL or half of a surrogate pair.
-        ValueError: not JSON with only one meaning (`strict_loads`), or nested deeper than `deepest`.
-    """
+    """Decodes a caller's JSON. Raises UnstorableText if a text has NUL or half of a surrogate pair. Raises ValueError
+    if it is not JSON with only one meaning (`strict_loads`), or nested deeper than `deepest`."""
     value = strict_loads(text, deepest=deepest, any_text=True)
     # JSON can contain these characters only as escapes.
     is_escaped = b"\\u" in text if isinstance(text, bytes) else "\\u" in text

@@ -184,11 +184,8 @@ class LoopThreads:
             connection.close()
 
     def _listen_until_stopped(self) -> None:
-        """Receive wake-ups, on a new connection after each database error.
-
-        Raises:
-            HangingPass: a pass does not end.
-        """
+        """Receive wake-ups, on a new connection after each database error. Raises HangingPass if a pass does not
+        end."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -227,11 +224,8 @@ class LoopThreads:
 
     def require_progress(self) -> None:
         """Check that passes end. It counts checks, not seconds: a process that was stopped in the middle of a pass has
-        made no checks meanwhile, so its own sleep is not held against the pass.
-
-        Raises:
-            HangingPass: the same pass was running in too many checks in a row.
-        """
+        made no checks meanwhile, so its own sleep is not held against the pass. Raises HangingPass if the same pass was
+        running in too many checks in a row."""
         for name, slot in self.slots.items():
             begun, looks = self._looks.get(name, (0, 0))
             same = slot.is_at_work and begun == slot.passes_begun

@@ -37,11 +37,7 @@ class RequestWork:
         return self.chances[self.turn - 1]
 
     def result(self, key: Any, work: Callable[[], Any]) -> Any:
-        """Returns or raises what `work` does.
-
-        Raises:
-            RunOutsideTransaction: `work` has not run yet.
-        """
+        """Returns or raises what `work` does. Raises RunOutsideTransaction if `work` has not run yet."""
         if key not in self.results:
             raise RunOutsideTransaction(lambda: self.results.__setitem__(key, _outcome(work)))
         return self.results[key]()
@@ -73,11 +69,7 @@ def begin_run(work: RequestWork) -> Iterator[None]:
 
 def refuse_inside_transaction(what: str) -> None:
     """Guards calls to other systems, such as a cloud: a transaction would hold its locks and its connection while it
-    waits. The transaction that a test rolls back does not count.
-
-    Raises:
-        RuntimeError: a transaction is open.
-    """
+    waits. The transaction that a test rolls back does not count. Raises RuntimeError if a transaction is open."""
     if any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
         raise RuntimeError(f"{what} inside of a transaction: make it before or after")
 

@@ -99,11 +99,8 @@ class BadDatabaseUrl(ValueError):
 def database_settings(url: str) -> dict[str, Any]:
     """Returns `NAME`, `USER`, `PASSWORD`, `HOST`, `PORT` and, in `OPTIONS`, the other parts of the URL.
 
-    Of several hosts the one that takes writes is used, unless the URL sets `target_session_attrs`.
-
-    Raises:
-        BadDatabaseUrl: not such a URL.
-    """
+    Of several hosts the one that takes writes is used, unless the URL sets `target_session_attrs`. Raises
+    BadDatabaseUrl if it is not such a URL."""
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 

@@ -40,11 +40,7 @@ def older_layout(applied: Mapping[str, str], present: Mapping[str, str]) -> str:
 
 
 def refuse_older_layout(using: str, **_: Any) -> None:
-    """Receiver of `pre_migrate`.
-
-    Raises:
-        CommandError: `using` is a database of an older layout.
-    """
+    """Receiver of `pre_migrate`. Raises CommandError if `using` is a database of an older layout."""
     stored = _stored(using)
     applied = {
         f"{app}.{name}": stored.get(f"{app}.{name}", "")

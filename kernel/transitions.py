@@ -33,10 +33,6 @@ def compare_and_set(
 
 
 def compare_and_set_or_stale(rows: "models.QuerySet[Any]", *, what: str, **changes: Any) -> None:
-    """Part of a larger step: apply or raise.
-
-    Raises:
-        StaleDecision: no row matches any more.
-    """
+    """Part of a larger step: apply or raise. Raises StaleDecision if no row matches any more."""
     if rows.update(**changes) == 0:
         raise StaleDecision(what)

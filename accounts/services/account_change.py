@@ -31,11 +31,7 @@ from kernel.refusals import Conflict, InvalidInput
 
 @transaction.atomic
 def group_create(*, name: str, role: Role, actor: str, now: datetime, claim: str = "") -> GroupRole:
-    """A group without members.
-
-    Raises:
-        Conflict: the name is taken.
-    """
+    """A group without members. Raises Conflict if the name is taken."""
     group, created = Group.objects.get_or_create(name=name)
     if not created and GroupRole.objects.filter(group=group).exists():
         raise Conflict(f"there is a group {name} already; change it, or choose another name")
@@ -48,11 +44,7 @@ def group_create(*, name: str, role: Role, actor: str, now: datetime, claim: str
 def group_change(
     *, name: str, actor: str, now: datetime, role: Role | None = None, claim: str | None = None
 ) -> GroupRole:
-    """Change the given fields.
-
-    Raises:
-        Conflict: no admin would be left.
-    """
+    """Change the given fields. Raises Conflict if no admin would be left."""
     row = GroupRole.objects.select_for_update().get(group__name=name)
     row.role = row.role if role is None else role.value
     row.claim = row.claim if claim is None else claim
@@ -64,11 +56,7 @@ def group_change(
 
 @transaction.atomic
 def group_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a group with its grants.
-
-    Raises:
-        Conflict: no admin would be left.
-    """
+    """Remove a group with its grants. Raises Conflict if no admin would be left."""
     Group.objects.get(name=name, role__isnull=False).delete()
     require_an_admin()
     event_record(kind="group.deleted", message=f"group {name} deleted by {actor}", now=now, actor=actor)
@@ -77,11 +65,7 @@ def group_delete(*, name: str, actor: str, now: datetime) -> None:
 @transaction.atomic
 def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: str = "", group: str = "") -> Grant:
     """Grant a role for a deployment to a user or a group, and replace an earlier grant. The deployment need not exist
-    yet.
-
-    Raises:
-        InvalidInput: not exactly one of user and group, or one that does not exist.
-    """
+    yet. Raises InvalidInput if it is not exactly one of user and group, or one that does not exist."""
     if bool(user) == bool(group):
         raise InvalidInput(field="user", rule="one", message="name either a user or a group")
     account = User.objects.filter(username=user).first() if user else None
@@ -100,11 +84,7 @@ def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: 
 
 @transaction.atomic
 def grant_take(*, grant_id: int, actor: str, now: datetime) -> None:
-    """End a grant.
-
-    Raises:
-        Conflict: it has ended.
-    """
+    """End a grant. Raises Conflict if it has ended."""
     grant = Grant.objects.select_related("user", "group").filter(pk=grant_id).first()
     if grant is None:
         raise Conflict("this grant has ended already")
@@ -146,10 +126,7 @@ class _NeedsApproval(Exception):
 
 def account_change(change: str, *, actor: str, now: datetime, why: str = "", **fields: Any) -> Any:
     """Make one of `CHANGES` and return the result of its service, or an `Approval` if a second person must approve.
-
-    Raises:
-        Refusal: by the service, also for a change that needs approval.
-    """
+    Raises Refusal if the service does, also for a change that needs approval."""
     if not is_two_person_rule_on():
         return CHANGES[change](actor=actor, now=now, **fields)
     try:

@@ -120,11 +120,7 @@ def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval
 
 @transaction.atomic
 def approval_reject(*, approval_id: int, actor: str, now: datetime, why: str = "") -> Approval:
-    """Reject or withdraw a request.
-
-    Raises:
-        Conflict: it is decided or expired.
-    """
+    """Reject or withdraw a request. Raises Conflict if it is decided or expired."""
     row = _pending(approval_id, now)
     state = ApprovalState.WITHDRAWN if row.requested_by == actor[:64] else ApprovalState.REJECTED
     return _decide(row, state, why, actor, now)
@@ -150,11 +146,8 @@ def approvals_expire(*, now: datetime) -> int:
 
 @transaction.atomic
 def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -> ApprovalRule | Approval:
-    """Require two-person approval, or remove the requirement, which needs approval: then it returns the request.
-
-    Raises:
-        InvalidInput: no such action.
-    """
+    """Require two-person approval, or remove the requirement, which needs approval: then it returns the request. Raises
+    InvalidInput if there is no such action."""
     known = {action.name: action.title for action in fleet_actions()}
     if name not in known:
         raise InvalidInput(

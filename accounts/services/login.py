@@ -125,12 +125,8 @@ class LoginLimited(Refusal):
 
 
 def password_login(*, request: HttpRequest, attempt: Attempt, password: str, now: datetime) -> User | None:
-    """Returns the user with this name and password, or None. Call it outside a transaction: it computes a hash.
-
-    Raises:
-        Busy: too many passwords are being checked.
-        LoginLimited: too many were wrong.
-    """
+    """Returns the user with this name and password, or None. Call it outside a transaction: it computes a hash. Raises
+    Busy if too many passwords are being checked. Raises LoginLimited if too many were wrong."""
     with hash_slot(known=bool(attempt.device)):
         with transaction.atomic(durable=True):
             wait_s = attempt_count(attempt=attempt, now=now)
@@ -147,11 +143,8 @@ class NotAdmitted(Refusal):
 
 
 def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
-    """Returns the user of the claims, with the current groups at the provider.
-
-    Raises:
-        NotAdmitted: in no mapped group (unless `admit_all`), deactivated, or the name is taken or invalid.
-    """
+    """Returns the user of the claims, with the current groups at the provider. Raises NotAdmitted if the user is in no
+    mapped group (unless `admit_all`) or deactivated, or the name is taken or invalid."""
     with transaction.atomic():
         known = Identity.objects.select_related("user").filter(issuer=claims.issuer, subject=claims.subject).first()
         theirs = list(Group.objects.filter(role__claim__in=claims.groups).exclude(role__claim=""))

@@ -38,11 +38,8 @@ class Shown:
 
 def app_enrol(*, user: User, sealed: str, code: str, name: str, now: datetime) -> tuple[str, ...]:
     """Enrol an app that showed a right code of the secret in `sealed`. Returns recovery codes for the first factor.
-
-    Raises:
-        InvalidInput: the code is wrong, or the secret has expired.
-        Conflict: the user has too many factors.
-    """
+    Raises InvalidInput if the code is wrong, or the secret has expired. Raises Conflict if the user has too many
+    factors."""
     secret = one_time_codes.unsealed(sealed, user.pk) if one_time_codes.is_recent(sealed, now) else ""
     if not secret:
         raise InvalidInput(field="secret", rule="recent", message="this QR code has expired; start again")
@@ -56,11 +53,8 @@ def app_enrol(*, user: User, sealed: str, code: str, name: str, now: datetime) -
 
 def key_enrol(*, user: User, site: Site, response: str, name: str, now: datetime) -> tuple[str, ...]:
     """Enrol a security key that signed the challenge of `key_ceremony`. Returns recovery codes for the first factor.
-
-    Raises:
-        InvalidInput: the response is rejected.
-        Conflict: the user has too many factors, or this one already.
-    """
+    Raises InvalidInput if the response is rejected. Raises Conflict if the user has too many factors, or this one
+    already."""
 
     def enrolled(challenge: str, parsed: Mapping[str, Any]) -> dict[str, Any]:
         credential, counter = security_keys.enrolled(site, challenge, parsed)
@@ -92,11 +86,7 @@ def key_ceremony(*, user: User, site: Site, ceremony: str, now: datetime) -> Cer
 @transaction.atomic
 def factor_check(*, user: User, site: Site, shown: Shown, attempt: FactorAttempt, now: datetime) -> bool:
     """Whether this is a valid second factor of the user, each only once. The attempt is counted first; a right one
-    clears the count.
-
-    Raises:
-        LoginLimited: too many wrong attempts.
-    """
+    clears the count. Raises LoginLimited after too many wrong attempts."""
     _locked(user)
     wait_s = attempt_count(attempt=attempt, now=now)
     if wait_s > 0:
@@ -113,11 +103,8 @@ def factor_check(*, user: User, site: Site, shown: Shown, attempt: FactorAttempt
 
 @transaction.atomic
 def factor_remove(*, user: User, factor_id: int, now: datetime) -> None:
-    """Remove one factor of a user; removing the last one deletes the recovery codes.
-
-    Raises:
-        SecondFactor.DoesNotExist: the user has no such factor.
-    """
+    """Remove one factor of a user; removing the last one deletes the recovery codes. Raises SecondFactor.DoesNotExist
+    if the user has no such factor."""
     _locked(user)
     factor = SecondFactor.objects.get(user=user, pk=factor_id)
     message = f"{factor} removed"
@@ -129,11 +116,7 @@ def factor_remove(*, user: User, factor_id: int, now: datetime) -> None:
 
 @transaction.atomic
 def second_factors_remove(*, username: str, actor: str, now: datetime) -> User:
-    """Remove all factors of a user who lost them, and end the sessions.
-
-    Raises:
-        Conflict: the user has none.
-    """
+    """Remove all factors of a user who lost them, and end the sessions. Raises Conflict if the user has none."""
     user = _locked(User.objects.get(username=username))
     RecoveryCode.objects.filter(user=user).delete()
     if SecondFactor.objects.filter(user=user).delete()[0] == 0:

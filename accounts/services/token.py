@@ -55,11 +55,8 @@ def token_create(
 def token_create_within(
     *, user: User, name: str, days: int, scope: Scope, shown: ApiToken | None, actor: str, now: datetime
 ) -> tuple[ApiToken, str]:
-    """Create a token for `days`. If it was requested with a token (`shown`), that limits its scope and lifetime.
-
-    Raises:
-        InvalidInput: a wider scope or a longer lifetime than the requesting token.
-    """
+    """Create a token for `days`. If it was requested with a token (`shown`), that limits its scope and lifetime. Raises
+    InvalidInput for a wider scope or a longer lifetime than the requesting token."""
     if not 1 <= days <= LONGEST_DAYS:
         message = f"a token lasts 1 to {LONGEST_DAYS} days, and not {days}"
         raise InvalidInput(field="expires_in_days", rule="range", message=message)

@@ -37,12 +37,8 @@ class HashedPassword(str):
 def user_create(
     *, username: str, actor: str, now: datetime, password: str = "", email: str = "", groups: Iterable[str] = ()
 ) -> User:
-    """Create a user who logs in with a password, or without one by the identity provider only.
-
-    Raises:
-        InvalidInput: an invalid name, a weak password, or an unknown group.
-        Conflict: the name is taken.
-    """
+    """Create a user who logs in with a password, or without one by the identity provider only. Raises InvalidInput for
+    an invalid name, a weak password, or an unknown group. Raises Conflict if the name is taken."""
     user = _new_user(username, email, groups)
     _set_password(user, password)
     event_record(kind="user.created", message=f"user {username} created by {actor}", now=now, actor=actor)
@@ -53,12 +49,8 @@ def user_create(
 def service_account_create(
     *, name: str, actor: str, now: datetime, description: str = "", groups: Iterable[str] = ()
 ) -> ServiceAccount:
-    """Create a service account; create its token next.
-
-    Raises:
-        InvalidInput: an invalid name, or an unknown group.
-        Conflict: the name is taken, by a person or a program.
-    """
+    """Create a service account; create its token next. Raises InvalidInput for an invalid name, or an unknown group.
+    Raises Conflict if the name is taken, by a person or a program."""
     user = _new_user(name, "", groups)
     _set_password(user, "")
     account = ServiceAccount.objects.create(user=user, description=description, created_by=actor, created_at=now)
@@ -80,12 +72,8 @@ def user_change(
     description: str | None = None,
 ) -> User:
     """Change the given fields. A new password or a deactivation ends the user's sessions and tokens; a deactivation
-    also withdraws the user's pending requests.
-
-    Raises:
-        InvalidInput: a weak password, a password for a program, or an unknown group.
-        Conflict: no admin would be left, or it would deactivate the caller.
-    """
+    also withdraws the user's pending requests. Raises InvalidInput for a weak password, a password for a program, or an
+    unknown group. Raises Conflict if no admin would be left, or it would deactivate the caller."""
     with transaction.atomic():
         user = User.objects.select_for_update().get(username=username)
         changed = _change(user, active, email, groups, description)
@@ -113,11 +101,8 @@ def user_change(
 
 @transaction.atomic
 def password_change(*, user: User, new: str, now: datetime) -> None:
-    """Change a user's own password and end all the user's sessions and tokens.
-
-    Raises:
-        InvalidInput: the new password is empty or weak.
-    """
+    """Change a user's own password and end all the user's sessions and tokens. Raises InvalidInput if the new password
+    is empty or weak."""
     if not new:
         raise InvalidInput(field="new", rule="required", message="the new password is empty")
     _set_password(user, new)
@@ -128,11 +113,7 @@ def password_change(*, user: User, new: str, now: datetime) -> None:
 
 
 def groups_named(names: Iterable[str]) -> list[Group]:
-    """Returns the groups of these names.
-
-    Raises:
-        InvalidInput: one does not exist, or has no role.
-    """
+    """Returns the groups of these names. Raises InvalidInput if one does not exist, or has no role."""
     wanted = sorted(set(names))
     groups = list(Group.objects.filter(name__in=wanted, role__isnull=False).order_by("name"))
     missing = sorted(set(wanted) - {group.name for group in groups})
@@ -188,11 +169,7 @@ def _set_password(user: User, password: str) -> None:
 
 
 def require_an_admin() -> None:
-    """Refuse a change that leaves no admin who is a person.
-
-    Raises:
-        Conflict: rolls the whole change back.
-    """
+    """Refuse a change that leaves no admin who is a person. Raises Conflict, which rolls the whole change back."""
     with connection.cursor() as cursor:  # without it two admins could remove each other at the same time
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
     admin_users = User.objects.filter(admins(), service_account__isnull=True)
@@ -203,12 +180,9 @@ def require_an_admin() -> None:
 def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[User, bool]:
     """Make sure that the operator can log in: a superuser with this password, and one API token in a file.
 
-    Repeating it changes nothing while both work: an unchanged password keeps sessions, and a valid token stays.
-    Returns the operator, and whether a new token was written to `token_file` (mode 0600).
-
-    Raises:
-        OSError: the file cannot be written; then no token was created either.
-    """
+    Repeating it changes nothing while both work: an unchanged password keeps sessions, and a valid token stays. Returns
+    the operator, and whether a new token was written to `token_file` (mode 0600). Raises OSError if the file cannot be
+    written; then no token was created either."""
     with transaction.atomic():
         user = _operator_user(password, now)
         if _token_works(token_file, user, now):

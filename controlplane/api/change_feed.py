@@ -72,11 +72,8 @@ class ChangeFeed:
 
     @contextlib.asynccontextmanager
     async def watcher(self) -> AsyncIterator[Watcher]:
-        """Returns a position from which no later change is skipped.
-
-        Raises:
-            CannotWait: this process has too many watchers, or the database does not answer.
-        """
+        """Returns a position from which no later change is skipped. Raises CannotWait if this process has too many
+        watchers, or the database does not answer."""
         if self._watchers >= MOST_WATCHERS:
             raise CannotWait(f"{self._watchers} watchers already wait in this process")
         self._watchers += 1

@@ -24,11 +24,8 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
     """Filters lists by the view's `filterset_class`. Details and actions take no parameters."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
-        """The filtered rows.
-
-        Raises:
-            ValidationError: unknown, repeated, empty or malformed parameters, all of them listed.
-        """
+        """The filtered rows. Raises ValidationError for unknown, repeated, empty or malformed parameters, and lists all
+        of them."""
         filterset = None if view.detail else self.get_filterset(request, queryset, view)
         known: Mapping[str, Any] = filterset.filters if filterset else {}
         errors = _misused(request.query_params, known, _common_parameters(view))
@@ -66,11 +63,7 @@ class WatchParameters(BaseFilterBackend):
     """Checks and describes `?since=` and `?timeout=`; kernel.rest.view_sets applies them."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
-        """The unchanged rows.
-
-        Raises:
-            ValidationError: an invalid revision or timeout.
-        """
+        """The unchanged rows. Raises ValidationError for an invalid revision or timeout."""
         if view.detail or not getattr(view, "watch_kind", None):
             return queryset
         errors: Errors = {}

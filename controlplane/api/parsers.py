@@ -24,13 +24,9 @@ class BodyTooLarge(APIException):
 
 class BoundedJSONParser(JSONParser):
     def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
-        """The parsed body.
-
-        Raises:
-            BodyTooLarge: longer than `MAX_BODY_BYTES`.
-            ParseError: invalid or ambiguous JSON, or nested deeper than `DEEPEST`.
-            ValidationError: texts that the database rejects, with their paths.
-        """
+        """The parsed body. Raises BodyTooLarge if it is longer than `MAX_BODY_BYTES`. Raises ParseError for invalid or
+        ambiguous JSON, or if it is nested deeper than `DEEPEST`. Raises ValidationError for texts that the database
+        rejects, with their paths."""
         body = stream.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge

@@ -124,11 +124,8 @@ class Connection:
         raise AssertionError("the last attempt returns or raises")
 
     def _send_once(self, request: "httpx.Request", *, may_repeat: bool, may_connect: bool) -> "httpx.Response | None":
-        """The response, or None after an error that allows a retry.
-
-        Raises:
-            Failure: a retry is not allowed, or there are none left.
-        """
+        """The response, or None after an error that allows a retry. Raises Failure if a retry is not allowed, or there
+        are none left."""
         import httpx
 
         try:

@@ -38,11 +38,7 @@ class Written:
 
 def read_documents(names: list[str]) -> Written:
     """All documents of these files, folders (their YAML and JSON files, by name) or `-` for standard input, separated
-    by `---` or in a list.
-
-    Raises:
-        Failure: a file cannot be read, is not YAML, or has other content.
-    """
+    by `---` or in a list. Raises Failure if a file cannot be read, is not YAML, or has other content."""
     documents: list[dict[str, Any]] = []
     places: dict[str, str] = {}
     for name, text in _texts(names):
@@ -108,11 +104,7 @@ def _loader() -> "type[yaml.SafeLoader]":
 
 
 def _value(node: "yaml.Node", name: str) -> Any:
-    """The value of a node.
-
-    Raises:
-        Failure: a duplicate key, or a value without a JSON type.
-    """
+    """The value of a node. Raises Failure for a duplicate key, or a value without a JSON type."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):

@@ -39,11 +39,7 @@ def profiles_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_profiles(path: Path) -> Profiles:
-    """The stored profiles, empty without a file.
-
-    Raises:
-        Failure: other users may read the file, or it is damaged.
-    """
+    """The stored profiles, empty without a file. Raises Failure if other users may read the file, or it is damaged."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise Failure(f"{path} has tokens, and other users may read it: chmod 600 {path}", ExitCode.USAGE)

@@ -36,11 +36,7 @@ class Target:
 
 
 def find_target(options: ConnectionOptions, environ: Mapping[str, str], profiles: Profiles) -> Target:
-    """The server and its token.
-
-    Raises:
-        Failure: an unknown profile, or an invalid address.
-    """
+    """The server and its token. Raises Failure for an unknown profile, or an invalid address."""
     name = options.profile or environ.get("SWITCHYARD_PROFILE", "")
     if name and name not in profiles.known:
         there = ", ".join(sorted(profiles.known)) or "none"
@@ -94,11 +90,8 @@ def _published_port(home: Path) -> int:
 
 
 def checked_server(text: str) -> str:
-    """A server's address without path and trailing slash. Adds `http://` for loopback, else `https://`.
-
-    Raises:
-        Failure: it has no host, or another scheme.
-    """
+    """A server's address without path and trailing slash. Adds `http://` for loopback, else `https://`. Raises Failure
+    if it has no host, or another scheme."""
     if "://" not in text:
         host = urlsplit(f"//{text}").hostname or ""
         text = f"{'http' if host in LOOPBACK else 'https'}://{text}"

@@ -69,11 +69,7 @@ class Session:
         return resources_known(self)
 
     def resource(self, name: str) -> "Resource":
-        """The resource with any of its names.
-
-        Raises:
-            Failure: it does not exist.
-        """
+        """The resource with any of its names. Raises Failure if it does not exist."""
         if (found := self._resource_known(name)) is not None:
             return found
         from controlplane.cli.schema import resources_known
@@ -93,11 +89,8 @@ class Session:
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, question: str, *, wanted: str, yes: bool) -> None:
-        """Returns only if the user types `wanted` or passed `--yes`.
-
-        Raises:
-            Failure: not interactive, or another answer.
-        """
+        """Returns only if the user types `wanted` or passed `--yes`. Raises Failure if it is not interactive, or for
+        another answer."""
         if yes:
             return
         if not self.is_interactive:

@@ -62,11 +62,8 @@ class Submission:
         return str(self.fields.get(name, ""))[:MAX_SECRET]
 
     def valid(self, serializer: type[serializers.Serializer[Any]], *names: str, **values: Any) -> dict[str, Any]:
-        """The named fields and further `values`, validated by the API's serializer. Empty ones are left out.
-
-        Raises:
-            InvalidInput: the first field that breaks a rule.
-        """
+        """The named fields and further `values`, validated by the API's serializer. Empty ones are left out. Raises
+        InvalidInput for the first field that breaks a rule."""
         values = {name: self.text(name) for name in names} | values
         checked = serializer(data={name: value for name, value in values.items() if value not in ("", None)})
         if checked.is_valid():
@@ -282,12 +279,8 @@ def secret_shown(request: HttpRequest, *, what: str, name: str, text: str, use: 
 
 
 def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], deployment: str = "") -> T:
-    """The target, for users who may change it.
-
-    Raises:
-        PermissionDenied: the user may not, whether it exists or not.
-        Http404: it does not exist.
-    """
+    """The target, for users who may change it. Raises PermissionDenied if the user may not, whether it exists or not.
+    Raises Http404 if it does not exist."""
     try:
         thing = action.target.find(**arguments)
     except Http404:
@@ -298,11 +291,7 @@ def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], de
 
 
 def _act(action: Action[T], form: Submission, thing: T) -> HttpResponse:
-    """Carry out the action, and redirect.
-
-    Raises:
-        Refusal: nothing was changed.
-    """
+    """Carry out the action, and redirect. Raises Refusal, and then nothing was changed."""
     wanted = action.typed(thing) if action.typed else ""
     if wanted and (typed := form.text("confirm")) != wanted:
         raise InvalidInput(field="confirm", rule="named", message=f"type {wanted} to confirm; you typed {typed!r}")

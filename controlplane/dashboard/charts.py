@@ -60,11 +60,8 @@ class Chart:
     """Lines over time on one axis. `name` is unique on the page; `unit` follows the title and each value.
 
     `start` is the time of the first value of every series, `step_s` the seconds between values. `threshold` is drawn as
-    a horizontal line: an objective.
-
-    Raises:
-        ValueError: more than `MOST_SERIES` series, or series of different lengths.
-    """
+    a horizontal line: an objective. Raises ValueError for more than `MOST_SERIES` series, or series of different
+    lengths."""
 
     name: str
     title: str

@@ -66,11 +66,8 @@ class ChatRequest:
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Parse a request body.
-
-    Raises:
-        InvalidInput: it is too long, not JSON, or a field is invalid; the message names it.
-    """
+    """Parse a request body. Raises InvalidInput if it is too long, not JSON, or a field is invalid; the message names
+    it."""
     if len(body) > MAX_BODY_BYTES:
         raise _invalid("body", f"this chat is longer than {MAX_BODY_BYTES // 1024} KiB; start a new chat")
     try:

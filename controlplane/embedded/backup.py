@@ -37,11 +37,8 @@ _LIMIT_S = 6 * 3600.0
 
 
 async def back_up(configuration: Configuration, home: StateDirectory, target: Path, console: Console) -> None:
-    """Write a backup to `target`, whole or not at all, readable by its owner only. The fleet may run.
-
-    Raises:
-        CannotStart: there is nothing to back up, `target` exists or cannot be written, or the dump failed.
-    """
+    """Write a backup to `target`, whole or not at all, readable by its owner only. The fleet may run. Raises
+    CannotStart if there is nothing to back up, `target` exists or cannot be written, or the dump failed."""
     _require_backup_possible(configuration, home, target)
     with _scratch(target.parent) as scratch:
         async with _owner_url(configuration, home, console) as url:
@@ -77,11 +74,8 @@ def _write(home: StateDirectory, scratch: Path, target: Path) -> int:
 
 
 async def restore(configuration: Configuration, home: StateDirectory, source: Path, console: Console) -> None:
-    """Restore a backup into a home where nothing ever ran. After a failure the home is empty again.
-
-    Raises:
-        CannotStart: the home or its database is in use, `source` is no backup, or PostgreSQL refused it.
-    """
+    """Restore a backup into a home where nothing ever ran. After a failure the home is empty again. Raises CannotStart
+    if the home or its database is in use, `source` is no backup, or PostgreSQL refused it."""
     if home.settings.exists() or home.postgres.exists():
         raise CannotStart(f"{home.path} is a home already: set SWITCHYARD_HOME to a folder that does not exist yet.")
     with _scratch(home.path) as scratch:
@@ -145,11 +139,8 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _read(source: Path, dump: Path) -> dict[str, bytes]:
-    """The secrets of a backup; its dump goes to the file `dump`.
-
-    Raises:
-        CannotStart: it is none, or of another format.
-    """
+    """The secrets of a backup; its dump goes to the file `dump`. Raises CannotStart if it is none, or of another
+    format."""
     try:
         with tarfile.open(source, "r:") as archive:
             names = archive.getnames()

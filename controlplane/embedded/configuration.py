@@ -65,11 +65,8 @@ class Configuration:
 
 
 def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) -> Configuration:
-    """The configuration that `environ` asks for; an empty variable counts as unset.
-
-    Raises:
-        CannotStart: a variable has a value that cannot be used.
-    """
+    """The configuration that `environ` asks for; an empty variable counts as unset. Raises CannotStart if a variable
+    has a value that cannot be used."""
     port = _port(environ, "SWITCHYARD_PORT", 8000, ports=1)
     return Configuration(
         home=_path(environ, "SWITCHYARD_HOME", checkout / ".switchyard"),

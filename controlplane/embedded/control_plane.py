@@ -50,21 +50,14 @@ class Management:
         self._console = console
 
     async def migrate(self, owner_url: str, role: str = "") -> None:
-        """Migrate the database as its owner, then grant the application's role, if given, access to the tables.
-
-        Raises:
-            CannotStart: it failed.
-        """
+        """Migrate the database as its owner, then grant the application's role, if given, access to the tables. Raises
+        CannotStart if it failed."""
         grant = ("grant_application", role) if role else ()
         await self._require("migrate", ("migrate", "--no-input", "--skip-checks"), grant, DATABASE_URL=owner_url)
 
     async def seed(self, configuration: Configuration, weights: Weights | None, password: str) -> None:
         """Record the demo fleet and the operator, and keep the rows that exist; then boot the machines that an orderly
-        stop ended.
-
-        Raises:
-            CannotStart: it failed.
-        """
+        stop ended. Raises CannotStart if it failed."""
         arguments = ["--engine", str(configuration.engine), "--provider", str(configuration.provider)]
         if weights:
             arguments += ["--artifact-uri", weights.uri, "--artifact-digest", weights.digest]

@@ -42,12 +42,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(arguments: list[str]) -> None:
-    """Apply the options, then become the program after `--`.
-
-    Raises:
-        OSError: the kernel refused a step.
-        KeyError: there is no such account.
-    """
+    """Apply the options, then become the program after `--`. Raises OSError if the kernel refused a step. Raises
+    KeyError if there is no such account."""
     parser = argparse.ArgumentParser(prog="guard")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--death-signal", type=int, required=True)

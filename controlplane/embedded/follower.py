@@ -100,9 +100,7 @@ class Follower:
 
 
 def require_same_settings(configuration: Configuration, state: LauncherState) -> None:
-    """Raises:
-    CannotStart: the running launcher uses other ports or another engine than requested now.
-    """
+    """Raises CannotStart if the running launcher uses other ports or another engine than requested now."""
     settings = {
         "SWITCHYARD_PORT": (configuration.port, state.port),
         "SWITCHYARD_INGRESS_PORT": (configuration.ingress_port, state.ingress_port),

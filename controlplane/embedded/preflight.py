@@ -41,10 +41,8 @@ def wanted_ports(configuration: Configuration) -> list[PortUse]:
 
 
 def require_distinct_ports(configuration: Configuration) -> None:
-    """Raises:
-    CannotStart: a port has two users, of which nodes that this home has from an earlier start may be one, or there is
-        none left for nodes.
-    """
+    """Raises CannotStart if a port has two users, of which nodes that this home has from an earlier start may be one,
+    or there is none left for nodes."""
     fixed = _fixed_ports(configuration)
     nodes = [use for name, base in _placed_nodes(configuration.home) for use in node_ports(name, base)]
     if sentence := overlap([*fixed, *nodes]):
@@ -71,11 +69,8 @@ def _placed_nodes(home: Path) -> Iterator[tuple[str, int]]:
 
 
 def require_free_port(wanted: PortUse, home: Path) -> None:
-    """Accept a port that is free, or held only by processes of this home, which we adopt or replace.
-
-    Raises:
-        CannotStart: another process listens there or is about to, or we may not.
-    """
+    """Accept a port that is free, or held only by processes of this home, which we adopt or replace. Raises CannotStart
+    if another process listens there or is about to, or we may not."""
     holders = _holders(wanted.port)
     stranger = next((holder for holder in holders if not belongs(holder, home)), None)
     if stranger is None and (holders or _can_be_bound(wanted)):
@@ -126,11 +121,8 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def require_disk_space(configuration: Configuration) -> float:
-    """The room left where the home lies, in GiB.
-
-    Raises:
-        CannotStart: too little, for the home or for the engine that is still to be installed.
-    """
+    """The room left where the home lies, in GiB. Raises CannotStart if there is too little for the home, or for the
+    engine that is still to be installed."""
     needs = [(configuration.home, HOME_BYTES, "SWITCHYARD_HOME")]
     if configuration.engine is Engine.VLLM and not is_installed(configuration.cache):
         needs.append((configuration.cache, ENGINE_BYTES, "SWITCHYARD_CACHE"))
@@ -176,11 +168,8 @@ READABLE = 0o022
 
 
 async def install_engine(cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console) -> Weights:
-    """Install the environment and build the weights; a second time both are there already.
-
-    Raises:
-        CannotStart: this machine cannot have vLLM, or the weights could not be built.
-    """
+    """Install the environment and build the weights; a second time both are there already. Raises CannotStart if this
+    machine cannot have vLLM, or the weights could not be built."""
     module = "engine_agent.engines.vllm"
     try:
         with console.step("vLLM's environment"):

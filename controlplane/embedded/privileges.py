@@ -25,11 +25,8 @@ class Account:
 
 
 def server_account() -> Account:
-    """The account for this launcher's servers.
-
-    Raises:
-        CannotStart: we are root and there is no unprivileged account, or we have no name, which PostgreSQL needs.
-    """
+    """The account for this launcher's servers. Raises CannotStart if we are root and there is no unprivileged account,
+    or we have no name, which PostgreSQL needs."""
     if os.geteuid() != 0:
         _require_a_name(os.geteuid())
         return Account(uid=os.geteuid(), gid=os.getegid(), drop=None)
@@ -77,11 +74,8 @@ def socket_folder(home: Path) -> Path:
 
 
 def prepare_socket_folder(folder: Path, account: Account) -> None:
-    """Make `folder` exist, private to `account`.
-
-    Raises:
-        CannotStart: another user's folder, or a link, lies there.
-    """
+    """Make `folder` exist, private to `account`. Raises CannotStart for another user's folder, or a link, lies
+    there."""
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), account.uid}:

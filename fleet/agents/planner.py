@@ -72,11 +72,8 @@ class Caller:
 
 
 def read_proof(body: bytes) -> Proof:
-    """Parses a proof.
-
-    Raises:
-        BadProof: It is too long, not JSON with exactly these members, or has a value that AWS never produces.
-    """
+    """Parses a proof. Raises BadProof if it is too long, not JSON with exactly these members, or has a value that AWS
+    never produces."""
     if len(body) > BODY_BYTES:
         raise BadProof(f"the proof has {len(body)} bytes; the limit is {BODY_BYTES}")
     try:
@@ -124,11 +121,7 @@ def _require_match(form: re.Pattern[str], value: object, name: str) -> re.Match[
 
 def check_proof(proof: Proof, *, servers: frozenset[str], sts_host: str, now: datetime) -> None:
     """Checks that a proof is for this control plane, current, and for the STS of its region. `servers`: this control
-    plane's names as machines know them, in lower case (`host` or `host:port`).
-
-    Raises:
-        ProofRefused: It is not.
-    """
+    plane's names as machines know them, in lower case (`host` or `host:port`). Raises ProofRefused if it is not."""
     if proof.server not in servers:
         names = ", ".join(sorted(servers))
         raise ProofRefused(f"the proof was signed for the server {proof.server}, and this one is {names}")
@@ -143,11 +136,7 @@ def check_proof(proof: Proof, *, servers: frozenset[str], sts_host: str, now: da
 
 def read_caller(arn: str) -> Caller:
     """Returns the signer from the ARN in STS's answer. AWS alone names the session of an instance profile, after its
-    instance.
-
-    Raises:
-        ProofRefused: It is a user's, or of another kind of session.
-    """
+    instance. Raises ProofRefused if it is a user's, or of another kind of session."""
     match = _ARN.fullmatch(arn)
     if match is None:
         raise ProofRefused(f"the proof was signed by {arn[:120]}, which is not a machine")

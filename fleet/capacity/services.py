@@ -30,11 +30,7 @@ R = TypeVar("R", bound=models.Model)
 
 def dated_row_add(row: Any, *, now: datetime, counted: str, conflict: str) -> None:
     """Adds a row with its `valid_from`, in the caller's transaction. `counted` and `conflict`: parts of the errors.
-
-    Raises:
-        InvalidInput: The time has passed.
-        Conflict: A row begins at exactly that time.
-    """
+    Raises InvalidInput if the time has passed. Raises Conflict if a row begins at exactly that time."""
     if row.valid_from < now:
         raise InvalidInput(field="valid_from", rule="future", message=f"must not be in the past: {counted} already")
     try:
@@ -45,11 +41,8 @@ def dated_row_add(row: Any, *, now: datetime, counted: str, conflict: str) -> No
 
 
 def dated_row_withdraw(model: type[R], pk: int, *, now: datetime) -> R:
-    """Deletes and returns a row that is not valid yet, in the caller's transaction.
-
-    Raises:
-        Conflict: It was valid already.
-    """
+    """Deletes and returns a row that is not valid yet, in the caller's transaction. Raises Conflict if it was valid
+    already."""
     row: Any = model._default_manager.select_for_update().get(pk=pk)
     if row.valid_from <= now:
         raise Conflict(f"the {row} was in force; set another one instead")
@@ -83,12 +76,8 @@ def rate_set(
     valid_from: datetime | None = None,
 ) -> Rate:
     """Sets a rate from `valid_from` (default: now) on; see `RateKind`. `region`: only machines there. `market`: only
-    prices of machines bought so.
-
-    Raises:
-        InvalidInput: An unknown subject, a value out of bounds, or a time that has passed.
-        Conflict: A rate of the same subject begins at exactly that time.
-    """
+    prices of machines bought so. Raises InvalidInput for an unknown subject, a value out of bounds, or a time that has
+    passed. Raises Conflict if a rate of the same subject begins at exactly that time."""
     _check_rate(kind, subject, region, value)
     _check_rate_market(kind, market)
     row = Rate(
@@ -102,11 +91,7 @@ def rate_set(
 
 @transaction.atomic
 def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
-    """Withdraws a rate that is not in force yet.
-
-    Raises:
-        Conflict: It was in force already.
-    """
+    """Withdraws a rate that is not in force yet. Raises Conflict if it was in force already."""
     _rate_event("withdrawn", dated_row_withdraw(Rate, rate_id, now=now), actor, now)
 
 
@@ -177,12 +162,9 @@ class NewPool:
 
 
 def pool_declare(new: NewPool, *, actor: str, now: datetime, why: str = "") -> CapacityPool:
-    """Adds a pool of a market in `DECLARABLE`, with the subnet and image of the type's other pools in that zone.
-
-    Raises:
-        InvalidInput: No such cloud region, type or zone; the type is not sold so; a price in another market.
-        Conflict: The pool exists already, or the region's stack was not read yet.
-    """
+    """Adds a pool of a market in `DECLARABLE`, with the subnet and image of the type's other pools in that zone. Raises
+    InvalidInput if there is no such cloud region, type or zone, if the type is not sold so, or for a price in another
+    market. Raises Conflict if the pool exists already, or the region's stack was not read yet."""
     _check_market(new.market, new.instance_type)
     _check_price(new.market, new.max_price)
     with transaction.atomic():
@@ -212,10 +194,7 @@ def pool_declare(new: NewPool, *, actor: str, now: datetime, why: str = "") -> C
 
 def pool_change(*, pool_id: int, columns: Mapping[str, Any], actor: str, now: datetime, why: str = "") -> CapacityPool:
     """Changes `enabled`, `position` (0: first of its type) and `max_price`, if given. Unchanged values have no effect.
-
-    Raises:
-        InvalidInput: A price in another market than spot.
-    """
+    Raises InvalidInput for a price in another market than spot."""
     with transaction.atomic():
         row = CapacityPool.objects.get(pk=pool_id)
         pools = _pools_locked(row.region_id, row.instance_type_id)
@@ -249,11 +228,7 @@ def pool_resume(*, pool_id: int, actor: str, now: datetime, why: str = "") -> Ca
 
 
 def pool_delete(*, pool_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Deletes a pool that a user declared. Its machines stay.
-
-    Raises:
-        Conflict: It is a pool of the stack.
-    """
+    """Deletes a pool that a user declared. Its machines stay. Raises Conflict if it is a pool of the stack."""
     with transaction.atomic():
         pool = CapacityPool.objects.select_for_update().get(pk=pool_id)
         if not pool.declared_by:

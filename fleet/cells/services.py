@@ -52,11 +52,8 @@ def disruption_charge(
     forced: bool = False,
 ) -> None:
     """Opens an entry for a ready cell that is about to be drained, if the budget and its rollout still allow it.
-    `forced`: overspends the budget, because the machine ends in any case.
-
-    Raises:
-        StaleDecision: the budget or the rollout no longer allows it.
-    """
+    `forced`: overspends the budget, because the machine ends in any case. Raises StaleDecision if the budget or the
+    rollout no longer allows it."""
     _lock_ledger(cell.deployment_id)
     if rollout is not None:
         _require_active_rollout(rollout, cell, cause)
@@ -163,12 +160,8 @@ def cell_create(decision: CreateCell, *, now: datetime) -> None:
 
 
 def cell_start(decision: StartCell, *, now: datetime) -> None:
-    """Starts a new generation on the given nodes, in one transaction (I4, I5).
-
-    Raises:
-        StaleDecision: the cell or a node has changed since the decision.
-        IntegrityError: one of the nodes has joined another cell meanwhile.
-    """
+    """Starts a new generation on the given nodes, in one transaction (I4, I5). Raises StaleDecision if the cell or a
+    node has changed since the decision. Raises IntegrityError if one of the nodes has joined another cell meanwhile."""
     changes: dict[str, Any] = {"model_version_id": version} if (version := _version_id(decision.version)) else {}
     if decision.role is not None:
         changes["role"] = decision.role.value
@@ -204,11 +197,8 @@ def _lock_usable(decision: StartCell, before: set[str]) -> None:
 
 
 def _version_id(reference: str) -> int | None:
-    """The ID of the version that a decision names, or None if it names none.
-
-    Raises:
-        StaleDecision: the version no longer exists.
-    """
+    """The ID of the version that a decision names, or None if it names none. Raises StaleDecision if the version no
+    longer exists."""
     if not reference:
         return None
     version = version_by_reference(ModelVersion.objects.all(), reference)
@@ -218,11 +208,8 @@ def _version_id(reference: str) -> int | None:
 
 
 def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimits | None = None) -> None:
-    """Drains a ready cell and charges the disruption ledger.
-
-    Raises:
-        StaleDecision: the cell has changed since the decision, or the ledger has no budget left.
-    """
+    """Drains a ready cell and charges the disruption ledger. Raises StaleDecision if the cell has changed since the
+    decision, or the ledger has no budget left."""
     with transaction.atomic():
         seen = Cell.objects.get(id=decision.cell)
         disruption_charge(
@@ -239,11 +226,8 @@ def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimi
 
 
 def cell_move(decision: MoveCell, *, now: datetime) -> None:
-    """Changes a cell's state within its generation, with routing, desired states and incidents.
-
-    Raises:
-        StaleDecision: the cell has changed since the decision.
-    """
+    """Changes a cell's state within its generation, with routing, desired states and incidents. Raises StaleDecision if
+    the cell has changed since the decision."""
     changes: dict[str, Any] = {"restarts": 0} if decision.to is CellState.READY else {}
     changes["failed_by"] = decision.failed_by
     with transaction.atomic():
@@ -266,11 +250,8 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
 
 
 def cell_stop(decision: StopCell, *, now: datetime) -> None:
-    """Stops a cell and returns its nodes to the spares.
-
-    Raises:
-        StaleDecision: the cell has changed since the decision.
-    """
+    """Stops a cell and returns its nodes to the spares. Raises StaleDecision if the cell has changed since the
+    decision."""
     with transaction.atomic():
         cell = _change_state(decision, CellState.STOPPED, now)
         nodes = list(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
@@ -282,11 +263,8 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
 
 
 def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
-    """Records a new reason for the cell's state in the row and the timeline.
-
-    Raises:
-        StaleDecision: the cell has changed since the decision.
-    """
+    """Records a new reason for the cell's state in the row and the timeline. Raises StaleDecision if the cell has
+    changed since the decision."""
     with transaction.atomic():
         rows = Cell.objects.filter(id=decision.cell, state=decision.seen.value, generation=decision.generation)
         compare_and_set_or_stale(rows, what=f"cell {decision.cell}", reason=decision.reason)
@@ -345,21 +323,14 @@ RESTARTABLE = frozenset({CellState.READY, CellState.FAILED})
 
 
 def cell_drain(*, cell_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Drains a ready cell: it gets no new requests; those in flight finish within the deployment's deadline.
-
-    Raises:
-        Conflict: the cell is not ready, or changed meanwhile.
-    """
+    """Drains a ready cell: it gets no new requests; those in flight finish within the deployment's deadline. Raises
+    Conflict if the cell is not ready, or changed meanwhile."""
     _change_by_operator(cell_id, "drain", DRAINABLE, CellState.DRAINING, actor, why, now)
 
 
 def cell_restart(*, cell_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Restarts a cell with a new generation. Requests in flight are cut off. A failed cell skips its remaining
-    back-off.
-
-    Raises:
-        Conflict: the cell is neither ready nor failed, or changed meanwhile.
-    """
+    back-off. Raises Conflict if the cell is neither ready nor failed, or changed meanwhile."""
     _change_by_operator(cell_id, "restart", RESTARTABLE, CellState.FAILED, actor, why, now, restarts=0)
 
 

@@ -108,50 +108,28 @@ class NodeProvider(Protocol):
         """Orders machines that belong together, such as those of one cell: alike, in one region, all or none if
         possible. Returns immediately with the known facts of each, in order, booted or not. Idempotent by
         `LaunchSpec.id`: a second call launches no second machine and returns the facts known by then, without machines
-        that were given back.
-
-        Raises:
-            NoCapacity, NoQuota: Not now; the call is repeated.
-            AttemptEnded: It was launched and has ended.
-            ProviderError: It will not boot.
-        """
+        that were given back. Raises NoCapacity or NoQuota if it is not now; the call is repeated. Raises AttemptEnded
+        if it was launched and has ended. Raises ProviderError if it will not boot."""
 
     def restart_agent(self, node_id: str) -> None:
-        """Restarts a machine's agent without touching its engine.
-
-        Raises:
-            ProviderError: It did not start.
-        """
+        """Restarts a machine's agent without touching its engine. Raises ProviderError if it did not start."""
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Moves each of these agents to a release without touching other processes. Returns the agents whose provider
-        cannot do so, with the reason. Repeated while an agent runs another release.
-
-        Raises:
-            ProviderError: None can be moved.
-        """
+        cannot do so, with the reason. Repeated while an agent runs another release. Raises ProviderError if none can be
+        moved."""
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         """Returns the status of each machine. A booting one is `running`. `gone` needs proof: a machine that lists do
-        not show is `unknown` if lists may lag.
-
-        Raises:
-            ProviderError: The provider cannot describe any of them.
-        """
+        not show is `unknown` if lists may lag. Raises ProviderError if the provider cannot describe any of them."""
 
     def terminate(self, node_id: str) -> None:
-        """Terminates a machine with everything that runs on it. A machine that is already gone is not an error.
-
-        Raises:
-            ProviderError: It may still run.
-        """
+        """Terminates a machine with everything that runs on it. A machine that is already gone is not an error. Raises
+        ProviderError if it may still run."""
 
     def describe_all(self) -> dict[str, ProviderStatus]:
-        """Returns the status of every machine that it runs for this fleet, by node ID, for garbage collection.
-
-        Raises:
-            ProviderError: The list failed.
-        """
+        """Returns the status of every machine that it runs for this fleet, by node ID, for garbage collection. Raises
+        ProviderError if the list failed."""
 
 
 class EmbeddedProvider(NodeProvider, Protocol):
@@ -172,11 +150,7 @@ EMBEDDED = ("local",)
 
 
 def provider_named(name: str) -> NodeProvider:
-    """Returns a region's provider.
-
-    Raises:
-        ProviderError: There is no such provider.
-    """
+    """Returns a region's provider. Raises ProviderError if there is no such provider."""
     if name not in PROVIDERS:
         raise ProviderError(f"unknown provider {name!r}; there is: {', '.join(sorted(PROVIDERS))}")
     return cast(NodeProvider, import_string(PROVIDERS[name]).from_settings())

@@ -21,10 +21,7 @@ from kernel import clock, live
 
 def agent_start_again(machine: Machine | None, node_id: str) -> None:
     """Repeats the order to start a node's agent, in case it was lost: the machine's agent restarts agents without it.
-
-    Raises:
-        ProviderError: The machine's agent is not connected.
-    """
+    Raises ProviderError if the machine's agent is not connected."""
     if machine is None:
         raise ProviderError(f"cannot start the agent of {node_id} again: it has no machine")
     if not machine.connected:

@@ -63,11 +63,7 @@ class CloudRegion(models.Model):
         return sum(len(found) for found in self.suspects.values())
 
     def stated_base(self) -> CloudBase:
-        """Returns the outputs of its stack.
-
-        Raises:
-            msgspec.ValidationError: The stack was not read yet.
-        """
+        """Returns the outputs of its stack. Raises msgspec.ValidationError if the stack was not read yet."""
         return msgspec.convert(self.base, CloudBase)
 
 

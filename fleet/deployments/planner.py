@@ -89,11 +89,8 @@ class Burn:
 
 
 def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> Objective:
-    """The objective with the stated values, and the defaults of its serving class for the rest.
-
-    Raises:
-        InvalidObjective: an unknown key, or a value of the wrong type or outside its range.
-    """
+    """The objective with the stated values, and the defaults of its serving class for the rest. Raises InvalidObjective
+    for an unknown key, or a value of the wrong type or outside its range."""
     base = DEFAULTS[serving_class]
     values = {field.name: getattr(base, field.name) for field in fields(Objective)}
     for name, value in stated.items():
@@ -210,12 +207,8 @@ class UpdatePolicy(msgspec.Struct, frozen=True):
 
 
 def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) -> UpdatePolicy:
-    """The policy with the stated values, and `base` (or the defaults) for the rest.
-
-    Raises:
-        InvalidPolicy: an unknown key, a value of the wrong type or outside its range, or values that exclude each
-            other.
-    """
+    """The policy with the stated values, and `base` (or the defaults) for the rest. Raises InvalidPolicy for an unknown
+    key, a value of the wrong type or outside its range, or values that exclude each other."""
     try:
         policy = struct_changed(base or UpdatePolicy(), stated, path="policy")
     except InvalidField as error:

@@ -31,11 +31,8 @@ def version_fit(
     reference: str, kinds: Iterable[InstanceShape], *, allow_unreleased: bool, field: str, model: str = ""
 ) -> ModelVersion:
     """The version named `model@version`, if its cells can run on all of these instance types. `field`: the request's
-    field for errors.
-
-    Raises:
-        InvalidInput: it is unknown, of another model than `model`, not released, or does not fit.
-    """
+    field for errors. Raises InvalidInput if it is unknown, of another model than `model`, not released, or does not
+    fit."""
 
     def refuse(rule: str, message: str) -> InvalidInput:
         return InvalidInput(field=field, rule=rule, message=message)
@@ -78,11 +75,8 @@ def fleet_shapes(names: Collection[str] | None = None) -> dict[str, InstanceShap
 
 
 def concurrency_on(version: ModelVersion, instance_type: str) -> int:
-    """Concurrent requests that a cell of the version on this type was tested for.
-
-    Raises:
-        InvalidVersion: it does not cover this type.
-    """
+    """Concurrent requests that a cell of the version on this type was tested for. Raises InvalidVersion if it does not
+    cover this type."""
     return version.spec().on(instance_type).max_concurrency
 
 
@@ -127,11 +121,8 @@ def instance_shapes() -> Mapping[str, InstanceShape]:
 
 def check_names_free(deployment: str, version: ModelVersion, *, field: str) -> None:
     """Checks the names that a deployment has with this version. Two concurrent requests may both pass; routing then
-    gives the name to one (`traffic.routing.planning.tables.resolve_adapters`).
-
-    Raises:
-        InvalidInput: a name is taken; the text names both.
-    """
+    gives the name to one (`traffic.routing.planning.tables.resolve_adapters`). Raises InvalidInput if a name is taken;
+    the text names both."""
     wanted = [*_own_names(deployment, version), *_adapters(deployment, version)]
     if collision := name_collision(wanted, [*served_names(), *_own_names(deployment, version)]):
         raise InvalidInput(field=field, rule="distinct", message=collision)

@@ -23,11 +23,7 @@ def total(counts: Counts) -> int:
 
 
 def quantile_bucket(counts: Counts, q: float) -> int:
-    """The bucket of the `q` quantile (0..1).
-
-    Raises:
-        ValueError: there are no samples.
-    """
+    """The bucket of the `q` quantile (0..1). Raises ValueError if there are no samples."""
     wanted, seen = max(1, math.ceil(q * total(counts))), 0
     for bucket in sorted(counts):
         seen += counts[bucket]

@@ -34,11 +34,8 @@ class WarmSpares:
 
 
 def parse_warm_spares(stated: Mapping[str, Any]) -> dict[str, WarmSpares]:
-    """Parses `{"trn1.32xlarge": 2}` or `{"trn1.32xlarge": {"warm": 2, "repair_only": 1}}`.
-
-    Raises:
-        InvalidWarmSpares: A value of another form, or more for repairs than are kept.
-    """
+    """Parses `{"trn1.32xlarge": 2}` or `{"trn1.32xlarge": {"warm": 2, "repair_only": 1}}`. Raises InvalidWarmSpares for
+    a value of another form, or more for repairs than are kept."""
     return {kind: _parse_spares(kind, value) for kind, value in stated.items()}
 
 

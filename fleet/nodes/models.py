@@ -55,11 +55,8 @@ class Node(models.Model):
         return NODE_TONE[NodeState(self.state)]
 
     def port(self, offset: int) -> int:
-        """The port of one of its services, by the offset in `engine_agent.protocol.ports`.
-
-        Raises:
-            ValueError: its ports are unknown, which never happens after the node has joined.
-        """
+        """The port of one of its services, by the offset in `engine_agent.protocol.ports`. Raises ValueError if its
+        ports are unknown, which never happens after the node has joined."""
         if self.port_base is None:
             raise ValueError(f"the ports of {self.id} are not known yet")
         return self.port_base + offset

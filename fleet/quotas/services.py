@@ -34,11 +34,8 @@ def quota_set(
     region: str = "",
 ) -> Quota:
     """Sets a team's quota of a type, in a region or, without one, in total. `borrow_most`: machines that it may borrow,
-    None for any number. Does nothing if it is set already.
-
-    Raises:
-        InvalidInput: an unknown instance type or region, an invalid team name, or an invalid number.
-    """
+    None for any number. Does nothing if it is set already. Raises InvalidInput for an unknown instance type or region,
+    an invalid team name, or an invalid number."""
     check_columns(Quota, team=team, machines=machines, borrow_most=borrow_most)
     kind = instance_type_named(instance_type)
     place = _region_named(region)
@@ -132,11 +129,8 @@ KINDS = {
 
 
 def cells_grant(decision: GrantCells, *, now: datetime) -> None:
-    """Stores a place's grant. A change of only the reason causes no event.
-
-    Raises:
-        StaleDecision: the target or the grant has changed since the decision.
-    """
+    """Stores a place's grant. A change of only the reason causes no event. Raises StaleDecision if the target or the
+    grant has changed since the decision."""
     place = (decision.deployment, decision.region)
     with transaction.atomic():
         changed = DeploymentRegion.objects.filter(

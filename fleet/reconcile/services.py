@@ -178,11 +178,7 @@ def _apply_one(decision: Decision) -> bool:
 
 
 def apply(decision: Decision, now: datetime) -> None:
-    """Applies one decision.
-
-    Raises:
-        StaleDecision: the decision's premises have changed.
-    """
+    """Applies one decision. Raises StaleDecision if the decision's premises have changed."""
     APPLY[type(decision)](decision, now=now)
 
 

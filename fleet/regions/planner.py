@@ -60,11 +60,8 @@ class ReadCertificate:
 
 
 def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadCertificate:
-    """Parses and checks both texts.
-
-    Raises:
-        BadCertificate: A part is missing, superfluous, inconsistent or expired.
-    """
+    """Parses and checks both texts. Raises BadCertificate if a part is missing, superfluous, inconsistent or
+    expired."""
     key, key_kind = _read_key(private_key)
     chain = _read_chain(certificate)
     server = chain[0]

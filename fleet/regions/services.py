@@ -36,12 +36,9 @@ _LOCK = 0x53595F544C53
 def application_certificate_set(
     *, name: str, certificate: str, private_key: str, actor: str, now: datetime, region: str = ""
 ) -> ApplicationCertificate:
-    """Adds a certificate, or replaces the one with this name. `region` empty: all regions, or unchanged.
-
-    Raises:
-        InvalidInput: A bad name, no such region, or an invalid certificate (`certificate_read`).
-        Conflict: It belongs to another region, another certificate has the same host, or there are `MOST`.
-    """
+    """Adds a certificate, or replaces the one with this name. `region` empty: all regions, or unchanged. Raises
+    InvalidInput for a bad name, no such region, or an invalid certificate (`certificate_read`). Raises Conflict if it
+    belongs to another region, another certificate has the same host, or there are `MOST`."""
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a certificate's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as api"
         raise InvalidInput(field="name", rule="name", message=message)
@@ -77,11 +74,8 @@ def application_certificate_set(
 
 
 def application_certificate_remove(*, name: str, actor: str, now: datetime) -> None:
-    """Removes a certificate. Open connections continue.
-
-    Raises:
-        Conflict: A region that refuses plain HTTP would have none left.
-    """
+    """Removes a certificate. Open connections continue. Raises Conflict if a region that refuses plain HTTP would have
+    none left."""
     with transaction.atomic():
         application_certificates_lock()
         row = ApplicationCertificate.objects.get(name=name)
@@ -184,13 +178,8 @@ CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
     """Adds a region without machines. `columns`: of `CHANGEABLE`, `provider`, and for a cloud its `stack`, which is
-    read later.
-
-    Raises:
-        InvalidInput: A name that certificates cannot have, an unknown provider or instance type, invalid spares, or no
-            stack for a cloud.
-        Conflict: The name is taken.
-    """
+    read later. Raises InvalidInput for a name that certificates cannot have, an unknown provider or instance type,
+    invalid spares, or no stack for a cloud. Raises Conflict if the name is taken."""
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
@@ -211,11 +200,8 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
 
 
 def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
-    """Changes the given columns of `CHANGEABLE`. Unchanged values have no effect.
-
-    Raises:
-        InvalidInput: An unknown instance type, invalid spares, or a fixed column.
-    """
+    """Changes the given columns of `CHANGEABLE`. Unchanged values have no effect. Raises InvalidInput for an unknown
+    instance type, invalid spares, or a fixed column."""
     _check(columns)
     with transaction.atomic():
         _require_certificate(name, columns)
@@ -235,11 +221,7 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
 
 def region_delete(*, name: str, actor: str, now: datetime) -> None:
     """Deletes a region that was never used, with its routing tables, which every region has from its start. A region
-    with a history stays, without cells and spares.
-
-    Raises:
-        Conflict: It is or was used; the text names by what.
-    """
+    with a history stays, without cells and spares. Raises Conflict if it is or was used; the text names by what."""
     with transaction.atomic():
         region = Region.objects.select_for_update().get(name=name)
         try:

@@ -39,11 +39,8 @@ from models_registry.versions.services.drafts import version_hold
 
 
 def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
-    """Applies a planned change. On success, the new version becomes the deployment's own.
-
-    Raises:
-        StaleDecision: the rollout has changed since the decision.
-    """
+    """Applies a planned change. On success, the new version becomes the deployment's own. Raises StaleDecision if the
+    rollout has changed since the decision."""
     if decision.to not in ROLLOUT_ALLOWED[decision.seen]:
         raise ValueError(f"a rollout cannot go from {decision.seen} to {decision.to}")
     with transaction.atomic():
@@ -184,12 +181,9 @@ class Proposal:
 def rollout_propose(
     *, deployment: str, version: str, policy: Mapping[str, Any], allow_unreleased: bool = False
 ) -> Proposal:
-    """Checks a rollout to this version (`model@version`). Changes nothing.
-
-    Raises:
-        InvalidInput: the deployment or version is unknown, the version cannot run there, the name of one of its
-            adapters is taken, or the policy is invalid.
-    """
+    """Checks a rollout to this version (`model@version`). Changes nothing. Raises InvalidInput if the deployment or
+    version is unknown, the version cannot run there, the name of one of its adapters is taken, or the policy is
+    invalid."""
     row = Deployment.objects.select_related("model_version").filter(name=deployment).first()
     if row is None:
         raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {deployment!r}")
@@ -225,11 +219,8 @@ def _check_roles(chosen: ModelVersion, row: Deployment, splits: Mapping[str, Rol
 
 
 def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout:
-    """Starts the proposed rollout. Supersedes an active rollout of the deployment.
-
-    Raises:
-        Conflict: every cell runs this version already, or the version was retired since the proposal.
-    """
+    """Starts the proposed rollout. Supersedes an active rollout of the deployment. Raises Conflict if every cell runs
+    this version already, or the version was retired since the proposal."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
         version_hold(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
@@ -269,52 +260,34 @@ def already_serves(deployment: Deployment, version: ModelVersion) -> bool:
 
 
 def rollout_pause(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Stops moving cells. Those being updated finish.
-
-    Raises:
-        Conflict: the rollout is neither running nor baking.
-    """
+    """Stops moving cells. Those being updated finish. Raises Conflict if the rollout is neither running nor baking."""
     _change_by_operator(
         rollout_id, "pause", {RolloutState.RUNNING, RolloutState.BAKING}, RolloutState.PAUSED, actor, why, now
     )
 
 
 def rollout_resume(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Resumes the current stage; a bake starts over.
-
-    Raises:
-        Conflict: the rollout is not paused.
-    """
+    """Resumes the current stage; a bake starts over. Raises Conflict if the rollout is not paused."""
     _change_by_operator(rollout_id, "resume", {RolloutState.PAUSED}, RolloutState.RUNNING, actor, why, now)
 
 
 def rollout_roll_back(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Moves every cell back to the previous version.
-
-    Raises:
-        Conflict: the rollout has ended or is rolling back already.
-    """
+    """Moves every cell back to the previous version. Raises Conflict if the rollout has ended or is rolling back
+    already."""
     forward = {RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING}
     _change_by_operator(rollout_id, "roll back", forward, RolloutState.ROLLING_BACK, actor, why, now)
 
 
 def rollout_abort(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Ends the rollout. Cells keep their version; cells that fail later start the previous one.
-
-    Raises:
-        Conflict: the rollout has ended.
-    """
+    """Ends the rollout. Cells keep their version; cells that fail later start the previous one. Raises Conflict if the
+    rollout has ended."""
     active = {RolloutState(state) for state in ACTIVE}
     _change_by_operator(rollout_id, "abort", active, RolloutState.FAILED, actor, why, now)
 
 
 def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -> None:
-    """Promotes to the next stage or the end without the gate's verdict.
-
-    Raises:
-        InvalidInput: no reason is given.
-        Conflict: the rollout is neither baking nor paused.
-    """
+    """Promotes to the next stage or the end without the gate's verdict. Raises InvalidInput if no reason is given.
+    Raises Conflict if the rollout is neither baking nor paused."""
     if not why.strip():
         raise InvalidInput(field="why", rule="required", message="Give a reason for skipping the bake.")
 
@@ -351,10 +324,7 @@ def _change_by_operator(
 
 def rollout_start_or_request(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout | Approval:
     """Starts a rollout, or requests approval if a rule requires it. A rollout in a single region never needs approval.
-
-    Raises:
-        Conflict: see `rollout_start`.
-    """
+    Raises Conflict as `rollout_start` does."""
     if len(proposal.regions) < 2 or not requires_approval(ROLL_OUT.name):
         return rollout_start(proposal=proposal, actor=actor, now=now, why=why)
     name, version = proposal.deployment.name, proposal.version.reference

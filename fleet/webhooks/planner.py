@@ -89,11 +89,8 @@ class Target:
 
 
 def parse_url(url: str) -> Target:
-    """Parses a URL.
-
-    Raises:
-        RefusedUrl: Not an http or https URL with a host, or with user, fragment or unusual characters.
-    """
+    """Parses a URL. Raises RefusedUrl if it is not an http or https URL with a host, or with user, fragment or unusual
+    characters."""
     if any(ord(letter) <= 0x20 or ord(letter) >= 0x7F for letter in url):
         raise RefusedUrl("a URL must be ASCII without spaces; percent-encode other characters")
     try:
@@ -134,11 +131,8 @@ def without_path(text: str, target: Target) -> str:
 
 
 def check_url(url: str, settings: WebhookSettings) -> None:
-    """Rejects URLs that can never be called. Names are resolved and checked at every attempt.
-
-    Raises:
-        RefusedUrl: As `parse_url`, or its address is not allowed.
-    """
+    """Rejects URLs that can never be called. Names are resolved and checked at every attempt. Raises RefusedUrl as
+    `parse_url` does, or if its address is not allowed."""
     target = parse_url(url)
     try:
         ip_address(target.host)
@@ -149,11 +143,8 @@ def check_url(url: str, settings: WebhookSettings) -> None:
 
 def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSettings) -> str:
     """Returns the address to connect to. All addresses of the name must be allowed, because the choice among them is
-    arbitrary.
-
-    Raises:
-        RefusedUrl: The name has no address, or one is neither public nor allowed, or is public and the URL is http.
-    """
+    arbitrary. Raises RefusedUrl if the name has no address, or one is neither public nor allowed, or is public and the
+    URL is http."""
     addresses = [_unwrap_ipv4(ip_address(text.partition("%")[0])) for text in resolved]
     if not addresses:
         raise RefusedUrl(f"{target.host} has no address")
@@ -174,11 +165,7 @@ def is_public(address: Address) -> bool:
 
 
 def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Parses networks such as `127.0.0.0/8` or `10.1.2.3`.
-
-    Raises:
-        ValueError: One is invalid.
-    """
+    """Parses networks such as `127.0.0.0/8` or `10.1.2.3`. Raises ValueError if one is invalid."""
     return tuple(ip_network(text.strip()) for text in texts if text.strip())
 
 

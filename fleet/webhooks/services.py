@@ -92,11 +92,7 @@ def deliveries_give_up(rows: "QuerySet[WebhookDelivery]", *, now: datetime, why:
 
 
 def webhook_create(*, actor: str, now: datetime, **columns: Any) -> Webhook:
-    """Adds a webhook, by default with a random secret.
-
-    Raises:
-        Conflict: The name is taken.
-    """
+    """Adds a webhook, by default with a random secret. Raises Conflict if the name is taken."""
     with transaction.atomic():
         name = columns.pop("name")
         hook, created = Webhook.objects.get_or_create(name=name, defaults={**columns, "created_at": now})
@@ -126,11 +122,7 @@ def webhook_delete(*, name: str, actor: str, now: datetime) -> None:
 
 
 def webhook_test(*, name: str, actor: str, now: datetime) -> WebhookDelivery:
-    """Queues a test message.
-
-    Raises:
-        Conflict: The webhook is disabled.
-    """
+    """Queues a test message. Raises Conflict if the webhook is disabled."""
     with transaction.atomic():
         hook = Webhook.objects.get(name=name)
         if not hook.enabled:

@@ -40,11 +40,8 @@ class PrimaryConnection(psycopg.Connection[Any]):
         return connection
 
     def wait(self, gen: Any, *arguments: Any, **named: Any) -> Any:
-        """Every exchange with the server uses this method.
-
-        Raises:
-            OperationalError: the commit may be on this server only.
-        """
+        """Every exchange with the server uses this method. Raises OperationalError if the commit may be on this server
+        only."""
         result = super().wait(gen, *arguments, **named)
         self.exchanged_s = monotonic()
         if self._warning:

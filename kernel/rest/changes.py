@@ -111,11 +111,8 @@ def revision_now() -> str:
 
 
 def changes_since(kind: str, revision: str) -> Changes:
-    """Returns the changes of a kind.
-
-    Raises:
-        RevisionGone: the changes since then were deleted or are too many; read the list again.
-    """
+    """Returns the changes of a kind. Raises RevisionGone if the changes since then were deleted or are too many; read
+    the list again."""
     since, now = as_snapshot(revision), revision_now()
     with connection.cursor() as cursor:
         cursor.execute(_GONE, {"since": since})

@@ -53,11 +53,7 @@ def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
 
 
 def validated_key(key: str) -> str:
-    """Validates a key.
-
-    Raises:
-        InvalidInput: empty, too long, or with other than visible ASCII characters.
-    """
+    """Validates a key. Raises InvalidInput if it is empty, too long, or with other than visible ASCII characters."""
     if not _FORM.fullmatch(key):
         message = f"must be 1 to {LONGEST} visible ASCII characters without spaces, such as a UUID"
         raise InvalidInput(field=HEADER, rule="form", message=message)
@@ -69,12 +65,8 @@ def respond_once(
 ) -> tuple[StoredResponse, datetime | None]:
     """Do the work, or return the stored answer and its time.
 
-    `secret`: the answer has a secret and must not be stored.
-
-    Raises:
-        InProgress: a request with this key is in progress, or its answer cannot be repeated.
-        KeyUsedOtherwise: the key was used for another request.
-    """
+    `secret`: the answer has a secret and must not be stored. Raises InProgress if a request with this key is in
+    progress, or its answer cannot be repeated. Raises KeyUsedOtherwise if the key was used for another request."""
     with transaction.atomic():
         if not _alone(request):
             raise InProgress("a request with this Idempotency-Key is in progress; try again", {"Retry-After": "1"})

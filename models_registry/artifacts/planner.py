@@ -63,11 +63,8 @@ def size_words(size_bytes: int) -> str:
 
 
 def parse_place(uri: str) -> Place:
-    """Parse the URI of an artifact or of an artifact source.
-
-    Raises:
-        BadArtifact: it is neither a folder nor an S3 prefix, or its path contains `..`.
-    """
+    """Parse the URI of an artifact or of an artifact source. Raises BadArtifact if it is neither a folder nor an S3
+    prefix, or its path contains `..`."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
@@ -85,11 +82,7 @@ def parse_place(uri: str) -> Place:
 
 
 def check_source(place: Place, sources: Iterable[Place]) -> None:
-    """Check that the place is inside an allowed source.
-
-    Raises:
-        BadArtifact: no allowed source contains it.
-    """
+    """Check that the place is inside an allowed source. Raises BadArtifact if no allowed source contains it."""
     allowed = list(sources)
     if not any(source.holds(place) for source in allowed):
         listed = ", ".join(map(str, allowed)) or "none"
@@ -97,11 +90,8 @@ def check_source(place: Place, sources: Iterable[Place]) -> None:
 
 
 def check_manifest(place: Place, manifest: Manifest, expected_digest: str, limits: ArtifactLimits) -> None:
-    """Check a manifest before its files are read. An empty `expected_digest` accepts any digest.
-
-    Raises:
-        BadArtifact: the digest differs, too many files are listed, or a listed file is not allowed.
-    """
+    """Check a manifest before its files are read. An empty `expected_digest` accepts any digest. Raises BadArtifact if
+    the digest differs, too many files are listed, or a listed file is not allowed."""
     if expected_digest and manifest.digest != expected_digest:
         raise BadArtifact(f"{place} has the digest {manifest.digest}, but the version expects {expected_digest}")
     if wrong := wrong_list(manifest, limits.files):
@@ -109,11 +99,8 @@ def check_manifest(place: Place, manifest: Manifest, expected_digest: str, limit
 
 
 def check_sizes(place: Place, manifest: Manifest, sizes: Mapping[str, int], limits: ArtifactLimits) -> None:
-    """Compare the files that exist with those in the manifest.
-
-    Raises:
-        BadArtifact: a file is missing or not listed, or the total size is over the limit.
-    """
+    """Compare the files that exist with those in the manifest. Raises BadArtifact if a file is missing or not listed,
+    or the total size is over the limit."""
     if missing := sorted(manifest.files.keys() - sizes.keys()):
         raise BadArtifact(
             f"{place}/{missing[0]} is missing; {len(missing)} files of {MANIFEST_NAME} are missing in total"

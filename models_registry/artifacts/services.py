@@ -123,11 +123,7 @@ class BucketSource:
 
 def one_host() -> Callable[..., None]:
     """A `before-send` handler for botocore that allows only the host of the first request, so that no redirect is
-    followed.
-
-    Raises:
-        BadArtifact: a request goes to another host.
-    """
+    followed. Raises BadArtifact if a request goes to another host."""
     first: list[str] = []
 
     def check(request: Any, **_: Any) -> None:
@@ -168,12 +164,8 @@ class OpenArtifact:
 
 
 def artifact_open(artifact: Artifact, sources: tuple[Place, ...], limits: ArtifactLimits) -> OpenArtifact:
-    """Read the manifest and the list of files.
-
-    Raises:
-        BadArtifact: it is not allowed, does not exist, has another digest, or is too large.
-        SourceTrouble: the source does not answer.
-    """
+    """Read the manifest and the list of files. Raises BadArtifact if it is not allowed, does not exist, has another
+    digest, or is too large. Raises SourceTrouble if the source does not answer."""
     place = parse_place(artifact.uri)
     check_source(place, sources)
     source = _source(place, sources, limits)
@@ -191,12 +183,8 @@ def _source(place: Place, sources: tuple[Place, ...], limits: ArtifactLimits) ->
 
 
 def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], None]) -> str:
-    """Hexadecimal SHA-256 of a file. Calls `progress` with the number of bytes read after each chunk.
-
-    Raises:
-        BadArtifact: the file was removed or has grown.
-        SourceTrouble: the source stopped answering.
-    """
+    """Hexadecimal SHA-256 of a file. Calls `progress` with the number of bytes read after each chunk. Raises
+    BadArtifact if the file was removed or has grown. Raises SourceTrouble if the source stopped answering."""
     digest, read = hashlib.sha256(), 0
     for chunk in artifact.source.chunks(path):
         digest.update(chunk)
@@ -270,11 +258,8 @@ Say = Callable[[str], None]
 
 
 def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
-    """Upload the folder and return its manifest. An interrupted upload resumes with the missing files.
-
-    Raises:
-        BadArtifact: the folder is not a valid artifact, the prefix has other content, or S3 refuses.
-    """
+    """Upload the folder and return its manifest. An interrupted upload resumes with the missing files. Raises
+    BadArtifact if the folder is not a valid artifact, the prefix has other content, or S3 refuses."""
     manifest = _folder_manifest(folder, say)
     if place.scheme != "s3":
         raise BadArtifact(f"{place} is not an S3 prefix; it must be s3://bucket/prefix")
@@ -345,11 +330,7 @@ class _Prefix:
         self._transfer = TransferConfig(multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES)
 
     def holds(self, path: str, digest: str = "") -> bool:
-        """Whether the object exists.
-
-        Raises:
-            BadArtifact: it exists with another digest.
-        """
+        """Whether the object exists. Raises BadArtifact if it exists with another digest."""
         from botocore.exceptions import ClientError
 
         try:

@@ -129,35 +129,24 @@ def register_benchmark_targets(*, describe: Describe, enter: Enter, serve: Serve
 
 
 def benchmark_target(deployment: str, region: str) -> BenchmarkTarget:
-    """The cells that serve a deployment in a region.
-
-    Raises:
-        NoTarget: none can be measured.
-        LookupError: traffic has not registered.
-    """
+    """The cells that serve a deployment in a region. Raises NoTarget if none can be measured. Raises LookupError if
+    traffic has not registered."""
     if _traffic.describe is None:
         raise LookupError("traffic has not registered its benchmark targets")
     return _traffic.describe(deployment, region)
 
 
 def benchmark_entrance(deployment: str, region: str) -> Entrance:
-    """Where its requests enter.
-
-    Raises:
-        NoTarget: there is no entrance.
-        LookupError: traffic has not registered.
-    """
+    """Where its requests enter. Raises NoTarget if there is no entrance. Raises LookupError if traffic has not
+    registered."""
     if _traffic.enter is None:
         raise LookupError("traffic has not registered its benchmark entrances")
     return _traffic.enter(deployment, region)
 
 
 def benchmark_serve(request: ServeRequest) -> Serving:
-    """Make a deployment serve a version. Starts what is needed; call it again until it is served or has failed.
-
-    Raises:
-        LookupError: traffic has not registered.
-    """
+    """Make a deployment serve a version. Starts what is needed; call it again until it is served or has failed. Raises
+    LookupError if traffic has not registered."""
     if _traffic.serve is None:
         raise LookupError("traffic has not registered how a deployment serves a version")
     return _traffic.serve(request)

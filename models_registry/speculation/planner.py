@@ -81,11 +81,8 @@ class TaskFigures:
 
 
 def read_calibration(stated: Any) -> Calibration:
-    """A calibration as the trainer writes it (`engine_agent.engines.medusa`).
-
-    Raises:
-        BadCalibration: it cannot be read.
-    """
+    """A calibration as the trainer writes it (`engine_agent.engines.medusa`). Raises BadCalibration if it cannot be
+    read."""
     if not isinstance(stated, Mapping) or stated.get("format") != 1:
         raise BadCalibration("the calibration does not have format 1; give the calibration.json that the trainer wrote")
     heads = stated.get("heads")
@@ -253,11 +250,8 @@ class Choice:
 
 
 def read_step_cost(stated: Any) -> StepCost:
-    """Read step costs from a document. Rows of several contexts are averaged.
-
-    Raises:
-        BadStepCost: it cannot be read.
-    """
+    """Read step costs from a document. Rows of several contexts are averaged. Raises BadStepCost if it cannot be
+    read."""
     if not isinstance(stated, Mapping):
         raise BadStepCost("the step cost must be an object with instance_type, source and steps")
     source = stated.get("source")

@@ -32,11 +32,8 @@ MOST_STEP_COSTS = 8
 def calibration_store(
     *, version_id: int, document: Any, step_costs: Sequence[Any], actor: str, now: datetime
 ) -> SpeculationCalibration:
-    """Store a calibration; earlier ones are kept, and the newest counts.
-
-    Raises:
-        InvalidInput: it cannot be read, or does not fit the version's heads.
-    """
+    """Store a calibration; earlier ones are kept, and the newest counts. Raises InvalidInput if it cannot be read, or
+    does not fit the version's heads."""
     read, costs = _calibration(document), _costs(step_costs)
     figures = [task_figures(task) for task in read.tasks]
     with transaction.atomic():
@@ -86,11 +83,7 @@ def _costs(step_costs: Sequence[Any]) -> list[StepCost]:
 
 def _specs_with_heads(version: ModelVersion, read: Calibration) -> dict[str, VersionSpec]:
     """The version on the instance types where it uses these heads; one entry with an empty name if it is the same on
-    all.
-
-    Raises:
-        InvalidInput: there is none; the text explains the first.
-    """
+    all. Raises InvalidInput if there is none; the text explains the first."""
     spec = version.spec()
     there = {kind: spec.on(kind) for kind in spec.instance_types} if spec.by_type else {"": spec}
     refused = {kind: _check_fits(each, read) for kind, each in there.items()}
@@ -102,11 +95,7 @@ def _specs_with_heads(version: ModelVersion, read: Calibration) -> dict[str, Ver
 
 
 def _spec_on_machine(version: ModelVersion, guessing: Mapping[str, VersionSpec], cost: StepCost) -> VersionSpec:
-    """The version on the instance type of a step cost.
-
-    Raises:
-        InvalidInput: it does not use these heads there.
-    """
+    """The version on the instance type of a step cost. Raises InvalidInput if it does not use these heads there."""
     found = guessing.get("", guessing.get(cost.instance_type))
     if found is None:
         message = f"step_costs has {cost.instance_type}; {version.reference} uses these heads on {', '.join(guessing)}"

@@ -34,22 +34,14 @@ def register_fleet_hooks(*, uses: Uses, shapes: InstanceShapes) -> None:
 
 
 def version_uses(version_id: int) -> list[str]:
-    """Users of a version, as operators name them.
-
-    Raises:
-        LookupError: no fleet has registered.
-    """
+    """Users of a version, as operators name them. Raises LookupError if no fleet has registered."""
     if _fleet.uses is None:
         raise LookupError("no fleet has registered the users of model versions")
     return _fleet.uses(version_id)
 
 
 def instance_shapes() -> Mapping[str, InstanceShape]:
-    """Instance types by name.
-
-    Raises:
-        LookupError: no fleet has registered.
-    """
+    """Instance types by name. Raises LookupError if no fleet has registered."""
     if _fleet.shapes is None:
         raise LookupError("no fleet has registered its instance types")
     return _fleet.shapes()
@@ -82,11 +74,8 @@ def version_by_reference(versions: QuerySet[ModelVersion], reference: str) -> Mo
 
 
 def version_stated(reference: str, *, field: str, versions: QuerySet[ModelVersion] | None = None) -> ModelVersion:
-    """The version that a request names in this field, from `versions` or all.
-
-    Raises:
-        InvalidInput: it does not exist.
-    """
+    """The version that a request names in this field, from `versions` or all. Raises InvalidInput if it does not
+    exist."""
     version = version_by_reference(ModelVersion.objects.all() if versions is None else versions, reference)
     if version is None:
         message = f"unknown model version {reference!r}; the form is model@version"

@@ -74,12 +74,8 @@ class NotPossible(Exception):
 
 
 def documents_preview(*, documents: Sequence[Document], requester: Requester) -> ApplyResult:
-    """Predict the result of applying these documents. Changes nothing.
-
-    Raises:
-        NotPossible: documents break rules; all violations are listed.
-        Conflict: a document conflicts with the current state.
-    """
+    """Predict the result of applying these documents. Changes nothing. Raises NotPossible if documents break rules, and
+    lists all violations. Raises Conflict if a document conflicts with the current state."""
     with transaction.atomic():
         try:
             outcome = _execute(documents, requester)
@@ -90,11 +86,8 @@ def documents_preview(*, documents: Sequence[Document], requester: Requester) ->
 
 def documents_apply(*, documents: Sequence[Document], requester: Requester, revision: str) -> ApplyResult:
     """Apply the missing changes in one transaction. `revision`: that of the reviewed plan; empty: there was none.
-
-    Raises:
-        NotPossible: documents break rules; all violations are listed.
-        Conflict: the state has changed since the plan was made, or a document conflicts with it.
-    """
+    Raises NotPossible if documents break rules, and lists all violations. Raises Conflict if the state has changed
+    since the plan was made, or a document conflicts with it."""
     with transaction.atomic():
         _lock_deployments(documents)
         return _execute(documents, requester, revision)

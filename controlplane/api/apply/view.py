@@ -181,12 +181,8 @@ def _sender(request: Request, why: str) -> Requester:
 
 
 def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
-    """The service's result; rule violations become API errors.
-
-    Raises:
-        Conflict: the only errors are conflicts with the current state.
-        ValidationError: every broken rule, by path.
-    """
+    """The service's result; rule violations become API errors. Raises Conflict if the only errors are conflicts with
+    the current state. Raises ValidationError for every broken rule, by path."""
     try:
         outcome: ApplyResult = service(**arguments)
     except NotPossible as refused:

@@ -50,11 +50,8 @@ def login(
 
 
 def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
-    """From standard input, the options, the environment, a prompt, or this machine's own fleet.
-
-    Raises:
-        Failure: there is none.
-    """
+    """From standard input, the options, the environment, a prompt, or this machine's own fleet. Raises Failure if there
+    is none."""
     if token_stdin:
         return sys.stdin.readline().strip()
     if run.options.token or run.environ.get("SWITCHYARD_TOKEN"):
@@ -154,11 +151,7 @@ def remove_certificate(context: typer.Context, name: Name, yes: Yes = False) -> 
 
 
 def _text(path: Path) -> str:
-    """The content of a PEM file.
-
-    Raises:
-        Failure: it cannot be read, is too long, or is not text.
-    """
+    """The content of a PEM file. Raises Failure if it cannot be read, is too long, or is not text."""
     try:
         with path.open("rb") as file:
             content = file.read(LONGEST_FILE + 1)

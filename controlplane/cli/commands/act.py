@@ -27,11 +27,7 @@ Places = Annotated[list[str], typer.Argument(metavar="CELL|NODE…", autocomplet
 
 
 def seconds(text: str) -> int:
-    """`90`, `90s`, `15m`, `2h`, `1d` in seconds.
-
-    Raises:
-        Failure: it has another form.
-    """
+    """`90`, `90s`, `15m`, `2h`, `1d` in seconds. Raises Failure if it has another form."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
     if not number.isdecimal():
         raise Failure(f"{text!r} is not a duration; use the form 90s, 15m, 2h or 1d", ExitCode.USAGE)
@@ -39,11 +35,7 @@ def seconds(text: str) -> int:
 
 
 def place_named(run: Session, name: str) -> Resource:
-    """Whether a name is a cell's or a node's; `cell/…` and `node/…` are explicit.
-
-    Raises:
-        Problem: neither exists.
-    """
+    """Whether a name is a cell's or a node's; `cell/…` and `node/…` are explicit. Raises Problem if neither exists."""
     cells, nodes = run.resource("cells"), run.resource("nodes")
     kind, slash, _ = name.partition("/")
     if slash:
@@ -154,11 +146,8 @@ def revoke(
 
 
 def _agent_named(run: Session, name: str) -> Resource:
-    """Returns the kind of object from the prefix of its name or from `ingress/…`.
-
-    Raises:
-        Failure: it is not a node, an ingress or a machine.
-    """
+    """Returns the kind of object from the prefix of its name or from `ingress/…`. Raises Failure if it is not a node,
+    an ingress or a machine."""
     kind, slash, _ = name.partition("/")
     kind = kind if slash else {"n-": "nodes", "i-": "ingresses", "m-": "machines"}.get(name[:2], "")
     if not kind:
@@ -179,11 +168,8 @@ ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}
 
 
 def wanted_cells(text: str) -> dict[str, Any]:
-    """`us-west-2=3`, `us-west-2=2..8` or `us-west-2=1p+3d` in the form of the API.
-
-    Raises:
-        Failure: it has another form.
-    """
+    """`us-west-2=3`, `us-west-2=2..8` or `us-west-2=1p+3d` in the form of the API. Raises Failure if it has another
+    form."""
     region, _, count = text.partition("=")
     least, dots, most = count.partition("..")
     if region and least.isdecimal() and (most.isdecimal() if dots else not most):
@@ -245,11 +231,8 @@ def scale(
 
 
 def wanted_types(text: str) -> dict[str, int]:
-    """`trn1.32xlarge=3,inf2.48xlarge=1` as instance type -> cells; `any`: empty.
-
-    Raises:
-        Failure: it has another form.
-    """
+    """`trn1.32xlarge=3,inf2.48xlarge=1` as instance type -> cells; `any`: empty. Raises Failure if it has another
+    form."""
     if text == "any":
         return {}
     wanted: dict[str, int] = {}
@@ -319,11 +302,7 @@ def _start_evacuation(run: Session, order: dict[str, Any]) -> None:
 
 
 def require_done(result: dict[str, Any]) -> None:
-    """Returns if the action was done.
-
-    Raises:
-        Failure: it needs an approval.
-    """
+    """Returns if the action was done. Raises Failure if it needs an approval."""
     if "summary" in result:
         message = f"a second admin must approve: switchyard approve {result['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=result)

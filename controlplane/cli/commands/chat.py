@@ -49,11 +49,8 @@ def chat(
 
 
 def ingress_of(run: Session, deployment: str, region: str) -> str:
-    """The address of the ingress in the named region, else in the region with the most ready cells.
-
-    Raises:
-        Failure: the region has none.
-    """
+    """The address of the ingress in the named region, else in the region with the most ready cells. Raises Failure if
+    the region has none."""
     if not region:
         places = run.connection.get(path_of("deployments", deployment))["regions"]
         if not places:
@@ -74,11 +71,7 @@ def _next_prompt(run: Session, *, first: bool) -> str:
 
 
 def _complete(run: Session, url: str, body: dict[str, Any], key: str) -> str:
-    """Stream the answer; returns its text.
-
-    Raises:
-        Failure: there is no response, or it is an error.
-    """
+    """Stream the answer; returns its text. Raises Failure if there is no response, or it is an error."""
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -98,11 +98,7 @@ def logs(
 
 
 def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
-    """The cell of the requested logs, and the node if a node was named.
-
-    Raises:
-        Failure: the node is in no cell.
-    """
+    """The cell of the requested logs, and the node if a node was named. Raises Failure if the node is in no cell."""
     bare = name.rpartition("/")[2]
     resource = place_named(run, name)
     if resource.name == "cells":

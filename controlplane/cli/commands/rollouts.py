@@ -77,10 +77,7 @@ def start(
 
 def stated(policy: list[str]) -> dict[str, Any]:
     """`name=value` texts as a policy; values are JSON, else strings, and dots separate the keys of nested objects.
-
-    Raises:
-        Failure: one has no `=`.
-    """
+    Raises Failure if one has no `=`."""
     import json
 
     settings: dict[str, Any] = {}
@@ -183,11 +180,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
-    """Print a line at every change.
-
-    Raises:
-        Failure: it did not succeed, pauses, or takes longer than the timeout.
-    """
+    """Print a line at every change. Raises Failure if it did not succeed, pauses, or takes longer than the timeout."""
     ends = time.monotonic() + for_s if for_s is not None else None
     last = ""
     while True:

@@ -57,11 +57,7 @@ def get(
 
 
 def pairs(where: list[str]) -> dict[str, str]:
-    """`name=value` texts as a mapping.
-
-    Raises:
-        Failure: one has no `=`.
-    """
+    """`name=value` texts as a mapping. Raises Failure if one has no `=`."""
     split = [one.partition("=") for one in where]
     if wrong := [name for name, sign, _ in split if not sign]:
         raise Failure(f"{wrong[0]!r} is invalid; use name=value", ExitCode.USAGE)

@@ -65,11 +65,7 @@ def authority_ensure(now: datetime) -> Trust:
 
 
 def authority_open(row: FleetAuthority) -> Authority:
-    """Returns the authority of a row, with its key.
-
-    Raises:
-        SealedAway: It was encrypted with another SECRET_KEY.
-    """
+    """Returns the authority of a row, with its key. Raises SealedAway if it was encrypted with another SECRET_KEY."""
     if row.identifier not in _opened:
         try:
             key_pem = _key_cipher().decrypt(row.sealed_secret.encode())
@@ -83,11 +79,8 @@ def authority_open(row: FleetAuthority) -> Authority:
 
 
 def authority_rotate(*, actor: str, now: datetime) -> FleetAuthority:
-    """Creates the next authority. All agents receive it immediately; it signs nothing until all trust it.
-
-    Raises:
-        Conflict: One exists already.
-    """
+    """Creates the next authority. All agents receive it immediately; it signs nothing until all trust it. Raises
+    Conflict if one exists already."""
     with transaction.atomic():
         _lock_authorities()
         there = FleetAuthority.objects.filter(state=AuthorityState.NEXT).first()
@@ -223,11 +216,7 @@ class SignedCertificate:
 
 def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> list[SignedCertificate | Exception]:
     """Signs the requests. Returns, in order, certificates or the exception for each: `BadRequest`, `BadName` or
-    `TooManyCertificates`.
-
-    Raises:
-        SealedAway: The key of the current authority cannot be decrypted.
-    """
+    `TooManyCertificates`. Raises SealedAway if the key of the current authority cannot be decrypted."""
     trust = authority_ensure(now)
     row = FleetAuthority.objects.get(state=AuthorityState.CURRENT)
     authority = authority_open(row)
@@ -263,14 +252,9 @@ def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> 
 
 
 def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertificate:
-    """Signs one request.
-
-    Raises:
-        BadRequest: The request is invalid.
-        BadName: This name may not have a certificate.
-        TooManyCertificates: The limit is reached.
-        SealedAway: The key of the current authority cannot be decrypted.
-    """
+    """Signs one request. Raises BadRequest if the request is invalid. Raises BadName if this name may not have a
+    certificate. Raises TooManyCertificates if the limit is reached. Raises SealedAway if the key of the current
+    authority cannot be decrypted."""
     (outcome,) = certificates_issue([order], now=now)
     if isinstance(outcome, Exception):
         raise outcome

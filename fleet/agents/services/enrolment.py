@@ -160,11 +160,8 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
     The first user of a token may repeat the exchange until the token expires, because the response may have been lost:
     `nonce` is random, kept by the agent, and sent with every try. Another holder of the token gets no credential and
     cannot revoke the agent's. A machine sends its credential, with its `certificate` (as `ssl` decodes it), in place of
-    a token.
-
-    Raises:
-        EnrolmentRefused: Unknown, expired, issued for another agent, used with another nonce, or an invalid nonce.
-    """
+    a token. Raises EnrolmentRefused if it is unknown, expired, issued for another agent, or used with another or an
+    invalid nonce."""
     by_machine = agents_identify([token])[0]
     if by_machine is not None and by_machine.kind is AgentKind.MACHINE:
         refusal = certificate_missing(by_machine) if certificate is None else ""
@@ -268,11 +265,8 @@ def agent_certificates_issue(orders: Sequence[AgentOrder], *, now: datetime) -> 
     """Signs the requests of agents. Returns certificates or the exception for each: `CredentialRevoked`,
     `CertificateNotShown`, `BadRequest` or `BadName`.
 
-    A concurrent revocation waits, and then also revokes what was issued here.
-
-    Raises:
-        SealedAway: The key of the current authority cannot be decrypted.
-    """
+    A concurrent revocation waits, and then also revokes what was issued here. Raises SealedAway if the key of the
+    current authority cannot be decrypted."""
     prefixes = {one.prefix for one in orders}
     with transaction.atomic():
         rows = AgentCredential.objects.select_for_update().filter(prefix__in=prefixes, revoked_at__isnull=True)
@@ -352,13 +346,9 @@ class NotYet(Exception):
 
 
 def machine_attest(body: bytes, *, now: datetime) -> str:
-    """Returns the ticket of the machine that sent this proof. Calls STS outside transactions.
-
-    Raises:
-        BadProof: It is malformed.
-        ProofRefused: It is rejected, or its machine may not join.
-        NotYet: STS does not answer, or the machine's launch is not recorded yet.
-    """
+    """Returns the ticket of the machine that sent this proof. Calls STS outside transactions. Raises BadProof if it is
+    malformed. Raises ProofRefused if it is rejected, or its machine may not join. Raises NotYet if STS does not answer,
+    or the machine's launch is not recorded yet."""
     proof = read_proof(body)
     check_proof(proof, servers=servers(), sts_host=sts_host(proof.region), now=now)
     regions = list(CloudRegion.objects.filter(aws_region=proof.region))

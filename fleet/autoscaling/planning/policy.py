@@ -34,8 +34,8 @@ class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_window(window: ScheduleWindow, path: str) -> None:
-    """Raises:
-    InvalidField: unknown time zone, no cron expression of five fields, or one that never occurs within a year."""
+    """Raises InvalidField for an unknown time zone, or a cron expression that lacks one of five fields or never occurs
+    within a year."""
     try:
         _zone(window.time_zone)
     except (KeyError, OSError, ValueError):
@@ -181,11 +181,8 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
 
 
 def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None = None) -> ScalingPolicy:
-    """The policy with the stated values, and `base` (or the defaults) for the rest.
-
-    Raises:
-        InvalidScaling: an unknown key, a value of the wrong type or outside its range, or a window that never occurs.
-    """
+    """The policy with the stated values, and `base` (or the defaults) for the rest. Raises InvalidScaling for an
+    unknown key, a value of the wrong type or outside its range, or a window that never occurs."""
     try:
         policy = struct_changed(base or ScalingPolicy(), stated, path="scaling")
         for place, window in enumerate(policy.schedule):
@@ -202,11 +199,7 @@ def scaling_policy_as_json(policy: ScalingPolicy) -> dict[str, Any]:
 
 
 def parse_range(stated: Any, path: str) -> CellRange:
-    """A range from an object with `min` and `max`.
-
-    Raises:
-        InvalidScaling: it is no valid range.
-    """
+    """A range from an object with `min` and `max`. Raises InvalidScaling if it is no valid range."""
     rule = f"an object with min and max, whole numbers of which 0 <= min <= max <= {CELLS_MOST} and 1 <= max"
     try:
         cells = msgspec.convert(stated, CellRange)
@@ -218,11 +211,8 @@ def parse_range(stated: Any, path: str) -> CellRange:
 
 
 def parse_pools(stated: Any, path: str) -> CellPools:
-    """Cells per role from an object with `prefill`, `decode` and optional `mixed`.
-
-    Raises:
-        InvalidScaling: it is something else, out of range, or has one role without the other.
-    """
+    """Cells per role from an object with `prefill`, `decode` and optional `mixed`. Raises InvalidScaling if it is
+    something else, out of range, or has one role without the other."""
     rule = (
         "an object with prefill and decode, and mixed where there are such cells, whole numbers from 0 of which the "
         f"sum is at most {CELLS_MOST}"
@@ -244,11 +234,8 @@ def parse_pools(stated: Any, path: str) -> CellPools:
 
 
 def parse_cells(stated: Any, path: str) -> Cells:
-    """A number of cells, a range, or cells per role, as in documents and requests.
-
-    Raises:
-        InvalidScaling: it is none of these.
-    """
+    """A number of cells, a range, or cells per role, as in documents and requests. Raises InvalidScaling if it is none
+    of these."""
     if isinstance(stated, Mapping) and {"min", "max"} & stated.keys():
         return parse_range(stated, path)
     if isinstance(stated, Mapping):

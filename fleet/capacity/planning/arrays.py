@@ -84,11 +84,7 @@ class Arrays:
 
 
 def arrays_of(view: CapacityView, settings: CapacitySettings) -> Arrays:
-    """Returns the view as arrays.
-
-    Raises:
-        ValueError: A forecast is shorter than the plan, or a number is invalid.
-    """
+    """Returns the view as arrays. Raises ValueError if a forecast is shorter than the plan, or a number is invalid."""
     places = tuple((one, place) for one in view.deployments for place in one.places)
     rows = [(at, one, place, kind) for at, (one, place) in enumerate(places) for kind in one.kinds]
     groups = tuple(sorted({(place.region, kind.instance_type) for _, _, place, kind in rows}))

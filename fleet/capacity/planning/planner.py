@@ -329,11 +329,7 @@ WAYS = ("greedy", "lp", "whole")
 
 
 def plan_capacity(view: CapacityView, settings: CapacitySettings = SETTINGS, solver: Solver = solve) -> CapacityPlan:
-    """Returns the plan of a view.
-
-    Raises:
-        ValueError: The view is invalid; the text names the part.
-    """
+    """Returns the plan of a view. Raises ValueError if the view is invalid; the text names the part."""
     regions = {place.region for one in view.deployments for place in one.places}
     plans = {region: _plan(_of_region(view, region), settings, solver, len(regions)) for region in sorted(regions)}
     for region, moved in _elsewhere(plans).items():

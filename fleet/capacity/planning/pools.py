@@ -40,11 +40,8 @@ class InvalidMarkets(ValueError):
 
 
 def parse_markets(stated: Any) -> Markets:
-    """Parses a list such as `["reserved", "on_demand"]`; empty: any.
-
-    Raises:
-        InvalidMarkets: Not a list, an unknown market, or a repeated one.
-    """
+    """Parses a list such as `["reserved", "on_demand"]`; empty: any. Raises InvalidMarkets if it is not a list, or has
+    an unknown or repeated market."""
     known = ", ".join(Market)
     if not isinstance(stated, list | tuple):
         raise InvalidMarkets(f"markets must be a list of some of: {known}; empty for any")

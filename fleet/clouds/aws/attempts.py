@@ -90,12 +90,8 @@ def pools_to_try(region: str, now: datetime) -> list[PoolView]:
 def attempt_write(
     unit: LaunchUnit, step: WriteAttempt, subjects: Sequence[str], cloud: CloudRegion, install: str, now: datetime
 ) -> LaunchAttempt:
-    """Writes a new attempt, in the transaction that holds the unit's lock.
-
-    Raises:
-        Later: The region's cap is reached.
-        ValueError: EC2 cannot launch this.
-    """
+    """Writes a new attempt, in the transaction that holds the unit's lock. Raises Later if the region's cap is reached.
+    Raises ValueError if EC2 cannot launch this."""
     CloudRegion.objects.select_for_update().get(pk=cloud.pk)  # no other process may change the counts below
     price = _price_for_cap(step.pool, now)
     cap = LaunchCap(cloud.machines_cap, cloud.price_cap)
@@ -149,11 +145,7 @@ def _call_base(unit: LaunchUnit, cloud: CloudRegion, pool: PoolView, install: st
 
 
 def request_of(row: LaunchAttempt) -> Request:
-    """Returns the parameters of an attempt's call. They never change.
-
-    Raises:
-        ValueError: EC2 cannot launch this.
-    """
+    """Returns the parameters of an attempt's call. They never change. Raises ValueError if EC2 cannot launch this."""
     script = user_data(msgspec.convert(row.base["boot"], Boot))
     unit = unit_view(row.unit, len(row.subjects), wanted=True)
     return run_instances(unit, attempt_view(row), msgspec.convert(row.base["launch"], LaunchBase), script)

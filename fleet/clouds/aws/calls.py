@@ -37,11 +37,8 @@ MACHINES = {"RunInstances": LAUNCHED_MACHINES, "TerminateInstances": ENDED_MACHI
 
 def budget_spend(region: str, operation: str, machines: int) -> datetime | None:
     """Takes one call for `machines` machines from the budget of an AWS region. Returns None, or, if the budget is used
-    up, the time at which it suffices again; nothing is taken then.
-
-    Raises:
-        ValueError: The budget never holds that much.
-    """
+    up, the time at which it suffices again; nothing is taken then. Raises ValueError if the budget never holds that
+    much."""
     wanted = [(bucket_of(operation), 1.0)]
     if operation in MACHINES:
         wanted.append((MACHINES[operation], float(machines)))
@@ -133,13 +130,8 @@ class TooLong(Exception):
 
 def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
     """Makes one call as the control plane, within the budget. Blocks for up to `READ_ATTEMPTS` times `READ_S`, or once
-    `READ_S` for calls that change something. `machines`: how many the call launches or terminates.
-
-    Raises:
-        Refused: It was not done.
-        Unanswered: It may have been done.
-        ValueError: It is not in the table of calls.
-    """
+    `READ_S` for calls that change something. `machines`: how many the call launches or terminates. Raises Refused if it
+    was not done. Raises Unanswered if it may have been done. Raises ValueError if it is not in the table of calls."""
     if service == "ec2":
         not_before = budget_spend(region, operation, machines)
         if not_before is not None:
@@ -154,11 +146,8 @@ def call(service: str, operation: str, region: str, *, machines: int = 0, **para
 
 
 def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]]:
-    """Yields the pages of an EC2 list, each within the budget.
-
-    Raises:
-        CallFailed: As `call`; the pages so far are not a complete list.
-    """
+    """Yields the pages of an EC2 list, each within the budget. Raises CallFailed as `call` does; the pages so far are
+    not a complete list."""
     token = ""
     for _ in range(PAGES_MOST):
         page = call("ec2", operation, region, **(params | {"NextToken": token} if token else params))
@@ -170,11 +159,7 @@ def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]
 
 
 def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """`call` without the budget.
-
-    Raises:
-        RuntimeError: A transaction is open.
-    """
+    """`call` without the budget. Raises RuntimeError if a transaction is open."""
     if (Role.CONTROL, service, operation) not in CALLS:
         raise ValueError(f"{service} {operation} is not in the table of calls")
     refuse_inside_transaction(f"{service} {operation}")
@@ -197,12 +182,8 @@ def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -
 
 
 def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
-    """Reads a streamed body of up to `most` bytes.
-
-    Raises:
-        Unanswered: It broke off, or took longer than `limit_s`.
-        TooLong: It has more bytes.
-    """
+    """Reads a streamed body of up to `most` bytes. Raises Unanswered if it broke off, or took longer than `limit_s`.
+    Raises TooLong if it has more bytes."""
     from botocore.exceptions import BotoCoreError, HTTPClientError
 
     ends_at, read = monotonic() + limit_s, bytearray()
@@ -221,11 +202,8 @@ def body_read(body: Any, *, most: int, limit_s: float) -> bytes:
 
 
 def body_piece(body: Any, most: int) -> bytes:
-    """Returns the next bytes of a streamed body; none if it ended or broke off.
-
-    Raises:
-        Unanswered: It arrived complete but damaged.
-    """
+    """Returns the next bytes of a streamed body; none if it ended or broke off. Raises Unanswered if it arrived
+    complete but damaged."""
     from botocore.exceptions import BotoCoreError, FlexibleChecksumError, HTTPClientError
 
     try:

@@ -85,11 +85,8 @@ def region_check(
 
 
 def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
-    """Makes a call once the own budget allows it; other processes use the same budget.
-
-    Raises:
-        CallFailed: As `call`, or the budget stayed used up.
-    """
+    """Makes a call once the own budget allows it; other processes use the same budget. Raises CallFailed as `call`
+    does, or if the budget stayed used up."""
     for _ in range(OWN_TURNS - 1):
         try:
             return call(*names, **params)

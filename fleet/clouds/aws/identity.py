@@ -34,11 +34,7 @@ def install_ensure(now: datetime) -> Install:
 
 
 def install_that_may_change(now: datetime) -> Install:
-    """Returns the row if this install may change its clouds.
-
-    Raises:
-        Later: It is read-only.
-    """
+    """Returns the row if this install may change its clouds. Raises Later if it is read-only."""
     install = install_ensure(now)
     reason = install.read_only or stale_reason(install.beat_at, now)
     if reason:
@@ -75,12 +71,9 @@ def sts_host(region: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def caller_arn(proof: Proof, url: str) -> str:
-    """Returns the ARN of the signer. Blocks for up to twice `LIMIT_S`, plus the DNS lookup.
-
-    Raises:
-        ProofRefused: STS rejected the signature; the text has its code.
-        StsUnavailable: No answer in time, a redirect, a temporary error, or an unreadable answer.
-    """
+    """Returns the ARN of the signer. Blocks for up to twice `LIMIT_S`, plus the DNS lookup. Raises ProofRefused if STS
+    rejected the signature; the text has its code. Raises StsUnavailable for no answer in time, a redirect, a temporary
+    error, or an unreadable answer."""
     status, body = _request_identity(urlsplit(url), {**proof.headers, "content-type": CONTENT_TYPE})
     code = _CODE.search(body)
     if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR and code:

@@ -50,11 +50,7 @@ def instance_networks() -> dict[str, InstanceNetwork]:
 
 
 def network_of(instance_type: str) -> InstanceNetwork:
-    """Returns the network of an instance type.
-
-    Raises:
-        ValueError: It is not in the table.
-    """
+    """Returns the network of an instance type. Raises ValueError if it is not in the table."""
     found = instance_networks().get(instance_type)
     if found is None:
         raise ValueError(f"the network cards of {instance_type} are not known; add it to {TABLE.name}")
@@ -69,11 +65,7 @@ def interfaces_of(instance_type: str) -> tuple[Interface, ...]:
     if card 0 supports EFA, its device 1 is `efa-only`; each further card has an `efa-only` as device 0. Its example for
     P5 has 32 EFAs and one address. A layout for P5 and P5e with several addresses for more IP bandwidth is not used: a
     node has one address. Older guides, such as Neuron's for trn1, use device 1 throughout and `efa` on card 0. Not
-    tested on hardware.
-
-    Raises:
-        ValueError: The type is not in the table.
-    """
+    tested on hardware. Raises ValueError if the type is not in the table."""
     efas = (Interface(card, 0 if card else 1, "efa-only") for card in network_of(instance_type).efa_cards)
     return (Interface(0, 0, "interface"), *efas)
 
@@ -107,11 +99,8 @@ _FORMS = {
 
 
 def user_data(boot: Boot) -> str:
-    """Returns the shell script of a machine's first boot, which cloud-init runs once.
-
-    Raises:
-        ValueError: A value has the wrong form.
-    """
+    """Returns the shell script of a machine's first boot, which cloud-init runs once. Raises ValueError if a value has
+    the wrong form."""
     for name, form in _FORMS.items():
         if not form.fullmatch(getattr(boot, name)):
             raise ValueError(f"{name} {getattr(boot, name)!r} does not match {form.pattern}")
@@ -216,11 +205,8 @@ class LaunchBase:
 
 
 def run_instances(unit: UnitView, attempt: AttemptView, base: LaunchBase, user_data: str) -> Request:
-    """Returns the parameters of an attempt's call. `user_data` is plain text: boto3 encodes it.
-
-    Raises:
-        ValueError: EC2 cannot launch this: the type is unknown or not sold in this market, or the pool lacks a value.
-    """
+    """Returns the parameters of an attempt's call. `user_data` is plain text: boto3 encodes it. Raises ValueError if
+    EC2 cannot launch this: the type is unknown or not sold in this market, or the pool lacks a value."""
     pool = attempt.pool
     _check_attempt(unit, attempt)
     return {
@@ -256,11 +242,8 @@ def _check_attempt(unit: UnitView, attempt: AttemptView) -> None:
 
 
 def usage_class(instance_type: str, market: Market) -> str:
-    """Returns EC2's name for the way a machine is bought.
-
-    Raises:
-        ValueError: The type is unknown or not sold like that.
-    """
+    """Returns EC2's name for the way a machine is bought. Raises ValueError if the type is unknown or not sold like
+    that."""
     wanted = _USAGE_CLASSES.get(market, "on-demand")
     offered = network_of(instance_type).usage_classes
     if wanted not in offered:

@@ -55,11 +55,8 @@ class Listing:
 
 
 def region_list(cloud: CloudRegion, install: str, now: datetime) -> Listing:
-    """Lists every machine of this install in a region, including terminated ones that EC2 still lists.
-
-    Raises:
-        CallFailed: No zone answered.
-    """
+    """Lists every machine of this install in a region, including terminated ones that EC2 still lists. Raises
+    CallFailed if no zone answered."""
     filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [install]}]
     try:
         return Listing(tuple(_describe_instances(cloud.aws_region, Filters=filters, MaxResults=PAGE)), now, True)
@@ -183,11 +180,7 @@ class Statuses:
 
 
 def region_statuses(region: str) -> Statuses:
-    """Reads all pages.
-
-    Raises:
-        CallFailed: A page is missing.
-    """
+    """Reads all pages. Raises CallFailed if a page is missing."""
     found = Statuses()
     for page in calls.pages("DescribeInstanceStatus", region, IncludeAllInstances=True, MaxResults=PAGE):
         for status in page["InstanceStatuses"]:
@@ -229,11 +222,7 @@ class Reservation:
 
 def reservations_read(region: str, ids: Collection[str]) -> tuple[Reservation, ...]:
     """Returns the reservations with these IDs that exist. Lists all of the account, because EC2 rejects a request by
-    IDs if one is unknown.
-
-    Raises:
-        CallFailed: The list is not complete.
-    """
+    IDs if one is unknown. Raises CallFailed if the list is not complete."""
     return tuple(
         Reservation(
             id=one["CapacityReservationId"],
@@ -252,11 +241,8 @@ RESERVATIONS = 10
 
 
 def region_places(cloud: CloudRegion, now: datetime) -> int:
-    """Requests the places of the next due batch, if any. Returns the number of machines in it.
-
-    Raises:
-        CallFailed: Nothing was read, or the call budget is used up.
-    """
+    """Requests the places of the next due batch, if any. Returns the number of machines in it. Raises CallFailed if
+    nothing was read, or the call budget is used up."""
     nodes = dict(Node.objects.filter(region_id=cloud.pk).values_list("id", "topology"))
     rows = Machine.objects.filter(
         provider=PROVIDER, region_id=cloud.pk, role=MachineRole.NODE, state=MachineState.TAKEN
@@ -307,11 +293,8 @@ def places_store(asked: Sequence[str], paths: Mapping[str, Path], now: datetime)
 
 
 def reservation_places(cloud: CloudRegion) -> None:
-    """Stores where the machines of reservations will be, so that launches can pick the one nearest to a cell.
-
-    Raises:
-        CallFailed: Earlier results are stored.
-    """
+    """Stores where the machines of reservations will be, so that launches can pick the one nearest to a cell. Raises
+    CallFailed if a later one fails; earlier results are stored."""
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk).exclude(reservation=""))
     ids = sorted({pool.reservation for pool in pools})
     for at in range(0, len(ids), RESERVATIONS):
@@ -340,11 +323,8 @@ class Unattached:
 
 
 def unattached_list(region: str, install: str) -> list[Unattached]:
-    """Lists unattached resources of an AWS region. A spot request counts while it is open and has no machine.
-
-    Raises:
-        CallFailed: The list is not complete.
-    """
+    """Lists unattached resources of an AWS region. A spot request counts while it is open and has no machine. Raises
+    CallFailed if the list is not complete."""
     return [
         *(
             _unattached_from(ResourceKind.VOLUME, one["VolumeId"], one.get("Tags"), one.get("CreateTime"))
@@ -369,11 +349,7 @@ def unattached_list(region: str, install: str) -> list[Unattached]:
 
 
 def unattached_delete(region: str, kind: ResourceKind, name: str) -> None:
-    """EC2 rejects the call if the resource was attached in the meantime.
-
-    Raises:
-        CallFailed: It may still exist.
-    """
+    """EC2 rejects the call if the resource was attached in the meantime. Raises CallFailed if it may still exist."""
     match kind:
         case ResourceKind.VOLUME:
             calls.call("ec2", "DeleteVolume", region, VolumeId=name)
@@ -384,11 +360,7 @@ def unattached_delete(region: str, kind: ResourceKind, name: str) -> None:
 
 
 def machines_terminate(region: str, names: Sequence[str]) -> None:
-    """Terminates machines with one call.
-
-    Raises:
-        CallFailed: They may still run.
-    """
+    """Terminates machines with one call. Raises CallFailed if they may still run."""
     calls.call("ec2", "TerminateInstances", region, machines=len(names), InstanceIds=list(names))
 
 

@@ -42,11 +42,7 @@ def messages_receive(
     region: str, url: str, *, most: int = AT_ONCE, wait_s: int | None = None, visibility_s: int | None = None
 ) -> tuple[Message, ...]:
     """Receives up to `most` messages (ten at most). `visibility_s`: for how long other readers do not see them; the
-    queue's own time if left out.
-
-    Raises:
-        CallFailed: None was received.
-    """
+    queue's own time if left out. Raises CallFailed if none was received."""
     asked: dict[str, Any] = {} if visibility_s is None else {"VisibilityTimeout": visibility_s}
     answer = calls.call(
         "sqs",
@@ -71,22 +67,15 @@ def _message_of(one: Mapping[str, Any]) -> Message:
 
 
 def messages_delete(region: str, url: str, messages: Sequence[Message]) -> None:
-    """Deletes messages. One that could not be deleted is received again, and is recognised then.
-
-    Raises:
-        CallFailed: None was deleted, or the outcome is unknown.
-    """
+    """Deletes messages. One that could not be deleted is received again, and is recognised then. Raises CallFailed if
+    none was deleted, or the outcome is unknown."""
     if messages:
         entries = [{"Id": str(index), "ReceiptHandle": one.handle} for index, one in enumerate(messages)]
         calls.call("sqs", "DeleteMessageBatch", region, QueueUrl=url, Entries=entries)
 
 
 def queue_facts(region: str, url: str) -> QueueFacts:
-    """Reads a queue's attributes.
-
-    Raises:
-        CallFailed: They were not read.
-    """
+    """Reads a queue's attributes. Raises CallFailed if they were not read."""
     names = ["ApproximateNumberOfMessages", "RedrivePolicy"]
     attributes = calls.call("sqs", "GetQueueAttributes", region, QueueUrl=url, AttributeNames=names).get(
         "Attributes", {}
@@ -96,12 +85,8 @@ def queue_facts(region: str, url: str) -> QueueFacts:
 
 def object_read(region: str, bucket: str, key: str, *, owner: str, most: int, limit_s: float) -> bytes:
     """Reads an object of at most `most` bytes. The bucket must belong to the account `owner`, because bucket names can
-    be taken by any account.
-
-    Raises:
-        CallFailed: It was not read, or not within `limit_s`.
-        TooLong: It has more bytes.
-    """
+    be taken by any account. Raises CallFailed if it was not read, or not within `limit_s`. Raises TooLong if it has
+    more bytes."""
     answer = calls.call("s3", "GetObject", region, Bucket=bucket, Key=key, ExpectedBucketOwner=owner)
     return calls.body_read(answer["Body"], most=most, limit_s=limit_s)
 
@@ -171,11 +156,7 @@ class Nothing:
 
 
 def parse(body: str) -> Announcement | StateSeen | CalledOff | Nothing:
-    """Returns the meaning of a message.
-
-    Raises:
-        UnreadableNotice: It has none.
-    """
+    """Returns the meaning of a message. Raises UnreadableNotice if it has none."""
     try:
         event = msgspec.json.decode(body, type=_Event)
     except (msgspec.DecodeError, UnicodeError) as error:

@@ -26,12 +26,8 @@ def bucket_region() -> str:
 
 def object_put_once(region: str, bucket: str, key: str, body: bytes, *, kind: str) -> str:
     """Writes an object unless one exists. One with the same content counts as written: the answer to an earlier call
-    may have been lost. Returns the SHA-256 of the content.
-
-    Raises:
-        CallFailed: It was not written, or the outcome is unknown.
-        OtherObject: Another object has that name.
-    """
+    may have been lost. Returns the SHA-256 of the content. Raises CallFailed if it was not written, or the outcome is
+    unknown. Raises OtherObject if another object has that name."""
     digest = hashlib.sha256(body).hexdigest()
     options: dict[str, Any] = {"Body": body, "ContentType": kind, "Metadata": {DIGEST: digest}}
     try:
@@ -69,12 +65,8 @@ class ObjectChanged(Exception):
 
 class ObjectReader(io.RawIOBase):
     """Reads the bytes of an object from `start` to `end`, forwards. `size` is their number. `etag` names the content; a
-    given one must match.
-
-    Raises:
-        CallFailed: It cannot be read; codes include `NoSuchKey`, `NoSuchBucket` and `AccessDenied`.
-        ObjectChanged: The object was replaced.
-    """
+    given one must match. Raises CallFailed if it cannot be read; codes include `NoSuchKey`, `NoSuchBucket` and
+    `AccessDenied`. Raises ObjectChanged if the object was replaced."""
 
     def __init__(
         self, region: str, bucket: str, key: str, *, start: int = 0, end: int | None = None, etag: str = ""
@@ -123,12 +115,8 @@ class ObjectReader(io.RawIOBase):
 
 class ObjectWriter:
     """Writes an object that becomes visible only with `commit`, and replaces none. `bytes` and `sha256` are those so
-    far. Callers that do not commit must abort.
-
-    Raises:
-        CallFailed: From `write` and `commit`; the object may exist then.
-        OtherObject: From `commit`: another object has that name.
-    """
+    far. Callers that do not commit must abort. Raises CallFailed from `write` and `commit`; the object may exist then.
+    Raises OtherObject from `commit` if another object has that name."""
 
     def __init__(self, region: str, bucket: str, key: str, *, kind: str = "application/octet-stream") -> None:
         self._region, self._kind = region, kind

@@ -75,11 +75,7 @@ class _Search:
 
 
 def cloud_region(region: str) -> CloudRegion:
-    """Returns a region whose stack has been read.
-
-    Raises:
-        Later: It has not been read yet.
-    """
+    """Returns a region whose stack has been read. Raises Later if it has not been read yet."""
     row = CloudRegion.objects.filter(region_id=region).first()
     if row is None or row.state != CloudRegionState.READY:
         why = row.reason if row is not None and row.reason else "its stack has not been read yet"
@@ -89,11 +85,8 @@ def cloud_region(region: str) -> CloudRegion:
 
 def unit_advance(unit_id: str, subjects: Sequence[str]) -> Launched | NothingLaunched:
     """Takes one step for a unit whose machines are wanted for `subjects`. Empty `subjects`: the unit is no longer
-    wanted, and machines of earlier launches are searched for so that they can be terminated.
-
-    Raises:
-        ProviderError: As `NodeProvider.launch`.
-    """
+    wanted, and machines of earlier launches are searched for so that they can be terminated. Raises ProviderError as
+    `NodeProvider.launch` does."""
     now = clock.now()
     install = install_that_may_change(now)
     with transaction.atomic():
@@ -251,11 +244,8 @@ def _search_attempt(planned: _Search, install: str, *, wanted: bool) -> Launched
 
 
 def instances_of(row: LaunchAttempt, install: str) -> list[dict[str, Any]]:
-    """Returns what EC2 lists with the tags of an attempt, including terminated machines.
-
-    Raises:
-        CallFailed: The list is not complete.
-    """
+    """Returns what EC2 lists with the tags of an attempt, including terminated machines. Raises CallFailed if the list
+    is not complete."""
     wanted = {TAG_INSTALL: install, TAG_UNIT: row.unit_id, TAG_ATTEMPT: str(row.number)}
     filters = [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
     answers = calls.pages("DescribeInstances", row.base["boot"]["region"], Filters=filters, MaxResults=1000)
@@ -373,11 +363,8 @@ def _provider_status(row: Machine | None) -> ProviderStatus:
 
 
 def _settle_launches(node_id: str) -> None:
-    """Finds the machines of earlier launches for a node that is given back, so that they can be terminated.
-
-    Raises:
-        Later, Unknown: It is not known yet.
-    """
+    """Finds the machines of earlier launches for a node that is given back, so that they can be terminated. Raises
+    Later or Unknown if it is not known yet."""
     for attempt in LaunchAttempt.objects.filter(ended_at=None, subjects__contains=[node_id]).select_related("unit"):
         unit = attempt.unit
         orders = ProviderCall.objects.filter(Q(unit=unit.pk) | Q(node_id=unit.pk), action=ProviderAction.LAUNCH)

@@ -28,11 +28,7 @@ Call = Callable[..., dict[str, Any]]
 
 def on_demand_prices(region: str, types: Iterable[str], send: Call = call) -> dict[str, float]:
     """Returns US dollars per machine hour by type, for types with exactly one price in the list. `region` as AWS names
-    it.
-
-    Raises:
-        CallFailed: The list was not read.
-    """
+    it. Raises CallFailed if the list was not read."""
     found = {
         kind: {price for product in _price_list_products(region, kind, send) for price in prices_of(product)}
         for kind in types
@@ -67,11 +63,7 @@ def prices_of(product: str) -> set[float]:
 
 
 def spot_prices(region: str, types: Iterable[str], now: datetime) -> dict[tuple[str, str], float]:
-    """Returns US dollars per spot machine hour by type and zone.
-
-    Raises:
-        CallFailed: The history was not read.
-    """
+    """Returns US dollars per spot machine hour by type and zone. Raises CallFailed if the history was not read."""
     asked = {"InstanceTypes": sorted(types), "ProductDescriptions": [SPOT_PRODUCT], "StartTime": now}
     rows = [row for page in pages("DescribeSpotPriceHistory", region, **asked) for row in page["SpotPriceHistory"]]
     return latest(rows)
@@ -129,12 +121,9 @@ class RegionRead:
 
 
 def region_read(region: str, stack: str, install: str, types: Iterable[str], send: Call = call) -> RegionRead:
-    """Reads a stack. `region` as AWS names it. `types`: wanted instance types; others are left out.
-
-    Raises:
-        StackRefused: The stack does not exist, is being changed, belongs to another install, or lacks an output.
-        fleet.clouds.aws.calls.CallFailed: AWS did not answer or denied the call.
-    """
+    """Reads a stack. `region` as AWS names it. `types`: wanted instance types; others are left out. Raises StackRefused
+    if the stack does not exist, is being changed, belongs to another install, or lacks an output. Raises
+    fleet.clouds.aws.calls.CallFailed if AWS did not answer or denied the call."""
     outputs, account = _stack_outputs(region, stack, install, send)
     base = _cloud_base(region, stack, outputs, account, send)
     known = sorted(set(types) & set(instance_networks()))

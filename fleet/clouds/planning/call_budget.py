@@ -77,11 +77,7 @@ def full(name: str, now: datetime) -> Bucket:
 
 
 def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken | NotBefore:
-    """Takes one call, or so many machines.
-
-    Raises:
-        ValueError: A full bucket holds less.
-    """
+    """Takes one call, or so many machines. Raises ValueError if a full bucket holds less."""
     if amount > _own_rate(name, halved=False).size:
         raise ValueError(
             f"{name}: {amount:g} in one call, with a budget that holds {_own_rate(name, halved=False).size:g}"

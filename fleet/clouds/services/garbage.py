@@ -102,11 +102,7 @@ def _deleted_record(source: GarbageSource, one: Resource, now: datetime) -> None
 
 def provider_garbage(provider: str, before: Mapping[str, datetime]) -> GarbageSource:
     """Returns the machines of a provider. A machine is referenced while its node may run; a retired node may run until
-    its provider has confirmed the end.
-
-    Raises:
-        ProviderError: The list failed.
-    """
+    its provider has confirmed the end. Raises ProviderError if the list failed."""
     statuses = provider_named(provider).describe_all()
     running = [node for node, status in statuses.items() if status is not ProviderStatus.GONE]
     known = dict(Node.objects.filter(id__in=running).values_list("id", "terminated_at"))
@@ -167,11 +163,7 @@ def cloud_machine_garbage(cloud: CloudRegion, listing: Listing) -> GarbageSource
 
 def cloud_resource_garbage(cloud: CloudRegion, now: datetime) -> GarbageSource:
     """Returns unattached volumes, network interfaces and spot requests. One is referenced while the launch in its tags
-    is open.
-
-    Raises:
-        CallFailed: The list is not complete.
-    """
+    is open. Raises CallFailed if the list is not complete."""
     listed = unattached_list(cloud.aws_region, install_ensure(now).pk)
     open_units = _open_units()
     found = [Resource(one.kind, one.id, one.unit in open_units, created_at=one.created_at) for one in listed]

@@ -38,12 +38,9 @@ def image_move_request(
     region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = ""
 ) -> ImageMove:
     """Stores a request to move a type's machines to an image; "": the one in the region's stack. The loop `fleet.cloud`
-    checks the image and starts the move.
-
-    Raises:
-        InvalidInput: Not an image ID, no ready region of a cloud, or no pool of the type for nodes.
-        Conflict: A move is under way, or all pools use the image already.
-    """
+    checks the image and starts the move. Raises InvalidInput if it is no image ID, the cloud region is not ready, or
+    there is no pool of the type for nodes. Raises Conflict if a move is under way, or all pools use the image
+    already."""
     if image and not IMAGE.fullmatch(image):
         message = f"{image!r} is not the ID of an image, such as ami-0123456789abcdef0"
         raise InvalidInput(field="image", rule="image", message=message)
@@ -70,11 +67,8 @@ def image_move_request(
 
 
 def image_move_roll_back(move_id: int, *, actor: str, now: datetime, why: str = "") -> ImageMove:
-    """Rolls a move back: machines on the new image are replaced. A move that has not begun is cancelled.
-
-    Raises:
-        Conflict: It is over, or already going back.
-    """
+    """Rolls a move back: machines on the new image are replaced. A move that has not begun is cancelled. Raises
+    Conflict if it is over, or already going back."""
     with transaction.atomic():
         move = ImageMove.objects.select_for_update().get(pk=move_id)
         if move.ended_at is not None or move.state == ImageState.BACK:

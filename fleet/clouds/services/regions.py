@@ -36,11 +36,8 @@ log = logging.getLogger(__name__)
 
 
 def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
-    """Removes a cloud region's fields from `columns` and returns them; {} for other providers.
-
-    Raises:
-        InvalidInput: A stack is missing, malformed, or given to a provider without stacks.
-    """
+    """Removes a cloud region's fields from `columns` and returns them; {} for other providers. Raises InvalidInput if a
+    stack is missing, malformed, or given to a provider without stacks."""
     given = {column: columns.pop(column, "") for column in CLOUD_COLUMNS}
     if columns.get("provider") != AWS:
         if set_ := [column for column, value in given.items() if value]:

@@ -118,11 +118,8 @@ def _become_read_only(install: Install, holder: CloudRegion, now: datetime) -> N
 
 
 def cloud_claim(*, confirm: str, now: datetime) -> Install:
-    """Takes over the clouds from the last writer, which becomes read-only with its next beat.
-
-    Raises:
-        Conflict: The name is not this install's, or the object cannot be read.
-    """
+    """Takes over the clouds from the last writer, which becomes read-only with its next beat. Raises Conflict if the
+    name is not this install's, or the object cannot be read."""
     install, holder = install_ensure(now), _beat_region()
     if confirm != install.pk:
         raise Conflict(f"this install is {install.pk}, not {confirm!r}; nothing was changed")

@@ -198,11 +198,7 @@ class RegionCells:
 
 
 def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[RegionCells, ...]:
-    """Every region. Without a form, the current targets.
-
-    Raises:
-        InvalidInput: a field is no valid number of cells.
-    """
+    """Every region. Without a form, the current targets. Raises InvalidInput if a field is no valid number of cells."""
     places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     cells = []
     for region in Region.objects.values_list("name", flat=True):

@@ -69,14 +69,10 @@ def deployment_create(
     **columns: Any,
 ) -> Deployment:
     """Creates a deployment of a model version (`model@version`) on these instance types. `columns` are from
-    `Deployment.SETTABLE`; `by_type` is per region.
-
-    Raises:
-        InvalidInput: an unknown version, instance type, region or market, a version that does not fit, an invalid
-            policy or range, markets for a region without any, roles that the version or the instance types do not
-            support, or the name of a deployment, model or adapter that is in use.
-        Conflict: the name is taken, or the version was retired meanwhile.
-    """
+    `Deployment.SETTABLE`; `by_type` is per region. Raises InvalidInput for an unknown version, instance type, region or
+    market, a version that does not fit, an invalid policy or range, markets for a region without any, roles that the
+    version or the instance types do not support, or the name of a deployment, model or adapter that is in use. Raises
+    Conflict if the name is taken, or the version was retired meanwhile."""
     kinds = [kind.shape() for kind in instance_types_named(instance_types)]
     version = version_fit(model_version, kinds, allow_unreleased=allow_unreleased, field="model_version")
     _check_cells(cells)
@@ -112,12 +108,9 @@ def deployment_create(
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
     """Changes the given columns of `Deployment.SETTABLE`. Missing keys of the update policy, SLO or scaling stay.
-
-    Raises:
-        InvalidInput: an invalid policy, an unknown market, markets for a region without any, unsuitable instance types,
-            or cells on a type that is not listed.
-        Conflict: it has cells on an instance type that is no longer listed.
-    """
+    Raises InvalidInput for an invalid policy, an unknown market, markets for a region without any, unsuitable instance
+    types, or cells on a type that is not listed. Raises Conflict if it has cells on an instance type that is no longer
+    listed."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
         if "update_policy" in columns:
@@ -147,11 +140,8 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
 
 
 def deployment_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Deletes a deployment, its stopped cells, its ended rollouts and its traffic settings.
-
-    Raises:
-        Conflict: it has target cells, live cells or an active rollout; the text names them.
-    """
+    """Deletes a deployment, its stopped cells, its ended rollouts and its traffic settings. Raises Conflict if it has
+    target cells, live cells or an active rollout; the text names them."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=name)
         if blockers := _deletion_blockers(deployment):
@@ -243,11 +233,8 @@ def _record_change(deployment: Deployment, what: str, message: str, actor: str, 
 
 
 def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
-    """Region -> cells as stated in requests and documents.
-
-    Raises:
-        InvalidInput: neither a number, a range nor cells by role.
-    """
+    """Region -> cells as stated in requests and documents. Raises InvalidInput if they are neither a number, a range
+    nor cells by role."""
     try:
         return {place["region"]: parse_cells(place["cells"], f"regions.{place['region']}.cells") for place in places}
     except InvalidScaling as wrong:
@@ -257,12 +244,8 @@ def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
 @transaction.atomic
 def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool:
     """Sets the number of cells of the named regions, or the range for the autoscaler; a number ends a range. Returns
-    False and writes nothing if nothing changes.
-
-    Raises:
-        InvalidInput: an unknown region, a number outside 0 … `CELLS_MOST`, or a region without the deployment's
-            markets.
-    """
+    False and writes nothing if nothing changes. Raises InvalidInput for an unknown region, a number outside 0 …
+    `CELLS_MOST`, or a region without the deployment's markets."""
     deployment = Deployment.objects.select_for_update().get(name=name)
     _check_cells(cells)
     check_roles(deployment.model_version, shapes_of(deployment), cells.values())
@@ -340,11 +323,8 @@ def _minimum_cells(stated: Cells) -> int:
 
 @transaction.atomic
 def deployment_scale_or_request(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool | Approval:
-    """Scales, or requests approval if that empties a region and evacuations require it.
-
-    Raises:
-        InvalidInput: see `deployment_scale`.
-    """
+    """Scales, or requests approval if that empties a region and evacuations require it. Raises InvalidInput as
+    `deployment_scale` does."""
     _check_cells(cells)
     deployment = Deployment.objects.select_for_update().get(name=name)
     before = _cells_of(deployment)

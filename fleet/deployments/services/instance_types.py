@@ -17,11 +17,7 @@ from models_registry.versions.planning.machines import InstanceShape
 
 
 def instance_type_named(name: str) -> InstanceType:
-    """The instance type that a request names.
-
-    Raises:
-        InvalidInput: it is unknown; the text lists the known ones.
-    """
+    """The instance type that a request names. Raises InvalidInput if it is unknown; the text lists the known ones."""
     kind = InstanceType.objects.filter(name=name).first()
     if kind is None:
         raise _unknown_type(name, "instance_type")
@@ -29,11 +25,8 @@ def instance_type_named(name: str) -> InstanceType:
 
 
 def instance_types_named(names: Sequence[str]) -> list[InstanceType]:
-    """The instance types that a request lists, in its order.
-
-    Raises:
-        InvalidInput: the list is empty, or has an unknown or repeated name.
-    """
+    """The instance types that a request lists, in its order. Raises InvalidInput if the list is empty, or has an
+    unknown or repeated name."""
     if not names or len(set(names)) < len(names):
         message = "repeats a name" if names else "is empty; list the instance types of its cells, the preferred first"
         raise InvalidInput(field="instance_types", rule="list", message=message)
@@ -54,12 +47,8 @@ ByType = Mapping[str, Mapping[str, int]]
 
 def instance_types_changed(deployment: Deployment, names: Sequence[str]) -> list[str]:
     """Checks a new list of types for an existing deployment. Removes `by_type` entries without cells of types that are
-    no longer listed.
-
-    Raises:
-        InvalidInput: an unknown type, one that does not fit a version in use, or several although cells have roles.
-        Conflict: it has cells, or target cells, on a type that is no longer listed.
-    """
+    no longer listed. Raises InvalidInput for an unknown type, one that does not fit a version in use, or several
+    although cells have roles. Raises Conflict if it has cells, or target cells, on a type that is no longer listed."""
     kinds = [kind.shape() for kind in instance_types_named(names)]
     ends = {deployment.model_version.reference}
     for rollout in deployment.rollouts.filter(state__in=ACTIVE).select_related("from_version", "to_version"):
@@ -89,8 +78,7 @@ def instance_types_changed(deployment: Deployment, names: Sequence[str]) -> list
 
 
 def check_by_type(by_type: ByType, instance_types: Sequence[str]) -> None:
-    """Raises:
-    InvalidInput: cells on a type that is not listed, or a choice of 0 cells everywhere."""
+    """Raises InvalidInput for cells on a type that is not listed, or a choice of 0 cells everywhere."""
     for region, wanted in by_type.items():
         for kind in wanted:
             if kind not in instance_types:
@@ -102,11 +90,8 @@ def check_by_type(by_type: ByType, instance_types: Sequence[str]) -> None:
 
 
 def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, int]]:
-    """Sets the target cells per type of the named regions. Returns what changed.
-
-    Raises:
-        InvalidInput: a type that is not listed, or a region that the deployment does not have.
-    """
+    """Sets the target cells per type of the named regions. Returns what changed. Raises InvalidInput for a type that is
+    not listed, or a region that the deployment does not have."""
     check_by_type(by_type, deployment.instance_types)
     places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     changed: dict[str, dict[str, int]] = {}
@@ -123,8 +108,7 @@ def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, 
 
 
 def check_roles(version: ModelVersion, kinds: Sequence[InstanceShape], stated: Iterable[Cells]) -> None:
-    """Raises:
-    InvalidInput: the cells have roles, which the version or the instance types do not support."""
+    """Raises InvalidInput if the cells have roles, which the version or the instance types do not support."""
     if not any(isinstance(one, CellPools) and one.prefill for one in stated):
         return
     if objection := roles_objection(version, kinds):
@@ -132,8 +116,7 @@ def check_roles(version: ModelVersion, kinds: Sequence[InstanceShape], stated: I
 
 
 def check_planned_roles(deployment: Deployment, scaling: Mapping[str, Any]) -> None:
-    """Raises:
-    InvalidInput: roles are to be planned, which the version or the instance types do not support."""
+    """Raises InvalidInput if roles are to be planned, which the version or the instance types do not support."""
     if scaling.get("roles") != RolesBy.PLANNED.value:
         return
     if objection := roles_objection(deployment.model_version, shapes_of(deployment)):

@@ -70,11 +70,8 @@ class SeedCounts:
 
 @transaction.atomic
 def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bool = True) -> SeedCounts:
-    """Creates cells and nodes over ten regions and ten deployments, with past events and load.
-
-    Raises:
-        Conflict: a fleet exists already, or there are fewer nodes than cells.
-    """
+    """Creates cells and nodes over ten regions and ten deployments, with past events and load. Raises Conflict if a
+    fleet exists already, or there are fewer nodes than cells."""
     if Region.objects.exists():
         raise Conflict("the database has a fleet already; use an empty one")
     if nodes < cells:

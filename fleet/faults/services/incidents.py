@@ -176,11 +176,7 @@ def incident_open_decided(decision: OpenIncident, *, now: datetime) -> None:
 
 
 def incident_note(decision: NoteIncident, *, now: datetime) -> None:
-    """Records that its fault is still present.
-
-    Raises:
-        StaleDecision: it is closed.
-    """
+    """Records that its fault is still present. Raises StaleDecision if it is closed."""
     with transaction.atomic():
         rows = Incident.objects.filter(pk=decision.incident, state=IncidentState.OPEN.value)
         changes = {"summary": decision.summary, "evidence": dict(decision.evidence), "seen_at": now}
@@ -189,11 +185,8 @@ def incident_note(decision: NoteIncident, *, now: datetime) -> None:
 
 
 def incident_close(decision: CloseIncident, *, now: datetime) -> None:
-    """Closes an incident whose fault is gone.
-
-    Raises:
-        StaleDecision: it is closed, or its fault was seen again meanwhile.
-    """
+    """Closes an incident whose fault is gone. Raises StaleDecision if it is closed, or its fault was seen again
+    meanwhile."""
     with transaction.atomic():
         rows = Incident.objects.filter(pk=decision.incident, state=IncidentState.OPEN.value)
         incident = rows.select_for_update().first()
@@ -205,11 +198,7 @@ def incident_close(decision: CloseIncident, *, now: datetime) -> None:
 
 def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = "") -> None:
     """Closes an incident that needs no repair, settles its evidence, and mutes it for an hour unless there is new
-    evidence.
-
-    Raises:
-        Conflict: it is closed already.
-    """
+    evidence. Raises Conflict if it is closed already."""
     with transaction.atomic():
         incident = Incident.objects.select_for_update().get(pk=incident_id)
         if incident.state != IncidentState.OPEN:
@@ -281,11 +270,7 @@ LOCK = 0x53_57_52_50
 
 
 def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
-    """Excludes a suspected node from new placements.
-
-    Raises:
-        StaleDecision: it is cordoned or retired already.
-    """
+    """Excludes a suspected node from new placements. Raises StaleDecision if it is cordoned or retired already."""
     with transaction.atomic():
         rows = Node.objects.filter(id=decision.node, cordoned=False).exclude(state=NodeState.RETIRED)
         compare_and_set_or_stale(
@@ -296,8 +281,7 @@ def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
 
 
 def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
-    """Raises:
-    StaleDecision: it was cordoned for another reason, or is out of use already."""
+    """Raises StaleDecision if it was cordoned for another reason, or is out of use already."""
     with transaction.atomic():
         rows = Node.objects.filter(id=decision.node, cordoned=True, cordoned_for_notice=True)
         rows = rows.exclude(state__in=[NodeState.RETIRED.value, *(state.value for state in CONDEMNED)])
@@ -307,11 +291,9 @@ def node_uncordon_called_off(decision: UncordonNode, *, now: datetime) -> None:
 
 
 def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:
-    """Takes a node out of use: marks it faulty and cordoned. Its cell is lost and gets another node.
-
-    Raises:
-        StaleDecision: the node changed its state or its cell since the decision, or too many others are being replaced.
-    """
+    """Takes a node out of use: marks it faulty and cordoned. Its cell is lost and gets another node. Raises
+    StaleDecision if the node changed its state or its cell since the decision, or too many others are being
+    replaced."""
     if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
         raise ValueError(f"a node cannot go from {decision.seen} to faulty")
     with transaction.atomic():
@@ -343,11 +325,8 @@ def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: dat
 
 
 def replacement_schedule(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
-    """Schedules a replacement: the node's cell is drained first.
-
-    Raises:
-        StaleDecision: the node is in another cell or already being replaced, or too many other nodes are.
-    """
+    """Schedules a replacement: the node's cell is drained first. Raises StaleDecision if the node is in another cell or
+    already being replaced, or too many other nodes are."""
     with transaction.atomic():
         _check_replacement_budget(decision, settings or FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
@@ -359,9 +338,7 @@ def replacement_schedule(decision: RequestReplacement, *, now: datetime, setting
 
 
 def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
-    """Raises:
-    StaleDecision: it was closed already.
-    """
+    """Raises StaleDecision if it was closed already."""
     with transaction.atomic():
         rows = Replacement.objects.filter(pk=decision.replacement, closed_at__isnull=True)
         compare_and_set_or_stale(

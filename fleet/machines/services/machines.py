@@ -58,11 +58,8 @@ def invitation_create(
     role: MachineRole = MachineRole.NODE,
     instance_type: str = "",
 ) -> NewInvitation:
-    """Lets `count` hosts join a region within `expires_in`.
-
-    Raises:
-        InvalidInput: An unknown region or instance type, a region of another provider, or a number out of bounds.
-    """
+    """Lets `count` hosts join a region within `expires_in`. Raises InvalidInput for an unknown region or instance type,
+    a region of another provider, or a number out of bounds."""
     place = Region.objects.filter(name=region).first()
     if place is None:
         there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
@@ -109,11 +106,8 @@ def is_ticket(token: str) -> bool:
 
 
 def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = "") -> Invitation:
-    """Withdraws an invitation. Joined hosts stay, but cannot use it again.
-
-    Raises:
-        Conflict: It is withdrawn already.
-    """
+    """Withdraws an invitation. Joined hosts stay, but cannot use it again. Raises Conflict if it is withdrawn
+    already."""
     with transaction.atomic():
         invitation = Invitation.objects.select_for_update().get(prefix=prefix)
         if invitation.withdrawn_at is not None:
@@ -133,11 +127,8 @@ def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = ""
 
 
 def invitation_open(token: str, *, now: datetime) -> Invitation:
-    """Returns the invitation of a token that lets one more host join.
-
-    Raises:
-        InvitationRefused: Unknown, used up, withdrawn or expired.
-    """
+    """Returns the invitation of a token that lets one more host join. Raises InvitationRefused if it is unknown, used
+    up, withdrawn or expired."""
     found = invitation_of(token, now=now)
     if found.left == 0:
         raise _used_up(found)
@@ -155,11 +146,8 @@ def _used_up(invitation: Invitation) -> InvitationRefused:
 
 
 def invitation_of(token: str, *, now: datetime) -> Invitation:
-    """Returns the invitation of a token, used up or not.
-
-    Raises:
-        InvitationRefused: Unknown, withdrawn or expired.
-    """
+    """Returns the invitation of a token, used up or not. Raises InvitationRefused if it is unknown, withdrawn or
+    expired."""
     found = _invitation_row(token)
     if found is None:
         raise InvitationRefused("this token is unknown; `switchyard machine add` prints a line with a new one")
@@ -178,11 +166,8 @@ def _check_counts(found: Invitation, now: datetime) -> None:
 
 def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
     """Exchanges an invitation for a machine's credential. The machine's ID follows from its nonce. The machine may
-    repeat the exchange while the invitation is valid, because the first response may have been lost.
-
-    Raises:
-        InvitationRefused: Unknown, used up, withdrawn or expired, or the ID does not match the nonce.
-    """
+    repeat the exchange while the invitation is valid, because the first response may have been lost. Raises
+    InvitationRefused if it is unknown, used up, withdrawn or expired, or the ID does not match the nonce."""
     with transaction.atomic():
         invitation = invitation_of(token, now=now)
         Invitation.objects.select_for_update().get(pk=invitation.pk)
@@ -267,11 +252,8 @@ def join_refused(*, token: str, address: str, reason: str, now: datetime) -> Non
 
 
 def machine_move(machine: Machine, to: MachineState, reason: str, *, now: datetime, **columns: object) -> bool:
-    """Changes a machine's state, with its event, if it is still as `machine` states. Returns whether it was.
-
-    Raises:
-        ValueError: The transition is not allowed.
-    """
+    """Changes a machine's state, with its event, if it is still as `machine` states. Returns whether it was. Raises
+    ValueError if the transition is not allowed."""
     if to not in MACHINE_ALLOWED[MachineState(machine.state)]:
         raise ValueError(f"a machine cannot go from {machine.state} to {to}")
     rows = Machine.objects.filter(id=machine.id, state=machine.state, runs=machine.runs)
@@ -294,11 +276,8 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
 def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Removes a machine: its node or ingress is replaced first, then it stops, wipes its data and uninstalls itself. A
     disconnected machine without node or ingress is gone immediately, and its credential is revoked. So is a leaving one
-    that disconnected before it confirmed, when it is removed again.
-
-    Raises:
-        Conflict: It belongs to another provider, is gone, is leaving and connected, or its node is being replaced.
-    """
+    that disconnected before it confirmed, when it is removed again. Raises Conflict if it belongs to another provider,
+    is gone, is leaving and connected, or its node is being replaced."""
     reason = f"removed by {actor}" + (f": {why}" if why else "")
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)

@@ -43,11 +43,8 @@ def provider_order(
     *, node: str, action: ProviderAction, reason: str, now: datetime, near: Collection[str] = (), unit: str = ""
 ) -> None:
     """Orders a call for a node, in the transaction that decides it. A termination replaces any other order; an attempt
-    in progress ends first. `unit`: launches of the same unit are one call.
-
-    Raises:
-        StaleDecision: An order exists already.
-    """
+    in progress ends first. `unit`: launches of the same unit are one call. Raises StaleDecision if an order exists
+    already."""
     columns = {
         "action": action.value,
         "near": list(near),

@@ -25,11 +25,7 @@ from kernel.tones import Tone
 def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Revokes a node. It is faulty from now on, whatever limits repairs have: it gets no requests, and its cell is lost
     and gets another node. A joined host under it is revoked too, because it could enrol the node again. Does nothing if
-    nothing is left to revoke.
-
-    Raises:
-        Conflict: The node is retired; it was revoked then.
-    """
+    nothing is left to revoke. Raises Conflict if the node is retired; it was revoked then."""
     with transaction.atomic():
         machine = host_locked(node_id)
         node = Node.objects.select_for_update().get(id=node_id)

@@ -52,11 +52,8 @@ log = logging.getLogger(__name__)
 
 
 def node_move(decision: MoveNode, *, now: datetime) -> None:
-    """Changes a node's state, with its event and, for a loss, an incident.
-
-    Raises:
-        StaleDecision: the node changed its state or has reported since the decision.
-    """
+    """Changes a node's state, with its event and, for a loss, an incident. Raises StaleDecision if the node changed its
+    state or has reported since the decision."""
     if decision.to is not NodeState.LOST:
         if not nodes_move([decision], now=now):
             raise StaleDecision(f"node {decision.node}")
@@ -110,11 +107,8 @@ def _lock_unless_it_reported(decision: MoveNode) -> None:
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
-    """Creates nodes, each with an order to its provider to launch it.
-
-    Raises:
-        StaleDecision: nodes were launched or retired since the decision.
-    """
+    """Creates nodes, each with an order to its provider to launch it. Raises StaleDecision if nodes were launched or
+    retired since the decision."""
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
     with transaction.atomic():
@@ -166,11 +160,8 @@ def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -
 
 
 def machine_store(*, node: str, machine: Machine) -> None:
-    """Stores what is known about a node's machine. Topology may change; address and ports may not.
-
-    Raises:
-        Conflict: another node has this address and these ports.
-    """
+    """Stores what is known about a node's machine. Topology may change; address and ports may not. Raises Conflict if
+    another node has this address and these ports."""
     rows = Node.objects.filter(id=node)
     try:
         with transaction.atomic():
@@ -186,10 +177,7 @@ def machine_store(*, node: str, machine: Machine) -> None:
 
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
     """Retires a node: its credential is revoked, its incidents close, and its provider is ordered to terminate it.
-
-    Raises:
-        StaleDecision: the node changed or joined a cell meanwhile, or its provider has an order already.
-    """
+    Raises StaleDecision if the node changed or joined a cell meanwhile, or its provider has an order already."""
     with transaction.atomic():
         if decision.seen is not NodeState.RETIRED:
             _retire_node(decision, now)
@@ -209,11 +197,8 @@ def _retire_node(decision: RetireNode, now: datetime) -> None:
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
-    """Orders the provider to restart a dead agent. The engine keeps running.
-
-    Raises:
-        StaleDecision: its provider has an order already.
-    """
+    """Orders the provider to restart a dead agent. The engine keeps running. Raises StaleDecision if its provider has
+    an order already."""
     with transaction.atomic():
         provider_order(node=decision.node, action=ProviderAction.RESTART_AGENT, reason=decision.reason, now=now)
 
@@ -298,22 +283,14 @@ def _restart_cell(cell: Cell, now: datetime) -> None:
 
 
 def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
-    """Cordons a node. Returns False if it was cordoned already.
-
-    Raises:
-        Conflict: the node is retired.
-    """
+    """Cordons a node. Returns False if it was cordoned already. Raises Conflict if the node is retired."""
     return _set_cordoned(node_id, True, actor, why, now)
 
 
 def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
     """Uncordons a node. Returns False if it was not cordoned. The operator declares the machine healthy: if it is
     faulty and in no cell it becomes ready, its signals are settled, its incidents close, and a scheduled replacement is
-    cancelled.
-
-    Raises:
-        Conflict: the node is retired, or faulty and still in a cell.
-    """
+    cancelled. Raises Conflict if the node is retired, or faulty and still in a cell."""
     with transaction.atomic():
         changed = _set_cordoned(node_id, False, actor, why, now)
         if changed:
@@ -354,11 +331,8 @@ REPLACEABLE = frozenset({NodeState.READY, NodeState.SUSPECT})
 
 
 def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Cordons a node and drains its cell. A cell on other nodes takes its place. The machine stays.
-
-    Raises:
-        Conflict: the node is retired, or its cell is starting or changed meanwhile.
-    """
+    """Cordons a node and drains its cell. A cell on other nodes takes its place. The machine stays. Raises Conflict if
+    the node is retired, or its cell is starting or changed meanwhile."""
     with transaction.atomic():
         node_cordon(node_id=node_id, actor=actor, now=now, why=why)
         member = CellMember.objects.filter(node_id=node_id).select_related("cell").first()
@@ -368,11 +342,7 @@ def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> Non
 
 def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Requests the replacement of a node: its cell is drained, another node takes its place, and the machine is
-    terminated.
-
-    Raises:
-        Conflict: the node is not in use, or is being replaced already.
-    """
+    terminated. Raises Conflict if the node is not in use, or is being replaced already."""
     with transaction.atomic():
         node = Node.objects.select_for_update().get(id=node_id)
         if NodeState(node.state) not in REPLACEABLE:
@@ -398,12 +368,8 @@ def node_checks_request(
     *, node_id: str, actor: str, now: datetime, why: str = "", with_nodes: Sequence[str] = ()
 ) -> list[str]:
     """Orders a node to run its deep checks, including its links to `with_nodes`, which run them as well. Returns the
-    nodes, by rank.
-
-    Raises:
-        InvalidInput: another node does not exist or is named twice, or there are too many.
-        Conflict: a node is retired or not ready, or links are to be checked and a node is in a cell.
-    """
+    nodes, by rank. Raises InvalidInput if another node does not exist or is named twice, or there are too many. Raises
+    Conflict if a node is retired or not ready, or links are to be checked and a node is in a cell."""
     names = [node_id, *with_nodes]
     if len(set(names)) != len(names):
         raise InvalidInput(field="with_nodes", rule="once", message="a node is named twice")

@@ -250,11 +250,8 @@ def _valid_deployment(
 
 
 def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False) -> VersionView:
-    """A version on these machines. `is_apart`: whether separate prefill and decode cells matter.
-
-    Raises:
-        InvalidVersion: it does not cover this instance type, or is invalid.
-    """
+    """A version on these machines. `is_apart`: whether separate prefill and decode cells matter. Raises InvalidVersion
+    if it does not cover this instance type, or is invalid."""
     spec = version.spec()
     there = spec.on(machine.name)
     return VersionView(

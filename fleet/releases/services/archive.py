@@ -81,12 +81,8 @@ def checkout_release() -> Release:
 
 
 def source_keep(checkout: Path) -> Release:
-    """Keeps the source of a checkout's agent as a release, once.
-
-    Raises:
-        NoRelease: It does not state version and protocol.
-        OSError: It cannot be copied; nothing is left behind.
-    """
+    """Keeps the source of a checkout's agent as a release, once. Raises NoRelease if it does not state version and
+    protocol. Raises OSError if it cannot be copied; nothing is left behind."""
     release = _release_of(checkout)
     folder = release_folder(release.id)
     with _building:
@@ -141,11 +137,7 @@ def archives(release: str = "") -> list[AgentArchive]:
 
 
 def archive_of(tag: str, release: str = "") -> AgentArchive:
-    """Returns the archive for one Python and processor.
-
-    Raises:
-        ArchiveUnavailable: There is none.
-    """
+    """Returns the archive for one Python and processor. Raises ArchiveUnavailable if there is none."""
     for archive in archives(release):
         if archive.tag == tag:
             return archive
@@ -160,11 +152,8 @@ def archive_by_digest(digest: str, release: str) -> AgentArchive | None:
 
 
 def archive_fetch(tag: str) -> AgentArchive:
-    """Makes the archive for another Python or processor from a package index, by the lock's hashes.
-
-    Raises:
-        ArchiveUnavailable: Not a tag, or a package cannot be downloaded or has no such wheel.
-    """
+    """Makes the archive for another Python or processor from a package index, by the lock's hashes. Raises
+    ArchiveUnavailable if it is not a tag, or a package cannot be downloaded or has no such wheel."""
     known = TAG.fullmatch(tag)
     if known is None:
         raise ArchiveUnavailable(f"{tag!r} is not one of {', '.join(PYTHONS)} with - and {' or '.join(PROCESSORS)}")

@@ -74,12 +74,8 @@ log = logging.getLogger(__name__)
 
 
 def release_register(checkout: Path | None = None, *, now: datetime) -> AgentRelease:
-    """Registers a checkout's release; without a checkout, our own. The first one becomes current.
-
-    Raises:
-        NoRelease: The folder has no agent.
-        OSError: It cannot be kept.
-    """
+    """Registers a checkout's release; without a checkout, our own. The first one becomes current. Raises NoRelease if
+    the folder has no agent. Raises OSError if it cannot be kept."""
     release = source_keep(checkout) if checkout is not None else own_release()
     row, is_new = AgentRelease.objects.get_or_create(
         id=release.id, defaults={"version": release.version, "protocol": release.protocol, "created_at": now}
@@ -156,11 +152,8 @@ def releases_refresh(*, now: datetime) -> None:
 
 def releases_trim(*, now: datetime) -> tuple[str, ...]:
     """Removes unneeded releases from disk and database, and returns those removed from the database. Releases that
-    become needed in the meantime stay, and code of running processes stays on disk until a later start.
-
-    Raises:
-        OSError: The cache cannot be created.
-    """
+    become needed in the meantime stay, and code of running processes stays on disk until a later start. Raises OSError
+    if the cache cannot be created."""
     removal = _plan_removal(now)
     AgentRollout.objects.filter(id__in=removal.rollouts).delete()
     gone = tuple(name for name in removal.releases if _delete_release(name))
@@ -281,12 +274,8 @@ def _given_up(rollout: AgentRollout, agents: Sequence[AgentView]) -> list[str]:
 def agent_rollout_begin(
     *, release: str, actor: str, now: datetime, soak_s: float = DEFAULT_SOAK_S, why: str = ""
 ) -> AgentRollout:
-    """Starts to move all agents to a release; "": this control plane's.
-
-    Raises:
-        InvalidInput: An unknown release, or a host's archive is missing.
-        Conflict: A rollout is under way, or all agents run the release.
-    """
+    """Starts to move all agents to a release; "": this control plane's. Raises InvalidInput if the release is unknown,
+    or a host's archive is missing. Raises Conflict if a rollout is under way, or all agents run the release."""
     target = _target_release(release, now)
     _require_archives(target, current_release())
     with transaction.atomic():
@@ -364,11 +353,7 @@ def _require_archives(target: AgentRelease, current: AgentRelease | None) -> Non
 
 
 def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Moves the agents back to the previous release.
-
-    Raises:
-        Conflict: It is going back or is over.
-    """
+    """Moves the agents back to the previous release. Raises Conflict if it is going back or is over."""
     with transaction.atomic():
         rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
         if rollout.state != AgentRolloutState.RUNNING:

@@ -35,11 +35,8 @@ class InvalidVaried(ValueError):
 
 
 def parse_varied(stated: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Varied parameters by name, each with its values.
-
-    Raises:
-        InvalidVaried: it is empty, or has an unknown name, a value that is not a list, or a duplicate.
-    """
+    """Varied parameters by name, each with its values. Raises InvalidVaried if it is empty, or has an unknown name, a
+    value that is not a list, or a duplicate."""
     if not stated:
         raise InvalidVaried("nothing is varied; name a parameter, such as engine_options.max_num_seqs: [32, 64]")
     return {_name(name): _values(name, values) for name, values in stated.items()}
@@ -94,11 +91,8 @@ def _check_pools(value: Mapping[str, Any]) -> None:
 
 def varied_columns(base: VersionSpec, choice: Iterable[tuple[str, Any]], instance_type: str) -> dict[str, Any]:
     """The columns in which the choice's draft differs from its base. A null option removes it. If the version names
-    other instance types, the differences go to `by_type`, so that those stay unchanged.
-
-    Raises:
-        InvalidVersion: the base does not name this instance type.
-    """
+    other instance types, the differences go to `by_type`, so that those stay unchanged. Raises InvalidVersion if the
+    base does not name this instance type."""
     there = base.on(instance_type)
     degrees: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -266,11 +260,7 @@ class Searched:
 
 
 def choices_of(varied: Mapping[str, Sequence[Any]]) -> tuple[Choice, ...]:
-    """Every combination, in a fixed order.
-
-    Raises:
-        TooMany: there are more than a search accepts.
-    """
+    """Every combination, in a fixed order. Raises TooMany if there are more than a search accepts."""
     count = math.prod(len(values) for values in varied.values())
     if count > MOST_CANDIDATES:
         raise TooMany(f"{count} combinations; a search accepts {MOST_CANDIDATES}: vary fewer options")

@@ -268,11 +268,7 @@ def at_least_by_chance(successes: int, trials: int, share: float) -> float:
 
 
 def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of a share.
-
-    Raises:
-        ValueError: there are no trials, or more successes than trials.
-    """
+    """Confidence interval of a share. Raises ValueError if there are no trials, or more successes than trials."""
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} of {trials} is not a share")
     tail = (1 - confidence) / 2

@@ -195,11 +195,8 @@ class LoadedStep:
 def fit_loaded_steps(points: Sequence[LoadedStep], prompt: float) -> StepModel:
     """The model for points of one workload, by least squares of relative errors. Sequences and prompt tokens grow
     together here, so only the work of a whole request can be separated from the fixed cost of a step: T = a + r T w.
-    All work is counted as prompt tokens, which gives the same goodput.
-
-    Raises:
-        NoFit: there are fewer than two points, all have one load, or steps become faster with more load.
-    """
+    All work is counted as prompt tokens, which gives the same goodput. Raises NoFit if there are fewer than two points,
+    all have one load, or steps become faster with more load."""
     rows = [(1 / one.seconds, one.rate) for one in points if one.seconds > 0 and one.rate > 0]
     aa, ab, bb = sum(a * a for a, _ in rows), sum(a * b for a, b in rows), sum(b * b for _, b in rows)
     sa, sb, whole = sum(a for a, _ in rows), sum(b for _, b in rows), aa * bb - ab * ab

@@ -107,11 +107,7 @@ class Slo:
 
 
 def parse_workload(text: str) -> Workload:
-    """Read a workload.
-
-    Raises:
-        InvalidWorkload: it has no source, an unknown option, or a value out of bounds.
-    """
+    """Read a workload. Raises InvalidWorkload if it has no source, an unknown option, or a value out of bounds."""
     source, *stated = [part.strip() for part in text.split(",")]
     base = _base(source)
     fields: dict[str, Any] = {}
@@ -160,11 +156,8 @@ def _checked(base: Workload, stated: Mapping[str, str]) -> Workload:
 
 
 def parse_slo(text: str) -> Slo:
-    """Read `ttft=500,itl=50`, in milliseconds.
-
-    Raises:
-        InvalidWorkload: one of them is missing or is not a number above 0.
-    """
+    """Read `ttft=500,itl=50`, in milliseconds. Raises InvalidWorkload if one of them is missing or is not a number
+    above 0."""
     stated = dict(part.strip().partition("=")[::2] for part in text.split(","))
     if stated.keys() != {"ttft", "itl"}:
         raise InvalidWorkload(f"slo is {text[:60]!r}; it must be ttft=MS,itl=MS, such as ttft=500,itl=50")
@@ -274,10 +267,7 @@ class ComparedGoodput:
 
 def version_digest(spec: VersionSpec, instance_type: str) -> str:
     """Digest of everything that a cell of a version computes with on an instance type, without the version's name.
-
-    Raises:
-        InvalidVersion: it does not name this instance type.
-    """
+    Raises InvalidVersion if it does not name this instance type."""
     spec = spec.on(instance_type)
     return digest_of(
         {

@@ -44,11 +44,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 
 
 def benchmark_rules(stated: Mapping[str, Any]) -> GoodputRules:
-    """The default rules with the given changes.
-
-    Raises:
-        InvalidInput: an unknown rule, or a value out of bounds.
-    """
+    """The default rules with the given changes. Raises InvalidInput for an unknown rule, or a value out of bounds."""
     usual = GoodputRules()
     for name, value in stated.items():
         if name not in BOUNDS:
@@ -77,12 +73,8 @@ class BenchmarkRequest:
 
 
 def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Benchmark:
-    """Queue a benchmark of a deployment's cells.
-
-    Raises:
-        InvalidInput: workload, objective or rules cannot be read, or another version runs there.
-        Conflict: too many are waiting.
-    """
+    """Queue a benchmark of a deployment's cells. Raises InvalidInput if workload, objective or rules cannot be read, or
+    another version runs there. Raises Conflict if too many are waiting."""
     workload, slo = readable_use(asked)
     region = _region_of(asked)
     benchmark_rules(asked.rules)
@@ -108,11 +100,7 @@ def benchmark_start(asked: BenchmarkRequest, *, actor: str, now: datetime) -> Be
 
 
 def readable_use(asked: BenchmarkRequest) -> tuple[str, str]:
-    """Workload and objective in their stored form.
-
-    Raises:
-        InvalidInput: one of them cannot be read.
-    """
+    """Workload and objective in their stored form. Raises InvalidInput if one of them cannot be read."""
     try:
         return parse_workload(asked.workload).text, parse_slo(asked.slo).text
     except InvalidWorkload as wrong:
@@ -134,11 +122,7 @@ def _region_of(asked: BenchmarkRequest) -> str:
 
 
 def benchmark_cancel(*, benchmark_id: int, actor: str, now: datetime) -> Benchmark:
-    """Cancel a benchmark that waits or runs; measured points are kept.
-
-    Raises:
-        Conflict: it has ended.
-    """
+    """Cancel a benchmark that waits or runs; measured points are kept. Raises Conflict if it has ended."""
     with transaction.atomic():
         row = Benchmark.objects.select_for_update().get(pk=benchmark_id)
         if BenchmarkState(row.state) not in BENCHMARK_OPEN:

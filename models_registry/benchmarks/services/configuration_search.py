@@ -70,13 +70,9 @@ class SearchRequest:
 
 def search_start(asked: SearchRequest, *, actor: str, now: datetime) -> ConfigurationSearch:
     """Start a search around the version that a deployment serves. The deployment must have no other users: its versions
-    are rolled out one by one, and finally the original one.
-
-    Raises:
-        InvalidInput: an input cannot be read, no configuration is possible, or the deployment serves another version or
-            several regions.
-        Conflict: the deployment has a running search.
-    """
+    are rolled out one by one, and finally the original one. Raises InvalidInput if an input cannot be read, no
+    configuration is possible, or the deployment serves another version or several regions. Raises Conflict if the
+    deployment has a running search."""
     request = BenchmarkRequest(asked.version, asked.deployment, asked.workload, asked.slo, asked.region)
     workload, slo = readable_use(request)
     benchmark_rules(asked.rules)
@@ -196,11 +192,8 @@ def choice_columns(base: ModelVersion, choice: Choice, instance_type: str) -> di
 
 
 def search_cancel(*, search_id: int, actor: str, now: datetime) -> ConfigurationSearch:
-    """Cancel a search: measuring stops, and the deployment rolls back to its original version.
-
-    Raises:
-        Conflict: it has ended, or is ending.
-    """
+    """Cancel a search: measuring stops, and the deployment rolls back to its original version. Raises Conflict if it
+    has ended, or is ending."""
     with transaction.atomic():
         row = ConfigurationSearch.objects.select_for_update().get(pk=search_id)
         if row.state != RUNNING or row.ends_as:

@@ -232,11 +232,8 @@ async def measure_point(
     tell: Tell,
 ) -> MeasuredPoint:
     """Offer the requests and judge those due after `warm_s`. Calls `tell` about every second; an exception in it ends
-    the point.
-
-    Raises:
-        HopelessPoint: the first requests that count were all rejected with an error that a lower rate cannot avoid.
-    """
+    the point. Raises HopelessPoint if the first requests that count were all rejected with an error that a lower rate
+    cannot avoid."""
     point = _Point(target, rate, slo, rules, warm_s)
     sending = asyncio.get_running_loop().create_task(point.send(offered))
     try:

@@ -88,11 +88,8 @@ class Request:
 
 
 def requests(workload: Workload, rate: float, seed: int) -> Iterator[Request]:
-    """Endless requests in due order; a trace repeats.
-
-    Raises:
-        InvalidWorkload: the trace file is missing on this host.
-    """
+    """Endless requests in due order; a trace repeats. Raises InvalidWorkload if the trace file is missing on this
+    host."""
     chance = random.Random(f"{seed} {workload.digest}")
     due_s = 0.0
     for shape, gap in _shapes(workload, chance):
@@ -381,11 +378,7 @@ class BenchmarkRunner:
         await self._note(row, troubles=row.troubles + 1, reason=f"{trouble}; repeating the point")
 
     async def _alone_s(self, row: Benchmark, to: LoadTarget) -> float:
-        """Duration of a request without concurrent ones.
-
-        Raises:
-            HopelessPoint: it is not answered.
-        """
+        """Duration of a request without concurrent ones. Raises HopelessPoint if it is not answered."""
         client, offered, taken_s = (
             LoadClient(to, asyncio.get_running_loop().time),
             _offered_requests(row, 1.0, to.model),
@@ -425,9 +418,7 @@ def _load_target(entrance: Entrance) -> LoadTarget:
 
 
 def _check_same(row: Benchmark, target: BenchmarkTarget) -> None:
-    """Raises:
-    NoTarget: the cells have changed since the start.
-    """
+    """Raises NoTarget if the cells have changed since the start."""
     now = (target.version_id, target.instance_type, target.fingerprint, len(target.cells))
     if now != (row.version_id, row.instance_type, row.fingerprint, row.cells):
         raise NoTarget(f"version, cells or software of {row.deployment} in {row.region} have changed since the start")

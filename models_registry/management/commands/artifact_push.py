@@ -26,11 +26,8 @@ class Command(BaseCommand):
         parser.add_argument("uri", help="target, s3://bucket/prefix, which must be empty")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Upload the folder.
-
-        Raises:
-            CommandError: the folder is not a valid artifact, the prefix is taken, or S3 refuses.
-        """
+        """Upload the folder. Raises CommandError if the folder is not a valid artifact, the prefix is taken, or S3
+        refuses."""
         try:
             manifest = artifact_push(options["folder"], parse_place(options["uri"]), self.stderr.write)
         except BadArtifact as error:

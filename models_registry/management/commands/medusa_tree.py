@@ -53,11 +53,8 @@ class Command(BaseCommand):
         parser.add_argument("--output", type=Path, help="output file (default: standard output)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Build, check and write the tree.
-
-        Raises:
-            CommandError: the input has no accuracies, or the requested tree is impossible.
-        """
+        """Build, check and write the tree. Raises CommandError if the input has no accuracies, or the requested tree is
+        impossible."""
         stated = _stated(options["accuracies"])
         if isinstance(stated, dict) and "tasks" in stated:
             tree, heads = _of_calibration(stated, options)

@@ -78,39 +78,27 @@ class Rendering:
 
 
 def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
-    """Number of nodes of this instance type per cell.
-
-    Raises:
-        InvalidVersion: the version does not name this instance type, or its degrees are invalid.
-    """
+    """Number of nodes of this instance type per cell. Raises InvalidVersion if the version does not name this instance
+    type, or its degrees are invalid."""
     return stated_degrees(spec.reference, spec.parallelism, instance_type).get("nodes", 1)
 
 
 def network_nodes_shared(spec: VersionSpec, instance_type: str) -> int:
-    """How many network nodes, counted from the widest, all nodes of a cell must share; 0: any.
-
-    Raises:
-        InvalidVersion: the version's value is invalid.
-    """
+    """How many network nodes, counted from the widest, all nodes of a cell must share; 0: any. Raises InvalidVersion if
+    the version's value is invalid."""
     return stated_within(spec.reference, spec.parallelism, instance_type)
 
 
 def render_engine_plan(spec: VersionSpec, machine: InstanceShape) -> EnginePlan:
-    """The engine plan of a version for cells of these machines, the same on every rank.
-
-    Raises:
-        InvalidVersion: see `render_version`.
-    """
+    """The engine plan of a version for cells of these machines, the same on every rank. Raises InvalidVersion as
+    `render_version` does."""
     return render_version(spec, machine).plan
 
 
 def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
-    """Check a version for cells of these machines and render it.
-
-    Raises:
-        InvalidVersion: it does not name them; engine, degrees, speculation, quantization or an option's type are not
-            supported. The text names field, value and rule.
-    """
+    """Check a version for cells of these machines and render it. Raises InvalidVersion if it does not name them;
+    engine, degrees, speculation, quantization or an option's type are not supported. The text names field, value and
+    rule."""
     spec = spec.on(machine.name)
     if spec.engine not in ENGINES:
         raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
@@ -145,11 +133,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
 
 
 def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:
-    """The adapters of a version.
-
-    Raises:
-        InvalidVersion: see `read_adapters`.
-    """
+    """The adapters of a version. Raises InvalidVersion as `read_adapters` does."""
     loads_weights = spec.engine in WITH_WEIGHTS
     return read_adapters(spec.reference, spec.engine, spec.adapters, loads_weights=loads_weights)
 
@@ -181,12 +165,8 @@ def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None
 
 
 def check_engine_options(spec: VersionSpec, instance_type: str) -> None:
-    """Check the engine's options and variables on this instance type against the lists.
-
-    Raises:
-        InvalidVersion: one is not allowed (the text suggests the closest allowed name), or the version does not name
-            the instance type.
-    """
+    """Check the engine's options and variables on this instance type against the lists. Raises InvalidVersion if one is
+    not allowed (the text suggests the closest allowed name), or the version does not name the instance type."""
     spec = spec.on(instance_type)
     if refused := refused_engine_option(spec):
         raise InvalidVersion(f"{spec.reference}: {refused[1].message}")
@@ -250,9 +230,7 @@ def _native_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
 
 
 def _generic_options(spec: VersionSpec) -> dict[str, Any]:
-    """Raises:
-    InvalidVersion: the command is missing.
-    """
+    """Raises InvalidVersion if the command is missing."""
     if not spec.engine_options.get("command"):
         raise InvalidVersion(
             f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program "
@@ -262,9 +240,7 @@ def _generic_options(spec: VersionSpec) -> dict[str, Any]:
 
 
 def _check_batch_prompt_tokens(spec: VersionSpec) -> None:
-    """Raises:
-    InvalidVersion: it is not a valid number of tokens, or the engine does not receive priorities.
-    """
+    """Raises InvalidVersion if it is not a valid number of tokens, or the engine does not receive priorities."""
     if (tokens := spec.engine_options.get("batch_prompt_tokens")) is None:
         return
     place = f"{spec.reference}: engine_options.batch_prompt_tokens is {tokens!r}"
@@ -328,10 +304,7 @@ GUESSED_ON_THE_HOST = (Method.NGRAM, Method.MEDUSA)
 
 def speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
     """vLLM's option `--speculative-config`. A draft model is at its URI; the agent replaces the path of a fetched one.
-
-    Raises:
-        InvalidVersion: another option of the version conflicts with it.
-    """
+    Raises InvalidVersion if another option of the version conflicts with it."""
     config = _method(spec, speculation)
     if config["method"] in GUESSED_ON_THE_HOST and spec.engine_options.get("async_scheduling"):
         raise InvalidVersion(

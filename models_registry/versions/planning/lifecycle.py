@@ -97,11 +97,8 @@ class BrokenRule(ValueError):
 
 
 def check_draft(spec: VersionSpec) -> None:
-    """Checks each field, then the combination on every instance type that differs.
-
-    Raises:
-        BrokenRule: the first field that breaks a rule.
-    """
+    """Checks each field, then the combination on every instance type that differs. Raises BrokenRule for the first
+    field that breaks a rule."""
     _check_storable(spec)
     _check_golden(spec)
     for kind in spec.parallelism:
@@ -231,11 +228,7 @@ def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> J
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
     """The weights of a version on any instance type: its own, its draft model's, then its adapters', each once. A
-    digest may be empty: unknown.
-
-    Raises:
-        InvalidVersion: its speculation or an adapter is invalid.
-    """
+    digest may be empty: unknown. Raises InvalidVersion if its speculation or an adapter is invalid."""
     everywhere = (spec, *(spec.on(kind) for kind in spec.by_type))
     return tuple(dict.fromkeys(artifact for each in everywhere for artifact in _artifacts_of(each)))
 

@@ -177,11 +177,8 @@ WITHIN_MAX = 8
 
 
 def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> dict[str, int]:
-    """The degrees that a version states for this instance type, without defaults.
-
-    Raises:
-        InvalidVersion: the version does not name this instance type, or a degree is invalid.
-    """
+    """The degrees that a version states for this instance type, without defaults. Raises InvalidVersion if the version
+    does not name this instance type, or a degree is invalid."""
     stated = parallelism.get(instance_type)
     if stated is None:
         raise not_served(reference, parallelism, instance_type)
@@ -195,11 +192,8 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
 
 
 def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> int:
-    """How many network nodes the machines of a cell must share, 0 if not stated.
-
-    Raises:
-        InvalidVersion: it is not a whole number from 1 to `WITHIN_MAX`.
-    """
+    """How many network nodes the machines of a cell must share, 0 if not stated. Raises InvalidVersion if it is not a
+    whole number from 1 to `WITHIN_MAX`."""
     read = FieldReader(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
     levels = read.whole(WITHIN, default=0)
     if levels > WITHIN_MAX:
@@ -208,11 +202,8 @@ def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], 
 
 
 def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:
-    """The degrees of a cell of these machines. Default of `tp`: the machine's degree times the nodes, over `pp`.
-
-    Raises:
-        InvalidVersion: the version does not name this instance type, or a degree is invalid.
-    """
+    """The degrees of a cell of these machines. Default of `tp`: the machine's degree times the nodes, over `pp`. Raises
+    InvalidVersion if the version does not name this instance type, or a degree is invalid."""
     stated = stated_degrees(reference, parallelism, machine.name)
     suited = machine.tensor_parallel_degree * stated.get("nodes", 1)
     return Degrees(**{"tp": max(1, suited // stated.get("pp", 1)), **stated})
@@ -234,10 +225,7 @@ def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -
     """Check that the engine can run the split; returns warnings about allowed degrees.
 
     `sim` computes nothing and accepts any degrees. Values that a machine or model does not state are not checked.
-
-    Raises:
-        InvalidVersion: it cannot; the first broken rule.
-    """
+    Raises InvalidVersion if it cannot, and names the first broken rule."""
     if spec.engine == "sim":
         return ()
     rules = _Rules(spec, degrees, machine)

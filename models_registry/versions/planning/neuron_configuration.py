@@ -93,11 +93,8 @@ DECIDED_ELSEWHERE: Mapping[str, str] = {
 
 
 def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
-    """Block size in tokens and number of blocks if the version uses prefix caching, else None.
-
-    Raises:
-        InvalidVersion: the option is not a boolean, or the block size is not a whole number.
-    """
+    """Block size in tokens and number of blocks if the version uses prefix caching, else None. Raises InvalidVersion if
+    the option is not a boolean, or the block size is not a whole number."""
     options = FieldReader(f"{spec.reference}: engine_options", spec.engine_options)
     if not options.flag("enable_prefix_caching"):
         return None
@@ -132,12 +129,9 @@ def neuron_configuration(
     quantization: NeuronQuantization | None,
     target: NeuronTarget = NXDI_2_29,
 ) -> JsonObject:
-    """`override_neuron_config` of a version on checked degrees.
-
-    Raises:
-        InvalidVersion: a key in `engine_options.neuron_config` is unknown, follows from another field, has an invalid
-            value, or conflicts with another key.
-    """
+    """`override_neuron_config` of a version on checked degrees. Raises InvalidVersion if a key in
+    `engine_options.neuron_config` is unknown, follows from another field, has an invalid value, or conflicts with
+    another key."""
     added = _added(spec, target)
     rendered: JsonObject = {
         **_parallel(degrees),
@@ -371,12 +365,9 @@ _WHERE = "engine_options.neuron_config"
 
 
 def native_configuration(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
-    """`neuron_config` of a version on checked degrees: its stated keys, checked.
-
-    Raises:
-        InvalidVersion: the plugin does not support a degree, quantization or adapter, or a key is unknown, has an
-            invalid value, or conflicts with another key.
-    """
+    """`neuron_config` of a version on checked degrees: its stated keys, checked. Raises InvalidVersion if the plugin
+    does not support a degree, quantization or adapter, or a key is unknown, has an invalid value, or conflicts with
+    another key."""
     for name in ("cp", "dp", "pp"):
         if (degree := getattr(degrees, name)) > 1:
             raise InvalidVersion(

@@ -132,11 +132,8 @@ NEURON_TARGET_OPTION = "neuron_target"
 
 
 def target_on(spec: VersionSpec, machine: InstanceShape) -> NeuronTarget:
-    """The build for cells of these machines, which must be Neuron machines.
-
-    Raises:
-        InvalidVersion: the build is unknown, or AWS does not support it there.
-    """
+    """The build for cells of these machines, which must be Neuron machines. Raises InvalidVersion if the build is
+    unknown, or AWS does not support it there."""
     where = f"{spec.reference}: engine_options.{NEURON_TARGET_OPTION}"
     if (name := spec.engine_options.get(NEURON_TARGET_OPTION)) is None:
         return DEFAULT_TARGET[machine.accelerator]
@@ -153,11 +150,8 @@ def target_on(spec: VersionSpec, machine: InstanceShape) -> NeuronTarget:
 
 
 def check_target(spec: VersionSpec, degrees: Degrees, machine: InstanceShape, target: NeuronTarget) -> None:
-    """Check that the build and the machines' network support the cell.
-
-    Raises:
-        InvalidVersion: it has too many nodes, or an unsupported method of speculation or quantization.
-    """
+    """Check that the build and the machines' network support the cell. Raises InvalidVersion if it has too many nodes,
+    or an unsupported method of speculation or quantization."""
     nodes = f"{spec.reference}: parallelism.{machine.name}.nodes is {degrees.nodes}"
     if degrees.nodes > 1 and is_without_efa(machine):
         raise InvalidVersion(

@@ -35,11 +35,8 @@ class RoleOptions:
 
 
 def role_spec(spec: VersionSpec, role: CellRole, instance_type: str) -> VersionSpec:
-    """The version for cells of this role on this instance type.
-
-    Raises:
-        InvalidVersion: it does not name the instance type, or its `roles` are invalid.
-    """
+    """The version for cells of this role on this instance type. Raises InvalidVersion if it does not name the instance
+    type, or its `roles` are invalid."""
     spec = spec.on(instance_type)
     options = read_roles(spec).get(role)
     return spec if options is None else with_role(spec, options)
@@ -58,11 +55,8 @@ def with_role(spec: VersionSpec, options: RoleOptions) -> VersionSpec:
 
 
 def read_roles(spec: VersionSpec) -> Mapping[CellRole, RoleOptions]:
-    """Read the version's roles.
-
-    Raises:
-        InvalidVersion: a role or field is unknown or breaks a rule; the text names it.
-    """
+    """Read the version's roles. Raises InvalidVersion if a role or field is unknown or breaks a rule; the text names
+    it."""
     fields = FieldReader(where := f"{spec.reference}: roles", spec.roles)
     stated = {CellRole(name): fields.given(name) for name in APART}
     fields.finish()
@@ -106,11 +100,8 @@ def apart_objection(spec: VersionSpec, machine: InstanceShape) -> str:
 
 
 def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
-    """Check that cells of the version can hand prompts over on these machines.
-
-    Raises:
-        InvalidVersion: they cannot; the text says why, and what to change.
-    """
+    """Check that cells of the version can hand prompts over on these machines. Raises InvalidVersion if they cannot;
+    the text says why, and what to change."""
     spec = spec.on(machine.name)
     place = f"{spec.reference} cannot have prefill and decode cells"
     if spec.engine not in CONNECTORS:
@@ -140,11 +131,8 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
 
 
 def render_role(spec: VersionSpec, role: CellRole, machine: InstanceShape) -> Rendering:
-    """The version rendered for cells of this role on these machines.
-
-    Raises:
-        InvalidVersion: see `render_version` and, for prefill and decode, `check_apart`.
-    """
+    """The version rendered for cells of this role on these machines. Raises InvalidVersion as `render_version` and, for
+    prefill and decode, `check_apart` do."""
     if role is not CellRole.MIXED:
         check_apart(spec, machine)
     return render_version(role_spec(spec, role, machine.name), machine)
@@ -155,11 +143,7 @@ def kv_layout(spec: VersionSpec, machine: InstanceShape, software: str = "") -> 
     cells with equal fingerprints may pair. `software`: the cell's engine, if known.
 
     It covers instance type, weights, data types, block size, tensor parallelism of both roles, connector and its
-    version.
-
-    Raises:
-        InvalidVersion: nothing is handed over, see `check_apart`.
-    """
+    version. Raises InvalidVersion if nothing is handed over, see `check_apart`."""
     check_apart(spec, machine)
     spec = spec.on(machine.name)
     split = [_degrees(spec, role, machine).tp for role in (CellRole.PREFILL, CellRole.DECODE)]

@@ -114,11 +114,7 @@ class FieldReader:
         return tuple(value)
 
     def finish(self) -> None:
-        """Reject names that were not read.
-
-        Raises:
-            InvalidVersion: there is one; the text lists the known names.
-        """
+        """Reject names that were not read. Raises InvalidVersion if there is one; the text lists the known names."""
         for name in self._values:
             if name not in self._read:
                 raise InvalidVersion(f"{self._where} names {name!r}; {one_of(self._read, name)}")
@@ -201,11 +197,8 @@ class VersionSpec:
         return found if isinstance(found, int) and found > 0 else self.context_length
 
     def on(self, instance_type: str) -> "VersionSpec":
-        """The version for this instance type only.
-
-        Raises:
-            InvalidVersion: it does not name this instance type, or a field cannot be read.
-        """
+        """The version for this instance type only. Raises InvalidVersion if it does not name this instance type, or a
+        field cannot be read."""
         if instance_type not in self.parallelism:
             raise not_served(self.reference, self.parallelism, instance_type)
         changes = read_by_type(self, instance_type)
@@ -235,11 +228,8 @@ def not_served(reference: str, parallelism: Mapping[str, Any], instance_type: st
 
 
 def read_by_type(spec: VersionSpec, instance_type: str) -> dict[str, Any]:
-    """The fields of a version that differ on this instance type.
-
-    Raises:
-        InvalidVersion: a field is unknown, a value has the wrong type, or `parallelism` lacks the instance type.
-    """
+    """The fields of a version that differ on this instance type. Raises InvalidVersion if a field is unknown, a value
+    has the wrong type, or `parallelism` lacks the instance type."""
     for kind in spec.by_type:
         if kind not in spec.parallelism:
             raise InvalidVersion(
@@ -327,11 +317,8 @@ Quantization = VllmQuantization | NeuronQuantization
 
 
 def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) -> Quantization | None:
-    """The quantization of a version; None if it has none.
-
-    Raises:
-        InvalidVersion: the engine does not support it, or a field is missing, invalid or unknown.
-    """
+    """The quantization of a version; None if it has none. Raises InvalidVersion if the engine does not support it, or a
+    field is missing, invalid or unknown."""
     if not stated:
         return None
     fields = FieldReader(f"{reference}: quantization", stated)
@@ -390,12 +377,9 @@ def adapter_names(stated: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 def read_adapters(
     reference: str, engine: str, stated: Sequence[Mapping[str, Any]], *, loads_weights: bool
 ) -> tuple[VersionAdapter, ...]:
-    """The adapters of a version, in its order. `loads_weights`: the engine needs their artifacts.
-
-    Raises:
-        InvalidVersion: the engine does not support adapters, there are too many, a field is missing, invalid or
-            unknown, or a name is taken.
-    """
+    """The adapters of a version, in its order. `loads_weights`: the engine needs their artifacts. Raises InvalidVersion
+    if the engine does not support adapters, there are too many, a field is missing, invalid or unknown, or a name is
+    taken."""
     if not stated:
         return ()
     if engine not in ENGINES_WITH_ADAPTERS:

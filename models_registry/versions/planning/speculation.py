@@ -224,11 +224,8 @@ Speculation = Ngram | Draft | Medusa
 
 
 def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> Speculation | None:
-    """The speculation of a version; None if it has none.
-
-    Raises:
-        InvalidVersion: the engine does not support the method, or a field is missing, invalid or unknown.
-    """
+    """The speculation of a version; None if it has none. Raises InvalidVersion if the engine does not support the
+    method, or a field is missing, invalid or unknown."""
     if not stated:
         return None
     fields = FieldReader(f"{reference}: speculation", stated)

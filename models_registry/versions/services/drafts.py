@@ -42,11 +42,7 @@ COLUMNS = (
 
 
 def model_create(*, name: str, description: str, actor: str, now: datetime) -> Model:
-    """Create a model without versions.
-
-    Raises:
-        Conflict: the name is taken.
-    """
+    """Create a model without versions. Raises Conflict if the name is taken."""
     try:
         with transaction.atomic():
             model = Model.objects.create(name=name, description=description, created_at=now)
@@ -58,11 +54,7 @@ def model_create(*, name: str, description: str, actor: str, now: datetime) -> M
 
 
 def model_change(*, name: str, description: str, actor: str, now: datetime) -> Model:
-    """Change the description of a model.
-
-    Raises:
-        InvalidInput: the model does not exist.
-    """
+    """Change the description of a model. Raises InvalidInput if the model does not exist."""
     with transaction.atomic():
         model = Model.objects.select_for_update().filter(name=name).first()
         if model is None:
@@ -78,11 +70,7 @@ def model_change(*, name: str, description: str, actor: str, now: datetime) -> M
 
 
 def model_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Delete a model.
-
-    Raises:
-        Conflict: it has versions.
-    """
+    """Delete a model. Raises Conflict if it has versions."""
     with transaction.atomic():
         model = Model.objects.select_for_update().get(name=name)
         if versions := model.versions.count():
@@ -97,12 +85,9 @@ def model_delete(*, name: str, actor: str, now: datetime) -> None:
 def draft_create(
     *, model: str, version: str, based_on: str, columns: Mapping[str, Any], actor: str, now: datetime
 ) -> ModelVersion:
-    """Create a draft. Omitted columns come from the version `based_on` (`model@version`), if given.
-
-    Raises:
-        InvalidInput: an unknown model or version, or a field that breaks a rule.
-        Conflict: the model has a version of this name.
-    """
+    """Create a draft. Omitted columns come from the version `based_on` (`model@version`), if given. Raises InvalidInput
+    for an unknown model or version, or a field that breaks a rule. Raises Conflict if the model has a version of this
+    name."""
     if not Model.objects.filter(name=model).exists():
         raise InvalidInput(field="model", rule="exists", message=f"model {model!r} does not exist; create it first")
     made = ModelVersion(model_id=model, version=version, created_at=now, state_since=now)
@@ -120,12 +105,9 @@ def draft_create(
 def draft_change(
     *, version_id: int, columns: Mapping[str, Any], actor: str, now: datetime, revision: int | None = None
 ) -> ModelVersion:
-    """Change a draft. `revision`: the one that the caller has read; rejected if it is not the current one.
-
-    Raises:
-        InvalidInput: a field that breaks a rule.
-        Conflict: it is no longer a draft, is in use, or has changed since.
-    """
+    """Change a draft. `revision`: the one that the caller has read; rejected if it is not the current one. Raises
+    InvalidInput for a field that breaks a rule. Raises Conflict if it is no longer a draft, is in use, or has changed
+    since."""
     with transaction.atomic():
         row = draft_locked(version_id, "change")
         if revision is not None and revision != row.revision:
@@ -142,11 +124,8 @@ def draft_change(
 
 
 def draft_delete(*, version_id: int, actor: str, now: datetime) -> None:
-    """Delete a draft with its validations; only drafts are ever deleted.
-
-    Raises:
-        Conflict: it is no longer a draft, or is in use.
-    """
+    """Delete a draft with its validations; only drafts are ever deleted. Raises Conflict if it is no longer a draft, or
+    is in use."""
     with transaction.atomic():
         row = draft_locked(version_id, "delete")
         _record(row, "deleted", actor=actor, now=now)
@@ -154,11 +133,8 @@ def draft_delete(*, version_id: int, actor: str, now: datetime) -> None:
 
 
 def draft_locked(version_id: int, action: str) -> ModelVersion:
-    """The draft, locked until the transaction ends, so that it gets no new users.
-
-    Raises:
-        Conflict: it was deleted, is no longer a draft, or is in use.
-    """
+    """The draft, locked until the transaction ends, so that it gets no new users. Raises Conflict if it was deleted, is
+    no longer a draft, or is in use."""
     row = ModelVersion.objects.select_for_update().filter(pk=version_id).first()
     if row is None:
         raise Conflict("the version was deleted meanwhile")
@@ -169,11 +145,7 @@ def draft_locked(version_id: int, action: str) -> ModelVersion:
 
 
 def refuse_if_used(row: ModelVersion, action: str) -> None:
-    """Requires the version's lock.
-
-    Raises:
-        Conflict: it is in use; the text names its users.
-    """
+    """Requires the version's lock. Raises Conflict if it is in use; the text names its users."""
     if uses := version_uses(row.pk):
         raise Conflict(f"{row.reference} is in use by {', '.join(uses)}; it cannot be {action}d")
 
@@ -239,31 +211,20 @@ def version_register(
 
 
 def version_release(*, version_id: int, why: str, actor: str, now: datetime) -> ModelVersion:
-    """Release a validated version, so that it can be rolled out.
-
-    Raises:
-        InvalidInput: no reason is given.
-        Conflict: it is not validated, or another request was faster.
-    """
+    """Release a validated version, so that it can be rolled out. Raises InvalidInput if no reason is given. Raises
+    Conflict if it is not validated, or another request was faster."""
     return _change_state(version_id, VersionState.RELEASED, "release", why, actor, now)
 
 
 def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> ModelVersion:
-    """Retire a version permanently.
-
-    Raises:
-        InvalidInput: no reason is given.
-        Conflict: it is neither validated nor released, or in use, or another request was faster.
-    """
+    """Retire a version permanently. Raises InvalidInput if no reason is given. Raises Conflict if it is neither
+    validated nor released, or in use, or another request was faster."""
     return _change_state(version_id, VersionState.RETIRED, "retire", why, actor, now)
 
 
 def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
-    """Lock a version for a new use until the transaction ends, so that it cannot be retired meanwhile.
-
-    Raises:
-        Conflict: it is not released, or not even validated if `allow_unreleased`.
-    """
+    """Lock a version for a new use until the transaction ends, so that it cannot be retired meanwhile. Raises Conflict
+    if it is not released, or not even validated if `allow_unreleased`."""
     row = ModelVersion.objects.select_for_update().get(pk=version_id)
     if not may_be_rolled_out(VersionState(row.state), allow_unreleased=allow_unreleased):
         raise Conflict(f"{row.reference} is {row.state} now; it cannot be rolled out")
@@ -319,12 +280,8 @@ _OPTION = re.compile(r"--[a-z0-9][a-z0-9-]*")
 def engine_allowance_request(
     *, engine: str, name: str, why: str, actor: str, now: datetime
 ) -> EngineAllowance | Approval:
-    """Allow an engine an option or a variable or, if it needs approval, request it.
-
-    Raises:
-        InvalidInput: an unknown engine, an invalid name, one that only agents set, or no reason.
-        Conflict: it is already allowed.
-    """
+    """Allow an engine an option or a variable or, if it needs approval, request it. Raises InvalidInput for an unknown
+    engine, an invalid name, one that only agents set, or no reason. Raises Conflict if it is already allowed."""
     name = _checked_name(engine, name)
     if not why.strip():
         raise InvalidInput(field="why", rule="required", message=f"Give a reason: why may {engine} get {name}?")

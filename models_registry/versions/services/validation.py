@@ -37,11 +37,8 @@ log = logging.getLogger(__name__)
 
 
 def validation_start(*, version_id: int, actor: str, now: datetime) -> Validation:
-    """Start the validation of a draft; a later task stores the verdict.
-
-    Raises:
-        Conflict: it is not a draft, is in use, or is being validated.
-    """
+    """Start the validation of a draft; a later task stores the verdict. Raises Conflict if it is not a draft, is in
+    use, or is being validated."""
     try:
         with transaction.atomic():
             version = draft_locked(version_id, "validate")
@@ -118,12 +115,8 @@ def _advance(validation: Validation, turn: Slice) -> bool:
 
 
 def _open_artifacts(validation: Validation, turn: Slice) -> list[OpenArtifact]:
-    """The draft's artifacts with their manifests.
-
-    Raises:
-        BadArtifact: an artifact or the draft itself is invalid.
-        SourceTrouble: a source does not answer.
-    """
+    """The draft's artifacts with their manifests. Raises BadArtifact if an artifact or the draft itself is invalid.
+    Raises SourceTrouble if a source does not answer."""
     version, limits = validation.version, turn.limits
     if version.state != VersionState.DRAFT or version.revision != validation.version_revision:
         raise BadArtifact("the draft was changed meanwhile; validate it again")
@@ -174,11 +167,8 @@ def _check_file(
 
 
 def _store_progress(validation: Validation, artifacts: list[OpenArtifact], so_far: int, turn: Slice) -> None:
-    """Store the progress and renew the lease.
-
-    Raises:
-        _TurnLost: another worker has the lease, or the validation has ended.
-    """
+    """Store the progress and renew the lease. Raises _TurnLost if another worker has the lease, or the validation has
+    ended."""
     turn.noted_at = turn.clock_now()
     done = [each.sizes[path] for each in artifacts for path in validation.checked.get(each.uri, {})]
     progress: dict[str, Any] = {
