@@ -2,8 +2,7 @@
 
 A hash takes a third of a CPU second and unauthenticated requests can cause one, so each needs one of few slots; without
 a free slot the request is refused immediately. No pooled connection waits for a hash: outside a transaction the thread
-first returns its connection, and inside one it raises `RunOutsideTransaction` (kernel.outside_transaction).
-"""
+first returns its connection, and inside one it raises `RunOutsideTransaction` (kernel.outside_transaction)."""
 
 import threading
 from collections.abc import Iterator

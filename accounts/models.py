@@ -2,8 +2,7 @@
 for two-person approval. Secrets are shown once and stored as hashes, or encrypted if they have to be read again.
 
 Names of users are ASCII, so that no two look the same; short enough for every column of actors, so that no two are cut
-to the same; and never those that the fleet itself acts under.
-"""
+to the same; and never those that the fleet itself acts under."""
 
 import re
 from datetime import datetime
@@ -278,8 +277,7 @@ class LoginFailure(models.Model):
 class Approval(models.Model):
     """A request that a second person must approve. `arguments` and `secrets` are the arguments of its action; secrets
     are never shown. `approvers`: primary keys of the users who could approve it at the time of the request; later
-    admins cannot. `outcome`: a sentence, once it is decided.
-    """
+    admins cannot. `outcome`: a sentence, once it is decided."""
 
     action = models.CharField(max_length=48)
     summary = models.TextField()

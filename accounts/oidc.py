@@ -2,8 +2,7 @@
 
 The provider is known by its discovery document, whose issuer must be the configured one. ID tokens are accepted only
 with an asymmetric signature by the provider's current keys, for this client and this login. Nothing of a token is
-stored.
-"""
+stored."""
 
 from dataclasses import dataclass
 from functools import cache

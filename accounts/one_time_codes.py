@@ -1,8 +1,7 @@
 """One-time codes of authenticator apps (RFC 6238), and recovery codes. Pure, except for randomness.
 
 The secret of an app is encrypted with the key of this control plane, for one user: a reader of the database alone
-cannot make codes, and a row that is moved to another user is useless.
-"""
+cannot make codes, and a row that is moved to another user is useless."""
 
 import base64
 import json

@@ -1,8 +1,7 @@
 """Security keys and passkeys as second factors (WebAuthn), by Yubico's library. It stores nothing.
 
 A key signs the page's origin and host, which must be those of the request, so signatures for other pages are rejected.
-The library is imported on first use, because only web needs it.
-"""
+The library is imported on first use, because only web needs it."""
 
 import base64
 import json

@@ -21,8 +21,7 @@ class AuditedCommand(BaseCommand):
 
     `one_transaction`: its changes and its record are one transaction. False for commands that start or stop processes,
     which must see committed rows. `acts_outside`: it has an effect even without written rows. Django's system checks
-    are skipped, because they load the whole API; `migrate` runs them.
-    """
+    are skipped, because they load the whole API; `migrate` runs them."""
 
     requires_system_checks = []
     one_transaction = True

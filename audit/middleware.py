@@ -1,8 +1,7 @@
 """Audits all changing requests: each runs in one transaction with its record, so no view can omit it. Refusals for lack
 of rights are recorded as well.
 
-It must be the last middleware: its `process_view` calls the view itself.
-"""
+It must be the last middleware: its `process_view` calls the view itself."""
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -52,8 +51,7 @@ V = TypeVar("V", bound=Callable[..., Any])
 def audit_exempt(reason: str) -> Callable[[V], V]:
     """Exempts a view whose unsafe requests change nothing in the control plane: no transaction and no record.
 
-    For views that stream or wait. A view that merely writes nothing needs no exemption.
-    """
+    For views that stream or wait. A view that merely writes nothing needs no exemption."""
 
     def declare(view: V) -> V:
         view.audit_exempt = reason  # type: ignore[attr-defined]  # read below, by name

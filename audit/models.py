@@ -25,8 +25,7 @@ class AuditRecord(models.Model):
     """One change or refused attempt. `digest` covers all other columns and the previous digest.
 
     `object` is the object of the request and `about` all objects of its events, as `noun/key`. `changes` is JSON as
-    text, because the digest covers its exact characters, which a JSON column would not keep.
-    """
+    text, because the digest covers its exact characters, which a JSON column would not keep."""
 
     number = models.BigIntegerField(primary_key=True)
     at = models.DateTimeField(db_index=True)

@@ -120,8 +120,7 @@ def instant(at: datetime) -> str:
 def first_break(records: Iterable[Any], *, after: int, digest: str) -> tuple[ChainBreak | None, int, str]:
     """Walk the records that follow number `after`, whose digest was `digest`.
 
-    Returns the first broken one, if any, and the number and digest of the last good one.
-    """
+    Returns the first broken one, if any, and the number and digest of the last good one."""
     number = after
     for record in records:
         if record.number != number + 1:

@@ -1,8 +1,7 @@
 """Captures the rows that a request or command writes. Database triggers record every row in the transaction of the
 change, for any statement; a rollback, also to a savepoint, removes these records as well.
 
-Triggers do nothing unless a capture is on, which is the case for one transaction or one command's session only.
-"""
+Triggers do nothing unless a capture is on, which is the case for one transaction or one command's session only."""
 
 import json
 import logging

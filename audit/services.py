@@ -1,8 +1,7 @@
 """Writes, verifies, trims and exports audit records, and finds the actor of a request or command.
 
 A record is added in the last step of a transaction: the row of the chain is locked from then to the commit, so records
-are in the order of commits and writers cannot deadlock.
-"""
+are in the order of commits and writers cannot deadlock."""
 
 import getpass
 import json

@@ -1,7 +1,6 @@
 """Logins, failed logins and logouts of the current request, whose response does not distinguish them.
 
-A failed login is recorded only for an existing user name, because users type passwords into the wrong field.
-"""
+A failed login is recorded only for an existing user name, because users type passwords into the wrong field."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

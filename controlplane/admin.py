@@ -1,8 +1,7 @@
 """Django's admin over the raw records, for what no page shows. Admins only, read-only.
 
 Changes go through services, which check rules, write events and are audited, so nothing is added, changed or
-deleted here. Secrets and tenants' requests are not shown.
-"""
+deleted here. Secrets and tenants' requests are not shown."""
 
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,7 @@
 A client may show a certificate and need not: an agent that enrols has none yet. One that is shown must be of the fleet
 and not revoked, may have ended, and is in the scope. Unauthenticated connections are bounded: a handshake and the head
 of a request have 5 s each, and there are limits of connections without a WebSocket (`controlplane.http_connections`)
-and of connections of one network (`controlplane.connection_door`).
-"""
+and of connections of one network (`controlplane.connection_door`)."""
 
 import asyncio
 import logging

@@ -2,8 +2,7 @@
 
 Runs before anything is installed, so it uses the standard library only, and it starts under whatever `python3` is, so
 everything above the version check must run on an old one. It writes inside the checkout only: `.venv`, with the command
-`.venv/bin/switchyard` (with --dev also `lab`), and one log.
-"""
+`.venv/bin/switchyard` (with --dev also `lab`), and one log."""
 
 import os
 import shutil

@@ -1,7 +1,6 @@
 """Where HTTP requests enter web: texts that no column takes come no further, and every refusal that no view makes is in
 its route's dialect. The REST API answers problem documents, `/v1/` OpenAI's errors, `/agents/` `{"error": ...}`, and
-everything else HTML. JSON is decoded by `kernel.decoding`, where a view reads it.
-"""
+everything else HTML. JSON is decoded by `kernel.decoding`, where a view reads it."""
 
 import codecs
 from collections.abc import Callable

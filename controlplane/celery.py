@@ -2,8 +2,7 @@
 
 Housekeeping may wait in its queue. Control loops may not: the worker of their queue starts their passes itself
 (kernel.loop_worker). Messages only ask for another look: every task loads the truth from PostgreSQL, so a lost or
-repeated one is harmless.
-"""
+repeated one is harmless."""
 
 import logging
 import os

@@ -2,8 +2,7 @@
 it is accepted, its handshake included, to its end.
 
 Clients behind one address translation share a limit, so it is far above what they need. Some addresses have none:
-processes of this host could take its ports and files anyway, and a trusted proxy connects for all its clients.
-"""
+processes of this host could take its ports and files anyway, and a trusted proxy connects for all its clients."""
 
 import asyncio
 import logging
@@ -33,8 +32,7 @@ class ConnectionLimits:
     """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time.
 
     1,000 of a network are three times what 300 agents behind one address have when each has just lost a connection and
-    opens another.
-    """
+    opens another."""
 
     http: int = 2_000
     per_network: int = 1_000

@@ -1,7 +1,6 @@
 """How much time of this process forecasts may take: one at a time, each for a few seconds of a core and of the caller's
 time, and in a minute so many of a user and of all users together. A request that comes while there is none left is
-refused and told when to try again; a forecast that reaches its bound says how far it looked.
-"""
+refused and told when to try again; a forecast that reaches its bound says how far it looked."""
 
 import threading
 import time

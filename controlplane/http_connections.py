@@ -2,8 +2,7 @@
 maximum number of connections that are no WebSockets. Beyond it the connection that has been silent the longest is
 closed, so clients that send requests get in among any number of connections that send nothing.
 
-Bodies have other deadlines (`controlplane.request_bodies`).
-"""
+Bodies have other deadlines (`controlplane.request_bodies`)."""
 
 import asyncio
 from collections.abc import Callable

@@ -3,8 +3,7 @@
 Python's engine tries every way to match. Their number is bounded by the length of the text exactly if the pattern, as
 an automaton, has no two states between which one word leads in two ways again and again (infinite ambiguity; Weber and
 Seidl, "On the degree of ambiguity of finite automata", 1991). A search begins anywhere, which is one more state that
-every character leads back to. Counted repetition is taken for three times at most: it bounds itself.
-"""
+every character leads back to. Counted repetition is taken for three times at most: it bounds itself."""
 
 import ast
 import importlib

@@ -1,8 +1,7 @@
 """`make lock`: writes the lists of requirements again as lock files, every package of them with version and hashes.
 
 A list (`requirements*.txt`) is what is argued for; its lock is what is installed, and nothing else is. pip's
-configuration is not read: a mirror that has some of a package's wheels would leave out the hashes of the others.
-"""
+configuration is not read: a mirror that has some of a package's wheels would leave out the hashes of the others."""
 
 import hashlib
 import re
@@ -28,8 +27,7 @@ class Lock:
     """One lock file and the lists that it is made from. `complete`: these name all packages already.
 
     `within`: another lock, whose versions hold here too. `without`: packages of the lists that stay out. `also`:
-    further requirements. `note`: why.
-    """
+    further requirements. `note`: why."""
 
     path: Path
     lists: tuple[Path, ...]

@@ -3,8 +3,7 @@ this table; tests compare the systemd units and the documents with it.
 
     python -m controlplane.processes NAME [OPTIONS]    # becomes that process
 
-Imports no Django: the launcher must start when the settings are broken.
-"""
+Imports no Django: the launcher must start when the settings are broken."""
 
 import os
 import signal

@@ -3,8 +3,7 @@
 The caller's key is checked before a byte is read. A body has a maximum length and a minimum rate, so it is complete in
 bounded time. While it arrives it counts only in the share of its tenant, or of its network where there is no key. An
 upload takes one of the places of uploads, and a response one of the streams, when its body is complete. The application
-spools what it receives (Django: to a temporary file), within one budget of bytes.
-"""
+spools what it receives (Django: to a temporary file), within one budget of bytes."""
 
 import asyncio
 from collections import Counter

@@ -1,8 +1,7 @@
 """All settings of the control plane, from the environment. One file for every process and every place it runs.
 
 Each variable that a person may set has a docstring below its setting. docs/operate/configure.md shows these docstrings
-as a table, which `python -m tests.docs.variables_page` writes. "Default: …" goes into the column of the default.
-"""
+as a table, which `python -m tests.docs.variables_page` writes. "Default: …" goes into the column of the default."""
 
 import gc
 import json

@@ -2,8 +2,7 @@
 
 WhiteNoise does the work. Instead of `collectstatic`, the first request of a file makes a copy under its hashed name
 and a compressed one, in a temporary folder of the process. So web starts without a collecting step, and no folder is
-older than the code. With `DEBUG` names stay unchanged.
-"""
+older than the code. With `DEBUG` names stay unchanged."""
 
 import atexit
 import hashlib

@@ -1,8 +1,7 @@
 """`python -m controlplane.web`: the web process. One server with two listeners: plain HTTP for people and programs,
 behind a TLS proxy in production, and TLS of the fleet's own for agents (`controlplane.agent_listener`).
 
-It decides where is listened; `controlplane.asgi` decides what is answered there.
-"""
+It decides where is listened; `controlplane.asgi` decides what is answered there."""
 
 import argparse
 import asyncio

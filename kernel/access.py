@@ -1,7 +1,6 @@
 """Access control: three roles, grants for single deployments, and scopes that limit tokens.
 
-`settings.ACCESS_SOURCE` returns a user's access. A view without declarations lets viewers read and operators change.
-"""
+`settings.ACCESS_SOURCE` returns a user's access. A view without declarations lets viewers read and operators change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -117,8 +116,7 @@ class RolePermission(BasePermission):
     - `needs`: action -> role; other actions take viewer to read and operator to change,
     - `reads`: POST actions that change nothing, which viewers and read-only tokens may call,
     - `deployment_of(obj)`: the deployment of one of its objects, for grants,
-    - `requested_deployment(request)`: the deployment of a request without an object, for grants.
-    """
+    - `requested_deployment(request)`: the deployment of a request without an object, for grants."""
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
         access = access_of(request)
@@ -167,8 +165,7 @@ Page = Callable[..., HttpResponse]
 def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page], Page]:
     """Decorates a page or its action: anonymous users go to the login, those without the role are refused (403).
 
-    `deployment(request, **path arguments)` returns its deployment, for grants.
-    """
+    `deployment(request, **path arguments)` returns its deployment, for grants."""
 
     def decorate(page: Page) -> Page:
         @wraps(page)

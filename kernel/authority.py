@@ -1,8 +1,7 @@
 """A fleet's certificate authority, as keys and certificates without a database: creates it, and signs certificates and
 revocation lists.
 
-Of a certificate request only the key is used; the caller gives the name.
-"""
+Of a certificate request only the key is used; the caller gives the name."""
 
 import base64
 import hashlib

@@ -2,8 +2,7 @@
 psql.
 
 A trigger writes a row of `kernel_change` in the transaction of the change, so each one is recorded. Tables or columns
-that reports rewrite every second are not watched.
-"""
+that reports rewrite every second are not watched."""
 
 from collections.abc import Sequence
 
@@ -37,8 +36,7 @@ class RecordChanges(RunSQL):
 
     `thing`: the column with the primary key of the changed object: the row's own, or that of the object it belongs to.
     `key`: SQL of its key in the API, with `{row}` for the row; "" if the row lacks it.
-    `columns`: watched columns; default: all. `only_new`: only inserts are recorded.
-    """
+    `columns`: watched columns; default: all. `only_new`: only inserts are recorded."""
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 The time is PostgreSQL's, because all processes compare times there: a wrong or changed clock of a host must not end a
 lease early or make a report look old. Each new connection compares the clocks (kernel.apps); in between the host's
-monotonic clock counts. A process without a database uses its host's time.
-"""
+monotonic clock counts. A process without a database uses its host's time."""
 
 import threading
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """The hosts of a control plane: each web process reports its own, so that all detect a silent host. Ages are
-differences of PostgreSQL's clock.
-"""
+differences of PostgreSQL's clock."""
 
 import socket
 from dataclasses import dataclass

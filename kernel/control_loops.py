@@ -3,8 +3,7 @@ Celery task without arguments; `settings.CONTROL_LOOPS` names its queue and how 
 
 The worker of that queue starts a pass whenever the interval is over, with or without a broker (kernel.loop_worker). A
 wake-up makes the next pass come sooner. It is a mark, not a message: wake-ups that arrive during a pass become one more
-pass, none expires, and a lost one costs one interval.
-"""
+pass, none expires, and a lost one costs one interval."""
 
 import json
 import logging

@@ -1,7 +1,6 @@
 """Decodes input of callers: JSON with only one meaning, and texts that PostgreSQL can store. Pure.
 
-Invalid input is refused with its place. Reports of machines are made storable instead (kernel.sanitize).
-"""
+Invalid input is refused with its place. Reports of machines are made storable instead (kernel.sanitize)."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,7 @@
 releases unfinished work when it stops.
 
 Near-real-time requests, batches, ranges of their lines, webhooks and callbacks are subclasses. Any number of processes
-may run the same loop, and any may be killed at any moment: its leases expire, and another process claims the work.
-"""
+may run the same loop, and any may be killed at any moment: its leases expire, and another process claims the work."""
 
 import asyncio
 import logging

@@ -1,8 +1,7 @@
 """Hints to browsers and to the processes with agents' sockets that something has changed, never the content.
 
 They are sent after the commit and may be lost; receivers also poll slowly. A separate thread sends them over one
-connection, so they delay no caller: a pass over a large fleet may send hundreds.
-"""
+connection, so they delay no caller: a pass over a large fleet may send hundreds."""
 
 import asyncio
 import atexit

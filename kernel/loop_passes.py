@@ -1,6 +1,5 @@
 """The last complete pass of each control loop, and the age of the queue of housekeeping. Ages are differences of
-PostgreSQL's clock.
-"""
+PostgreSQL's clock."""
 
 import threading
 from collections.abc import Callable

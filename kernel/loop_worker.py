@@ -4,8 +4,7 @@ A bootstep of the worker starts a thread for each loop before Celery connects to
 or not a broker answers. Each pass is a request of the loop's task like any other: Celery's signals, `inspect` and
 events show it. A message of the queue only wakes its loop up, and is acknowledged when that pass has ended.
 
-To run a pass, Celery uses no broker: acknowledgements and events go through the worker's main thread.
-"""
+To run a pass, Celery uses no broker: acknowledgements and events go through the worker's main thread."""
 
 import json
 import logging

@@ -2,8 +2,7 @@
 from requests.
 
 The long-running processes of one host write into one folder (prometheus-client's multiprocess mode), so each of them
-exports the metrics of all; short commands export none.
-"""
+exports the metrics of all; short commands export none."""
 
 import os
 from pathlib import Path

@@ -86,8 +86,7 @@ class TransactionIdField(_Field):
 class Change(models.Model):
     """A change of a watched object, written by triggers in its transaction (kernel.change_triggers).
 
-    `thing`: primary key as text; `key`: its key in the API, or "" if only the row has it.
-    """
+    `thing`: primary key as text; `key`: its key in the API, or "" if only the row has it."""
 
     kind = models.CharField(max_length=32)
     thing = models.TextField()

@@ -1,6 +1,5 @@
 """Work that must not run inside the transaction of a request, such as hashing a password. Inside one it raises
-`RunOutsideTransaction`: audit.middleware rolls back, does the work, and runs the request again with its result.
-"""
+`RunOutsideTransaction`: audit.middleware rolls back, does the work, and runs the request again with its result."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager

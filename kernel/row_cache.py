@@ -5,8 +5,7 @@ the last refresh had ended by then, so only rows of that one and later ones can 
 committed. Deleted rows are detected by the number of rows. No writes are needed.
 
 A cache is valid for one connection: a server that lost its last transactions reuses their numbers, but closes all
-connections first. It is not thread-safe.
-"""
+connections first. It is not thread-safe."""
 
 from collections.abc import Callable, Collection
 from time import monotonic
@@ -111,8 +110,7 @@ class FullLooks:
 class RowCache:
     """`columns` are expressions, the first of them the table's key; `kept` is the SQL condition of cached rows.
 
-    `rows` maps a key to the other columns.
-    """
+    `rows` maps a key to the other columns."""
 
     def __init__(self, table: str, columns: Collection[str], *, kept: str = "true") -> None:
         key, *_ = columns

@@ -2,8 +2,7 @@
 
 Until the first release each app has one migration, and a change of a table changes that file. Django compares only the
 names of migrations, so it would take such a database for an up-to-date one. The digest of each applied migration is
-therefore stored in the comment of `django_migrations`, and `migrate` compares it before it starts.
-"""
+therefore stored in the comment of `django_migrations`, and `migrate` compares it before it starts."""
 
 import hashlib
 import json

@@ -1,7 +1,6 @@
 """Secrets that are shown once: `sw_<prefix>_<secret>`. The prefix finds the row, the hash proves the rest.
 
-The secret has 192 random bits, so a plain SHA-256 is enough: there is nothing to guess.
-"""
+The secret has 192 random bits, so a plain SHA-256 is enough: there is nothing to guess."""
 
 import hashlib
 import hmac

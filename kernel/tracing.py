@@ -2,8 +2,7 @@
 Context is W3C's; spans are sent to a collector like the cell proxies' (engine_agent.protocol.tracing).
 
 Request ids come from `X-Request-Id` or are created. Without a collector no span is recorded. A thread sends spans, so
-no request waits for the collector; spans that it does not accept in time are dropped.
-"""
+no request waits for the collector; spans that it does not accept in time are dropped."""
 
 import http.client
 import json

@@ -1,8 +1,7 @@
 """Compare-and-set: change a row only if it still is as the decision saw it, and record the event in the same
 transaction.
 
-Zero rows updated means that the decision was stale. The caller drops it; the next pass replans.
-"""
+Zero rows updated means that the decision was stale. The caller drops it; the next pass replans."""
 
 from datetime import datetime
 from typing import Any
@@ -22,8 +21,7 @@ def compare_and_set(
     """Apply `changes` to the one row that `rows` selects by id, state and generation.
 
     Returns False and writes nothing if no row matches any more. `event` holds the arguments of
-    `event_record`, or None for a change without an event.
-    """
+    `event_record`, or None for a change without an event."""
     with transaction.atomic():
         if rows.update(**changes) == 0:
             return False

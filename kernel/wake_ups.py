@@ -1,8 +1,7 @@
 """Wake-ups: after the commit, make a control loop or a Celery task run now instead of at its next interval.
 
 A wake-up that cannot be sent is logged and dropped: the periodic pass does the same work a second later. Sending takes
-at most `SEND_LIMIT_S`, because threads that serve many requests send wake-ups.
-"""
+at most `SEND_LIMIT_S`, because threads that serve many requests send wake-ups."""
 
 import logging
 import threading
@@ -31,8 +30,7 @@ def send(task: str, **arguments: str) -> None:
 class _BrokerConnection(threading.local):
     """One connection to the broker per thread: connecting costs more than sending, and threads must not share one.
 
-    Celery's own connection retries for seconds; this one gives up after one try.
-    """
+    Celery's own connection retries for seconds; this one gives up after one try."""
 
     connection: Any = None
 

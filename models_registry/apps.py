@@ -1,6 +1,5 @@
 """Registers the registry with Django and checks its settings: a bad artifact source stops the start, not the first
-validation.
-"""
+validation."""
 
 from typing import Any
 

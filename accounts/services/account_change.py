@@ -2,8 +2,7 @@
 
 While any action requires two-person approval, so do changes that could create a second person (a new admin, another
 user's password, a login without its second factor) and changes that take the role from another admin. To find them, a
-change is made and rolled back, and the rights before and after are compared.
-"""
+change is made and rolled back, and the rights before and after are compared."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime

@@ -1,8 +1,7 @@
 """Two-person approval of actions on the whole fleet that a rule requires: one person requests, another admin approves,
 and the action runs in the transaction of the approval.
 
-Apps register their actions. Requesters cannot approve their own requests, and removing a rule requires approval.
-"""
+Apps register their actions. Requesters cannot approve their own requests, and removing a rule requires approval."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
 """Logs people in, by a password after its attempt was counted, or by an identity provider: then it finds or creates the
 user and sets the groups that its claims name. Groups without a claim are set by hand and stay. The name of a local user
-is never taken over.
-"""
+is never taken over."""
 
 import hashlib
 import unicodedata

@@ -1,8 +1,7 @@
 """Enrols, checks and removes second factors. Each user's row is locked first, so a code works for only one of two
 logins, and concurrent guesses are counted.
 
-Adding or removing a factor ends the existing sessions.
-"""
+Adding or removing a factor ends the existing sessions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

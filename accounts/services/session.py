@@ -1,6 +1,5 @@
 """Lists and ends logins. A session without a row in Django's table is rejected. A session ends when it is unused for a
-while or reaches its maximum lifetime.
-"""
+while or reaches its maximum lifetime."""
 
 from datetime import UTC, datetime, timedelta
 from importlib import import_module

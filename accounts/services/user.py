@@ -1,8 +1,7 @@
 """Creates and changes users, service accounts and the first operator. Users are deactivated, never deleted, so records
 keep their names.
 
-An active admin always remains, and users cannot deactivate themselves.
-"""
+An active admin always remains, and users cannot deactivate themselves."""
 
 import os
 from collections.abc import Iterable

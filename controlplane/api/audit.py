@@ -1,6 +1,5 @@
 """Audit records over HTTP: changes and refusals, newest first, for operators and administrators. Never writes:
-audit.middleware does.
-"""
+audit.middleware does."""
 
 import json
 from typing import Any
@@ -60,8 +59,7 @@ class AuditFilter(filters.FilterSet):
 
 class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
     """Changes and refusals, newest first. The first record is the head of the chain: store its `number` and `digest`
-    elsewhere to prove later that no earlier record was changed (`manage.py audit_verify --head`).
-    """
+    elsewhere to prove later that no earlier record was changed (`manage.py audit_verify --head`)."""
 
     queryset = AuditRecord.objects.all()
     serializer_class = AuditSerializer

@@ -1,6 +1,5 @@
 """Describes what every operation inherits from kernel.rest.view_sets: headers of requests and responses, their
-statuses, and bearer tokens. DRF loads it by its name in the settings, before any view.
-"""
+statuses, and bearer tokens. DRF loads it by its name in the settings, before any view."""
 
 from typing import Any
 

@@ -1,7 +1,6 @@
 """Wakes the watchers of this process when objects of a kind have changed, with one query per tick for all of them. It
 never reports what changed. It may wake them without a change but never misses one, because every tick asks for what was
-not visible in the previous snapshot (kernel.rest.changes). It runs only while there are watchers.
-"""
+not visible in the previous snapshot (kernel.rest.changes). It runs only while there are watchers."""
 
 import asyncio
 import contextlib

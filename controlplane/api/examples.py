@@ -1,7 +1,6 @@
 """Builds the examples of the OpenAPI document from the schemas of requests and responses, so that new fields appear in
 them. Values come from the field (enum, default, format, bounds), else from `COMMON`. A serializer may state better ones
-in `Meta.examples`.
-"""
+in `Meta.examples`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -170,8 +169,7 @@ def _show(body: JsonObject, schemas: JsonObject, *, sent: bool = False) -> None:
 
 def example_of(schema: JsonObject, schemas: JsonObject, *, name: str = "", sent: bool = False) -> Any:
     """A value that the schema allows. `schemas`: targets of references. `sent`: for a request, which has only required
-    fields and those with stated examples.
-    """
+    fields and those with stated examples."""
     if "$ref" in schema:
         return example_of(schemas[schema["$ref"].rpartition("/")[2]], schemas, name=name, sent=sent)
     for choice in ("allOf", "oneOf", "anyOf"):

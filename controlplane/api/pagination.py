@@ -1,7 +1,6 @@
 """Cursor pages `{next, previous, results}`: a list that changes while it is read never repeats or skips rows. A cursor
 has the last row's values in the list's order, with the primary key last, so that ties do not matter. Cursors are
-signed, and others are rejected without a database query.
-"""
+signed, and others are rejected without a database query."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

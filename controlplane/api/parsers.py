@@ -1,6 +1,5 @@
 """Reads JSON bodies within limits: bodies that are too long, nested too deeply, ambiguous or impossible to store are
-rejected before they cost anything.
-"""
+rejected before they cost anything."""
 
 from http import HTTPStatus
 from typing import Any

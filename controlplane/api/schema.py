@@ -123,8 +123,7 @@ class Schema(SpectacularAPIView):
 
 class Documentation(SpectacularSwaggerSplitView):
     """Swagger UI from this host. Its template has no inline script or style, so it needs no exception from the Content-
-    Security-Policy.
-    """
+    Security-Policy."""
 
     template_name = "api/docs.html"
 

@@ -2,8 +2,7 @@
 request with a revision in `since` goes to Django; if nothing has changed, its response is held back, and the watcher
 costs only a coroutine. After a change of that kind Django handles the request again, with permissions. One connection
 per process polls for changes, only while there are watchers. It never decides what changed or who may see it; the view
-does.
-"""
+does."""
 
 import asyncio
 import contextlib
@@ -31,8 +30,7 @@ AT_ONCE = 8
 
 OF_ONE_USER = 200
 """Waiting requests per user and process; a browser or command line has a handful, a program some for each kind. The
-total limit is 25 such users (controlplane.api.change_feed).
-"""
+total limit is 25 such users (controlplane.api.change_feed)."""
 
 log = logging.getLogger(__name__)
 

@@ -152,8 +152,7 @@ class PlanViewSet(ViewSet):
     def create(self, request: Request) -> Response:
         """Simulate a change from the current state of the fleet, with the live planners and typical durations, and list
         its effects. 503 with `Retry-After` while another forecast runs or after your forecasts of this minute are used
-        up.
-        """
+        up."""
         question = body_of(request, QuestionSerializer)
         now = clock.now()
         with FORECASTS.take(request.user.get_username()) as has_time:

@@ -1,6 +1,5 @@
 """Sends JSON requests to the server, with timeouts and retries. It never repeats a request that may have been carried
-out, except with an idempotency key.
-"""
+out, except with an idempotency key."""
 
 import random
 import time

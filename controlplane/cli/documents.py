@@ -1,6 +1,5 @@
 """Reads and writes files of declarative documents, and keeps the file and line of each value for errors. Written
-documents change nothing when applied. Values are read as in YAML 1.2: `on`, `off`, `yes` and `no` are strings.
-"""
+documents change nothing when applied. Values are read as in YAML 1.2: `on`, `off`, `yes` and `no` are strings."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping

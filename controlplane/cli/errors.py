@@ -31,8 +31,7 @@ class Problem(Failure):
 def problem_lines(document: dict[str, Any], places: dict[str, str]) -> tuple[str, ...]:
     """One line for each value that breaks a rule: path, expected value, name of the rule.
 
-    `places` maps prefixes of fields to places in files: `documents.0` -> `fleet.yaml:3`.
-    """
+    `places` maps prefixes of fields to places in files: `documents.0` -> `fleet.yaml:3`."""
     lines = []
     for error in document.get("errors") or ():
         field = str(error.get("field") or "the request")

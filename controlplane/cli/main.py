@@ -1,6 +1,5 @@
 """Assembles and runs the command line: shared options may stand anywhere, and failures become one sentence and an exit
-code. It imports no heavy module, so that help and completion are fast.
-"""
+code. It imports no heavy module, so that help and completion are fast."""
 
 import json
 import sys
@@ -111,8 +110,7 @@ def version(context: typer.Context) -> None:
 def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
     """Print a completion script for commands and names of objects.
 
-    switchyard completion bash > ~/.local/share/bash-completion/completions/switchyard
-    """
+    switchyard completion bash > ~/.local/share/bash-completion/completions/switchyard"""
     from typer._completion_shared import get_completion_script
 
     typer.echo(get_completion_script(prog_name="switchyard", complete_var="_SWITCHYARD_COMPLETE", shell=shell.value))

@@ -1,6 +1,5 @@
 """Writes results: tables for people, JSON or YAML for programs. Tables fit the terminal; piped ones are as wide as
-needed. It never colours piped output.
-"""
+needed. It never colours piped output."""
 
 import json
 import sys

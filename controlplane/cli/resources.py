@@ -1,6 +1,5 @@
 """Resources of the API as the command line shows them: names, path, key and columns. Pure: controlplane.cli.schema
-reads the list from the server's OpenAPI document.
-"""
+reads the list from the server's OpenAPI document."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -66,8 +65,7 @@ def column_of(stated: str, *, is_number: bool = False) -> Column:
     """A column in the notation of view sets: `TITLE`, `TITLE=path` or `TITLE=path:how`. `TITLE` alone is the field with
     the title's name in lower case. `how` is one of `age`, `count` (of a list), `counts` (state -> number), `number`
     (align right) and `or=TEXT` (for an empty value), or a text with `{fields}` of each item of a list; without a path,
-    the fields are those of the row.
-    """
+    the fields are those of the row."""
     title, sign, source = stated.partition("=")
     path, _, how = (source if sign else title.lower().replace(" ", "_")).partition(":")
     right = is_number or how in {"age", "count", "number"}

@@ -1,7 +1,6 @@
 """Reads the resources of the API from the server's OpenAPI document, so that a new resource needs no change here. A
 copy in the user's cache is valid for an hour, so that commands start fast. Without a server it uses an older copy, else
-the document of this checkout, so that help works offline.
-"""
+the document of this checkout, so that help works offline."""
 
 import json
 import os

@@ -1,6 +1,5 @@
 """Decides the server and token of a command: options, then the environment, then a profile, then the fleet of this
-checkout's `make up`. It never sends a token to another server than its own.
-"""
+checkout's `make up`. It never sends a token to another server than its own."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """Actions: the changes that pages offer. Each is declared once: its noun, role, fields, predicted effect, service and
 next page. This module does what all share: login and role, the typed confirmation of dangerous actions, errors, pending
-approvals, and forms. It never decides or writes; the service does both and is audited.
-"""
+approvals, and forms. It never decides or writes; the service does both and is audited."""
 
 import math
 from collections.abc import Callable
@@ -77,8 +76,7 @@ class Submission:
 class Target(Generic[T]):
     """The object that an action changes. `find` loads it by the URL's arguments or raises Http404.
 
-    `name` is its name on screens, `url` its page, `deployment` the one whose grants count ("": none).
-    """
+    `name` is its name on screens, `url` its page, `deployment` the one whose grants count ("": none)."""
 
     noun: str
     find: Callable[..., T]
@@ -117,8 +115,7 @@ REQUIRED_WHY = replace(WHY, required=True)
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """A form that carries an action out, rendered by `dashboard/action_confirm.html`. `typed`: the text that the user
-    must type to confirm, "" for none.
-    """
+    must type to confirm, "" for none."""
 
     name: str
     label: str
@@ -137,8 +134,7 @@ class Action(Generic[T]):
     """A change. `run` calls the service. A returned response is sent; an approval leads to the approvals; other results
     lead back to the target's page.
 
-    `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name.
-    """
+    `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name."""
 
     target: Target[T]
     run: Run[T]
@@ -176,8 +172,7 @@ class ActionPage(Generic[T]):
     """A page for an action whose effect is predicted from its form: GET shows the prediction, POST acts.
 
     `context` fills the template in both cases. `predict` adds the prediction and may raise a refusal. `deployment`
-    names the deployment in the form, if the target has none.
-    """
+    names the deployment in the form, if the target has none."""
 
     action: Action[T]
     template: str

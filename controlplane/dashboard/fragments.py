@@ -1,7 +1,6 @@
 """Pages made of fragments: the server renders all of them first, later only the one that a browser refetches. A
 fragment is fetched from its page's URL, named by the `HX-Target` header, so filters and permissions are those of the
-page. Fragments never write.
-"""
+page. Fragments never write."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -90,8 +89,7 @@ class Fragment:
     """One part of a page that refreshes separately. `name` is its element's ID.
 
     `topics` are the hints that make a browser refetch it: `cells`, or `cells:{key}` for hints about the page's own
-    object. `load` may raise Http404.
-    """
+    object. `load` may raise Http404."""
 
     name: str
     title: str
@@ -105,8 +103,7 @@ class Page:
     """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `charts`: it has
     charts, so it loads Plotly. `role`: the role that may open it.
 
-    The filter applies to the first fragment. On a page about one object, the first fragment shows the title.
-    """
+    The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
 
     section: str
     title: str

@@ -1,6 +1,5 @@
 """The overview: broken and moving objects, the state of users' requests, every cell by region, and the last events.
-Reads only.
-"""
+Reads only."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -97,8 +96,7 @@ def moving() -> Moving:
 def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapRegion, ...]:
     """Every live cell of these deployments by region, including regions without cells, in two queries.
 
-    Above `squares` cells, every line is a bar.
-    """
+    Above `squares` cells, every line is a bar."""
     small = sum(share.existing for _, shares in placed for share in shares) <= squares
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     live = Cell.objects.exclude(state=CellState.STOPPED) if small else Cell.objects.none()

@@ -1,7 +1,6 @@
 """The playground: a chat with any deployment through its ingress, as applications do. Validates the browser's request,
 sends it to the ingress in OpenAI's form and streams the answer. When the browser disconnects, the connection to the
-ingress is closed, which stops generation. It never stores or logs a chat.
-"""
+ingress is closed, which stops generation. It never stores or logs a chat."""
 
 import json
 import time

@@ -1,7 +1,6 @@
 """The WebSocket of browsers. It forwards only hints ("this cell changed"); the browser then refetches pages, which
 check permissions. The session must be signed in, and the origin must be this host and port or a trusted origin of
-forms. It never sends content.
-"""
+forms. It never sends content."""
 
 import json
 from collections import Counter
@@ -78,8 +77,7 @@ def is_own_origin(origin: str, host: str) -> bool:
 
 class SameOriginOnly:
     """Compares scheme, host and port. The validator of Channels compares only host names, so it accepts another service
-    on the same host.
-    """
+    on the same host."""
 
     def __init__(self, application: Application) -> None:
         self._application = application

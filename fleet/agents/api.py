@@ -134,8 +134,7 @@ def check(request: HttpRequest) -> HttpResponse:
     knows the nonce.
 
     `port` 0 makes no connection, and only the caller's address is ever connected to. `machine` and `cloud`: of a
-    machine that a cloud launched, else "".
-    """
+    machine that a cloud launched, else ""."""
     found = _open_invitation(request)
     if isinstance(found, HttpResponse):
         return found

@@ -64,8 +64,7 @@ class ApplicationCertificate(models.Model):
     """A certificate with its chain (PEM, certificate first) for the ingresses of one region, or of all.
 
     `sealed_secret`: its private key, encrypted with a key derived from SECRET_KEY. `names`: its hosts. `fingerprint`:
-    SHA-256 of the certificate; `digest`: of the whole chain, both in hexadecimal.
-    """
+    SHA-256 of the certificate; `digest`: of the whole chain, both in hexadecimal."""
 
     name = models.SlugField(max_length=40, unique=True)
     region = models.ForeignKey(

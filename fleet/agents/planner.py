@@ -178,8 +178,7 @@ def plan_rotation(
     authorities: Sequence[AuthorityView], unaware: Sequence[str], now: datetime
 ) -> tuple[Promote | Drop, ...]:
     """Returns the due steps. `unaware`: certificate holders that have not confirmed all authorities of the bundle. A
-    dropped authority ends no connection, because no valid certificate is left.
-    """
+    dropped authority ends no connection, because no valid certificate is left."""
     steps: list[Promote | Drop] = []
     for authority in authorities:
         if authority.state is AuthorityState.NEXT and not unaware:

@@ -86,16 +86,14 @@ def control_pins(now: datetime) -> tuple[str, ...]:
 
 def server_pin(now: datetime) -> str:
     """Returns the pins of the agents' listeners in curl's form; "" for plain links. Clients that connect by a pin
-    receive the fleet's authorities (`trust_now`) for `tls/ca.pem` and need no pin afterwards.
-    """
+    receive the fleet's authorities (`trust_now`) for `tls/ca.pem` and need no pin afterwards."""
     pins = () if settings.PLAIN_LINKS else control_pins(now)
     return ";".join(f"sha256//{pin}" for pin in pins)
 
 
 def revoked_serials(authority_id: int, now: datetime) -> Sequence[tuple[str, datetime]]:
     """Returns the certificates for an authority's revocation list. Expired ones stay an hour, for hosts with late
-    clocks.
-    """
+    clocks."""
     rows = IssuedCertificate.objects.filter(authority_id=authority_id, revoked_at__isnull=False)
     listed = rows.filter(not_after__gt=now - CLOCKS_BEHIND).values_list("serial", "revoked_at")
     return [(serial, revoked_at) for serial, revoked_at in listed if revoked_at is not None]

@@ -18,8 +18,7 @@ class ProviderError(Exception):
     """A provider refused a call or did not respond; the text names the call and the reason for an operator.
 
     Raised itself, it is a refusal that a repeated call would get again. `may_repeat`: the order stays and is retried,
-    not before `retry_after_s`; None: the provider states no time.
-    """
+    not before `retry_after_s`; None: the provider states no time."""
 
     may_repeat: ClassVar[bool] = False
     retry_after_s: float | None = None
@@ -63,8 +62,7 @@ class LaunchSpec:
 
     `release`: of the agent, if the provider starts it on this computer; "": the checkout. `near`: network nodes, widest
     first, to place it under if there is room. `markets`: allowed ways to buy it; empty: any. `address` and `port` are
-    set if fixed in advance, as for ingresses; None: chosen by the provider or the machine.
-    """
+    set if fixed in advance, as for ingresses; None: chosen by the provider or the machine."""
 
     id: str
     kind: AgentKind
@@ -85,8 +83,7 @@ class Machine:
     """Facts about a machine. Facts that are None are not known yet; the agent's hello states them.
 
     `port_base`: first of the `PORTS_PER_NODE` ports of its node. `topology`: network nodes above it, widest first.
-    `market`: how it was bought, or "".
-    """
+    `market`: how it was bought, or ""."""
 
     address: str | None = None
     port_base: int | None = None
@@ -158,6 +155,5 @@ def provider_named(name: str) -> NodeProvider:
 
 def embedded_providers() -> list[EmbeddedProvider]:
     """Returns the embedded providers: `make down` stops their machines, `make up` boots them. Imports no other
-    provider.
-    """
+    provider."""
     return [cast(EmbeddedProvider, provider_named(name)) for name in EMBEDDED]

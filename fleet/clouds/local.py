@@ -429,8 +429,7 @@ class LocalProvider:
 
 def place(region: str, position: int) -> tuple[str, ...]:
     """Returns the network nodes above the place with this number in a region, widest first. Places are filled from 0:
-    racks of `RACK_SIZE` alternate between the two widest network nodes, two racks a row.
-    """
+    racks of `RACK_SIZE` alternate between the two widest network nodes, two racks a row."""
     rack, hall = divmod(position // RACK_SIZE, HALLS)
     widest = f"{region}-nn{hall}"
     return (widest, f"{widest}-{rack // RACKS_PER_ROW}", f"{widest}-{rack // RACKS_PER_ROW}-{rack % RACKS_PER_ROW}")

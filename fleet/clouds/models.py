@@ -18,8 +18,7 @@ class Install(models.Model):
 
     `dry_run_until`: until then garbage collection only logs what it would delete. `read_only`: why nothing may be
     launched or terminated, as in a copied database; "" if all may be. `beat_etag`, `beat_nonce`: of the ownership
-    object in the install's bucket as written last; the nonce is stored here before the object is written.
-    """
+    object in the install's bucket as written last; the nonce is stored here before the object is written."""
 
     only = models.BooleanField(default=True, unique=True, editable=False)
     id = models.CharField(max_length=16, primary_key=True)
@@ -39,8 +38,7 @@ class CloudRegion(models.Model):
 
     `aws_region`: AWS's name. `machines_cap` and `price_cap` (US dollars an hour; null: none) limit launches within an
     hour. `listed_at`: start of the last complete list; `silent_zones` did not answer it. `suspects`: garbage of the
-    last complete lists, as source to ID to time (`fleet.clouds.services.garbage`).
-    """
+    last complete lists, as source to ID to time (`fleet.clouds.services.garbage`)."""
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
     aws_region = models.CharField(max_length=32)
@@ -73,8 +71,7 @@ class CapacityPool(models.Model):
     machines move to it (`ImageMove`).
 
     `declared_by`: the user who added it; "": found in the region's stack. Reading a stack adds pools and changes none.
-    `price_per_hour`: US dollars for a machine at `price_at`; null: not known.
-    """
+    `price_per_hour`: US dollars for a machine at `price_at`; null: not known."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
@@ -136,8 +133,7 @@ class LaunchUnit(models.Model):
     """Machines that are launched together or not at all. Open until its attempts can yield no more machines.
 
     `id`: of its orders (`ProviderCall.unit`), or of a single node or ingress. `markets`: allowed ways to buy; empty:
-    any. `reason`: the last step, and why no other pool was used.
-    """
+    any. `reason`: the last step, and why no other pool was used."""
 
     id = models.CharField(max_length=64, primary_key=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="launch_units")
@@ -162,8 +158,7 @@ class LaunchAttempt(models.Model):
 
     `subjects`: the nodes or ingresses of its machines, by index in the launch; a repeated call launches as many, even
     if some were given back. `base`: all other parameters of the call; a repeated call must send the same.
-    `price_per_hour`: of one machine in US dollars; null: not known.
-    """
+    `price_per_hour`: of one machine in US dollars; null: not known."""
 
     unit = models.ForeignKey(LaunchUnit, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
@@ -195,8 +190,7 @@ class CloudNotice(models.Model):
     """An announcement about a machine: one open row of each kind, from any number of sources.
 
     `source`: the first. `ends_at`: when the machine ends; null: not stated. `evidence`: the latest statement of each
-    source (`fleet.machines.planner`). `settled_at`: no work is left.
-    """
+    source (`fleet.machines.planner`). `settled_at`: no work is left."""
 
     machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="notices")
     kind = models.CharField(max_length=32, choices=choices(NoticeKind))

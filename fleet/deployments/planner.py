@@ -3,8 +3,7 @@ machines, and names that applications use. Text and numbers from requests are pa
 Never reads the database or the clock.
 
 Burn rates use a long window for significance and a short one, so that an alarm ends soon after its cause: Google, "The
-Site Reliability Workbook", chapter 5, table 5-8. A burn rate of 1 uses up the budget exactly at its end.
-"""
+Site Reliability Workbook", chapter 5, table 5-8. A burn rate of 1 uses up the budget exactly at its end."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -13,8 +13,7 @@ class Incident(models.Model):
     """A fault that an operator or a planner must fix. At most one is open per (kind, subject).
 
     `shadow`: its rule only reports what it would have done. `cohort`: the group of similar machines that it was
-    compared with. `seen_at`: when the fault was last seen. `muted_until`: an operator dismissed it until then.
-    """
+    compared with. `seen_at`: when the fault was last seen. `muted_until`: an operator dismissed it until then."""
 
     kind = models.CharField(max_length=64)
     subject = models.CharField(max_length=160)
@@ -56,8 +55,7 @@ class Incident(models.Model):
 class Signal(models.Model):
     """A fault signature that a node's agent saw `count` times. It is settled when the fault was fixed or dismissed.
 
-    A node has at most one unsettled signal of a signature. `instance_type` stays readable after the node is retired.
-    """
+    A node has at most one unsettled signal of a signature. `instance_type` stays readable after the node is retired."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="signals")
     instance_type = models.CharField(max_length=64)
@@ -86,8 +84,7 @@ class Replacement(models.Model):
     """The replacement of a faulty node by another one. At most one is open per node.
 
     `begun_at`: when the node was taken out of use; until then its cell is being drained. `cell`: the node's cell at
-    that time, if any.
-    """
+    that time, if any."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="replacements")
     cell = models.CharField(max_length=160, blank=True)
@@ -145,8 +142,7 @@ class FaultRule(models.Model):
 class CellSighting(models.Model):
     """Cells that an ingress cannot reach, which makes it a second witness besides the cells' agents.
 
-    `down` maps the ID of an unreachable cell to its generation. Only the latest report counts.
-    """
+    `down` maps the ID of an unreachable cell to its generation. Only the latest report counts."""
 
     witness = models.CharField(max_length=64, primary_key=True)
     seen_at = models.DateTimeField()
@@ -159,8 +155,7 @@ class CellSighting(models.Model):
 class StepRecord(models.Model):
     """A rank's measurements in recent windows (`fleet.faults.planning.views.StepWindow`), oldest first.
 
-    `index` is the current window, and `totals` are the rank's counters at its start.
-    """
+    `index` is the current window, and `totals` are the rank's counters at its start."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="step_record")
     cell = models.CharField(max_length=160)

@@ -41,8 +41,7 @@ def greater_by_chance(one: Counts, other: Counts) -> float:
     """Probability that samples of one kind would be split into these two with `one` ranking this high above `other`.
 
     Mann-Whitney U, one-sided, normal approximation with continuity and tie correction (Lehmann, Nonparametrics, 1.4);
-    good from about 20 samples each. 1.0 where either is empty or all samples are alike.
-    """
+    good from about 20 samples each. 1.0 where either is empty or all samples are alike."""
     n, m = total(one), total(other)
     if not n or not m:
         return 1.0

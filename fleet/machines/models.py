@@ -19,8 +19,7 @@ class Invitation(models.Model):
     `instance_type` null: as their agents detect.
 
     The token's text is known only to its creator; `prefix` finds the row. `machine`: the attested cloud machine that it
-    is for; `proof_digest`: of that proof.
-    """
+    is for; `proof_digest`: of that proof."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -62,8 +61,7 @@ class Machine(models.Model):
 
     Of a cloud machine: `launched_by`: its launch attempt; place; price in US dollars an hour (null: unknown);
     `cloud_state` as of `cloud_seen_at`; `absent_lists`: complete lists in a row without it; `topology_at`: last request
-    for its network nodes.
-    """
+    for its network nodes."""
 
     id = models.CharField(max_length=32, primary_key=True)
     provider = models.CharField(max_length=32)
@@ -140,8 +138,7 @@ class ProviderCall(models.Model):
     """A pending order to a provider; a node has at most one. The row is deleted with the call.
 
     `claim`: the attempt in progress until `claimed_until`; then another may begin. `attempts`: since one returned.
-    `near`: network nodes under which the machine should be. Launches of the same `unit` are one call; empty: alone.
-    """
+    `near`: network nodes under which the machine should be. Launches of the same `unit` are one call; empty: alone."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="provider_call")
     action = models.CharField(max_length=16, choices=choices(ProviderAction))

@@ -210,8 +210,7 @@ def enrol(request: HttpRequest) -> JsonResponse:
     """`POST /agents/enrol`: an agent exchanges its join token for a credential.
 
     200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it; 429: too many
-    requests from this network, with valid tokens or not.
-    """
+    requests from this network, with valid tokens or not."""
     network = client_network(request.META.get("REMOTE_ADDR", ""))
     rate = count_request("enrol", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")

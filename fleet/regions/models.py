@@ -46,8 +46,7 @@ class Region(models.Model):
     """A failure and latency domain. `spares`: instance type -> idle nodes to keep warm (`WarmSpares`).
 
     `ingress_url`: for applications' requests; `plain_http`: clients served without TLS. `position` orders regions and
-    selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first.
-    """
+    selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first."""
 
     name = models.SlugField(max_length=64, primary_key=True)
     provider = models.CharField(max_length=32, default="local")

@@ -55,8 +55,7 @@ def tls_versions() -> dict[str, str]:
 
 def application_tls(region: str, version: str) -> ApplicationTls:
     """Returns the message for a region's ingresses. `version`: from an earlier `tls_versions`. A certificate whose key
-    cannot be decrypted has no text: ingresses keep their copy.
-    """
+    cannot be decrypted has no text: ingresses keep their copy."""
     box = key_box()
     certificates = tuple(ServerCertificate(row.name, _text(row, box)) for row in certificates_of(region))
     return ApplicationTls(version, certificates, Region.objects.get(name=region).plain_http)

@@ -72,8 +72,7 @@ class AgentMove(models.Model):
 
     `moved_at` null: its turn has not come. `before`: the agent and its engine then, as
     `fleet.releases.planner.Standing`; `settled_at`: healthy with the new release since then. `attempt` counts its
-    moves; `trouble`: why its provider cannot move it.
-    """
+    moves; `trouble`: why its provider cannot move it."""
 
     agent = models.CharField(max_length=64, primary_key=True)
     rollout = models.ForeignKey(AgentRollout, on_delete=models.SET_NULL, null=True, related_name="moves")

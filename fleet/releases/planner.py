@@ -148,8 +148,7 @@ AgentDecision = MoveAgent | SettleAgent | EnterRing | ChangeAgentRollout
 
 def plan_rings(agents: Sequence[AgentView]) -> tuple[tuple[str, ...], ...]:
     """Returns the agents of each ring: spares first, then cells with all members together, then ingresses; of each kind
-    from all regions in turn.
-    """
+    from all regions in turn."""
     order = [name for group in _groups(agents) for name in group]
     if not order:
         return ()
@@ -184,8 +183,7 @@ def plan_agent_rollout(
     gone: Sequence[str] = (),
 ) -> tuple[AgentDecision, ...]:
     """Returns the next steps of the active rollout. `gone`: moved agents that never became healthy and that the fleet
-    has given up.
-    """
+    has given up."""
     if rollout.state is AgentRolloutState.ROLLING_BACK:
         return _plan_back(rollout, agents, now, settings)
     return _plan_ahead(rollout, agents, now, settings, gone)
@@ -429,8 +427,7 @@ def plan_removal(
     settings: RetentionSettings = RETENTION,
 ) -> Removal:
     """Returns the releases and rollouts to remove. `named`: releases that are current, carried here, run by an agent,
-    or ordered.
-    """
+    or ordered."""
     ended = sorted((rollout for rollout in rollouts if not rollout.is_active), key=lambda each: -each.id)
     forgotten = ended[settings.rollouts :]
     gone = {rollout.id for rollout in forgotten}

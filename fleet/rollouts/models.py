@@ -62,8 +62,7 @@ class RolloutPoints(models.Model):
     """Points of a rollout's charts. They are stored because load history is thinned within an hour.
 
     `lines`: measure of `fleet.rollouts.selectors` -> values of the new and the old version, one every `step_s` seconds
-    from `start`. Their number is limited; beyond it, steps become longer.
-    """
+    from `start`. Their number is limited; beyond it, steps become longer."""
 
     rollout = models.OneToOneField(Rollout, on_delete=models.CASCADE, primary_key=True, related_name="points")
     start = models.DateTimeField()

@@ -42,8 +42,7 @@ class WebhookDelivery(models.Model):
     """One message for a webhook, or for a URL that was given only for it, with the secret for its signature.
 
     `is_standard`: in the form of Standard Webhooks; `secret` may then hold several, separated by spaces. `origin`: the
-    source of the URL, if that may be withdrawn. `due_at`: next attempt; during an attempt, end of its claim.
-    """
+    source of the URL, if that may be withdrawn. `due_at`: next attempt; during an attempt, end of its claim."""
 
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries", null=True)
     own_url = models.CharField(max_length=500, blank=True)

@@ -183,8 +183,7 @@ def retry_after_s(attempts: int, settings: WebhookSettings) -> float | None:
 
 def signature(secret: str, timestamp: int, body: bytes) -> str:
     """Returns `X-Switchyard-Signature`: HMAC-SHA256 over `<timestamp>.<body>`, so that an old message cannot be
-    replayed as a new one.
-    """
+    replayed as a new one."""
     return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, "sha256").hexdigest()
 
 

@@ -3,8 +3,7 @@
 Triggers record every change of a watched table with the id of its transaction (kernel.change_triggers). Sequences would
 lose changes: numbers commit in another order than they are drawn, so a reader of 7 may never see 6. A snapshot names
 the transactions that were still open, and their later commits are not visible in it. So readers get
-every committed change, without waiting for slow transactions.
-"""
+every committed change, without waiting for slow transactions."""
 
 import re
 from collections.abc import Mapping

@@ -46,8 +46,7 @@ class StoredResponse:
 def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
     """Returns a digest of a request, independent of the order of its fields.
 
-    It is keyed, because a body may have a password, which readers of the table could guess from a plain digest.
-    """
+    It is keyed, because a body may have a password, which readers of the table could guess from a plain digest."""
     content = json.dumps([method, path, query, body], sort_keys=True, default=str)
     return salted_hmac(_SALT, content.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
 

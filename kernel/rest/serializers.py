@@ -1,8 +1,7 @@
 """Serializers that take their fields from columns of a table, refuse unknown fields, and name the caller.
 
 A column states its type, bounds and help text once, in `models.py`. `RecordSerializer` shows it and `ColumnsSerializer`
-accepts it; OpenAPI, command line and documents follow from these.
-"""
+accepts it; OpenAPI, command line and documents follow from these."""
 
 import copy
 from typing import Any, TypeVar

@@ -1,7 +1,6 @@
 """Requests per caller and minute, counted in Valkey, shown in `RateLimit-*` headers, refused with 429 above the limit.
 
-Without Valkey no request is counted or refused: the limit protects against accidents, not attacks.
-"""
+Without Valkey no request is counted or refused: the limit protects against accidents, not attacks."""
 
 import functools
 import logging

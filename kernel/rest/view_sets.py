@@ -7,8 +7,7 @@
 - `row_key`: the field that names a row, if not `lookup_field`,
 - `measured`: fields with measurements, which `If-Match` ignores,
 - `shown_once`: actions whose answer has a secret and is not stored for a repetition,
-- `needs_if_match`: actions that are refused without `If-Match`.
-"""
+- `needs_if_match`: actions that are refused without `If-Match`."""
 
 import hashlib
 import json

@@ -1,6 +1,5 @@
 """Decides which artifact URIs may be read, and rejects bad manifests before any file is read. Pure: it never opens a
-file or a connection.
-"""
+file or a connection."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -38,8 +37,7 @@ class ArtifactLimits:
 @dataclass(frozen=True, slots=True)
 class Place:
     """A parsed URI. `host` is the bucket, or empty for a folder. `path` has no trailing slash and, for a bucket, no
-    leading one.
-    """
+    leading one."""
 
     scheme: str
     host: str

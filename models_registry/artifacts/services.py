@@ -1,6 +1,5 @@
 """Reads artifacts from folders and S3 for validation, and uploads a folder to an S3 prefix. It reads only allowed
-sources, follows no redirects and never overwrites an object: an uploaded artifact never changes.
-"""
+sources, follows no redirects and never overwrites an object: an uploaded artifact never changes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,8 +41,7 @@ class SourceTrouble(Exception):
 
 class ArtifactSource(Protocol):
     """An artifact in a folder or bucket. Calls raise `BadArtifact` for permanent errors and `SourceTrouble` for
-    transient ones.
-    """
+    transient ones."""
 
     def manifest(self) -> bytes:
         """The bytes of `manifest.json`, within the limit."""

@@ -1,6 +1,5 @@
 """Benchmarks and configuration searches over HTTP: create, follow, cancel and compare them. Decides nothing: services
-do.
-"""
+do."""
 
 from typing import Any
 
@@ -205,8 +204,7 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
     @extend_schema(request=StartBenchmarkSerializer)
     def create(self, request: Request) -> Response:
         """Measure the goodput of a deployment's cells. The load grows until they exceed the objective, so they should
-        have no other users. The benchmark runs after this response. 409 if too many are waiting.
-        """
+        have no other users. The benchmark runs after this response. 409 if too many are waiting."""
         fields = body_of(request, StartBenchmarkSerializer)
         version = version_stated(fields.pop("version"), field="version")
         row = benchmark_start(BenchmarkRequest(version, **fields), actor=actor_of(request), now=clock.now())
@@ -382,8 +380,7 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
     def create(self, request: Request) -> Response:
         """Search around the version that a deployment serves: drafts are created, validated, rolled out and measured
         one by one, and finally the original version is rolled out again. 409 while another search of this deployment
-        runs.
-        """
+        runs."""
         fields = body_of(request, StartSearchSerializer)
         version = version_stated(fields.pop("version"), field="version")
         row = search_start(SearchRequest(version, **fields), actor=actor_of(request), now=clock.now())

@@ -25,8 +25,7 @@ class Benchmark(models.Model):
     cells per role (`1p+3d`); empty: all are mixed. `rules` has the changes to `GoodputRules`. `progress` is that of the
     current point; `statistics` describes shared prefixes of the workload. `goodput` is the highest rate that held, in
     requests per second of all cells, `broke_at` the lowest that broke; null: none. `concurrency` is the mean number of
-    concurrent requests per answering cell at `goodput`. `troubles` counts failed points.
-    """
+    concurrent requests per answering cell at `goodput`. `troubles` counts failed points."""
 
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="benchmarks")
     deployment = models.CharField(max_length=96)
@@ -93,8 +92,7 @@ class Benchmark(models.Model):
 class BenchmarkPoint(models.Model):
     """One measured rate: requests per second of all cells together. `figures` are those of
     `models_registry.benchmarks.planning.measurements`, `histograms` counts by bucket of
-    `engine_agent.protocol.metrics`.
-    """
+    `engine_agent.protocol.metrics`."""
 
     benchmark = models.ForeignKey(Benchmark, on_delete=models.CASCADE, related_name="points")
     number = models.PositiveIntegerField()
@@ -121,8 +119,7 @@ class ConfigurationSearch(models.Model):
 
     It has the states of a benchmark. `reason`: the current step, or the result. `ends_as`: the state that it enters
     once the deployment serves its original version again; empty while it measures. `best`: the best configuration.
-    `cells_before`: the deployment's original cells, if they are varied or have roles; null: unchanged.
-    """
+    `cells_before`: the deployment's original cells, if they are varied or have roles; null: unchanged."""
 
     version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="+")
     deployment = models.CharField(max_length=96)
@@ -169,8 +166,7 @@ class ConfigurationSearch(models.Model):
 
 class SearchCandidate(models.Model):
     """One configuration. `choice`: pairs of name and value. `version`: its draft, if any; `refused`: why it cannot be
-    measured.
-    """
+    measured."""
 
     search = models.ForeignKey(ConfigurationSearch, on_delete=models.CASCADE, related_name="candidates")
     number = models.PositiveIntegerField()
@@ -191,8 +187,7 @@ class SearchCandidate(models.Model):
 
 class SearchTrial(models.Model):
     """One measurement of a configuration with points of `fidelity` times the full length. `score`: requests per second
-    and chip, 0 if no rate held; null while it runs.
-    """
+    and chip, 0 if no rate held; null while it runs."""
 
     candidate = models.ForeignKey(SearchCandidate, on_delete=models.CASCADE, related_name="trials")
     fidelity = models.FloatField()

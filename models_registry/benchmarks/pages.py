@@ -1,6 +1,5 @@
 """Benchmarks of a model for its page: tokens per second and chip against tokens per second and user, at every rate that
-held, with the Pareto set. Compares versions only within one workload and objective.
-"""
+held, with the Pareto set. Compares versions only within one workload and objective."""
 
 import json
 from collections.abc import Sequence
@@ -40,8 +39,7 @@ class HeldPoint:
 @dataclass(frozen=True, slots=True)
 class BenchmarksView:
     """`uses`: workload and objective, newest first; `chosen` is the displayed one. `rows`: its benchmarks in every
-    state; `best`: the best with its reason, empty if none held.
-    """
+    state; `best`: the best with its reason, empty if none held."""
 
     model: str
     uses: tuple[str, ...]

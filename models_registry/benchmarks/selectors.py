@@ -1,7 +1,6 @@
 """Reads benchmarks and searches, and defines the hooks by which traffic and the fleet tell the registry which cells to
 measure, where requests enter, and how to serve a version. The registry never imports them, and this module never
-writes.
-"""
+writes."""
 
 import ssl
 from collections import defaultdict
@@ -42,8 +41,7 @@ from models_registry.versions.models import ModelVersion
 class BenchmarkTarget:
     """The cells of a deployment in a region. `cells`: names with generations; the measurement is valid while they stay
     the same. `fingerprint`: that of their machines and engine. `in_flight`: current requests. `split`: number of cells
-    per role (`1p+3d`); empty: all are mixed.
-    """
+    per role (`1p+3d`); empty: all are mixed."""
 
     deployment: str
     region: str
@@ -91,8 +89,7 @@ class Serving:
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
     """Make a deployment serve a version (`model@version`). A rollout to it that failed after `since` is a failure.
-    `cells`: number of cells per role; None: unchanged.
-    """
+    `cells`: number of cells per role; None: unchanged."""
 
     deployment: str
     region: str
@@ -197,8 +194,7 @@ def figures_at_goodput(row: Benchmark) -> Mapping[str, Any] | None:
 
 def goodput_compared(before: ModelVersion, after: ModelVersion, instance_type: str) -> tuple[ComparedGoodput, ...]:
     """All conditions under which both versions, as they are now, were measured, from the newest benchmark of each: one
-    query. None if one of them does not name the instance type.
-    """
+    query. None if one of them does not name the instance type."""
     if any(instance_type not in version.parallelism for version in (before, after)):
         return ()
     versions = {version.pk: version_digest(version.spec(), instance_type) for version in (before, after)}
@@ -237,8 +233,7 @@ STANDING_TONE = {
 @dataclass(frozen=True, slots=True)
 class SearchView:
     """A search. `measured`: scores by choice and fidelity. `refused`: why a choice is left out. `trials`: number of
-    started ones.
-    """
+    started ones."""
 
     candidates: dict[Choice, SearchCandidate]
     predicted: dict[Choice, float]

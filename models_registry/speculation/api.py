@@ -87,8 +87,7 @@ class CalibrationActions:
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
     def calibration(self, request: Request, id: str) -> Response:
         """How often this version's guesses are right, and how many tokens it should guess. 404 before the first
-        calibration.
-        """
+        calibration."""
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
         found = latest_calibration(version)
         if found is None:
@@ -103,8 +102,7 @@ class CalibrationActions:
     @action(detail=True, methods=["post"])
     def calibrate(self, request: Request, id: str) -> Response:
         """Store a calibration of this version's heads. The newest counts; the version does not change. 400 if it cannot
-        be read, or if its method, model or number of heads differs.
-        """
+        be read, or if its method, model or number of heads differs."""
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
         body = body_of(request, StoreCalibrationSerializer)
         stored = calibration_store(

@@ -27,8 +27,7 @@ GAIN_TASKS = MOST_SERIES // 2
 @dataclass(frozen=True, slots=True)
 class TaskRow:
     """`heads`: share of right first guesses, and of right guesses among the first ten, per head. `chain` and `tree`:
-    size and tokens per step.
-    """
+    size and tokens per step."""
 
     name: str
     positions: int
@@ -53,8 +52,7 @@ class ChoiceRow:
 @dataclass(frozen=True, slots=True)
 class GainRow:
     """One task and batch size on one instance type: speedup by number of guessed tokens, from 0 on, and the chosen
-    number.
-    """
+    number."""
 
     task: str
     batch: int
@@ -82,8 +80,7 @@ class CostFigure:
 @dataclass(frozen=True, slots=True)
 class AcceptedRow:
     """Recent speculation of a deployment's cells. `tokens`: per step, including the model's own. `expected`: the
-    calibrated number by task, for the same number of guesses.
-    """
+    calibrated number by task, for the same number of guesses."""
 
     deployment: str
     cells: int
@@ -101,8 +98,7 @@ class AcceptedRow:
 @dataclass(frozen=True, slots=True)
 class SpeculationView:
     """`method`: several if it differs by instance type; empty: no speculation. `calibrated_at` None: never calibrated.
-    `tokens_figure`: tokens per step by size; `costs`: speedups on each instance type with measured step costs.
-    """
+    `tokens_figure`: tokens per step by size; `costs`: speedups on each instance type with measured step costs."""
 
     reference: str
     method: str

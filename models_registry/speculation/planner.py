@@ -2,8 +2,7 @@
 each position of its answers, the rank at which each Medusa head guessed right: heads are correlated, so shares per head
 would misjudge paths. A step that verifies v tokens of each of b sequences takes s(b, v) seconds, and guessing takes
 g(b): with t tokens per step a sequence gets t / (s(b, v) + g(b)) tokens per second, and 1 / s(b, 1) without
-speculation. Pure: it never changes a version.
-"""
+speculation. Pure: it never changes a version."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -33,8 +32,7 @@ class BadCalibration(ValueError):
 @dataclass(frozen=True, slots=True)
 class Task:
     """One kind of prompt. `answers`: for each answer, `heads` characters per position: the rank at which each head
-    guessed right, or `-`.
-    """
+    guessed right, or `-`."""
 
     name: str
     heads: int
@@ -68,8 +66,7 @@ class TaskFigures:
     `chain[k]`: exact tokens per step when the best guesses of the first k heads are verified while decoding the
     answers. `paths`: most probable first, each after its prefix, so that the first n are the tree of size n; `counts`:
     positions at which each was right. `tree[n]`: tokens per step with that tree, built on one half of the answers and
-    evaluated on the other.
-    """
+    evaluated on the other."""
 
     name: str
     positions: int
@@ -163,16 +160,14 @@ def path_counts(paths: Sequence[Sequence[Path]]) -> Counter[Path]:
 
 def most_probable(counts: Mapping[Path, int], most: int) -> tuple[Path, ...]:
     """The paths that were right most often, each after its prefix, which is right at least as often. Ties go to the
-    shorter path, then to lower ranks.
-    """
+    shorter path, then to lower ranks."""
     ordered = sorted(counts, key=lambda path: (-counts[path], len(path), path))
     return tuple(islice(ordered, most))
 
 
 def _decode_with_tree(paths: Sequence[Sequence[Path]], tree: frozenset[Path]) -> tuple[int, int]:
     """Tokens and steps of decoding these answers with a tree: each step adds its own token and those of the longest
-    right path.
-    """
+    right path."""
     tokens = steps = 0
     for answer in paths:
         place = 0
@@ -208,8 +203,7 @@ class BadStepCost(ValueError):
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """`steps`: batch -> verified tokens per sequence -> seconds. `guess`: batch -> seconds. `source`: `measured` or
-    `given`. `hardware` and `software`: as reported by the measurement.
-    """
+    `given`. `hardware` and `software`: as reported by the measurement."""
 
     instance_type: str
     source: str
@@ -236,8 +230,7 @@ class StepCost:
 class Choice:
     """For one task: guessed `tokens` for one sequence (paths, if `is_tree`), and its speedup. `ranges`: guessed tokens
     by batch size. `off_from`: the smallest batch size without speculation; None if it pays at every measured size.
-    `gains`: batch size -> speedup of the chosen number.
-    """
+    `gains`: batch size -> speedup of the chosen number."""
 
     task: str
     is_tree: bool
@@ -283,8 +276,7 @@ def read_step_cost(stated: Any) -> StepCost:
 
 def gains_by_size(tokens: Sequence[float], cost: StepCost, batch: int) -> tuple[float, ...]:
     """Speedup for `batch` sequences by number of guessed tokens, from 0 on, within the measured range. `tokens`: tokens
-    per step, by the same.
-    """
+    per step, by the same."""
     plain = cost.step_s(batch, 1)
     return tuple(
         each * plain / cost.step_s(batch, size + 1) for size, each in enumerate(tokens[: cost.most_verified()])

@@ -1,6 +1,5 @@
 """Tables of models, versions and validations of drafts. A version describes how a model is served, and is immutable
-once validated.
-"""
+once validated."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -45,8 +44,7 @@ class ModelVersion(models.Model):
     which degrees are checked; null is unknown. `speculation`, `quantization`, `adapters` (list of objects) and `roles`
     (role -> object) are read in `models_registry.versions.planning`. `by_type` maps instance type -> fields that differ
     there (`models_registry.versions.planning.spec.BY_TYPE`). `reason` explains the state; `state_since` null: since it
-    was created.
-    """
+    was created."""
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
     version = models.CharField(max_length=64)
@@ -123,8 +121,7 @@ class ModelVersion(models.Model):
 
 class EngineAllowance(models.Model):
     """An option (`--trust-remote-code`) or variable (`LD_PRELOAD`) that an admin allows an engine in addition to the
-    lists in `engine_agent.protocol.engine_options`.
-    """
+    lists in `engine_agent.protocol.engine_options`."""
 
     engine = models.CharField(max_length=32)
     name = models.CharField(max_length=128)
@@ -145,8 +142,7 @@ class Validation(models.Model):
 
     `version_revision` is that of the validated draft. While it runs, `checked` has the digests of the files read so far
     (artifact URI -> path -> hexadecimal SHA-256), so that a crash repeats only one file. `troubles` counts failures of
-    sources. `evidence` has the results once it has passed.
-    """
+    sources. `evidence` has the results once it has passed."""
 
     version = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, related_name="validations")
     version_revision = models.PositiveIntegerField()
@@ -195,8 +191,7 @@ class SpeculationCalibration(models.Model):
 
     `document` is the trainer's output, `step_costs` has step costs by instance type
     (`models_registry.speculation.planner`). `figures` (by task) and `choices` (by task and instance type) follow from
-    them.
-    """
+    them."""
 
     version = models.ForeignKey(ModelVersion, on_delete=models.CASCADE, related_name="calibrations")
     document = models.JSONField()

@@ -1,7 +1,6 @@
 """Reads models, versions, renderings, allowances and calibrations, in a constant number of queries; and defines the
 hooks by which the fleet tells the registry its instance types and who uses a version. The registry never imports the
-fleet. Without a registered fleet every hook raises: it never reports "not in use". Never writes.
-"""
+fleet. Without a registered fleet every hook raises: it never reports "not in use". Never writes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,8 +85,7 @@ def version_stated(reference: str, *, field: str, versions: QuerySet[ModelVersio
 @dataclass(frozen=True, slots=True)
 class InstanceRendering:
     """The version on one instance type. With a `problem` there are no degrees and arguments, and no engine if its
-    fields cannot be read.
-    """
+    fields cannot be read."""
 
     instance_type: str
     problem: str = ""

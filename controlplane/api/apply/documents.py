@@ -1,6 +1,5 @@
 """Reads declarative documents: the fields of each kind and their types. An unknown field is an error with its path and
-the allowed names. It never checks whether values make sense together; the plan and the services do.
-"""
+the allowed names. It never checks whether values make sense together; the plan and the services do."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,6 @@
 """Carries out a plan's steps in one transaction, through the same services as single actions. A preview does the same
 and rolls back, so that it rejects exactly what applying would reject; predictions start from the state that it has
-read. It never does more than the plan's steps.
-"""
+read. It never does more than the plan's steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,6 +1,5 @@
 """Decides which steps bring the fleet to the state in the documents, each with its reason. Fields and objects that
-documents omit stay unchanged: it never deletes by omission. Services decide whether a step is possible. Pure.
-"""
+documents omit stay unchanged: it never deletes by omission. Services decide whether a step is possible. Pure."""
 
 import hashlib
 import json
@@ -91,8 +90,7 @@ class Plan:
 
 Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
 """Current state in the form of specs; None if the object does not exist. Keys with `_` are additions: `_state` of a
-version, `_target` of a deployment with an active rollout.
-"""
+version, `_target` of a deployment with an active rollout."""
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_types", "regions")}
 """Required fields of a new object."""

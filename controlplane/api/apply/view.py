@@ -144,8 +144,7 @@ class ApplyViewSet(ViewSet):
     @extend_schema(operation_id="apply", request=ApplyDocumentsSerializer, responses={200: AppliedSerializer})
     def create(self, request: Request) -> Response:
         """Apply documents: all missing changes or none, in order of dependency. With `revision`, 409 if the documents'
-        objects have changed since that plan was made. With `dry_run`, a preview.
-        """
+        objects have changed since that plan was made. With `dry_run`, a preview."""
         payload = body_of(request, ApplyDocumentsSerializer)
         documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
         if payload["dry_run"]:
@@ -158,8 +157,7 @@ class ApplyViewSet(ViewSet):
     def preview(self, request: Request) -> Response:
         """Predict the changes that applying these documents would make, and simulate the deployments that it would
         change. Changes nothing, and rejects what applying would reject. 503 with `Retry-After` while another forecast
-        runs or after your forecasts of this minute are used up. Viewers see no values of engines' variables.
-        """
+        runs or after your forecasts of this minute are used up. Viewers see no values of engines' variables."""
         payload = body_of(request, PreviewDocumentsSerializer)
         return _preview(request, documents_of(payload["documents"]), _sender(request, ""))
 

@@ -1,6 +1,5 @@
 """Credentials: log in and out, profiles, API tokens, certificates for applications, webhook secrets. A private key is
-read from its file and never displayed.
-"""
+read from its file and never displayed."""
 
 import sys
 from pathlib import Path
@@ -38,8 +37,7 @@ def login(
 ) -> None:
     """Check a server and a token, and store them as a profile.
 
-    switchyard login https://switchyard.example.com --as production
-    """
+    switchyard login https://switchyard.example.com --as production"""
     run = session_of(context)
     where = checked_server(server) if server else run.target.server
     target = Target(where, _token_given(run, where, token_stdin=token_stdin), "login")
@@ -133,8 +131,7 @@ def set_certificate(
     """Set the certificate that ingresses present for the hosts it names. To renew it, set the new one under the same
     name: open streams continue.
 
-    switchyard certificate set api --certificate fullchain.pem --key privkey.pem
-    """
+    switchyard certificate set api --certificate fullchain.pem --key privkey.pem"""
     run = session_of(context)
     body = {"name": name, "region": region, "certificate": _text(chain), "private_key": _text(key)}
     shown = run.connection.post("certificates", body)
@@ -172,8 +169,7 @@ def rotate_webhook(
 ) -> None:
     """Create a new secret for a webhook, and print it once.
 
-    switchyard tenant-webhook rotate 4
-    """
+    switchyard tenant-webhook rotate 4"""
     run = session_of(context)
     path = f"{path_of('tenant-webhooks', str(id))}/rotate"
     row = run.connection.post(path, {"at_once": at_once})

@@ -1,6 +1,5 @@
 """Commands that act on single objects: drain, cordon, restart, replace, scale, evacuate, dismiss, approve. Each is one
-request to the API. Commands that can affect users show the predicted effect and ask for confirmation.
-"""
+request to the API. Commands that can affect users show the predicted effect and ask for confirmation."""
 
 from typing import Annotated, Any
 
@@ -108,8 +107,7 @@ def check(
 
     Results are on the nodes' pages and in `switchyard describe node`. A failed check cordons the node.
 
-    switchyard check n-1a0a1784 n-9f31c2aa --links
-    """
+    switchyard check n-1a0a1784 n-9f31c2aa --links"""
     run = session_of(context)
     if not links:
         _act(run, run.resource("nodes"), names, "check", why)
@@ -213,8 +211,7 @@ def scale(
 
     switchyard scale sim-70b us-west-2=1p+3d
 
-    switchyard scale sim-70b us-west-2=4 --on trn1.32xlarge=3,inf2.48xlarge=1
-    """
+    switchyard scale sim-70b us-west-2=4 --on trn1.32xlarge=3,inf2.48xlarge=1"""
     run = session_of(context)
     regions = [wanted_cells(one) for one in cells]
     by_type = {"by_type": {place["region"]: wanted_types(on) for place in regions}} if on else {}
@@ -356,8 +353,7 @@ def assign(
 ) -> None:
     """Set the team of a deployment, and its priority when machines are short. Omitted options stay unchanged.
 
-    switchyard quota assign sim-70b --team search --priority 7
-    """
+    switchyard quota assign sim-70b --team search --priority 7"""
     run = session_of(context)
     stated = {"team": team, "priority": priority, "preemptible": preemptible, "preempts": preempts}
     body: dict[str, Any] = {name: value for name, value in stated.items() if value is not None}

@@ -40,8 +40,7 @@ def upgrade(
 ) -> None:
     """Upgrade all agents to another release in rings: one, a tenth, all. Engines and streams keep running.
 
-    switchyard agents upgrade --watch
-    """
+    switchyard agents upgrade --watch"""
     run = session_of(context)
     begun = run.connection.post("agents/rollouts", {"release": to, "soak_s": seconds(soak), "why": why})
     if not watch:
@@ -56,8 +55,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Wait until it has ended.")] = False,
 ) -> None:
     """Show the newest upgrade: its ring, the agents in it, and why it was rolled back. Exit status 10 if it was rolled
-    back.
-    """
+    back."""
     run = session_of(context)
     newest = _newest(run)
     if watch:

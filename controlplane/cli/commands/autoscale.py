@@ -1,6 +1,5 @@
 """The autoscaler: its ranges with the wanted number of cells, its policy, and the pause for the whole fleet.
-`switchyard scale` sets ranges.
-"""
+`switchyard scale` sets ranges."""
 
 import json
 from typing import Annotated, Any
@@ -26,8 +25,7 @@ def status(context: typer.Context, deployment: Named = "") -> None:
     """Show the deployments and regions with a range of cells, the wanted number and its reason; for one deployment also
     the last decisions.
 
-    switchyard autoscale status sim-70b
-    """
+    switchyard autoscale status sim-70b"""
     run = session_of(context)
     filters = {"deployment": deployment} if deployment else {}
     switch = run.connection.get("autoscaling")
@@ -73,8 +71,7 @@ def policy(
     """Change parts of a deployment's scaling policy. The default mode is shadow: decisions are only recorded.
     `mode=act` carries them out.
 
-    switchyard autoscale policy sim-70b mode=act target_utilisation=0.6
-    """
+    switchyard autoscale policy sim-70b mode=act target_utilisation=0.6"""
     run = session_of(context)
     result = run.connection.patch(path_of("deployments", deployment), {"scaling": stated(settings)})
     differing = ", ".join(f"{name}={json.dumps(value)}" for name, value in result["scaling"].items())
@@ -89,8 +86,7 @@ def what_if(
 ) -> None:
     """Predict the autoscaler's decision and the fleet at another load. Changes nothing.
 
-    switchyard autoscale what-if sim-70b --factor 1.5
-    """
+    switchyard autoscale what-if sim-70b --factor 1.5"""
     run = session_of(context)
     result = run.connection.post("plan", {"load": {"deployment": deployment, "factor": factor}})
     run.show(result, [text for text, _ in forecast_lines(deployment, result)])
@@ -123,8 +119,7 @@ def _line(switch: dict[str, Any]) -> str:
 def plan(context: typer.Context, deployment: Named = "") -> None:
     """Show the plan for the next day: cells and batch capacity per hour, unmet demand, dollars.
 
-    switchyard autoscale plan sim-70b
-    """
+    switchyard autoscale plan sim-70b"""
     run = session_of(context)
     found = run.connection.get("capacity-plan")
     if run.output.is_for_programs:

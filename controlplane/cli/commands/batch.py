@@ -47,8 +47,7 @@ def submit(
 ) -> None:
     """Upload a file and start a batch of its lines, or of those of an object in S3.
 
-    switchyard batch submit requests.jsonl --window 4h --wait
-    """
+    switchyard batch submit requests.jsonl --window 4h --wait"""
     run = session_of(context)
     ours: dict[str, Any] = {"completion_window": window, "priority": priority}
     ours |= {"output_uri": output} if output else {}
@@ -74,8 +73,7 @@ def status(
 ) -> None:
     """Show the progress of a batch, its rate, and its estimated end.
 
-    switchyard batch status batch_…
-    """
+    switchyard batch status batch_…"""
     run = session_of(context)
     with _ingress_connection(run, region, key) as client:
         found = _watch(run, client, name) if wait else _answer(run, client, "GET", f"/v1/batches/{name}")
@@ -86,8 +84,7 @@ def status(
 def cancel(context: typer.Context, name: Name, yes: Yes = False, region: Region = "", key: Key = "") -> None:
     """Cancel a batch. Answered lines can be fetched.
 
-    switchyard batch cancel batch_…
-    """
+    switchyard batch cancel batch_…"""
     run = session_of(context)
     run.confirm(f"No further lines of {name} will be sent.", wanted=name, yes=yes)
     with _ingress_connection(run, region, key) as client:
@@ -108,8 +105,7 @@ def results(
 ) -> None:
     """Fetch the results of a batch that has ended, one per line, in any order.
 
-    switchyard batch results batch_… --to answers.jsonl
-    """
+    switchyard batch results batch_… --to answers.jsonl"""
     run = session_of(context)
     with _ingress_connection(run, region, key) as client:
         found = _answer(run, client, "GET", f"/v1/batches/{name}")

@@ -71,8 +71,7 @@ def run_(
 ) -> None:
     """Find the highest rate at which 99 % of requests meet an objective. The load grows until the cells exceed it.
 
-    switchyard bench run sim-70b@1 --workload 1000+150 --slo ttft=1000,itl=60 --region us-east-1
-    """
+    switchyard bench run sim-70b@1 --workload 1000+150 --slo ttft=1000,itl=60 --region us-east-1"""
     run = session_of(context)
     body: dict[str, Any] = {
         "version": version,
@@ -100,8 +99,7 @@ def show(
 ) -> None:
     """Show a benchmark: its points, its goodput, and others that measured the same.
 
-    switchyard bench show 7
-    """
+    switchyard bench show 7"""
     run = session_of(context)
     found = run.connection.get(f"benchmarks/{benchmark}")
     _show(run, _followed(run, found) if wait else found)
@@ -111,8 +109,7 @@ def show(
 def cancel(context: typer.Context, benchmark: Named, yes: Yes = False) -> None:
     """Cancel a benchmark that waits or runs; measured points are kept.
 
-    switchyard bench cancel 7
-    """
+    switchyard bench cancel 7"""
     run = session_of(context)
     run.confirm(f"Benchmark {benchmark} will stop before its end.", wanted=str(benchmark), yes=yes)
     _show(run, run.connection.post(f"benchmarks/{benchmark}/cancel", {}))
@@ -130,8 +127,7 @@ def best(
 ) -> None:
     """Show the best version and instance type for a use, with the reason.
 
-    switchyard bench best --workload 1000+150 --slo ttft=1000,itl=60 --aim cost
-    """
+    switchyard bench best --workload 1000+150 --slo ttft=1000,itl=60 --aim cost"""
     run = session_of(context)
     query = {"workload": workload, "slo": slo, "aim": aim} | ({"instance_type": instance_type} if instance_type else {})
     found = run.connection.get("benchmarks/best", query)
@@ -156,8 +152,7 @@ def apply(
     """Use a benchmark's result for its deployment: set `tested_concurrency`, which traffic shares, the autoscaler and
     the daily plan use. With --cost also set the relative `cost` of regions, by which requests go to cheaper ones.
 
-    switchyard bench apply 7 --cost
-    """
+    switchyard bench apply 7 --cost"""
     run = session_of(context)
     found = run.connection.get(f"benchmarks/{benchmark}")
     if found["state"] != "done" or not found["concurrency"]:

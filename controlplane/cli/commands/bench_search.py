@@ -60,8 +60,7 @@ def search(
 
     switchyard bench search sim-70b@1 --vary engine_options.max_num_seqs=8,32,64 -w 1000+150 --slo ttft=1000,itl=60
 
-    switchyard bench search sim-70b@1 --vary cells=4,1p+3d,2p+2d,3p+1d -w 3000+200 --slo ttft=1500,itl=50
-    """
+    switchyard bench search sim-70b@1 --vary cells=4,1p+3d,2p+2d,3p+1d -w 3000+200 --slo ttft=1500,itl=50"""
     run = session_of(context)
     served = deployment or version.partition("@")[0]
     run.confirm(f"All cells of {served} will serve one configuration after the other.", wanted=served, yes=yes)
@@ -81,8 +80,7 @@ def search_show(
 ) -> None:
     """Show a search: its configurations with predictions and measurements, and why some were left out.
 
-    switchyard bench search-show 3
-    """
+    switchyard bench search-show 3"""
     run = session_of(context)
     found = run.connection.get(f"configuration-searches/{search}")
     _show_search(run, _search_followed(run, found) if wait else found)
@@ -94,8 +92,7 @@ def search_cancel(
 ) -> None:
     """Cancel a search; its deployment returns to the original version.
 
-    switchyard bench search-cancel 3
-    """
+    switchyard bench search-cancel 3"""
     run = session_of(context)
     run.confirm(f"Search {search} will stop before its end.", wanted=str(search), yes=yes)
     _show_search(run, run.connection.post(f"configuration-searches/{search}/cancel", {}))

@@ -24,8 +24,7 @@ Files = Annotated[
 def plan(context: typer.Context, filename: Files) -> None:
     """Show what applying documents would change, with predicted effects. Changes nothing.
 
-    switchyard plan -f fleet.yaml
-    """
+    switchyard plan -f fleet.yaml"""
     run = session_of(context)
     _show(run, _planned(run, read_documents(filename)))
 
@@ -42,8 +41,7 @@ def apply(
 
     Fields and objects that are not in the documents stay unchanged.
 
-    switchyard apply -f fleet.yaml --yes
-    """
+    switchyard apply -f fleet.yaml --yes"""
     run, written = session_of(context), read_documents(filename)
     planned = _planned(run, written)
     if dry_run or not planned["steps"]:
@@ -73,8 +71,7 @@ def export(
     """Print existing objects as documents. Applying them changes nothing.
 
     switchyard export > fleet.yaml
-    switchyard export deployments sim-70b
-    """
+    switchyard export deployments sim-70b"""
     run = session_of(context)
     chosen = run.resource(kind).name if kind else ""
     if chosen and chosen not in DESCRIBED:
@@ -108,8 +105,7 @@ def diff(
     """Show differences between documents and the fleet, or between two model versions. Exit status 1 if there are any.
 
     switchyard diff -f fleet.yaml
-    switchyard diff sim-70b@1 sim-70b@2
-    """
+    switchyard diff sim-70b@1 sim-70b@2"""
     run = session_of(context)
     if bool(filename) == bool(versions) or (versions and len(versions) != 2):
         raise Failure("give documents with -f, or two model versions", ExitCode.USAGE)

@@ -37,8 +37,7 @@ def doctor(
     """Check this machine for an engine and suggest fixes: driver, devices, packages, network, memory, disk, clock,
     ports. `-o json` prints a line for each check. Same as `python -m engine_agent doctor`.
 
-    switchyard engine doctor --engine neuron --target nxdi-2.28 --nodes 2
-    """
+    switchyard engine doctor --engine neuron --target nxdi-2.28 --nodes 2"""
     given: dict[str, object] = {"--engine": which, "--target": target, "--nodes": nodes, "--devices": devices}
     given |= {"--cache": cache.absolute() if cache else None, "--port-base": port_base}
     argv = [word for name, value in given.items() if value for word in (name, str(value))]

@@ -33,8 +33,7 @@ def shares(
 ) -> None:
     """Plan the shares of regions, as relative weights; omitted regions have 1. Clients move within minutes.
 
-    switchyard entry shares us-east-1=3 eu-west-1=1
-    """
+    switchyard entry shares us-east-1=3 eu-west-1=1"""
     run = session_of(context)
     matches = [_SHARE.fullmatch(one) for one in planned]
     if wrong := [one for one, match in zip(planned, matches, strict=True) if match is None]:

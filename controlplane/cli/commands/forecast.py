@@ -35,8 +35,7 @@ def forecast(
 ) -> None:
     """Show the expected load in concurrent requests, by origin region and class, with past errors.
 
-    switchyard forecast sim-70b
-    """
+    switchyard forecast sim-70b"""
     run = session_of(context)
     found = list(run.connection.pages("forecasts", {"deployment": deployment}))
     if run.output.is_for_programs:

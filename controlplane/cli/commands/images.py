@@ -33,8 +33,7 @@ Type = Annotated[str, typer.Argument(metavar="TYPE", autocompletion=names_of("in
 def images(context: typer.Context, name: RegionName) -> None:
     """List the image of each instance type of a region, and the state of its newest move.
 
-    switchyard region images us-east-1
-    """
+    switchyard region images us-east-1"""
     run = session_of(context)
     moves: dict[str, Any] = {}
     for move in run.connection.pages("image-moves", {"region": name}):
@@ -59,8 +58,7 @@ def move(
 ) -> None:
     """Move the machines of an instance type to another image: first one unit, then one spare or cell at a time.
 
-    switchyard image move us-east-1 trn1.32xlarge ami-0f9e8d7c6b5a43210
-    """
+    switchyard image move us-east-1 trn1.32xlarge ami-0f9e8d7c6b5a43210"""
     run = session_of(context)
     body = {"region": name, "instance_type": instance_type, "image": to, "why": why}
     _show(run, run.connection.post("image-moves", body))

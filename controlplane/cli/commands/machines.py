@@ -33,8 +33,7 @@ def add(
 ) -> None:
     """Print the command that joins hosts. Run it on each of them, as root or as a user with a home.
 
-    switchyard machine add --region eu-west-1 --count 3 --expires 1h
-    """
+    switchyard machine add --region eu-west-1 --count 3 --expires 1h"""
     run = session_of(context)
     body: dict[str, Any] = {
         "region": region,
@@ -73,8 +72,7 @@ def withdraw(
     why: Why = "",
 ) -> None:
     """Withdraw an invitation, so that no more hosts can join with it. INVITATION: the 8 digits after `sw_` in its
-    token.
-    """
+    token."""
     run = session_of(context)
     result = run.connection.post(f"{path_of('machines/invitations', prefix)}/withdraw", {"why": why})
     run.show(result, [f"invitation {prefix} is {result['state']}"])

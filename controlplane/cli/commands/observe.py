@@ -37,8 +37,7 @@ def events(
 ) -> None:
     """Show events, oldest first. With -o json, one object per line.
 
-    switchyard events -f -d sim-70b
-    """
+    switchyard events -f -d sim-70b"""
     run = session_of(context)
     options = {"region": region, "deployment": deployment, "cell": cell, "node": node, "kind": kind, "tone": tone}
     filters = {name: value for name, value in options.items() if value}
@@ -75,8 +74,7 @@ def logs(
 ) -> None:
     """Show the last log lines of a cell or node.
 
-    switchyard logs sim-70b-us-east-1-1 -f
-    """
+    switchyard logs sim-70b-us-east-1-1 -f"""
     run = session_of(context)
     cell, node = _cell_and_node(run, name)
     path = f"{path_of('cells', cell)}/logs"

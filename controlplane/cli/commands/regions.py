@@ -35,8 +35,7 @@ def create(
     """Create a region. A region of provider aws is ready once its stack has been read: see `switchyard get region
     NAME`.
 
-    switchyard region create us-east-1 --provider aws --stack switchyard-us-east-1
-    """
+    switchyard region create us-east-1 --provider aws --stack switchyard-us-east-1"""
     run = session_of(context)
     body = {
         "name": name,
@@ -64,8 +63,7 @@ def pools(
 ) -> None:
     """List the capacity pools of a region, in launch order. FROM: the region's stack, or the person who added the pool.
 
-    switchyard region pools us-east-1 --type trn1.32xlarge
-    """
+    switchyard region pools us-east-1 --type trn1.32xlarge"""
     run = session_of(context)
     wanted = {"region": name, "instance_type": instance_type, "market": market, "state": state}
     filters = {key: value for key, value in wanted.items() if value}
@@ -93,8 +91,7 @@ def add(
 ) -> None:
     """Add a pool that the region's stack does not define.
 
-    switchyard pool add us-east-1 trn1.32xlarge us-east-1a --max-price 9.50
-    """
+    switchyard pool add us-east-1 trn1.32xlarge us-east-1a --max-price 9.50"""
     run = session_of(context)
     body: dict[str, Any] = {"region": name, "instance_type": instance_type, "zone": zone, "market": market.value}
     body |= {} if max_price is None else {"max_price": max_price}

@@ -52,8 +52,7 @@ def start(
 ) -> None:
     """Start a rollout of a deployment to another version.
 
-    switchyard rollout start sim-70b sim-70b@2 --watch
-    """
+    switchyard rollout start sim-70b sim-70b@2 --watch"""
     run = session_of(context)
     request = {
         "deployment": deployment,

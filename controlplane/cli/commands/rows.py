@@ -1,6 +1,5 @@
 """`switchyard create KIND …` and `switchyard delete KIND NAME…`: create and delete any object that the API allows, one
-request each. Arguments and options of `create` are the fields of the request in the server's OpenAPI document.
-"""
+request each. Arguments and options of `create` are the fields of the request in the server's OpenAPI document."""
 
 import inspect
 import json
@@ -157,8 +156,7 @@ def delete(
 ) -> None:
     """Delete objects permanently. The server rejects the deletion of an object in use and names its users.
 
-    switchyard delete region us-east-1
-    """
+    switchyard delete region us-east-1"""
     run = session_of(context)
     resource = run.resource(kind)
     noun = resource.noun

@@ -37,8 +37,7 @@ def get(
     """List objects, or show those with the given names.
 
     switchyard get cells -r us-east-1 --state failed
-    switchyard get deployments -o json
-    """
+    switchyard get deployments -o json"""
     run = session_of(context)
     resource = run.resource(kind)
     filters: dict[str, Any] = {"region": region, "deployment": deployment, "state": state or ()}
@@ -98,8 +97,7 @@ def describe(
 ) -> None:
     """Show one object in full, with its last events.
 
-    switchyard describe cell sim-70b-us-east-1-1
-    """
+    switchyard describe cell sim-70b-us-east-1-1"""
     run = session_of(context)
     resource = run.resource(kind)
     row = run.connection.get(path_of(resource.path, name))
@@ -119,8 +117,7 @@ def describe(
 def status(context: typer.Context) -> None:
     """Show the delay of the control loops, and open incidents.
 
-    switchyard status
-    """
+    switchyard status"""
     run = session_of(context)
     health = run.connection.get("/healthz")
     incidents = list(run.connection.pages("incidents", {"state": "open"}, INCIDENTS_SHOWN))

@@ -36,8 +36,7 @@ def show(context: typer.Context, version: Version) -> None:
     """Show a version's newest calibration: how often guesses are right, how many to make at which batch size, and what
     its cells accepted in the last hour.
 
-    switchyard speculation show smollm2@135m-medusa
-    """
+    switchyard speculation show smollm2@135m-medusa"""
     run = session_of(context)
     _show(run, run.connection.get(f"{path_of('model-versions', version)}/calibration"))
     if not run.output.is_for_programs:
@@ -57,8 +56,7 @@ def calibrate(
 ) -> None:
     """Store a calibration of a version's heads, and show the recommended number of guesses.
 
-    switchyard speculation calibrate smollm2@135m-medusa heads/calibration.json --step-cost step-cost.json
-    """
+    switchyard speculation calibrate smollm2@135m-medusa heads/calibration.json --step-cost step-cost.json"""
     run = session_of(context)
     body = {"calibration": _read(calibration), "step_costs": [_read(file) for file in step_cost or []]}
     _show(run, run.connection.post(f"{path_of('model-versions', version)}/calibrate", body))

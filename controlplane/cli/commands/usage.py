@@ -55,8 +55,7 @@ def usage(
 ) -> None:
     """Show usage and its price, with totals in the last line.
 
-    switchyard usage --by tenant --since 7d
-    """
+    switchyard usage --by tenant --since 7d"""
     run = session_of(context)
     dimensions = {"tenant": tenant, "key": key, "deployment": deployment, "class": serving_class, "adapter": adapter}
     given = dimensions | {"to": until}
@@ -101,8 +100,7 @@ def cost(
 ) -> None:
     """Show cost, energy and emissions of machines, also per million tokens, by user.
 
-    switchyard cost --by tenant,class --since 7d
-    """
+    switchyard cost --by tenant,class --since 7d"""
     run = session_of(context)
     given = {"deployment": deployment, "region": region, "tenant": tenant, "class": serving_class, "to": until}
     query = {"group": by, "from": since, "by": each.value if each else "total", "limit": "10000"}
@@ -165,8 +163,7 @@ def budget_set(
 ) -> None:
     """Create or change the monthly budget of a tenant, of the machines of a deployment, or of the fleet.
 
-    switchyard budget set 1200 usd --tenant rufus --hard-stop
-    """
+    switchyard budget set 1200 usd --tenant rufus --hard-stop"""
     run = session_of(context)
     body: dict[str, Any] = {"limit": limit}
     if alert_at:

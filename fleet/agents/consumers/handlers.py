@@ -68,8 +68,7 @@ class ReportBuffer(Generic[R]):
 
     def take(self, most: int = BATCH) -> dict[str, R]:
         """Returns the pending reports of up to `most` agents, longest waiting first. They count as stored unless
-        restored.
-        """
+        restored."""
         with self._lock:
             reports = dict(islice(self._pending.items(), most))
             for agent in reports:

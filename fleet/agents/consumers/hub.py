@@ -73,8 +73,7 @@ class AgentSession:
 
     `sending`: the send in progress. After `is_cut`, messages from the agent are ignored. `trust_version` and
     `tls_version` (ingresses only): last sent versions. `requests`: its budget for certificates. `listener`: this
-    process, once connected. `is_certified`: the agent presented its certificate.
-    """
+    process, once connected. `is_certified`: the agent presented its certificate."""
 
     identity: AgentIdentity
     hello: Hello

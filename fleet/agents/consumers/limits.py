@@ -143,8 +143,7 @@ class CredentialFilter:
 
     def check(self, authorization: str, *, counts: bool = True) -> CredentialVerdict:
         """Returns what to do with a connection with this header. `counts` False: it is checked again before
-        the lookup.
-        """
+        the lookup."""
         found = _BEARER.fullmatch(authorization)
         if found is None:
             return CredentialVerdict.REFUSED

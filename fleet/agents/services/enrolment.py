@@ -139,8 +139,7 @@ def certificate_missing(identity: AgentIdentity) -> str:
 
 def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
     """Returns the join token of the agent `subject`. Its text is stored only by the agent. An unused one is returned
-    again with a later expiry, because a waiting launch is repeated every minute.
-    """
+    again with a later expiry, because a waiting launch is repeated every minute."""
     own = {"kind": kind.value, "subject": subject, "region": region}
     with transaction.atomic():
         unused = JoinToken.objects.select_for_update().filter(**own, used_at__isnull=True).order_by("-id").first()
@@ -195,8 +194,7 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
 
 def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
     """Returns a new credential, in the caller's transaction. Revokes the agent's older credentials and certificates: an
-    agent that enrols again has lost them, or another process has them.
-    """
+    agent that enrols again has lost them, or another process has them."""
     credentials_revoke(kind=kind, subject=subject, now=now)
     issued = secret_issue()
     AgentCredential.objects.create(
@@ -317,8 +315,7 @@ def _agent_identity(credential: str, row: AgentCredential | None) -> AgentIdenti
 
 def credential_prefixes(newest: int) -> tuple[int, list[str]]:
     """Returns the prefixes of credentials newer than `newest`, as returned by an earlier call, and the newest now.
-    Includes some older ones: transactions may commit out of order.
-    """
+    Includes some older ones: transactions may commit out of order."""
     rows = AgentCredential.objects.filter(pk__gt=newest - COMMITTED_LATE, revoked_at__isnull=True)
     found = list(rows.values_list("pk", "prefix"))
     return max((pk for pk, _ in found), default=newest), [prefix for _, prefix in found]

@@ -5,8 +5,7 @@ does.
 
 A need has two levels. `cells` are needed now. `enough` must suffice before cells are removed: the same load at a lower
 target, so that a load between two numbers of cells changes nothing. A first cell starts only for requests that no other
-region can serve, unless the policy says otherwise.
-"""
+region can serve, unless the policy says otherwise."""
 
 import math
 from collections import Counter
@@ -53,8 +52,7 @@ class PlaceLoad:
     `late_burn`: burn rate of late first tokens over 5 minutes; `itl_p95_ms`: inter-token latency over the same time;
     None without requests. `held`: requests waiting for a first cell now, included in those that wait; `arrivals_per_s`:
     for cells here; `elsewhere`: concurrent requests of this region's applications served by other regions; `backlog`:
-    concurrency that finishes the `backlog_requests` of batches and near-real-time requests in time.
-    """
+    concurrency that finishes the `backlog_requests` of batches and near-real-time requests in time."""
 
     in_flight: float
     queued: float = 0.0

@@ -155,8 +155,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
 
     `idle_s`: time without requests before the last cell stops, where the range begins at 0. `wake`: what starts the
     first cell again. `hold_s`: how long requests wait for it; None: two start-ups. `roles`: who chooses prefill and
-    decode cells. `itl_p99_ms`: limit of inter-token latency for that plan.
-    """
+    decode cells. `itl_p99_ms`: limit of inter-token latency for that plan."""
 
     mode: ScalingMode = ScalingMode.SHADOW
     target_utilisation: Annotated[float, Meta(ge=0.1, le=TARGET_MOST)] = 0.7

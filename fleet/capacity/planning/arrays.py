@@ -45,8 +45,7 @@ class Arrays:
     `pool_group[q]`: rows. `useful[k]`: concurrent real-time requests of a cell; `filled[k]`: including batches.
     `now[k]`: cells; `nodes[k]`; `lag[k]`: slots until a cell ordered now serves, of which its machines are used for the
     share `busy[k]`. `room[q, t]`: machines; `price[q]`: dollars for a machine and slot; `hour[g]`: mean dollars an hour
-    for a machine of a group; `shift[k]`: dollars of a start.
-    """
+    for a machine of a group; `shift[k]`: dollars of a start."""
 
     view: CapacityView
     settings: CapacitySettings

@@ -62,8 +62,7 @@ class Forecast:
 
 def forecast_at(forecast: Forecast, now: datetime, within_s: float) -> float | None:
     """Returns the highest p90 in concurrent requests of the slots in [now, now + within_s]; None if the forecast does
-    not cover that time.
-    """
+    not cover that time."""
     first_s = (now - forecast.made_at).total_seconds()
     first = int(first_s // forecast.slot_s)
     last = int((first_s + max(within_s, 0.0)) // forecast.slot_s)

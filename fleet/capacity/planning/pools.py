@@ -257,8 +257,7 @@ def plan_pool(
     unit: UnitView, pools: Sequence[PoolView], now: datetime, settings: PoolSettings = SETTINGS
 ) -> TryPool | WaitFor | Hopeless:
     """Returns the pool to try next: the nearest to `unit.near`, then the cheapest where prices count, then the first by
-    position.
-    """
+    position."""
     found = fits(unit, pools, now, settings)
     usable = next((fit.pool for fit in found if not fit.reason), None)
     if usable is not None:
@@ -313,8 +312,7 @@ def pauses(
     settings: PoolSettings = SETTINGS,
 ) -> tuple[PausePool | ResumePool, ...]:
     """Returns the pools to pause or resume after a launch call with the answer `text`. No pause gets shorter. `pools`
-    must be current: the attempt's own view may be hours old.
-    """
+    must be current: the attempt's own view may be hours old."""
     pool = next((one for one in pools if one.id == pool_id), None)
     if pool is None:
         return ()
@@ -335,8 +333,7 @@ def pauses(
 def quota_family(instance_type: str) -> str:
     """Returns the EC2 quota of the type's vCPUs: "Running On-Demand P instances", "… Trn …", "… G and VT …", "…
     Standard (A, C, D, H, I, M, R, T, Z) …"
-    (https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html).
-    """
+    (https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html)."""
     letters = instance_type[: next((at for at, sign in enumerate(instance_type) if not sign.isalpha()), None)]
     if letters in _STANDARD:
         return "standard"

@@ -25,8 +25,7 @@ class Source(IntEnum):
     """Reliability of a number; combined numbers take the weakest.
 
     MEASURED: metered or billed: the provider's price of this machine, an operator's rate. RATED: from a list, or a
-    share of a rated maximum. ESTIMATED: from a model or an average. UNKNOWN: a part is missing.
-    """
+    share of a rated maximum. ESTIMATED: from a model or an average. UNKNOWN: a part is missing."""
 
     MEASURED = 0
     RATED = 1

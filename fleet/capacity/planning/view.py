@@ -300,8 +300,7 @@ def at_load(place: PlacePlan, factor: float) -> PlacePlan:
 
 def need_within(place: PlacePlan, now: datetime, start_up_s: float) -> PlannedNeed | None:
     """Returns the most cells until a cell ordered now has served for a slot, and as a sufficient number the most until
-    half an hour later; None if the plan is expired, in the future, or without a forecast.
-    """
+    half an hour later; None if the plan is expired, in the future, or without a forecast."""
     if not place.is_fresh(now) or not place.budget:
         return None
     age_s = (now - place.at).total_seconds()
@@ -372,8 +371,7 @@ def planned_spares(fleet: FleetView, there: Mapping[CellGroup, int], now: dateti
     """Returns machines besides those of existing cells: the most of any slot until a machine ordered now has booted and
     its cell has served for a slot. Wanted cells that do not exist yet count, so that their machines are not released in
     the pass that creates the cells; not if several types are possible. Machines that another deployment releases are
-    subtracted. Only one fresh plan counts, and no deployment that lacks machines.
-    """
+    subtracted. Only one fresh plan counts, and no deployment that lacks machines."""
     more: dict[Group, dict[datetime, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     sizes: dict[tuple[str, str], int] = {}
     for place in fleet.planned:

@@ -155,8 +155,7 @@ class Verdict:
 
 def classify(code: str, message: str, http_status: int) -> Verdict:
     """Returns the meaning of an EC2 error for `RunInstances`, by its code. A 5xx with an unknown code may have been
-    carried out (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html).
-    """
+    carried out (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html)."""
     text = f"{code}: {message}"
     text = text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}…"
     if code in NO_CAPACITY:

@@ -72,8 +72,7 @@ def pools_of(region: str) -> list[PoolView]:
 
 def pools_to_try(region: str, now: datetime) -> list[PoolView]:
     """Returns a region's pools, each with the image of its next launch. Call it in the transaction that writes the
-    launch, so that only one of several planned units tries a new image.
-    """
+    launch, so that only one of several planned units tries a new image."""
     moves = list(ImageMove.objects.select_for_update().filter(region_id=region, ended_at=None).order_by("pk"))
     new = {
         move.instance_type_id

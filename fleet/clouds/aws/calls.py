@@ -226,8 +226,7 @@ def _call_failure(response: Mapping[str, Any]) -> CallFailed:
 
 def client(service: str, region: str, *, once: bool) -> Any:
     """Returns the client of a service in a region, shared by all threads: clients are thread-safe, creating one is not.
-    `once` disables botocore's retries, which repeat every answer of 500, lack of capacity included.
-    """
+    `once` disables botocore's retries, which repeat every answer of 500, lack of capacity included."""
     with _lock:
         known = _clients.get((service, region, once))
         if known is None:

@@ -60,8 +60,7 @@ def region_check(
     cloud: CloudRegion, install: str, now: datetime, wait: Callable[[float], None] = time.sleep
 ) -> Iterator[Finding]:
     """Yields the findings about one region as they come: tens of calls, some seconds. `wait` sleeps for so many
-    seconds.
-    """
+    seconds."""
     send = partial(_send_in_turn, wait)
     types = list(InstanceType.objects.values_list("name", flat=True))
     try:

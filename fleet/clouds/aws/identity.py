@@ -57,8 +57,7 @@ class StsUnavailable(Exception):
 
 def sts_url(region: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the URL of a region's STS: `AWS_ENDPOINT_URL_STS` or `AWS_ENDPOINT_URL` if set, as in AWS's tools, else
-    AWS's. With `REGION` as the region it returns a template for machines.
-    """
+    AWS's. With `REGION` as the region it returns a template for machines."""
     own = environment.get("AWS_ENDPOINT_URL_STS") or environment.get("AWS_ENDPOINT_URL")
     if own:
         return own.rstrip("/")

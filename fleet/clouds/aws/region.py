@@ -51,8 +51,7 @@ def _price_list_products(region: str, kind: str, send: Call) -> Iterator[str]:
 
 def prices_of(product: str) -> set[float]:
     """Returns the on-demand prices of a product in US dollars an hour. Prices of 0 belong to reservations and are left
-    out.
-    """
+    out."""
     try:
         terms = strict_loads(product)["terms"].get("OnDemand", {})
         dimensions = [one for term in terms.values() for one in term["priceDimensions"].values()]

@@ -182,16 +182,14 @@ class PlacedMachine:
 def path_of(zone_id: str, network_nodes: Iterable[str], block: str = "") -> tuple[str, ...]:
     """Returns a machine's place, widest first: the zone by the ID that all accounts share, its network nodes, and for
     UltraServers the Capacity Block. Without nodes only the zone is known; machines without topology still spread over
-    zones.
-    """
+    zones."""
     nodes = tuple(node for node in network_nodes if node)
     return (zone_id, *nodes, block) if block and nodes else (zone_id, *nodes)
 
 
 def topology_batches(machines: Iterable[PlacedMachine], now: datetime) -> tuple[tuple[str, ...], ...]:
     """Returns the IDs of each call: first machines never requested, then those without a known place, then known ones;
-    in each group the longest waiting first.
-    """
+    in each group the longest waiting first."""
     due = [machine for machine in machines if _is_topology_due(machine, now)]
     due.sort(key=lambda one: (one.asked_at is not None, one.is_known, one.asked_at or one.launched_at, one.id))
     ids = [machine.id for machine in due]

@@ -199,8 +199,7 @@ def after_search(
     attempt: AttemptView, found: int, complete: bool, now: datetime, settings: AttemptSettings = SETTINGS
 ) -> EndAttempt | KeepAttempt:
     """Returns what follows from a search by tags with `found` machines. `complete`: all pages arrived, and every zone
-    answered. Finding none counts only after machines would be visible.
-    """
+    answered. Finding none counts only after machines would be visible."""
     if found:
         return EndAttempt(LaunchOutcome.LAUNCHED)
     if complete and (now - attempt.called_at).total_seconds() >= settings.visible_after_s:
@@ -250,8 +249,7 @@ def cap_refusal(
     count: int, price_per_hour: float | None, launches: Sequence[Launch], cap: LaunchCap, now: datetime
 ) -> CapRefusal | None:
     """Returns why the cap forbids a launch of `count` machines; None if it fits. `price_per_hour`: of one machine, in
-    US dollars.
-    """
+    US dollars."""
     recent = sorted((one for one in launches if one.at > now - WINDOW), key=lambda one: one.at)
     there = sum(one.count for one in recent)
     if there + count > cap.machines:

@@ -164,8 +164,7 @@ class CloudBase:
 
     `load_balancer` and `load_balancer_zone`: DNS name and hosted zone of the region's entry, for an alias;
     `target_groups`: ARNs for its ingresses, `tls` or `plain`. `hosted_zone` and `entry_name`: of the weighted records
-    of all regions. `home`: the AWS region of the install's alarm; empty: this region.
-    """
+    of all regions. `home`: the AWS region of the install's alarm; empty: this region."""
 
     account: str
     zones: dict[str, ZoneBase]
@@ -214,8 +213,7 @@ class InstallFigures:
 
 def metrics_request(install: str, figures: InstallFigures) -> dict[str, Any]:
     """Returns all figures as one `PutMetricData` call. Without timestamps: CloudWatch uses the time of arrival, which a
-    wrong local clock cannot shift.
-    """
+    wrong local clock cannot shift."""
     was_reconciled = figures.reconciled_s is not None and figures.reconciled_s <= PASS_COUNTS_S
     values: list[tuple[str, float, str]] = [
         ("CompletedPasses", float(was_reconciled), "Count"),
@@ -245,8 +243,7 @@ class Verdict(StrEnum):
 def beat_verdict(*, was_written: bool | None, nonce_there: str | None, nonce_tried: str) -> Verdict:
     """Returns the result of a write. `was_written`: None if the answer was lost. `nonce_there`: in the object, read
     after a failed write; None if unreadable. `nonce_tried`: stored before the write, to recognise an own write whose
-    answer was lost.
-    """
+    answer was lost."""
     if was_written:
         return Verdict.OWNER
     if was_written is None or nonce_there is None:
@@ -256,8 +253,7 @@ def beat_verdict(*, was_written: bool | None, nonce_there: str | None, nonce_tri
 
 def stale_reason(beat_at: datetime | None, now: datetime) -> str:
     """Returns why nothing may be changed although no other owner is known, or "". Installs without a bucket never beat
-    and are trusted.
-    """
+    and are trusted."""
     if beat_at is None or now - beat_at <= STALE_AFTER:
         return ""
     return f"its object in the bucket was last written at {beat_at:%Y-%m-%d %H:%M} UTC"

@@ -142,8 +142,7 @@ def _provider_terminate(provider: str, garbage: Sequence[Resource]) -> Iterable[
 
 def cloud_machine_garbage(cloud: CloudRegion, listing: Listing) -> GarbageSource:
     """Returns the machines of a complete list. One is referenced if a row has its ID, or if the launch in its tags is
-    open.
-    """
+    open."""
     running = [one for one in listing.instances if one.state not in ENDED]
     recorded = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
     ids = [one.provider_id for one in running]

@@ -2,8 +2,7 @@
 calibrated, and cells whose token counts differ from their engine's. Corrects nothing.
 
 The acceptance of a draft depends on its length, which changes with the load, so a calibration has one value per length.
-The mix of tasks is unknown, so the task with the worst acceptance counts.
-"""
+The mix of tasks is unknown, so the task with the worst acceptance counts."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

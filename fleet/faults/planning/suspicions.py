@@ -4,8 +4,7 @@ shares: then a version, a driver or a switch is at fault. `planner` decides what
 
 A cell runs in lock-step, so one slow node slows all of its members. Only a rank's own computing time, without waiting,
 tells them apart. It is compared per batch size with its cohort: the same role in cells of the same version on the same
-machines. A node without a cohort is never slow.
-"""
+machines. A node without a cohort is never slow."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping

@@ -36,8 +36,7 @@ def total_distance(cells: Iterable[Sequence[Sequence[str]]], depth: int) -> int:
 
         sum over cells of the sum over pairs {a, b} of its nodes of distance(a, b)
 
-    Every pair counts, because collectives make every rank wait for the farthest.
-    """
+    Every pair counts, because collectives make every rank wait for the farthest."""
     return sum(distance(one, other, depth) for cell in cells for one, other in combinations(cell, 2))
 
 

@@ -4,8 +4,7 @@ may use how many spares.
 
 There is a tree per pool, engine and choice of markets. Its first level is the machine's software, because machines with
 different software can never be in one cell. All spares have the same depth; unknown levels count as separate places.
-Taking or returning spares costs the logarithm of a group's children.
-"""
+Taking or returning spares costs the logarithm of a group's children."""
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict

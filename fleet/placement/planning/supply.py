@@ -5,8 +5,7 @@ spare.
 
 Machines are bought in their deployment's markets, warm ones in those that suit all deployments of the type in the
 region. A matching divides the machines of a pool among the choices of markets, so that as many needs as possible are
-met; the rest belongs to deployments without stated markets.
-"""
+met; the rest belongs to deployments without stated markets."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -6,8 +6,7 @@ Who may take: a cell that has waited its patience and for which its deployment m
 deployment of lower priority in the same region and on the same type, above its minimum, or below it if it is
 preemptible; or a team that borrows machines to which the taker's team is entitled. Borrowed cells go first, then those
 above minimums, then preemptible ones, each from the lowest priority and the largest share of the target. Nothing is
-taken unless it suffices for the waiting cell, and never more at a time than the update policy's `max_unavailable`.
-"""
+taken unless it suffices for the waiting cell, and never more at a time than the update policy's `max_unavailable`."""
 
 import math
 from collections.abc import Iterator, Mapping

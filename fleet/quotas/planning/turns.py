@@ -5,8 +5,7 @@ First come cells that may not be taken: those below a minimum that is not preemp
 priority; of one priority first those below a minimum, then so that each deployment gets the same share of its target.
 Teams with a quota of a type share the sum of these quotas. Each gets its own first; others borrow what a team leaves
 idle, in turn. A team without a quota of a type is neither limited nor counted. Quotas of a region are filled first,
-each region separately; those over all regions then divide what these leave, so neither is exceeded.
-"""
+each region separately; those over all regions then divide what these leave, so neither is exceeded."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -125,8 +125,7 @@ def release_folder(release: str) -> Path:
 
 def archives(release: str = "") -> list[AgentArchive]:
     """Returns the archives of a release on disk, that of this process's Python first, packed if possible. Default: this
-    checkout's release.
-    """
+    checkout's release."""
     chosen = release or own_release().id
     own = _archive_path(own_tag(), chosen)
     with _building:

@@ -4,8 +4,7 @@ needs and the disruption ledger allows.
 
 Without a rollout, cells get the deployment's own version. With one, as many cells of a region as the stage requires get
 the goal version, and all others the one that the rollout comes from. A cell keeps its role unless its place has too
-many of it.
-"""
+many of it."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping

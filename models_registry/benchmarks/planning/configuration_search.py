@@ -2,8 +2,7 @@
 of the varied values. The first of each shape (all that determines the cost of a step) is measured; a step model
 predicts the rest of its shape, and those predicted far below the best are pruned. Successive halving (Jamieson and
 Talwalkar 2016) measures the others with points of 25 % of their length, the better half with 50 %, and the better half
-of these in full. Pure: it never measures and never checks whether an engine accepts the values.
-"""
+of these in full. Pure: it never measures and never checks whether an engine accepts the values."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -280,8 +279,7 @@ def plan_search(
     spent: Spent = Spent(),
 ) -> Trial | Searched:
     """The next trial, or the end. `choices`: those that can be measured. `predicted`: goodput per chip of unmeasured
-    choices that a step model covers.
-    """
+    choices that a step model covers."""
     for fidelity, left in _halving_rounds(choices, predicted, measured):
         waiting = [choice for choice in left if (choice, fidelity) not in measured]
         if not waiting:
@@ -322,8 +320,7 @@ def standings(
     is_over: bool = False,
 ) -> dict[Choice, tuple[Standing, str]]:
     """State of each configuration, with the reason. `refused`: why a choice cannot be measured. `is_over`: no further
-    one will be measured.
-    """
+    one will be measured."""
     found: dict[Choice, tuple[Standing, str]] = {choice: (Standing.REFUSED, why) for choice, why in refused.items()}
     there = [choice for choice in choices if choice not in refused]
     kept = hopeful(there, predicted, measured)

@@ -4,8 +4,7 @@ All rates are powers of 2^(1/32), so repeated searches measure the same rates an
 %. A point is judged by a sequential test at 25, 50, 100, … known requests, whose error is divided over the interim
 tests (a half, a quarter, …). Concurrent requests meet the same burst, so together they count as one observation. Also
 predicts goodput of unmeasured configurations from others of the same shape. Pure: it never sends a request or reads a
-clock.
-"""
+clock."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +30,7 @@ class GoodputRules:
     """Limits of points and of the search. Times in seconds, rates in requests per second.
 
     After its warm-up a point lasts `min_s`, until `min_requests` were sent, or `p99_times` times the 99th percentile of
-    request durations, whichever is longest, and at most `most_s`.
-    """
+    request durations, whichever is longest, and at most `most_s`."""
 
     share: float = 0.99
     confidence: float = 0.95
@@ -73,8 +71,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class PointJudgement:
     """`is_early`: decided before the point's full length. `is_proven`: decided by the test, not by the share alone.
-    `low` and `high` bound the share that met the objective, with the rules' confidence.
-    """
+    `low` and `high` bound the share that met the objective, with the rules' confidence."""
 
     verdict: PointVerdict
     inside: int
@@ -98,15 +95,13 @@ def length_s(rate: float, durations_s: Sequence[float], rules: GoodputRules) -> 
 
 def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
     """Warm-up: the longest duration of a request that meets its objective. After it, requests end as fast as they
-    begin.
-    """
+    begin."""
     return min(rules.most_s, max(rules.warm_up_min_s, longest_inside_s))
 
 
 def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement | None:
     """Returns the verdict, or None if more requests are needed. `outcomes` are in due order without a gap, because fast
-    requests end first. `rate`: the rate at which they were due; 0 if they are independent.
-    """
+    requests end first. `rate`: the rate at which they were due; 0 if they are independent."""
     look = _interim_test(len(outcomes))
     if look is None:
         return None
@@ -118,8 +113,7 @@ def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 
 
 def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement:
     """The verdict at the end of a point: by the test if it is conclusive, else by the observed share. A point without
-    requests is broken.
-    """
+    requests is broken."""
     inside, requests = sum(outcome.is_inside for outcome in outcomes), len(outcomes)
     if not requests:
         return PointJudgement(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
@@ -170,8 +164,7 @@ class Measure:
 class Found:
     """The search is over. `rate` held; `broke_at` is the lowest rate that broke, None if none did. `rate` 0: none held.
 
-    `is_exact`: the two are neighbours on the grid.
-    """
+    `is_exact`: the two are neighbours on the grid."""
 
     rate: float
     broke_at: float | None
@@ -186,8 +179,7 @@ class Found:
 
 def first_rate(latency_s: float, concurrency: int, rules: GoodputRules) -> float:
     """First rate to try, on the grid. If a single request takes `latency_s`, the limit lies between one request at a
-    time and `concurrency` requests without any slowdown; this is their geometric mean.
-    """
+    time and `concurrency` requests without any slowdown; this is their geometric mean."""
     return _on_grid(math.sqrt(max(1, concurrency)) / max(latency_s, 1e-3), rules)
 
 
@@ -301,8 +293,7 @@ def _crossing_share(is_beyond: Callable[[float], bool]) -> float:
 @dataclass(frozen=True, slots=True)
 class MeasuredShape:
     """Points of configurations of one shape. `prompt`, `output`: mean tokens per request. `cells_per_chip` converts
-    rates of a cell to rates of a chip.
-    """
+    rates of a cell to rates of a chip."""
 
     points: tuple[LoadedStep, ...]
     prompt: float
@@ -322,8 +313,7 @@ def predict_goodput(
     choices: Iterable[Choice], shapes: Mapping[str, MeasuredShape], slo: Slo, usual: Usual
 ) -> dict[Choice, float]:
     """Goodput per chip of configurations whose shape was measured, if its points fit a step model. Configurations with
-    prefill and decode cells are left out: either role may be the bottleneck.
-    """
+    prefill and decode cells are left out: either role may be the bottleneck."""
     models = {name: model for name, shape in shapes.items() if (model := _model(shape)) is not None}
     found: dict[Choice, float] = {}
     for choice in choices:

@@ -4,8 +4,7 @@ when it was sent would hide the wait behind slow answers (coordinated omission).
 reads p prompt tokens takes a + b n + c p seconds. For requests of P prompt and O output tokens at rate r, Little's law
 gives n = r O T and p = r P T, so T = a / (1 - r (c P + b O)); T reaches the objective between tokens at r = (1 - a /
 itl) / (c P + b O). Configurations are compared only under the same workload and objective, per chip, user or token
-because machines differ. Pure: it never reads a clock or a row.
-"""
+because machines differ. Pure: it never reads a clock or a row."""
 
 import math
 from collections import Counter
@@ -24,8 +23,7 @@ Numbers = dict[str, float | int | None]
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One request. Times in seconds of the generator's clock; `first_s` and `ended_s` are 0 if that never happened.
-    `gaps_s`: times between chunks of the answer. `status` 0: no response. `cell`: the cell named in the response.
-    """
+    `gaps_s`: times between chunks of the answer. `status` 0: no response. `cell`: the cell named in the response."""
 
     due_s: float
     sent_s: float
@@ -76,8 +74,7 @@ def point_figures(samples: Sequence[Sample], span_s: float, slo: Slo, machines: 
     """The figures of a point. `span_s`: how long requests were due. Times in milliseconds, money in US dollars.
 
     Tokens are those of complete answers, divided by the span plus the time that the last answer took beyond it.
-    Concurrency follows from Little's law: requests that end after the span stand for those from before it.
-    """
+    Concurrency follows from Little's law: requests that end after the span stand for those from before it."""
     whole = [sample for sample in samples if sample.is_whole]
     began_s = min((sample.due_s for sample in samples), default=0.0)
     lasted_s = max([span_s, *(sample.ended_s - began_s for sample in whole)])
@@ -161,8 +158,7 @@ class StepModel:
         self, prompt: float, output: float, slo: Slo, concurrency: int, step_tokens: int | None = None
     ) -> float:
         """Requests per second at which the mean step takes as long as the objective allows, within the engine's
-        concurrency and `step_tokens`; 0 if even an empty engine is too slow.
-        """
+        concurrency and `step_tokens`; 0 if even an empty engine is too slow."""
         steps = 1 if step_tokens is None else math.ceil(prompt / max(1, step_tokens))
         prefill_s = (steps - 1) * self.base_s + self.step_s(1, prompt)
         if self.base_s >= slo.itl_s or prefill_s > slo.ttft_s:
@@ -220,8 +216,7 @@ class Aim(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A finished benchmark at the rate that held. `split`: number of cells per role, empty if all were mixed. None:
-    unknown, such as the cost of a machine without a price.
-    """
+    unknown, such as the cost of a machine without a price."""
 
     benchmark: int
     version: str

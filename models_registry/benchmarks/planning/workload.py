@@ -1,8 +1,7 @@
 """Reads and writes workloads (`1000+150`, `3000+200,arrival=uniform,prefix=512,groups=8`, `mooncake,longest=4096`) and
 objectives, and defines the states of a benchmark and the key by which benchmarks are compared. Prompts are token ids,
 so that every engine counts the same number; engines that do not accept ids receive words. Equal keys mean the same
-measurement; equal `conditions` differ only in the version. Pure: it never draws a request.
-"""
+measurement; equal `conditions` differ only in the version. Pure: it never draws a request."""
 
 import hashlib
 import json
@@ -50,8 +49,7 @@ class Workload:
     """Lengths in tokens. A trace has its own lengths, cut to `longest` in total; then `prompt` and `output` are 0.
 
     `sigma` is the spread of log-normal lengths around their medians (0: constant). The first `prefix` tokens of each
-    prompt are one of `groups` texts.
-    """
+    prompt are one of `groups` texts."""
 
     source: str
     prompt: int = 0
@@ -228,8 +226,7 @@ BENCHMARK_TONE: Mapping[BenchmarkState, Tone] = MappingProxyType(
 @dataclass(frozen=True, slots=True)
 class BenchmarkKey:
     """`version` and `workload` are digests. `fingerprint` covers machines and engine software, without the version's
-    own fields. `slo` is its text. `split`: number of cells per role; empty: all are mixed.
-    """
+    own fields. `slo` is its text. `split`: number of cells per role; empty: all are mixed."""
 
     version: str
     instance_type: str
@@ -257,8 +254,7 @@ class BenchmarkKey:
 @dataclass(frozen=True, slots=True)
 class ComparedGoodput:
     """Two versions under the same conditions: requests per second and cell, 0 if no rate held. `label`: workload and
-    objective.
-    """
+    objective."""
 
     label: str
     before: float

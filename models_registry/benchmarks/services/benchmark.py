@@ -1,6 +1,5 @@
 """Starts, updates and ends benchmarks. Each change is compare-and-set on the state, with its event in the same
-transaction. It never measures; the process that does finds a cancellation at its next update.
-"""
+transaction. It never measures; the process that does finds a cancellation at its next update."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -1,6 +1,5 @@
 """Starts, updates and ends configuration searches, and records their trials. Each change is compare-and-set on the
-state. It never measures; the process that does finds a cancellation at its next update.
-"""
+state. It never measures; the process that does finds a cancellation at its next update."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -247,8 +246,7 @@ def search_found(row: ConfigurationSearch, found: Searched, best: SearchCandidat
 
 def search_end(row: ConfigurationSearch, note: str, *, now: datetime) -> None:
     """End the search once the deployment serves its original version; `note`: why it does not. Of the search's drafts
-    only the best stays.
-    """
+    only the best stays."""
     state = BenchmarkState(row.ends_as)
     with transaction.atomic():
         rows = ConfigurationSearch.objects.filter(pk=row.pk, state=RUNNING)
@@ -262,8 +260,7 @@ def search_end(row: ConfigurationSearch, note: str, *, now: datetime) -> None:
 
 def _retire_losers(row: ConfigurationSearch, now: datetime) -> str:
     """Retire the search's drafts except the best, each with its result; drafts that were never valid are deleted.
-    Returns those that failed, with the reason.
-    """
+    Returns those that failed, with the reason."""
     rows = candidate_rows(row)
     best = next((one.candidate.version_id for one in rows if one.is_best), None)
     left = {row.version_id, best, None}

@@ -1,8 +1,7 @@
 """Offers load at one rate until its point is over, with a small HTTP/1.1 client that sends streamed completions and
 records when each chunk arrived. Open loop: each request is sent when it is due, even if others are late, and its
 latency counts from then. The client is separate because it shares a host with the cells that it measures and must be
-cheap. It never decides when a point is over.
-"""
+cheap. It never decides when a point is over."""
 
 import asyncio
 import ssl
@@ -312,8 +311,7 @@ class _Point:
 
     def _is_over(self, length_s: float) -> bool:
         """Whether the time is over and the result of each request due in it is known; otherwise slow requests would be
-        left out.
-        """
+        left out."""
         is_known = self._next >= len(self._due) or self._due[self._next] - self._began_s >= length_s
         return is_known and self._now_s() - self._began_s >= length_s
 

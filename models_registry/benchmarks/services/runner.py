@@ -1,8 +1,7 @@
 """The benchmark process: draws the requests of a workload, takes the next benchmark, measures point after point and
 stores each. The same workload, seed and rate give the same requests. Any number of processes may run and be killed at
 any time: the holder of the lease continues from the stored points. It never decides the next rate or the end of a
-point; the planner does.
-"""
+point; the planner does."""
 
 import asyncio
 import csv
@@ -99,8 +98,7 @@ def requests(workload: Workload, rate: float, seed: int) -> Iterator[Request]:
 
 def body_of(request: Request, model: str, workload: Workload, own: str) -> bytes:
     """The completion request. Equal blocks give equal text; the rest follows from `own`, which must be unique for this
-    engine: otherwise its prefix cache would have the prompt of an earlier point.
-    """
+    engine: otherwise its prefix cache would have the prompt of an earlier point."""
     pieces = [(block, request.block_tokens) for block in request.blocks]
     pieces.append((own, request.prompt_tokens - request.block_tokens * len(request.blocks)))
     ids = [id_ for name, tokens in pieces if tokens > 0 for id_ in _ids(name, tokens)]
@@ -155,8 +153,7 @@ def arrival_gaps(arrival: Arrival, chance: random.Random) -> Iterator[float]:
     """Endless gaps between requests in units of the mean gap; constant for a trace, which has its own.
 
     Poisson arrivals come in stretches of exactly the requested rate, as in `vllm bench serve`: otherwise the rate of
-    200 requests, and so the result, would be off by 7 %.
-    """
+    200 requests, and so the result, would be off by 7 %."""
     while True:
         if arrival is not Arrival.POISSON:
             yield 1.0

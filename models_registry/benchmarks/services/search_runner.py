@@ -1,7 +1,6 @@
 """Advances configuration searches: a draft, its validation, a rollout, a benchmark, the next draft. All progress is in
 the database, so any process may be killed and another continues. It never decides what to measure next; the planner
-does.
-"""
+does."""
 
 import asyncio
 import logging
@@ -151,8 +150,7 @@ def _draft(row: ConfigurationSearch, candidate: SearchCandidate, now: datetime) 
 
 def _existing_version(row: ConfigurationSearch, columns: Mapping[str, Any]) -> ModelVersion | None:
     """A version with this configuration that exists already: the base, or a draft of the search that was measured with
-    another number of cells.
-    """
+    another number of cells."""
     if not columns:
         return row.version
     made = row.candidates.exclude(version=None).select_related("version")

@@ -1,6 +1,5 @@
 """`manage.py artifact_push`: uploads a folder of model files to S3, the manifest last. It never reads or writes the
-database.
-"""
+database."""
 
 from pathlib import Path
 from typing import Any

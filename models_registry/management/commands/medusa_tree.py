@@ -1,6 +1,5 @@
 """`manage.py medusa_tree`: reads a calibration and writes the Medusa tree with the most accepted tokens. It never reads
-or writes the database.
-"""
+or writes the database."""
 
 import json
 import sys

@@ -1,6 +1,5 @@
 """Models and model versions over HTTP: create, edit, validate, release, retire, delete and compare them. Decides
-nothing: services do.
-"""
+nothing: services do."""
 
 from functools import cache
 from typing import Any
@@ -117,8 +116,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
 
     def destroy(self, request: Request, name: str) -> Response:
         """Delete a model without versions. Returns the deleted model. 409 while it has versions: drafts can be deleted;
-        other versions can only be retired.
-        """
+        other versions can only be retired."""
         return self.remove_object(request, model_delete, "name")
 
 
@@ -331,8 +329,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     @extend_schema(request=CreateDraftSerializer)
     def create(self, request: Request) -> Response:
         """Create a draft. `renderings` in the response says on which instance types a cell is possible, and what is
-        wrong elsewhere. 409 if the model has a version of this name.
-        """
+        wrong elsewhere. 409 if the model has a version of this name."""
         fields = body_of(request, CreateDraftSerializer)
         names = {name: fields.pop(name) for name in ("model", "version", "based_on")}
         made = draft_create(**names, columns=fields, actor=actor_of(request), now=clock.now())
@@ -355,8 +352,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     def validate(self, request: Request, id: str) -> Response:
         """Start the validation of a draft: its artifacts are read and compared with their digests, a cell must be
         possible on an instance type, and it needs golden prompts or a waiver. The validation continues after this
-        response; `validation` shows its progress and why it failed. 409 if it is not a draft, or is being validated.
-        """
+        response; `validation` shows its progress and why it failed. 409 if it is not a draft, or is being validated."""
         return self.act_on_object(request, validation_start, "version_id", accepted=None)
 
     @extend_schema(request=ReasonSerializer)
@@ -378,8 +374,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
     @action(detail=True, methods=["get"])
     def diff(self, request: Request, id: str) -> Response:
         """Differences between this version and another: their fields, and a cell of each on every instance type, side
-        by side.
-        """
+        by side."""
         fields = validated(AgainstSerializer, request.query_params.dict())
         version = self._found(self.get_queryset())
         against = version_stated(fields["against"], field="against", versions=self.get_queryset())

@@ -1,6 +1,5 @@
 """Request bodies of model versions, and the API of engine allowances. Checks types and ranges only; services check what
-values mean.
-"""
+values mean."""
 
 from typing import Any
 
@@ -58,8 +57,7 @@ class AskedAdapterSerializer(StrictSerializer):
 
 class OnTypeSerializer(StrictSerializer):
     """Fields that differ on one instance type; others are as in the version. If the engine differs, `engine_options`,
-    `engine_env`, `speculation`, `quantization` and `roles` start empty.
-    """
+    `engine_env`, `speculation`, `quantization` and `roles` start empty."""
 
     engine = serializers.ChoiceField(choices=ENGINES, required=False)
     artifact_uri = serializers.CharField(
@@ -225,8 +223,7 @@ class EngineAllowanceFilter(filters.FilterSet):
 
 class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[EngineAllowance]):
     """Options and variables that engines may get beyond Switchyard's lists. Each lets operators run something on nodes
-    that the lists exclude.
-    """
+    that the lists exclude."""
 
     queryset = EngineAllowance.objects.all()
     serializer_class = EngineAllowanceSerializer
@@ -242,8 +239,7 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     @extend_schema(request=AllowSerializer, responses={200: EngineAllowanceSerializer, 202: ApprovalSerializer})
     def create(self, request: Request) -> Response:
         """Allow an engine one more option or variable. 409 if it is allowed already; 202 if it needs two-person
-        approval.
-        """
+        approval."""
         body = body_of(request, AllowSerializer)
         row = engine_allowance_request(**body, actor=actor_of(request), now=clock.now())
         if isinstance(row, Approval):

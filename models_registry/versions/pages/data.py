@@ -1,6 +1,5 @@
 """Reads models and versions for their pages: the list, a model, and a version with its configuration, cells,
-validation, use, measurements and differences. Decides and writes nothing.
-"""
+validation, use, measurements and differences. Decides and writes nothing."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -61,8 +60,7 @@ GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
 @dataclass(frozen=True, slots=True)
 class VersionRow:
     """A version. `degrees`: the shape of a cell by instance type. `deployments`: those that serve it. `cells`: number
-    of live cells.
-    """
+    of live cells."""
 
     version: ModelVersion
     degrees: tuple[tuple[str, str], ...]
@@ -182,8 +180,7 @@ class InstanceTypeLines:
 @dataclass(frozen=True, slots=True)
 class MeasuredCells:
     """Cells of one deployment and region. Peaks are of one cell within 15 s; latencies are those of the worst cell and
-    window.
-    """
+    window."""
 
     deployment: str
     region: str
@@ -327,8 +324,7 @@ def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionC
 
 def version_diff(version: ModelVersion, against: str, *, values: bool) -> DiffPage:
     """Differences from the version `against`, also of another model. With or without the values of the engine's
-    variables.
-    """
+    variables."""
     other = version_by_reference(ModelVersion.objects.all(), against) if against else None
     diff = diff_versions(other.spec(), version.spec(), instance_shapes()) if other else None
     shown = diff_without_values(diff) if diff is not None and not values else diff

@@ -1,6 +1,5 @@
 """The form of a draft: creates a draft from a version and edits its fields, validated as in the API. Services do the
-changes.
-"""
+changes."""
 
 import json
 from collections.abc import Mapping

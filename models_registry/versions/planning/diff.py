@@ -1,7 +1,6 @@
 """Compares two versions of a model: their fields, and a cell of each on every instance type. Objects are compared key
 by key, so that one changed number in a long option is visible. Also hides values of the engine's variables from
-viewers, because they may be secrets (`HF_TOKEN`). Pure: it never rates a difference.
-"""
+viewers, because they may be secrets (`HF_TOKEN`). Pure: it never rates a difference."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +40,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class InstanceTypeDiff:
     """An instance type that at least one version names. `problem_…`: why no cell of a version is possible there; then
-    it has no degrees and no arguments.
-    """
+    it has no degrees and no arguments."""
 
     instance_type: str
     problem_before: str
@@ -184,8 +182,7 @@ HIDDEN = "(hidden)"
 
 def without_values(path: str, value: Any) -> Any:
     """A version's value at a dotted path, as viewers see it: only names of variables, also in `by_type`. Missing values
-    stay missing.
-    """
+    stay missing."""
     if path == BY_TYPE and isinstance(value, Mapping):
         return {kind: _of_type(stated) for kind, stated in value.items()}
     return _names_only(value) if _is_variable(path) else value

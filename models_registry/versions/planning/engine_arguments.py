@@ -1,6 +1,5 @@
 """Renders a model version into the engine plan that agents run. The same version always gives the same plan. The
-agent's engine adapter adds values that only a node knows: ports, rank, paths. Pure.
-"""
+agent's engine adapter adds values that only a node knows: ports, rank, paths. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -151,8 +150,7 @@ def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None
     """The field with the first disallowed option or variable, and why it is disallowed; None if all are allowed.
 
     Rendering does not check this: a version from before a list became shorter keeps running until its agent restarts
-    it.
-    """
+    it."""
     for name, value in spec.engine_options.items():
         if (spec.engine == "neuron" and name in NEURON_OWN_OPTIONS) or _stated_elsewhere(name):
             continue  # rendering reads or rejects it
@@ -264,8 +262,7 @@ def _neuron_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
 
     vLLM's block count must equal the compiled one, which is one block per sequence without prefix caching. On several
     nodes vLLM itself stays at degree 1: the plugin has one worker per node, and a larger world size would make its
-    platform replace the executor.
-    """
+    platform replace the executor."""
     flags: dict[str, Any] = {"tensor_parallel_size": degrees.tp} if degrees.nodes == 1 and degrees.tp > 1 else {}
     cached = prefix_caching(spec)
     if cached is None:

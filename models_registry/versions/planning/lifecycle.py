@@ -1,8 +1,7 @@
 """The states of versions and validations with their allowed changes; the rules for each field of a draft
 (`check_draft`); and the decision whether a draft can be validated, which needs a possible cell and evidence of correct
 answers (`judge_version`). Only a draft may be edited; later only its state changes, and only forward. Pure: artifacts
-are read elsewhere.
-"""
+are read elsewhere."""
 
 import re
 from collections.abc import Mapping
@@ -214,8 +213,7 @@ PLAN_BYTES_MAX = 192 * 1024
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """`problems`: why no cell is possible, by instance type; empty if one is. `objection`: why the version cannot be
-    validated; empty if this module found nothing.
-    """
+    validated; empty if this module found nothing."""
 
     problems: Mapping[str, str]
     objection: str

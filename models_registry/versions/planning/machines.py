@@ -3,8 +3,7 @@ a cell is split over machines: reads the degrees of a version, fills in defaults
 cannot run. It is the only place that knows which tensor-parallel degree fits a machine. Figures of operators and
 providers take precedence (`fleet.capacity.planning.rates`). Prices: US dollars per hour, on demand, Linux, us-east-1.
 Watts: maximum sustained power. Emissions: grams of CO2 equivalent per kilowatt-hour of the grid, yearly average by
-place, without offsets. Pure: it never chooses a split for a model.
-"""
+place, without offsets. Pure: it never chooses a split for a model."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -41,20 +40,17 @@ ON_DEMAND: Mapping[str, float] = {
 
 CHIP_WATTS: Mapping[str, float] = {"h100": 700, "h200": 700, "b200": 1000, "a100": 400, "l40s": 350, "l4": 72}
 """By accelerator, from NVIDIA's data sheets, "Max thermal design power", of SXM modules if there are any; read on
-2026-11-26. AWS publishes no figures for its chips: their power draw is unknown until an operator states it.
-"""
+2026-11-26. AWS publishes no figures for its chips: their power draw is unknown until an operator states it."""
 
 VCPU_WATTS, VCPU_IDLE_WATTS = 3.5, 0.74
 """Per vCPU of a machine without accelerators, at full load and idle. Cloud Carbon Footprint, "Methodology", average of
-AWS's processors by SPECpower; read on 2026-11-26.
-"""
+AWS's processors by SPECpower; read on 2026-11-26."""
 IDLE_SHARE = VCPU_IDLE_WATTS / VCPU_WATTS
 """Share of its maximum that an idle machine draws."""
 
 DGX_WATTS = 10_200
 """NVIDIA DGX H100 and H200, data sheets, "System power usage": a whole machine with eight modules; read on 2026-11-26.
-AWS publishes no figures for its machines.
-"""
+AWS publishes no figures for its machines."""
 
 MACHINE_WATTS: Mapping[str, float] = {
     "local.cpu": VCPU_WATTS,
@@ -98,8 +94,7 @@ class InstanceShape:
     `cores` are the accelerator's units that run one rank each (NeuronCores, GPUs; the whole machine if it is a CPU), 0
     if unknown. `tensor_parallel_degree` is the default per machine. `memory_gib` is the accelerators' memory,
     `price_per_hour` US dollars on demand in us-east-1, `watts` the maximum sustained power of the whole machine; both
-    are 0 if no list has one (`machine_rates`).
-    """
+    are 0 if no list has one (`machine_rates`)."""
 
     name: str
     accelerator: str
@@ -148,8 +143,7 @@ class Degrees:
     """The split of one cell. Every degree counts over the whole cell.
 
     `nodes` machines; `tp` tensor-parallel ranks; `cp` context parallelism of prefill and `dp` data parallelism of
-    decode, which both divide the tensor-parallel ranks; `pp` pipeline stages.
-    """
+    decode, which both divide the tensor-parallel ranks; `pp` pipeline stages."""
 
     nodes: int = 1
     tp: int = 1
@@ -171,8 +165,7 @@ class Degrees:
 NAMES = tuple(field.name for field in fields(Degrees))
 WITHIN = "within"
 """Stated next to the degrees: how many network nodes, counted from the widest, the machines of a cell must share (EC2
-names three or four). Default: any.
-"""
+names three or four). Default: any."""
 WITHIN_MAX = 8
 
 
@@ -217,8 +210,7 @@ NEURON_RANKS_PER_NODE: Mapping[str, tuple[int, ...]] = {
 }
 """Ranks per machine that the Neuron runtime's collectives support, by accelerator. Source: https://awsdocs-
 neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html (tensor-parallelism
-support).
-"""
+support)."""
 
 
 def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> tuple[str, ...]:
@@ -293,8 +285,7 @@ class _Rules:
     def _check_executor_over_nodes(self) -> None:
         """Over several nodes Switchyard's executor drives one worker per node, each a rank of one tensor-parallel group
         (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees fails at its start. On one node
-        vLLM's own executor drives all devices.
-        """
+        vLLM's own executor drives all devices."""
         nodes = self.degrees.nodes
         if nodes == 1:
             return

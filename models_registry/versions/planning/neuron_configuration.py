@@ -1,7 +1,6 @@
 """Renders a model version into `override_neuron_config` of the vLLM Neuron plugin with NxDI (plugins 0.4.1 and 0.5.0,
 Neuron SDK 2.28 and 2.29), and into `neuron_config` of the plugin without NxDI. The result is the same on every rank:
-the agent adds `start_rank_id`. It never renders an unknown key, because NxDI would ignore it. Pure.
-"""
+the agent adds `start_rank_id`. It never renders an unknown key, because NxDI would ignore it. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,8 +57,7 @@ NEURON_CONFIG_KEYS = frozenset(_NAMES.split())
 """The names in NxDI's configuration: it ignores unknown names with a warning. Without those that name classes or files:
 attn_cls, lora_config, tensor_capture_config, tensor_replacement_config. From NeuronConfig and MoENeuronConfig in the
 library of Neuron SDK 2.29, the last that supports INT8, Medusa, Trn1 and Inf2: https://github.com/aws-neuron/neuronx-
-distributed-inference, src/neuronx_distributed_inference/models/config.py.
-"""
+distributed-inference, src/neuronx_distributed_inference/models/config.py."""
 
 NOT_IN_TARGET: Mapping[str, frozenset[str]] = {NXDI_2_28.name: frozenset({"enable_ve_data_parallel"})}
 """Names that an older NxDI lacks: the same file at the commits of 0.8.0 and 0.9.0."""
@@ -105,8 +103,7 @@ def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
 def longest_prompt(spec: VersionSpec) -> int:
     """Tokens of the longest prompt that the compiled model accepts: its largest stated bucket.
 
-    Requires checked NxDI settings.
-    """
+    Requires checked NxDI settings."""
     buckets: list[int] = spec.engine_options.get("neuron_config", {}).get("context_encoding_buckets") or []
     return max(buckets, default=spec.context_length)
 
@@ -115,8 +112,7 @@ def additional_config(spec: VersionSpec, override: JsonObject) -> JsonObject:
     """The value of `--additional-config` for a rendered configuration.
 
     If prompts must be shorter than the context, plugin 0.4.1 needs the limit to answer 400 to longer ones, which would
-    crash the engine. Plugin 0.5.0 has no such option, so the cell proxy checks the length (`longest_prompt`).
-    """
+    crash the engine. Plugin 0.5.0 has no such option, so the cell proxy checks the length (`longest_prompt`)."""
     longest = longest_prompt(spec)
     limit = {"max_prompt_length": longest} if longest < spec.context_length else {}
     return {NXDI_SETTINGS: override, **limit}
@@ -173,8 +169,7 @@ def _sampling(degrees: Degrees, speculation: Speculation | None) -> JsonObject:
     """Each request's own temperature, top-k and top-p, as by default in the plugin.
 
     Over several nodes random sampling is off: each node would draw different tokens, so their shares of one sequence
-    would diverge. Medusa needs the number of guesses that its library reads.
-    """
+    would diverge. Medusa needs the number of guesses that its library reads."""
     guesses = {"global_topk": MEDUSA_GUESSES} if isinstance(speculation, Medusa) else {}
     return {"dynamic": True, "deterministic": degrees.nodes > 1, **guesses}
 
@@ -354,8 +349,7 @@ SHARDING: Mapping[str, str] = {
     "apply_prefill_dcp": "cp",
 }
 """Keys that divide a replica beyond tensor parallelism, and the degree that corresponds. Each needs more engines than
-the one of a cell.
-"""
+the one of a cell."""
 SEGMENTS = (512, 1024, 2048, 4096, 8192)
 SINGLE_SHOT_MOST = 16 * 1024
 CONTEXT_TILE = 128

@@ -1,8 +1,7 @@
 """Rules between keys of NxDI's NeuronConfig, and which build of the Neuron stack fits a machine: each violation would
 otherwise be an exception on every node after machines were started. Rules are from
 `src/neuronx_distributed_inference/models/config.py` of https://github.com/aws-neuron/neuronx-distributed-inference,
-equal in 0.8.0 and 0.9.0; `bench/models/neuron_configurations.py` compares them with the classes. Pure.
-"""
+equal in 0.8.0 and 0.9.0; `bench/models/neuron_configurations.py` compares them with the classes. Pure."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -173,8 +172,7 @@ def check_target(spec: VersionSpec, degrees: Degrees, machine: InstanceShape, ta
 
 def is_without_efa(machine: InstanceShape) -> bool:
     """Inf2, and Trn1 with a single chip: "Supported instance types" of
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html.
-    """
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html."""
     return machine.accelerator == "inferentia2" or (machine.accelerator == "trainium" and machine.chips == 1)
 
 

@@ -26,8 +26,7 @@ GUESSES_FROM_TEXT = "ngram"
 @dataclass(frozen=True, slots=True)
 class RoleOptions:
     """A role's differences from the version. `tp`: instance type -> tensor-parallel degree; `max_concurrency` None: the
-    version's.
-    """
+    version's."""
 
     tp: Mapping[str, int]
     engine_options: Mapping[str, Any]

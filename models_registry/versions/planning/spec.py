@@ -1,8 +1,7 @@
 """A model version as plain data, and its fields on one of its instance types; reads and checks `quantization`,
 `adapters` and other JSON fields, with errors that name field and value. Model, context length, adapters and golden
 prompts are the same on all instance types; other fields may differ (`by_type`). Pure: whether a version can run is
-decided elsewhere, and so are conflicts of adapter names with other models.
-"""
+decided elsewhere, and so are conflicts of adapter names with other models."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,8 +136,7 @@ READY_TIMEOUT_MAX_S = 24 * 3600.0
 class HeadCounts:
     """Counts in the model that degrees must divide; None is unknown and not checked.
 
-    `attention` query heads, `kv` key-value heads, `layers` decoder layers.
-    """
+    `attention` query heads, `kv` key-value heads, `layers` decoder layers."""
 
     attention: int | None = None
     kv: int | None = None
@@ -150,8 +148,7 @@ class VersionSpec:
     """A model version as planner input. `parallelism` maps instance type -> {degree: number}
     (`models_registry.versions.planning.machines.Degrees`), `by_type` instance type -> other fields that differ there.
     `allowances`: options and variables that admins allow in addition to the lists, by engine. `differs_on`: the
-    instance type of this spec, if `by_type` has any entry; empty: equal on all.
-    """
+    instance type of this spec, if `by_type` has any entry; empty: equal on all."""
 
     model: str
     version: str
@@ -304,8 +301,7 @@ class NeuronQuantization:
     """Weights in `dtype`, computed in the model's type.
 
     `checkpoints_path` is the nodes' folder of quantized weights, which NxDI writes when it compiles. `unconverted`
-    modules keep their type.
-    """
+    modules keep their type."""
 
     dtype: str
     scheme: str

@@ -1,8 +1,7 @@
 """Builds and checks Medusa trees, and reads the field `speculation` of a version; engine arguments are rendered
 elsewhere. A Medusa tree lists the paths of guesses that a decode step verifies together. The path [0, 2] is the first
 head's best guess followed by the second head's third best. Head `i` guesses the token at distance `i + 1` from the
-step's own token, the root, which is not listed. Pure.
-"""
+step's own token, the root, which is not listed. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -175,8 +174,7 @@ METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
 
 MEDUSA_GUESSES = 10
 """Guesses per head that NxD reads, `TOPK` of neuronx_distributed.utils.medusa_utils: guess r of head h has number 10 h
-+ r.
-"""
++ r."""
 MOST_BATCH_RANGES = 16
 
 BatchRange = tuple[int, int, int]
@@ -186,8 +184,7 @@ BatchRange = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class Ngram:
     """Guesses the tokens that followed an earlier occurrence of the last tokens: `tokens` per step, matching
-    `lookup_min` to `lookup_max` of them.
-    """
+    `lookup_min` to `lookup_max` of them."""
 
     tokens: int
     lookup_min: int
@@ -198,8 +195,7 @@ class Ngram:
 @dataclass(frozen=True, slots=True)
 class Draft:
     """Separate weights guess a chain of `tokens` tokens: a smaller model, one trained on the target's features (EAGLE),
-    or heads on the target (vLLM's Medusa, best guesses only).
-    """
+    or heads on the target (vLLM's Medusa, best guesses only)."""
 
     method: Method
     tokens: int
@@ -269,8 +265,7 @@ def _refuse_tree(fields: FieldReader) -> None:
 
 def _by_batch(fields: FieldReader, tokens: int) -> tuple[BatchRange, ...]:
     """The field `tokens_per_batch_size` in vLLM's form: ranges of batch sizes that begin at 1 and do not overlap;
-    between and after ranges the previous range applies.
-    """
+    between and after ranges the previous range applies."""
     stated = fields.given("tokens_per_batch_size")
     if stated is None:
         return ()

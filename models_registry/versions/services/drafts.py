@@ -1,8 +1,7 @@
 """Creates, edits, releases, retires and deletes models and versions, and admits engine options beyond the lists
 (admins, with a reason, and a second approval if required). Each field of a draft must be valid on its own. A version
 that is no longer a draft never changes again except for its state. Changes hold the version's row lock while they check
-its users; new users take the same lock.
-"""
+its users; new users take the same lock."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """Validates drafts: reads their artifacts, compares them with their digests, and moves those that match to `validated`.
 The work is done in slices: each task takes the lease, reads some files and stores their digests, so that a crash
 repeats one file and no worker is blocked for long. It never reads an artifact inside a transaction. The draft is judged
-first, and the verdict applies only to that revision.
-"""
+first, and the verdict applies only to that revision."""
 
 import logging
 from collections.abc import Callable, Mapping
