@@ -74,8 +74,6 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     queryset = Approval.objects.all()
     serializer_class = ApprovalSerializer
     filterset_class = ApprovalFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "state", "action")
     needs = {"approve": Role.ADMIN, "reject": Role.VIEWER}

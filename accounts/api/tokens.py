@@ -158,8 +158,6 @@ class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
 
     serializer_class = SessionSerializer
     filterset_class = SessionFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     needs = {"revoke": Role.VIEWER}
 

@@ -322,8 +322,6 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     queryset = Grant.objects.select_related("user", "group")
     serializer_class = GrantSerializer
     filterset_class = GrantFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     needs = ADMIN_WRITES
 

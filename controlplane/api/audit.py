@@ -66,6 +66,5 @@ class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
     filterset_class = AuditFilter
     lookup_field = "number"
     lookup_url_kwarg = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-number"
     needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}

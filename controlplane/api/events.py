@@ -50,7 +50,6 @@ class EventViewSet(ReadOnlyModelViewSet[Event]):
     queryset = Event.objects.all()
     serializer_class = EventSerializer
     filterset_class = EventFilter
-    lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
     ordering_fields = ("id", "at", "kind", "actor")

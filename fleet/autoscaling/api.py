@@ -97,8 +97,6 @@ class ScalingPlaceViewSet(ReadOnlyModelViewSet[DeploymentRegion]):
 
     serializer_class = ScalingPlaceSerializer
     filterset_class = ScalingPlaceFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "deployment", "region", "cells")
     watch_kind = "scaling-place"
@@ -147,8 +145,6 @@ class ScalingDecisionViewSet(ReadOnlyModelViewSet[ScalingDecision]):
     queryset = ScalingDecision.objects.all()
     serializer_class = ScalingDecisionSerializer
     filterset_class = ScalingDecisionFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "at", "deployment", "region", "wanted", "rule")
     watch_kind = "scaling-decision"

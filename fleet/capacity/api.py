@@ -86,8 +86,6 @@ class RateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Rate]):
 
     serializer_class = RateSerializer
     filterset_class = RateFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "kind", "subject", "valid_from", "created_at")
@@ -243,8 +241,6 @@ class CapacityPoolViewSet(ReadOnlyModelViewSet[CapacityPool]):
 
     serializer_class = CapacityPoolSerializer
     filterset_class = CapacityPoolFilter
-    lookup_field = "pk"
-    lookup_url_kwarg = "id"
     lookup_value_regex = r"[0-9]{1,9}"
     ordering_fields = ("region", "instance_type", "position", "market", "zone")
     watch_kind = "capacity-pool"

@@ -317,7 +317,6 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
 
     serializer_class = CellSerializer
     filterset_class = CellFilter
-    lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "state", "generation", "restarts", "state_since", "created_at", "region", "deployment")
     watch_kind = "cell"

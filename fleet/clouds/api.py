@@ -71,9 +71,6 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
     queryset = ImageMove.objects.all()
     serializer_class = ImageMoveSerializer
     filterset_class = ImageMoveFilter
-    lookup_field = "pk"
-    lookup_url_kwarg = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "region", "instance_type", "state", "asked_at", "ended_at")
     watch_kind = "image-move"

@@ -73,7 +73,6 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     queryset = Incident.objects.prefetch_related("replacements")
     serializer_class = IncidentSerializer
     filterset_class = IncidentFilter
-    lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
     ordering_fields = ("id", "kind", "state", "region", "deployment", "opened_at", "closed_at")

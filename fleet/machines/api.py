@@ -112,7 +112,6 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
 
     serializer_class = MachineSerializer
     filterset_class = MachineFilter
-    lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "provider", "region", "state", "state_since", "created_at")
     watch_kind = "machine"

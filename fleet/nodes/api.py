@@ -148,7 +148,6 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
 
     serializer_class = NodeSerializer
     filterset_class = NodeFilter
-    lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
     watch_kind = "node"

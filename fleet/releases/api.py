@@ -43,7 +43,6 @@ class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
 
     queryset = AgentRelease.objects.all()
     serializer_class = AgentReleaseSerializer
-    lookup_field = "id"
     lookup_value_regex = r"[0-9a-f]{1,16}"
     ordering_fields = ("id", "created_at")
     watch_kind = "agent-release"
@@ -108,8 +107,6 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     queryset = AgentRollout.objects.prefetch_related("moves")
     serializer_class = AgentRolloutSerializer
     filterset_class = AgentRolloutFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "state", "created_at", "ended_at")
     watch_kind = "agent-rollout"

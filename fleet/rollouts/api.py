@@ -160,7 +160,6 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
 
     serializer_class = RolloutSerializer
     filterset_class = RolloutFilter
-    lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
     reads = frozenset({"preview"})

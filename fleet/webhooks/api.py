@@ -99,7 +99,6 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     queryset = WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
     serializer_class = WebhookDeliverySerializer
     filterset_class = WebhookDeliveryFilter
-    lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
     ordering_fields = ("id", "event", "state", "created_at", "due_at", "ended_at")

@@ -1,5 +1,6 @@
 """Base classes of all view sets, with the conventions of the API. A view set only declares:
 
+- `lookup_field` and `lookup_value_regex`: the field that paths name; default: a numeric `id`,
 - `page_order`: the unique field that orders its list; `ordering_fields`: columns for `?ordering=`,
 - `watch_kind`: the name of its recorded changes, for `?since=` (kernel.change_triggers),
 - `columns`: columns of `switchyard get` (`controlplane.cli.resources.column_of`); default: its first plain fields,
@@ -97,6 +98,8 @@ class Conventions(APIView):
     measured: ClassVar[Set[str]] = frozenset()
     shown_once: ClassVar[Set[str]] = frozenset()
     needs_if_match: ClassVar[Set[str]] = frozenset()
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         try:

@@ -181,8 +181,6 @@ class BenchmarkViewSet(ReadOnlyModelViewSet[Benchmark]):
 
     serializer_class = BenchmarkSerializer
     filterset_class = BenchmarkFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "created_at", "goodput")
     watch_kind = "benchmark"
@@ -365,8 +363,6 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
 
     serializer_class = ConfigurationSearchSerializer
     filterset_class = ConfigurationSearchFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "created_at")
     watch_kind = "configuration-search"

@@ -190,8 +190,6 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
 
     queryset = RequestQueue.objects.select_related("key").prefetch_related("refused")
     serializer_class = RequestQueueSerializer
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "name", "created_at")

@@ -202,7 +202,6 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
 
     serializer_class = BatchSerializer
     filterset_class = BatchFilter
-    lookup_field = "id"
     lookup_value_regex = r"[0-9a-z_]{1,64}"
     page_order = "-created_at"
     ordering_fields = ("id", "created_at", "expires_at", "tenant", "state")

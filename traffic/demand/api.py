@@ -70,8 +70,6 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     queryset = DemandForecast.objects.all()
     serializer_class = DemandForecastSerializer
     filterset_class = ForecastFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
     columns = "DEPLOYMENT, ORIGIN, CLASS=serving_class, MADE=made_at:age, JUDGED=is_judged"

@@ -131,8 +131,6 @@ class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
     queryset = EntryRevision.objects.all()
     serializer_class = EntryRevisionSerializer
     filterset_class = EntryRevisionFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "at", "revision", "state")
     watch_kind = "entry-revision"

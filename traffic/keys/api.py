@@ -269,7 +269,6 @@ class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
 
     serializer_class = KeyRingSerializer
     filterset_class = KeyRingFilter
-    lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "region")
     watch_kind = "key-ring"

@@ -69,7 +69,6 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
 
     serializer_class = IngressSerializer
     filterset_class = IngressFilter
-    lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "created_at", "region")
     watch_kind = "ingress"

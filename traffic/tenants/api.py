@@ -173,8 +173,6 @@ class TenantGrantViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Tena
     queryset = TenantGrant.objects.all()
     serializer_class = TenantGrantSerializer
     filterset_class = TenantGrantFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     columns = "ID, TENANT, USE, TARGET, ACTOR, AGE=created_at:age"
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
@@ -245,8 +243,6 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
     queryset = TenantWebhook.objects.all()
     serializer_class = TenantWebhookSerializer
     filterset_class = TenantWebhookFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     ordering_fields = ("id", "tenant", "created_at")
     shown_once = frozenset({"create", "rotate"})

@@ -228,8 +228,6 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     queryset = EngineAllowance.objects.all()
     serializer_class = EngineAllowanceSerializer
     filterset_class = EngineAllowanceFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "engine", "name", "created_at")

@@ -153,8 +153,6 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     queryset = TrafficOverride.objects.all()
     serializer_class = OverrideSerializer
     filterset_class = OverrideFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     reads = frozenset({"preview"})
     ordering_fields = ("id", "kind", "created_at", "expires_at", "ended_at", "deployment", "region")
@@ -202,8 +200,6 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     queryset = TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)
     serializer_class = EvacuationSerializer
     filterset_class = EvacuationFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     reads = frozenset({"preview"})
     ordering_fields = ("id", "created_at", "expires_at", "ended_at", "deployment", "region")

@@ -125,8 +125,6 @@ class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     queryset = TrafficShift.objects.all()
     serializer_class = ShiftSerializer
     filterset_class = ShiftFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     ordering_fields = ("id", "kind", "moved", "at", "deployment")
     watch_kind = "shift"

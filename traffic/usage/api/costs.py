@@ -363,8 +363,6 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     queryset = Budget.objects.all()
     serializer_class = BudgetSerializer
     filterset_class = BudgetFilter
-    lookup_field = "id"
-    lookup_value_regex = r"[0-9]{1,18}"
     page_order = "id"
     needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "tenant", "deployment", "changed_at")
