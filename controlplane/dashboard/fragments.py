@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
@@ -25,6 +25,13 @@ Context = dict[str, Any]
 T = TypeVar("T")
 Load = Callable[["PageRequest"], object]
 """Loads the data of one fragment; the result is `body` in its template."""
+
+
+def found_or_404(row: T | None, name: str) -> T:
+    """Raises Http404 with a sentence about `name`, such as `cell 'c-1'`, if there is no row."""
+    if row is None:
+        raise Http404(f"There is no {name}.")
+    return row
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
-from django.http import Http404
 
 from accounts.models import Approval, ApprovalState
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.events import EventList, incident_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident, Replacement
 from fleet.nodes.models import Node
@@ -194,10 +193,7 @@ INCIDENTS = Page(
 
 
 def _incident(request: PageRequest) -> Incident:
-    incident = incident_find(request.key)
-    if incident is None:
-        raise Http404(f"There is no incident {request.key!r}.")
-    return incident
+    return found_or_404(incident_find(request.key), f"incident {request.key!r}")
 
 
 def _incident_page(request: PageRequest) -> IncidentPage:

@@ -20,7 +20,7 @@ from controlplane.dashboard.actions import (
     action_page_view,
     page_target,
 )
-from controlplane.dashboard.fragments import Context, Fragment, PageRequest
+from controlplane.dashboard.fragments import Context, Fragment, PageRequest, found_or_404
 from fleet.agents.services.enrolment import join_line
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
@@ -210,10 +210,7 @@ def invitation_withdraw_action(form: Submission, prefix: str) -> None:
 
 
 def _machine_or_404(key: str) -> Machine:
-    row = Machine.objects.filter(id=key).first()
-    if row is None:
-        raise Http404(f"There is no machine {key!r}.")
-    return row
+    return found_or_404(Machine.objects.filter(id=key).first(), f"machine {key!r}")
 
 
 def _remove(form: Submission, machine: Machine) -> None:

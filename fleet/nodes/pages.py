@@ -8,11 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from django.db.models import Case, Q, QuerySet, When
-from django.http import Http404
 
 from controlplane.dashboard.choices import choose, choose_region, choose_state
 from controlplane.dashboard.events import EventList, node_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import CellMember
 from fleet.load.pages import report_of, silent_s
@@ -147,10 +146,7 @@ def _node_filter(request: PageRequest) -> Filter:
 
 
 def _node(request: PageRequest) -> NodeRow:
-    row = node_find(node_id=request.key, now=request.now)
-    if row is None:
-        raise Http404(f"There is no node {request.key!r}.")
-    return row
+    return found_or_404(node_find(node_id=request.key, now=request.now), f"node {request.key!r}")
 
 
 def _events_of_node(request: PageRequest) -> EventList:

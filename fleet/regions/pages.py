@@ -7,12 +7,11 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from django.http import Http404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
 from controlplane.dashboard.events import EventList, region_events
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from fleet.capacity.api import DeclarePoolSerializer
 from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
 from fleet.capacity.selectors import pool_views, pools_in_order
@@ -252,10 +251,7 @@ def _region(request: PageRequest) -> Region:
 
 
 def _region_or_404(region: str) -> Region:
-    found = region_find(region)
-    if found is None:
-        raise Http404(f"There is no region {region!r}.")
-    return found
+    return found_or_404(region_find(region), f"region {region!r}")
 
 
 def _head(request: PageRequest) -> RegionHead:
@@ -294,10 +290,9 @@ REGION = Page(
 
 
 def _pool(region: str, pool_id: int) -> CapacityPool:
-    pool = CapacityPool.objects.filter(region_id=region, pk=pool_id).first()
-    if pool is None:
-        raise Http404(f"There is no pool {pool_id} in {region!r}.")
-    return pool
+    return found_or_404(
+        CapacityPool.objects.filter(region_id=region, pk=pool_id).first(), f"pool {pool_id} in {region!r}"
+    )
 
 
 TARGET = Target(
@@ -347,10 +342,9 @@ def pool_add_action(form: Submission, region: Region) -> None:
 
 
 def _move(region: str, move_id: int) -> ImageMove:
-    move = ImageMove.objects.filter(region_id=region, pk=move_id).first()
-    if move is None:
-        raise Http404(f"There is no move {move_id} to another image in {region!r}.")
-    return move
+    return found_or_404(
+        ImageMove.objects.filter(region_id=region, pk=move_id).first(), f"move {move_id} to another image in {region!r}"
+    )
 
 
 def _images_of(region: str) -> str:

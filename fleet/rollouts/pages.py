@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from django.db.models import Q
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 
@@ -29,7 +29,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.events import EventList, rollout_events
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import CellList, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -285,10 +285,7 @@ def _rollout_filter(request: PageRequest) -> Filter:
 
 
 def _rollout(request: PageRequest) -> RolloutDetail:
-    detail = rollout_find(request.key)
-    if detail is None:
-        raise Http404(f"There is no rollout {request.key!r}.")
-    return detail
+    return found_or_404(rollout_find(request.key), f"rollout {request.key!r}")
 
 
 def _rollout_charts(request: PageRequest) -> tuple[Chart, ...]:

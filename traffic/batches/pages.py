@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db.models import Q
-from django.http import Http404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.reconcile.planning.states import choices
 from kernel.tones import Tone
 from traffic.batches.models import Batch, BatchTimeline
@@ -121,10 +120,7 @@ def _filter(request: PageRequest) -> Filter:
 
 
 def _batch(request: PageRequest) -> BatchRow:
-    row = batch_find(request.key, request.now)
-    if row is None:
-        raise Http404(f"There is no batch {request.key!r}.")
-    return row
+    return found_or_404(batch_find(request.key, request.now), f"batch {request.key!r}")
 
 
 def _progress(request: PageRequest) -> BatchProgress:
@@ -159,10 +155,7 @@ BATCH = Page(
 
 
 def _find(key: str) -> Batch:
-    row = Batch.objects.filter(id=key).first()
-    if row is None:
-        raise Http404(f"There is no batch {key!r}.")
-    return row
+    return found_or_404(Batch.objects.filter(id=key).first(), f"batch {key!r}")
 
 
 def _cancel(form: Submission, batch: Batch) -> None:

@@ -1,13 +1,12 @@
 """The list of cells, and the page of one cell with its actions. Services decide."""
 
-from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
 from controlplane.dashboard.events import EventList, cell_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import (
     CellList,
@@ -47,10 +46,7 @@ def _cell_filter(request: PageRequest) -> Filter:
 
 
 def _cell(request: PageRequest) -> CellRow:
-    row = cell_find(cell_id=request.key, now=request.now)
-    if row is None:
-        raise Http404(f"There is no cell {request.key!r}.")
-    return row
+    return found_or_404(cell_find(cell_id=request.key, now=request.now), f"cell {request.key!r}")
 
 
 def _cell_software(request: PageRequest) -> Stack:

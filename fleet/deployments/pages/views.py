@@ -4,7 +4,6 @@ decide."""
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from django.http import Http404
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
@@ -18,7 +17,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, deployment_events
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.autoscaling.pages import Autoscaling, Forecasts, Roles, autoscaling_of, forecasts_of, roles_of
@@ -66,10 +65,7 @@ def _deployment_filter(request: PageRequest) -> Filter:
 
 
 def _deployment(request: PageRequest) -> DeploymentRow:
-    row = deployment_find(name=request.key, now=request.now)
-    if row is None:
-        raise Http404(f"There is no deployment {request.key!r}.")
-    return row
+    return found_or_404(deployment_find(name=request.key, now=request.now), f"deployment {request.key!r}")
 
 
 def _deployment_cells(request: PageRequest) -> CellList:

@@ -13,7 +13,7 @@ from controlplane.dashboard.actions import (
     action_view,
 )
 from controlplane.dashboard.events import EventList, version_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
@@ -59,10 +59,7 @@ def _filter(request: PageRequest) -> Filter:
 
 
 def _model(request: PageRequest) -> ModelPage:
-    page = model_find(request.key)
-    if page is None:
-        raise Http404(f"There is no model {request.key!r}.")
-    return page
+    return found_or_404(model_find(request.key), f"model {request.key!r}")
 
 
 def _versions(request: PageRequest) -> VersionList:
@@ -78,10 +75,7 @@ def _searches(request: PageRequest) -> SearchesView:
 
 
 def _version_of(request: PageRequest) -> ModelVersion:
-    version = version_find(request.key)
-    if version is None:
-        raise Http404(f"There is no model version {request.key!r}.")
-    return version
+    return found_or_404(version_find(request.key), f"model version {request.key!r}")
 
 
 def _version(request: PageRequest) -> VersionPage:
@@ -229,10 +223,7 @@ VERSION_DIFF = Page(
 
 
 def _find(key: str) -> ModelVersion:
-    version = version_find(key)
-    if version is None:
-        raise Http404(f"There is no model version {key}.")
-    return version
+    return found_or_404(version_find(key), f"model version {key}")
 
 
 def _validate(form: Submission, version: ModelVersion) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
@@ -24,7 +24,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.choices import choose, choose_labelled
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
@@ -84,10 +84,7 @@ def _key_policy_view(request: PageRequest) -> tuple[PolicyView, Confirmation]:
 
 
 def _key_detail(request: PageRequest) -> KeyDetail:
-    detail = key_find(request.key, request.now)
-    if detail is None:
-        raise Http404(f"There is no key {request.key!r}.")
-    return detail
+    return found_or_404(key_find(request.key, request.now), f"key {request.key!r}")
 
 
 def _actions(request: PageRequest) -> ActionMenu:
@@ -167,10 +164,7 @@ KEY = Page(
 
 
 def _find_key(key: str) -> ApplicationKey:
-    row = ApplicationKey.objects.filter(prefix=key).first()
-    if row is None:
-        raise Http404(f"There is no key {key!r}.")
-    return row
+    return found_or_404(ApplicationKey.objects.filter(prefix=key).first(), f"key {key!r}")
 
 
 def _change_limits(form: Submission, key: ApplicationKey) -> None:
