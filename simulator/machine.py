@@ -260,7 +260,6 @@ class Machine(AgentLink):
             self.converge()
 
     def engine_changed(self) -> None:
-        """Something about the engine changed; the next poll reads it."""
         self._context.queue.after(POLL_S * self._context.random.random(), self.converge)
 
     def _wake_at(self, at_s: float) -> None:

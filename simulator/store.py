@@ -53,8 +53,6 @@ NEVER_REPORTED = ReportView(connected=False, last_seen_at=None)
 
 
 class Store(Rows):
-    """The rows, and what each decision does to them."""
-
     @singledispatchmethod
     def apply(self, decision: Decision, now: datetime) -> None:
         """Applies one decision, as `fleet.reconcile.services.apply` does. Raises StaleWrite if the rows have changed

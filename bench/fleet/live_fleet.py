@@ -54,7 +54,6 @@ class Fleet:
         return self._client.get(f"{SERVER}/metrics").raise_for_status().text
 
     def rows(self, path: str, **query: Any) -> list[Row]:
-        """Every row of a list that fits one page."""
         rows: list[Row] = self.get(path, page_size=1000, **query)["results"]
         return rows
 

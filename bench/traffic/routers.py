@@ -37,8 +37,6 @@ class CellLoad:
 
 
 class Router(Protocol):
-    """Chooses a cell by its index for a request with this key."""
-
     def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None: ...
 
 

@@ -100,7 +100,6 @@ class ChoiceEvents:
         return event + end if error is None else b"data: " + error_in_form(self._path, error) + end
 
     def error_of(self, event: bytes) -> EngineError | None:
-        """The error in an error event; None if it cannot be parsed."""
         data = _data_of(event)
         if data is None:
             return None
@@ -111,8 +110,6 @@ class ChoiceEvents:
 
 
 class UsageHidden(ChoiceEvents):
-    """The same without the usage event."""
-
     marks = (*ChoiceEvents.marks, b'"usage"')
 
     def change(self, event: bytes, end: bytes) -> bytes:

@@ -32,7 +32,6 @@ class EngineError:
 
 
 def read_error(path: bytes, status: int, stated: Any) -> EngineError:
-    """An engine's error to a request for this path, from JSON or text."""
     error = stated.get("error") if isinstance(stated, dict) else None
     given = error if isinstance(error, dict) else stated if isinstance(stated, dict) else {}
     read = EngineError(

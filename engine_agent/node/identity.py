@@ -241,7 +241,6 @@ class IdentityCopy:
         self._copied: object = None
 
     def can_update(self) -> bool:
-        """Whether the identity is complete."""
         return self._own.has_certificate and self._own.has_bundle and self._own.revoked_file.exists()
 
     def update(self) -> None:

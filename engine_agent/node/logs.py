@@ -118,7 +118,6 @@ class LogTailSender:
 
 
 def log_tail(home: Path, assignment: Assignment | None, lines: int) -> LogTail:
-    """The last lines of each log in a node's folder."""
     secrets = (assignment.secret,) if assignment is not None else ()
     tails = {name: last_lines(home / f"{name}.log", lines) for name in LOGS}
     return LogTail(

@@ -52,8 +52,6 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """An engine's health, and the name of its state."""
-
     health: Health
     state: str = ""
 
@@ -114,7 +112,6 @@ def after_proxy(seen: ProbeResults, status: ProxyStatus | ProbeFailure, now_s: f
 
 
 def after_engine(seen: ProbeResults, status: EngineAnswer | ProbeFailure) -> ProbeResults:
-    """Results after a poll of a follower's engine."""
     if isinstance(status, EngineAnswer):
         health = status.health
         was_ready = seen.was_ready or health.ok

@@ -48,7 +48,6 @@ def version_text(version: str, release: str) -> str:
 
 
 def release_of(agent_version: str) -> str:
-    """The release id in a version made by `version_text`, or ""."""
     found = agent_version.partition("+")[2]
     return found if is_release_id(found) else ""
 

@@ -60,8 +60,6 @@ class SharedMembers(Struct, kw_only=True):
 
 
 class SamplingMembers(SharedMembers, kw_only=True):
-    """What `check_sampling_members` checks."""
-
     top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
     n: Seed | None = None
     max_tokens: Seed | None = None
@@ -108,8 +106,6 @@ class ResponseFormat(Struct):
 
 
 class StructuredOutputs(Struct):
-    """vLLM's own `structured_outputs`."""
-
     json: Any = None
     regex: str | None = None
     choice: list[str] | None = None

@@ -74,7 +74,6 @@ def die_with_parent() -> None:
 
 
 def pid_outside() -> int:
-    """The pid of this process where /proc was mounted."""
     return int(os.readlink("/proc/self"))
 
 

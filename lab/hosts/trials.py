@@ -32,7 +32,6 @@ class Harmed:
     cells: frozenset[str] = frozenset()
 
     def excuses(self, stream: Stream) -> bool:
-        """Whether an answer that had begun ran over what is harmed."""
         ran_over_it = stream.cell in self.cells or stream.host in self.hosts or stream.chosen_by in self.nodes
         return bool(stream.cell) and ran_over_it
 

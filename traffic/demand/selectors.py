@@ -89,7 +89,6 @@ def in_cells_by_class(now: datetime) -> dict[Place, dict[str, float]]:
 
 
 def batch_work_shares(now: datetime) -> dict[Place, float]:
-    """Returns the share of batch work in a deployment's cells, by region."""
     cells: dict[Place, list[Mapping[str, float]]] = defaultdict(list)
     for place, classes in _cells_by_class(now):
         cells[place].append(classes)

@@ -86,8 +86,6 @@ class EntryView:
 
 @dataclass(frozen=True, slots=True)
 class PublishEntry:
-    """Replace revision `seen` with these weights as `revision`."""
-
     weights: Weights
     seen: int
     revision: int
@@ -245,7 +243,6 @@ class PublishedRecords:
 
     @property
     def weights(self) -> dict[str, int]:
-        """Returns set identifier -> weight."""
         return {each["SetIdentifier"]: int(each["Weight"]) for each in self.records if "Weight" in each}
 
     @property

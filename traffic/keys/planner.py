@@ -42,8 +42,6 @@ class KeyRingVersion:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A revoked key, and the first version of all keys without it."""
-
     prefix: str
     version: int
 
@@ -138,12 +136,10 @@ PLAYGROUND_TENANT = "switchyard-playground"
 
 
 def sender_key_text(prefix: str, secret: str) -> str:
-    """Returns the text that the sender uses for a request of the key with this prefix."""
     return _internal_text(_SENDER, prefix, secret)
 
 
 def with_sender(key: ApiKey, secret: str) -> ApiKey:
-    """Returns the key with the digest of its sender text."""
     return msgspec.structs.replace(key, sender_digest=_key_digest(sender_key_text(key.prefix, secret)))
 
 

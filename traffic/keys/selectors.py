@@ -90,7 +90,6 @@ def keys_in_force() -> dict[str, int]:
 
 
 def ingresses_waited_for(version: int) -> tuple[str, ...]:
-    """Returns the ingresses that do not enforce this version yet."""
     return tuple(sorted(ingress for ingress, there in keys_in_force().items() if there < version))
 
 

@@ -287,7 +287,6 @@ class LastEvent:
         return dict(self.event["response"])
 
     def shown(self, response: Mapping[str, Any]) -> bytes:
-        """Returns the event with this object."""
         return event_bytes({**self.event, "response": response})
 
 
@@ -312,7 +311,6 @@ class ResponseEvents:
             yield self._pass_event(event)
 
     def rest(self) -> bytes:
-        """Returns the bytes after the last whole event."""
         return bytes(self._partial)
 
     def failure(self, message: str) -> bytes:

@@ -90,7 +90,6 @@ def kept_of_tenant(tenant: str) -> tuple[int, int]:
 
 
 def kept_in_all() -> tuple[int, int]:
-    """Returns the number of all stored responses and their bytes."""
     totals = StoredResponse.objects.order_by().aggregate(n=Count("pk"), size=Sum("bytes"))
     return totals["n"], totals["size"] or 0
 

@@ -263,7 +263,6 @@ class RoutingCache:
         return self._written.get("keys", _KEYS, key_ring_version)
 
     def open_subjects(self, kind: str) -> list[str]:
-        """Returns the subjects of open incidents of this kind."""
         rows = Incident.objects.filter(kind=kind, state=IncidentState.OPEN).values_list("subject", flat=True)
         return self._written.get(f"incidents {kind}", _INCIDENTS, lambda: list(rows))
 

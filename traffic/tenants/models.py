@@ -75,5 +75,4 @@ class TenantWebhook(models.Model):
 
     @property
     def shown_url(self) -> str:
-        """The part of its URL that may be shown."""
         return shown_url(self.url)

@@ -98,7 +98,6 @@ def callback_refusal(tenant: str, url: str) -> str:
 
 
 def place_grant_for(tenant: str, wanted: ObjectUri, use: GrantUse) -> TenantGrant | None:
-    """Returns a grant of the tenant that covers an object or S3 prefix."""
     grants = TenantGrant.objects.filter(tenant=tenant, use=use.value).order_by("id")
     return next((grant for grant in grants if grant.place.covers(wanted)), None)
 

@@ -60,7 +60,6 @@ class NeuronAdapter:
 
 
 def installed_python(cache: Path) -> Path | None:
-    """Returns the interpreter of Neuron's environment in a cache, or None if there is none."""
     python = cache / ENVIRONMENT / "bin" / "python"
     return python if python.exists() else None
 

@@ -34,8 +34,6 @@ class CacheChange:
 
 @dataclass
 class PrefixCache:
-    """Blocks of `block_tokens` tokens each."""
-
     block_tokens: int
     _holders: dict[int, int] = field(default_factory=dict)
     _free: "OrderedDict[int, None]" = field(default_factory=OrderedDict)

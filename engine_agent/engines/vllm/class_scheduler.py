@@ -137,5 +137,4 @@ def class_aware_scheduler(**given: Any) -> Any:
 
 
 def tokens_from(environment: Mapping[str, str]) -> int:
-    """Returns the tokens of batch prompts in a step from the launcher's variable."""
     return int(environment.get(TOKENS_VARIABLE, BATCH_PROMPT_TOKENS))

@@ -39,8 +39,6 @@ class LinkBroken(OSError):
 
 @dataclass(frozen=True)
 class LinkMember:
-    """A member and the address of its check."""
-
     rank: int
     address: str
     port: int
@@ -81,7 +79,6 @@ def plan_from(text: str) -> LinkPlan:
 
 
 def check_links(plan: LinkPlan) -> tuple[Result, Result]:
-    """The results for the links of this member and for the sum."""
     deadline_s = monotonic() + plan.within_s
     links: dict[int, socket.socket] = {}
     try:

@@ -65,7 +65,6 @@ def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> AcceleratorM
 
 
 def neuron_device_count(root: Path) -> int:
-    """Device files of the Neuron driver: /dev/neuron0, …"""
     return sum(path.name.removeprefix("neuron").isdecimal() for path in (root / "dev").glob("neuron*"))
 
 

@@ -204,7 +204,6 @@ def _start_batch(
 
 
 def file_index(file: BinaryIO, endpoint: str, settings: BatchSettings) -> LineIndex:
-    """Returns the index of a file's lines, with errors."""
     index = LineIndex(endpoint=endpoint, salt=secrets.token_bytes(16), settings=settings)
     for start, text in bounded_lines(file, settings.max_line_bytes):
         index.add(text, start)

@@ -20,8 +20,6 @@ from traffic.files.services.store import FileStore
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """A range that this process has leased."""
-
     id: int
     batch: str
     tenant: str
@@ -80,7 +78,6 @@ def batch_chore_release(*, batch: Batch) -> bool:
 
 
 def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> LeasedRange | None:
-    """Leases the next free range of a batch, or returns None."""
     free = Q(leased_until=None) | Q(leased_until__lte=now)
     rows = BatchRange.objects.filter(free, batch=batch_id, batch__state=BatchState.IN_PROGRESS.value, done=False)
     with transaction.atomic():

@@ -97,6 +97,5 @@ class FileStore(Protocol):
 
 
 def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the rest of an open file in pieces."""
     while piece := file.read(READ_BYTES):
         yield piece

@@ -72,7 +72,6 @@ def movement(before: Matrix, after: Matrix, demand: Mapping[str, float]) -> floa
 
 
 def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
-    """Returns the load of each region under a matrix, in the unit of the demand."""
     served: dict[str, float] = defaultdict(float)
     for origin, row in matrix.items():
         for region, share in row.items():

@@ -95,7 +95,6 @@ def override_end(*, override_id: int, actor: str, now: datetime, why: str = "") 
 
 
 def overrides_expire(*, now: datetime) -> list[int]:
-    """Ends every expired override. Returns their IDs."""
     due = TrafficOverride.objects.filter(ended_at__isnull=True, expires_at__lte=now)
     return [override.pk for override in due if _end_override(override, "expired", "switchyard", now)]
 

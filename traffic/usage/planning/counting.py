@@ -237,8 +237,6 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class KeyScope:
-    """Tenant of a key and its deployments (empty for all)."""
-
     tenant: str
     deployments: frozenset[str] = frozenset()
 
@@ -334,7 +332,6 @@ def _draw_requests(claim: Claim, wanted: int, credit: Credit) -> int:
 
 
 def credit_marks(credit: Credit, marks: Marks) -> list[SourceTotals]:
-    """Returns the marks that changed."""
     fresh = [
         SourceTotals(CREDIT, deployment, "", _limited_credit(left))
         for deployment, left in sorted(credit.deployments.items())
@@ -391,7 +388,6 @@ class BudgetPlan:
 
 
 def month_of(now: datetime) -> date:
-    """First day of the current month."""
     return now.astimezone(UTC).date().replace(day=1)
 
 
@@ -418,7 +414,6 @@ def used_percent(rules: BudgetRules, used: Decimal) -> Decimal:
 
 
 def plan_budget(rules: BudgetRules, used: Decimal, was: BudgetStanding, now: datetime) -> BudgetPlan:
-    """Returns the state of a budget; `used` is the usage in the month of `now`."""
     month, percent = month_of(now), used_percent(rules, used)
     level = max((each for each in rules.alert_at if percent >= each), default=0)
     standing = BudgetStanding(month, level, stopped=rules.hard_stop and percent >= FULL)

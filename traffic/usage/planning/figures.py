@@ -283,7 +283,6 @@ class CostRow:
         return {**self.sums.figures(with_idle=False), **{f"{name}_with_idle": with_idle[name] for name in FIGURES}}
 
     def figure_texts(self) -> dict[str, str | None]:
-        """Returns the figures as text with six decimals."""
         return {name: None if value is None else money_text(value) for name, value in self.all_figures().items()}
 
     def sources(self) -> dict[str, str]:

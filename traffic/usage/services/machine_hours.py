@@ -261,7 +261,6 @@ def _settle_row(
 
 
 def energy_source(rated_uj: int, estimated_uj: int, unrated_ms: int) -> Source:
-    """Source of an amount of energy, from its parts."""
     if unrated_ms:
         return Source.UNKNOWN
     return Source.ESTIMATED if estimated_uj else Source.RATED if rated_uj else Source.MEASURED

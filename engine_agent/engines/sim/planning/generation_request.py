@@ -78,8 +78,6 @@ class OutputForm:
 
 @dataclass(frozen=True)
 class Stops:
-    """Stop texts and ids, and whether they stay in the text."""
-
     texts: tuple[str, ...] = ()
     ids: frozenset[int] = frozenset()
     is_included: bool = False

@@ -23,8 +23,6 @@ _WRITTEN_BYTES = 1 << 20
 
 
 class TlsConnection:
-    """One connection, including its TLS handshake."""
-
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, leads: bool, limit_s: float) -> None:
         """Performs the TLS handshake. Until `lift_limit`, `limit_s` applies to everything that is read and to each
         write. Raises OSError if the other side is gone, is too slow (`TimeoutError`) or speaks no TLS

@@ -59,7 +59,6 @@ class HangDetector:
             watched.behind_since_s = now_s if done < self._called else None
 
     def step_called(self, number: int, now_s: float) -> None:
-        """All members were called to take a step."""
         self._called = number
         for watched in self._watched.values():
             if watched.behind_since_s is None:
