@@ -5,8 +5,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.protocol.messages import CellWork
 from fleet.capacity.planning.rates import Source
 from fleet.nodes.models import NodeReport
 from fleet.regions.models import Rate
@@ -15,7 +17,7 @@ from tests.fleet.rows import NOW
 from tests.traffic.usage.planning.test_prices import simulated
 from tests.traffic.usage.test_machine_hours import a_cell, in_flight, shared
 from traffic.usage.models import CellHour, CostShare, TokenFit, TokenWork, UsageMark
-from traffic.usage.planning.prices import FIT_DAYS, WorkTotals
+from traffic.usage.planning.prices import FIT_DAYS
 from traffic.usage.services.machine_hours import machine_hours_count
 from traffic.usage.services.token_fit import token_fit_all, token_work_count
 
@@ -24,12 +26,8 @@ LOOK = timedelta(seconds=15)
 HOUR = timedelta(hours=1)
 
 
-def says(node: str, totals: WorkTotals | None, **changes: Any) -> None:
-    work = None if totals is None else {
-        "since": totals.since, "busy_ms": totals.busy_ms, "steps": totals.steps,
-        "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
-        "completion_tokens": totals.completion_tokens, **changes,
-    }  # fmt: skip
+def says(node: str, totals: CellWork | None, **changes: Any) -> None:
+    work = None if totals is None else {**asdict(totals), **changes}
     NodeReport.objects.update_or_create(
         node_id=node, defaults={"connected": True, "cell": "c", "generation": 1, "load": {"work": work}}
     )
@@ -43,17 +41,17 @@ def watched(looks: int, node: str = "n-a") -> None:
 
 def test_a_report_counts_once_and_only_from_the_leader_of_a_cell_that_serves() -> None:
     a_cell()
-    says("n-a", WorkTotals(1.0, 10_000, 300, 400, 100, 200))
-    says("n-b", WorkTotals(1.0, 10_000, 300, 400, 100, 200))
+    says("n-a", CellWork(1.0, 10_000, 300, 400, 100, 200))
+    says("n-b", CellWork(1.0, 10_000, 300, 400, 100, 200))
     assert token_work_count(now=NOW) == 0, "its start is unknown"
-    says("n-a", WorkTotals(1.0, 20_000, 600, 800, 200, 400))
-    says("n-b", WorkTotals(1.0, 20_000, 600, 800, 200, 400))
+    says("n-a", CellWork(1.0, 20_000, 600, 800, 200, 400))
+    says("n-b", CellWork(1.0, 20_000, 600, 800, 200, 400))
     assert [token_work_count(now=NOW + number * LOOK) for number in (1, 2)] == [1, 0]
     (work,) = TokenWork.objects.all()
     assert (work.version, work.instance_type, work.node, work.samples, work.steps) == (
         "sim-70b@1", rows.KIND, "n-a", 1, 300,
     )  # fmt: skip
-    says("n-a", WorkTotals(2.0, 500, 9, 9, 0, 9))
+    says("n-a", CellWork(2.0, 500, 9, 9, 0, 9))
     assert token_work_count(now=NOW + 3 * LOOK) == 0, "the engine restarted"
 
 
@@ -61,7 +59,7 @@ def test_a_report_counts_once_and_only_from_the_leader_of_a_cell_that_serves() -
 def test_what_is_no_count_is_passed_over(wrong: dict[str, Any]) -> None:
     a_cell()
     for factor in (1, 2):
-        totals = WorkTotals(1.0, 10_000 * factor, 300 * factor, 400 * factor, 0, 200 * factor)
+        totals = CellWork(1.0, 10_000 * factor, 300 * factor, 400 * factor, 0, 200 * factor)
         says("n-a", totals, **wrong)
         assert token_work_count(now=NOW + factor * LOOK) == 0
     assert not UsageMark.objects.filter(source="work").exists()

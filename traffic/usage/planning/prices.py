@@ -21,6 +21,7 @@ from itertools import combinations
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
+from engine_agent.protocol.messages import CellWork
 from fleet.capacity.planning.rates import RateKind, Rates
 
 MILLION = Decimal(1_000_000)
@@ -271,18 +272,6 @@ BOUND = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class WorkTotals:
-    """A cell's work since `since`, as totals of one life of its counters."""
-
-    since: float
-    busy_ms: int = 0
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class WorkSums:
     """Sums over weighted samples. `products` of the terms with each other (upper half by row); `targets` of the terms
     with busy time; `square` of busy time; `steps` and `completion_tokens` are plain sums."""
@@ -336,7 +325,7 @@ class FittedWeights:
     is_bounded: bool = False
 
 
-def sample(before: WorkTotals, now: WorkTotals) -> WorkSums | None:
+def sample(before: CellWork, now: CellWork) -> WorkSums | None:
     """Returns the new part of a report, or None if it is unusable or implausible."""
     busy_s = (now.busy_ms - before.busy_ms) / 1000
     steps, completion = now.steps - before.steps, now.completion_tokens - before.completion_tokens

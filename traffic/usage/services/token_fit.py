@@ -3,12 +3,14 @@ under the lease of usage counting."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from msgspec import ValidationError, convert
+from msgspec.structs import asdict, astuple
 
+from engine_agent.protocol.messages import CellWork
 from fleet.cells.models import CellMember
 from fleet.reconcile.planning.states import CellState
 from traffic.usage.models import TokenFit, TokenWork, UsageMark
@@ -17,7 +19,6 @@ from traffic.usage.planning.prices import (
     FittedWeights,
     TokenWeights,
     WorkSums,
-    WorkTotals,
     fit_tokens,
     sample,
     weights_of,
@@ -41,7 +42,7 @@ def token_work_count(*, now: datetime) -> int:
         if before is not None and before.totals == asdict(totals):
             continue
         counted.append(UsageMark(source=SOURCE, subject=node, since="", at=now, totals=asdict(totals)))
-        added = sample(WorkTotals(**before.totals), totals) if before is not None else None
+        added = sample(CellWork(**before.totals), totals) if before is not None else None
         if added is not None:
             found[version, instance_type, node] = added
     UsageMark.objects.bulk_create(
@@ -78,7 +79,7 @@ _FITTED = [
 ]  # fmt: skip
 
 
-def _reported_totals() -> Iterable[tuple[str, str, str, WorkTotals]]:
+def _reported_totals() -> Iterable[tuple[str, str, str, CellWork]]:
     report = "node__report__"
     rows = (
         CellMember.objects.filter(rank=0, cell__state=CellState.READY.value)
@@ -95,15 +96,13 @@ def _reported_totals() -> Iterable[tuple[str, str, str, WorkTotals]]:
             yield node, f"{model}@{version}", instance_type, totals
 
 
-def _work_totals(work: Any) -> WorkTotals | None:
+def _work_totals(work: Any) -> CellWork | None:
     """Totals of a report, or None if missing or implausible."""
-    if not isinstance(work, Mapping):
+    try:
+        totals = convert(work, CellWork)
+    except ValidationError:
         return None
-    names = ("busy_ms", "steps", "prompt_tokens", "cached_tokens", "completion_tokens")
-    counts = {name: work.get(name, 0) for name in names}
-    if any(not isinstance(count, int) or not 0 <= count < 2**62 for count in counts.values()):
-        return None
-    return WorkTotals(since=float(work.get("since", 0)), **counts)
+    return totals if all(0 <= total < 2**62 for total in astuple(totals)) else None
 
 
 def _add_work(found: Mapping[tuple[str, str, str], WorkSums], now: datetime) -> None:

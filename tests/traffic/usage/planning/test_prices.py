@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence
+from engine_agent.protocol.messages import CellWork
 from fleet.capacity.planning.rates import Rate, RateKind, Rates
 from tests.fleet.rows import NOW
 from traffic.usage.planning.prices import (
@@ -21,7 +23,6 @@ from traffic.usage.planning.prices import (
     TokenPrice,
     TokenWeights,
     WorkSums,
-    WorkTotals,
     charge,
     cost_of,
     fit_steps,
@@ -167,12 +168,12 @@ def test_time_is_cut_at_hours_and_a_long_absence_counts_a_day_at_most() -> None:
 LOOK_S = 15.0
 
 
-def simulated(parameters: ModelParameters, looks: int, seed: int) -> list[WorkTotals]:
+def simulated(parameters: ModelParameters, looks: int, seed: int) -> list[CellWork]:
     """Totals of a cell every 15 s of virtual time, with rising and falling load of short and long prompts."""
     model, chance = BatchingModel(parameters), random.Random(seed)
     now_s = busy_s = 0.0
     steps = prompts = completions = number = 0
-    totals: list[WorkTotals] = []
+    totals: list[CellWork] = []
     prompt_of: dict[str, int] = {}
     next_look_s, next_arrival_s = LOOK_S, 0.0
     while len(totals) < looks:
@@ -194,12 +195,12 @@ def simulated(parameters: ModelParameters, looks: int, seed: int) -> list[WorkTo
                 completions += 1
                 prompts += prompt_of[token.sequence] if token.index == 0 else 0
         while now_s >= next_look_s:
-            totals.append(WorkTotals(1.0, round(busy_s * 1000), steps, prompts, 0, completions))
+            totals.append(CellWork(1.0, round(busy_s * 1000), steps, prompts, 0, completions))
             next_look_s += LOOK_S
     return totals
 
 
-def sums_of(totals: list[WorkTotals]) -> WorkSums:
+def sums_of(totals: list[CellWork]) -> WorkSums:
     found = (sample(before, after) for before, after in pairwise(totals))
     return sum((one for one in found if one is not None), WorkSums())
 
@@ -238,7 +239,7 @@ def test_exact_sums_are_explained_exactly_or_not_at_all(
     sums = WorkSums()
     for steps, completion, fresh, hits in looks:
         busy_s = step * steps + sequence * completion + prompt * fresh + cached * hits
-        found = sample(WorkTotals(1.0), WorkTotals(1.0, round(busy_s * 1000), steps, fresh + hits, hits, completion))
+        found = sample(CellWork(1.0), CellWork(1.0, round(busy_s * 1000), steps, fresh + hits, hits, completion))
         sums += found or WorkSums()
     fit = fit_steps(sums)
     if fit is not None:
@@ -251,7 +252,7 @@ def test_exact_sums_are_explained_exactly_or_not_at_all(
 
 
 def test_looks_that_are_all_alike_tell_nothing() -> None:
-    alike = [WorkTotals(1.0, 15_000 * look, 600 * look, 3000 * look, 0, 9000 * look) for look in range(100)]
+    alike = [CellWork(1.0, 15_000 * look, 600 * look, 3000 * look, 0, 9000 * look) for look in range(100)]
     assert fit_tokens([sums_of(alike)], DEFAULT_WEIGHTS) is None
     assert fit_tokens([sums_of(simulated(ModelParameters(), 20, 1))], DEFAULT_WEIGHTS) is None, "too few"
     assert fit_tokens([], DEFAULT_WEIGHTS) is None
@@ -260,34 +261,33 @@ def test_looks_that_are_all_alike_tell_nothing() -> None:
 @pytest.mark.parametrize(
     "after",
     [
-        WorkTotals(2.0, 20_000, 900, 900, 0, 900),
-        WorkTotals(1.0, 4_000, 900, 900, 0, 900),
-        WorkTotals(1.0, 20_000, 100, 900, 0, 900),
-        WorkTotals(1.0, 5_500, 900, 900, 0, 900),
-        WorkTotals(1.0, 20_000, 900_000_000, 900, 0, 900),
-        WorkTotals(1.0, 20_000, 900, 10**12, 0, 900),
-        WorkTotals(1.0, 20_000, 200, 900, 0, 900),
+        CellWork(2.0, 20_000, 900, 900, 0, 900),
+        CellWork(1.0, 4_000, 900, 900, 0, 900),
+        CellWork(1.0, 20_000, 100, 900, 0, 900),
+        CellWork(1.0, 5_500, 900, 900, 0, 900),
+        CellWork(1.0, 20_000, 900_000_000, 900, 0, 900),
+        CellWork(1.0, 20_000, 900, 10**12, 0, 900),
+        CellWork(1.0, 20_000, 200, 900, 0, 900),
     ],
     ids=["another life", "time goes back", "steps go back", "too short", "steps", "tokens", "no step"],
 )
-def test_what_cannot_be_so_is_no_sample(after: WorkTotals) -> None:
-    assert sample(WorkTotals(1.0, 5_000, 200, 100, 0, 100), after) is None
+def test_what_cannot_be_so_is_no_sample(after: CellWork) -> None:
+    assert sample(CellWork(1.0, 5_000, 200, 100, 0, 100), after) is None
 
 
 @pytest.mark.slow
 def test_one_node_that_lies_moves_nothing_where_there_are_three_and_is_bounded_where_it_is_alone() -> None:
     honest = [sums_of(simulated(ModelParameters(seed=seed), 120, seed)) for seed in range(3)]
     plain = fit_tokens(honest, DEFAULT_WEIGHTS)
-    lies = [replace(each, prompt_tokens=each.prompt_tokens // 5000) for each in simulated(ModelParameters(), 120, 9)]
+    work = simulated(ModelParameters(), 120, 9)
+    lies = [structs.replace(each, prompt_tokens=each.prompt_tokens // 5000) for each in work]
     lied = fit_tokens([*honest, sums_of(lies)], DEFAULT_WEIGHTS)
     assert plain is not None
     assert lied is not None
     assert lied.weights.completion / lied.weights.prompt == pytest.approx(
         plain.weights.completion / plain.weights.prompt, rel=0.1
     )
-    short = [
-        replace(each, completion_tokens=each.completion_tokens // 400) for each in simulated(ModelParameters(), 120, 9)
-    ]
+    short = [structs.replace(each, completion_tokens=each.completion_tokens // 400) for each in work]
     alone = fit_tokens([sums_of(short)], DEFAULT_WEIGHTS)
     assert alone is not None
     assert alone.is_bounded
