@@ -1,6 +1,7 @@
 """Views of the traffic pages: shares, overrides, ingresses and tables, and the forms that evacuate a region or fix
 shares after a preview."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from django.shortcuts import get_object_or_404
@@ -18,17 +19,13 @@ from controlplane.dashboard.actions import (
     action_view,
     page_target,
 )
-from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
 from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.pages.data import (
-    MatrixTable,
-    OverrideRow,
     SharesForm,
-    ShiftRow,
     effect_tables,
     matrix_tables,
     overrides_in_force,
@@ -48,9 +45,6 @@ from traffic.region_shares.services.overrides import (
 )
 from traffic.routing.pages import (
     CertificateRow,
-    EntryRow,
-    IngressRow,
-    TableRow,
     certificate_rows,
     entry_rows,
     ingress_rows,
@@ -64,36 +58,12 @@ SHARE = "share-"
 """Field names have this prefix before the region; the value is its share in per cent."""
 
 
-def _shares(request: PageRequest) -> tuple[MatrixTable, ...]:
-    return matrix_tables()
-
-
-def _overrides(request: PageRequest) -> tuple[OverrideRow, ...]:
-    return overrides_in_force(now=request.now)
-
-
-def _shifts(request: PageRequest) -> tuple[ShiftRow, ...]:
-    return shift_rows()
-
-
-def _history(request: PageRequest) -> tuple[Chart, ...]:
-    return share_charts(request.now)
-
-
-def _entry(request: PageRequest) -> tuple[EntryRow, ...]:
-    return entry_rows()
-
-
-def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
-    return ingress_rows(now=request.now)
-
-
 def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
     return certificate_rows(now=request.now) if request.caller.access.operate else None
 
 
-def _tables(request: PageRequest) -> tuple[TableRow, ...]:
-    return table_rows()
+def _fragment(name: str, title: str, template: str, load: Callable[[PageRequest], object]) -> Fragment:
+    return Fragment(name, title, ("traffic",), template, load)
 
 
 TRAFFIC = Page(
@@ -101,20 +71,29 @@ TRAFFIC = Page(
     title="Traffic",
     charts=True,
     fragments=(
-        Fragment("shares", "Shares by region", ("traffic",), "traffic/region_shares/shares.html", _shares),
-        Fragment("overrides", "Overrides in force", ("traffic",), "traffic/region_shares/overrides.html", _overrides),
-        Fragment("history", "Shares over time", ("traffic",), "dashboard/charts/several.html", _history),
-        Fragment("entry", "Entry of all clients", ("traffic",), "traffic/routing/entry.html", _entry),
-        Fragment("ingresses", "Ingresses", ("traffic",), "traffic/routing/ingresses.html", _ingresses),
-        Fragment(
-            "certificates",
-            "Certificates for applications",
-            ("traffic",),
-            "traffic/routing/certificates.html",
-            _certificates,
+        _fragment("shares", "Shares by region", "traffic/region_shares/shares.html", lambda _: matrix_tables()),
+        _fragment(
+            "overrides",
+            "Overrides in force",
+            "traffic/region_shares/overrides.html",
+            lambda request: overrides_in_force(now=request.now),
         ),
-        Fragment("shifts", "Changes of shares", ("traffic",), "traffic/region_shares/shifts.html", _shifts),
-        Fragment("tables", "Published routing tables", ("traffic",), "traffic/routing/tables.html", _tables),
+        _fragment(
+            "history",
+            "Shares over time",
+            "dashboard/charts/several.html",
+            lambda request: share_charts(request.now),
+        ),
+        _fragment("entry", "Entry of all clients", "traffic/routing/entry.html", lambda _: entry_rows()),
+        _fragment(
+            "ingresses",
+            "Ingresses",
+            "traffic/routing/ingresses.html",
+            lambda request: ingress_rows(now=request.now),
+        ),
+        _fragment("certificates", "Certificates for applications", "traffic/routing/certificates.html", _certificates),
+        _fragment("shifts", "Changes of shares", "traffic/region_shares/shifts.html", lambda _: shift_rows()),
+        _fragment("tables", "Published routing tables", "traffic/routing/tables.html", lambda _: table_rows()),
     ),
 )
 
