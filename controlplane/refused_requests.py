@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from controlplane.api.problems import API_ROOT, CONTENT_TYPE, problem_document
-from traffic.responses.api import RETRY_AFTER_S, refusal_json
+from traffic.tenants.api import RETRY_AFTER_S, refusal_json
 from traffic.tenants.planner import ApplicationRefused
 
 APPLICATIONS_ROOT = "/v1/"

@@ -26,9 +26,10 @@ from kernel.addresses import client_network, is_loopback
 from traffic.async_requests.services.requests import RESPONSES_PATH
 from traffic.files.api import FILES_PATH
 from traffic.files.services.files import file_settings
-from traffic.responses.api import TENANT, application_with_key
+from traffic.responses.api import TENANT
 from traffic.responses.services import store_settings
 from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.selectors import application_of
 
 AGENT_ONLY_PATHS = ("/agents/", "/join")
 INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
@@ -240,7 +241,7 @@ class RequestBodies:
 
         def tenant() -> str:
             try:
-                return application_with_key(shown, clock.now()).tenant
+                return application_of(shown, clock.now()).tenant
             finally:
                 connections.close_all()
 

@@ -2,7 +2,7 @@
 
 from django.urls import path, re_path
 
-from traffic.async_requests.api import ENDPOINTS, RequestQueueViewSet, accept, detail, unknown_path
+from traffic.async_requests.api import ENDPOINTS, RequestQueueViewSet, accept, detail, no_such_path
 from traffic.batches.api import BatchViewSet
 from traffic.demand.api import ForecastViewSet
 from traffic.entry.api import EntryRevisionViewSet, EntryViewSet
@@ -40,5 +40,5 @@ ROUTES = (
 urlpatterns = [
     *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
     path("<str:request_id>", detail, name="async-request"),
-    re_path(r"^", unknown_path),
+    re_path(r"^", no_such_path),
 ]

@@ -3,19 +3,17 @@ Ingresses forward these requests unchanged, so the application is identified her
 do."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
-from django.views.decorators.csrf import csrf_exempt
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from audit.middleware import audit_exempt
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
@@ -25,69 +23,48 @@ from traffic.async_requests.planner import AsyncSettings, AsyncState
 from traffic.async_requests.selectors import async_request_of
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
 from traffic.async_requests.services.requests import AsyncSubmission, async_request_accept, async_request_cancel
-from traffic.tenants.api import only, openai_error
+from traffic.tenants.api import application_view, unknown_path
 from traffic.tenants.planner import ApplicationRefused, unix_seconds
-from traffic.tenants.selectors import Application, UnknownApplication, application_of
+from traffic.tenants.selectors import Application
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
-RETRY_AFTER_S = 5
 APPLICATIONS = "applications' requests are counted as usage, by key; they change nothing that operators run"
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("POST")
-def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
+@application_view("POST", audit_exempt_as=APPLICATIONS)
+def accept(request: HttpRequest, application: Application, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions or /v1/async/completions: 202 and the URL of the outcome."""
     now, settings = clock.now(), AsyncSettings()
-    try:
-        application = _authenticated(request, now)
-        submission = AsyncSubmission(
-            path=ENDPOINTS[kind],
-            body=_body(request, settings),
-            region=request.headers.get("X-Switchyard-Region", ""),
-            limit_ms=request.headers.get("X-Switchyard-Deadline-Ms"),
-            callback_url=request.headers.get("X-Switchyard-Callback-Url"),
-            idempotency_key=request.headers.get("Idempotency-Key"),
-        )
-        accepted, is_new = async_request_accept(
-            application=application, submission=submission, now=now, settings=settings
-        )
-    except ApplicationRefused as refusal:
-        return _refusal_response(refusal)
+    submission = AsyncSubmission(
+        path=ENDPOINTS[kind],
+        body=_body(request, settings),
+        region=request.headers.get("X-Switchyard-Region", ""),
+        limit_ms=request.headers.get("X-Switchyard-Deadline-Ms"),
+        callback_url=request.headers.get("X-Switchyard-Callback-Url"),
+        idempotency_key=request.headers.get("Idempotency-Key"),
+    )
+    accepted, is_new = async_request_accept(application=application, submission=submission, now=now, settings=settings)
     shown = async_request_json(accepted, settings)
     if is_new and accepted.callback_secret:
         shown["callback_secret"] = accepted.callback_secret
     return JsonResponse(shown, status=202, headers={"Location": f"/v1/async/{accepted.id}"})
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET", "DELETE")
-def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
+@application_view("GET", "DELETE", audit_exempt_as=APPLICATIONS)
+def detail(request: HttpRequest, application: Application, request_id: str) -> HttpResponseBase:
     """GET: state of a request. DELETE: cancel it, unless it has ended."""
-    now = clock.now()
-    try:
-        application = _authenticated(request, now)
-    except ApplicationRefused as refusal:
-        return _refusal_response(refusal)
     if request.method == "DELETE":
-        stored = async_request_cancel(application=application, request_id=request_id, now=now)
+        stored = async_request_cancel(application=application, request_id=request_id, now=clock.now())
     else:
         stored = async_request_of(application, request_id)
     if stored is None:
-        return _refusal_response(ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
+        raise ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}")
     return JsonResponse(async_request_json(stored, AsyncSettings()))
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-def unknown_path(request: HttpRequest) -> HttpResponseBase:
-    """Responds with 404 to any other path below /v1/async/."""
-    known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
-    return _refusal_response(
-        ApplicationRefused(404, "unknown_url", f"Unknown request URL; known: {known} and /v1/async/ID")
-    )
+no_such_path = unknown_path(
+    ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS) + " and /v1/async/ID", audit_exempt_as=APPLICATIONS
+)
 
 
 def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
@@ -126,13 +103,6 @@ def _error_json(request: AsyncRequest) -> dict[str, Any] | None:
     return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None
 
 
-def _authenticated(request: HttpRequest, now: datetime) -> Application:
-    try:
-        return application_of(request.headers.get("Authorization", ""), now)
-    except UnknownApplication as unknown:
-        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
-
-
 def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
     """Returns the body, without reading it if its stated length is too large."""
     too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
@@ -143,11 +113,6 @@ def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
         return request.body
     except RequestDataTooBig:  # a chunked body, without a stated length
         raise too_long from None
-
-
-def _refusal_response(refusal: ApplicationRefused) -> JsonResponse:
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if refusal.is_passing else {}
-    return openai_error(refusal.status, refusal.code, str(refusal), refusal.param, headers, kind=refusal.kind)
 
 
 REFUSED_SHOWN = 20

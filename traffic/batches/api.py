@@ -1,13 +1,12 @@
 """OpenAI's Batch API under `/v1/batches` for applications, and batches of all tenants for operators, without their
 content. Decides nothing; services do."""
 
-from collections.abc import Callable
+from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -16,10 +15,8 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from audit.middleware import audit_exempt
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.decoding import decode_json
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from kernel.tones import Tone
@@ -35,97 +32,65 @@ from traffic.batches.selectors import (
     tallies,
 )
 from traffic.batches.services.batch import batch_cancel, batch_cancel_for_operator, batch_create, batch_settings
-from traffic.responses.api import application_with_key, refused
-from traffic.tenants.api import list_json, list_query, list_rows, only
-from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.api import application_view, list_json, list_query, list_rows, unknown_path
+from traffic.tenants.planner import ApplicationRefused, json_object
 from traffic.tenants.selectors import Application
 
 APPLICATIONS = "applications' batches are counted as usage, by key; they change nothing that operators run"
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET", "POST")
-def batches(request: HttpRequest) -> HttpResponseBase:
+@application_view("GET", "POST", audit_exempt_as=APPLICATIONS)
+def batches(request: HttpRequest, application: Application) -> HttpResponseBase:
     """GET: the tenant's batches. POST: create one."""
-
-    def answer(application: Application) -> HttpResponseBase:
-        now = clock.now()
-        if request.method == "POST":
-            created = batch_create(
-                application=application,
-                asked=parse_new_batch(_json_payload(request)),
-                region=request.headers.get("X-Switchyard-Region", ""),
-                now=now,
-                settings=batch_settings(),
-            )
-            return _batch_response(created)
-        rows, has_more = list_rows(batches_of(application.tenant), list_query(request, usual=20, most=100))
-        done = tallies(rows)
-        shown = list_json(rows, lambda row: batch_json(row, done[row.id], now=now), has_more=has_more)
-        return JsonResponse(shown)
-
-    return _respond(request, answer)
+    now = clock.now()
+    if request.method == "POST":
+        created = batch_create(
+            application=application,
+            asked=parse_new_batch(_json_payload(request)),
+            region=request.headers.get("X-Switchyard-Region", ""),
+            now=now,
+            settings=batch_settings(),
+        )
+        return _batch_response(created)
+    rows, has_more = list_rows(batches_of(application.tenant), list_query(request, usual=20, most=100))
+    done = tallies(rows)
+    return JsonResponse(list_json(rows, lambda row: batch_json(row, done[row.id], now=now), has_more=has_more))
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET")
-def detail(request: HttpRequest, batch_id: str) -> HttpResponseBase:
+@application_view("GET", audit_exempt_as=APPLICATIONS)
+def detail(request: HttpRequest, application: Application, batch_id: str) -> HttpResponseBase:
     """GET: one batch."""
-
-    def answer(application: Application) -> HttpResponseBase:
-        batch = batch_of(application.tenant, batch_id)
-        if batch is None:
-            raise batch_not_found(batch_id)
-        return _batch_response(batch)
-
-    return _respond(request, answer)
+    batch = batch_of(application.tenant, batch_id)
+    if batch is None:
+        raise batch_not_found(batch_id)
+    return _batch_response(batch)
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("POST")
-def cancel(request: HttpRequest, batch_id: str) -> HttpResponseBase:
+@application_view("POST", audit_exempt_as=APPLICATIONS)
+def cancel(request: HttpRequest, application: Application, batch_id: str) -> HttpResponseBase:
     """POST /v1/batches/ID/cancel."""
-    return _respond(
-        request,
-        lambda application: _batch_response(batch_cancel(application=application, batch_id=batch_id, now=clock.now())),
-    )
-
-
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Responds with 404 to any other path below /v1/batches."""
-    message = "Unknown request URL; known: /v1/batches, /v1/batches/ID and /v1/batches/ID/cancel"
-    return refused(ApplicationRefused(404, "unknown_url", message))
+    return _batch_response(batch_cancel(application=application, batch_id=batch_id, now=clock.now()))
 
 
 def _batch_response(batch: Batch) -> HttpResponseBase:
     return JsonResponse(batch_json(batch, tallies([batch])[batch.id], now=clock.now()))
 
 
-def _json_payload(request: HttpRequest) -> object:
+def _json_payload(request: HttpRequest) -> dict[str, Any]:
     try:
-        return decode_json(request.body)
+        return json_object(request.body)
     except RequestDataTooBig:
         raise ApplicationRefused(413, "request_too_large", "the request body is too long") from None
-    except ValueError as error:
-        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
-
-
-def _respond(request: HttpRequest, answer: Callable[[Application], HttpResponseBase]) -> HttpResponseBase:
-    try:
-        return answer(application_with_key(request.headers.get("Authorization", ""), clock.now()))
-    except ApplicationRefused as refusal:
-        return refused(refusal)
 
 
 urlpatterns = [
     path("<str:batch_id>", detail, name="batch"),
     path("<str:batch_id>/cancel", cancel, name="batch-cancel"),
-    path("<path:rest>", unknown_path, name="batch-unknown-path"),
+    path(
+        "<path:rest>",
+        unknown_path("/v1/batches, /v1/batches/ID and /v1/batches/ID/cancel", audit_exempt_as=APPLICATIONS),
+        name="batch-unknown-path",
+    ),
 ]
 
 

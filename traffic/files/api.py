@@ -2,7 +2,8 @@
 and downloads from it, so no file is in memory as a whole. The tenant's limits on size and rate are checked before
 Django spools the form (`controlplane.request_bodies`)."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -11,9 +12,7 @@ from django.core.files.uploadhandler import FileUploadHandler, StopUpload
 from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 
-from audit.middleware import audit_exempt
 from kernel import clock
 from traffic.batches.models import StoredFile
 from traffic.batches.selectors import file_facts, stored_file_of, stored_files
@@ -28,8 +27,7 @@ from traffic.files.planner import (
 )
 from traffic.files.services.files import Upload, file_settings, stored_file_delete, stored_name
 from traffic.files.services.store import READ_BYTES, NoSuchFile, StoreAway, file_store
-from traffic.responses.api import application_with_key, refused
-from traffic.tenants.api import list_json, list_query, list_rows, only
+from traffic.tenants.api import application_view, list_json, list_query, list_rows, unknown_path
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
@@ -37,67 +35,51 @@ FILES_PATH = "/v1/files"
 APPLICATIONS = "applications keep and delete their own files; they change nothing that operators run"
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET", "POST")
-def files(request: HttpRequest) -> HttpResponseBase:
+@contextmanager
+def away_refused() -> Iterator[None]:
+    """Refuses the request with 503 if the store is away."""
+    try:
+        yield
+    except StoreAway as away:
+        raise ApplicationRefused(503, "store_away", str(away)) from away
+
+
+@application_view("GET", "POST", audit_exempt_as=APPLICATIONS)
+@away_refused()
+def files(request: HttpRequest, application: Application) -> HttpResponseBase:
     """GET: the tenant's files. POST: upload one."""
-
-    def answer() -> HttpResponseBase:
-        application = _authenticated(request)
-        if request.method == "POST":
-            return JsonResponse(file_json(file_facts(_store_upload(request, application))))
-        query = list_query(request, usual=10_000, most=10_000)
-        purpose = request.GET.get("purpose")
-        if purpose not in {None, *FilePurpose}:
-            message = f"`purpose` must be one of {', '.join(FilePurpose)}"
-            raise ApplicationRefused(400, "invalid_value", message, "purpose")
-        rows, has_more = list_rows(stored_files(application.tenant, clock.now(), purpose), query)
-        return JsonResponse(list_json(rows, _file_json, has_more=has_more))
-
-    return _respond(answer)
+    if request.method == "POST":
+        return JsonResponse(_file_json(_store_upload(request, application)))
+    query = list_query(request, usual=10_000, most=10_000)
+    purpose = request.GET.get("purpose")
+    if purpose not in {None, *FilePurpose}:
+        message = f"`purpose` must be one of {', '.join(FilePurpose)}"
+        raise ApplicationRefused(400, "invalid_value", message, "purpose")
+    rows, has_more = list_rows(stored_files(application.tenant, clock.now(), purpose), query)
+    return JsonResponse(list_json(rows, _file_json, has_more=has_more))
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET", "DELETE")
-def detail(request: HttpRequest, file_id: str) -> HttpResponseBase:
+@application_view("GET", "DELETE", audit_exempt_as=APPLICATIONS)
+@away_refused()
+def detail(request: HttpRequest, application: Application, file_id: str) -> HttpResponseBase:
     """GET: metadata of a file. DELETE: delete it."""
-
-    def answer() -> HttpResponseBase:
-        application = _authenticated(request)
-        if request.method == "DELETE":
-            gone = stored_file_delete(application=application, file_id=file_id, now=clock.now())
-            return JsonResponse({"id": gone.id, "object": "file", "deleted": True})
-        return JsonResponse(_file_json(_tenant_file(application, file_id)))
-
-    return _respond(answer)
+    if request.method == "DELETE":
+        gone = stored_file_delete(application=application, file_id=file_id, now=clock.now())
+        return JsonResponse({"id": gone.id, "object": "file", "deleted": True})
+    return JsonResponse(_file_json(_tenant_file(application, file_id)))
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET")
-def content(request: HttpRequest, file_id: str) -> HttpResponseBase:
+@application_view("GET", audit_exempt_as=APPLICATIONS)
+@away_refused()
+def content(request: HttpRequest, application: Application, file_id: str) -> HttpResponseBase:
     """GET: the bytes of a file."""
-
-    def answer() -> HttpResponseBase:
-        file = _tenant_file(_authenticated(request), file_id)
-        try:
-            opened = file_store().open(stored_name(file.id))
-        except NoSuchFile:  # deleted meanwhile
-            raise file_not_found(file_id) from None
-        headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
-        return StreamingHttpResponse(_file_pieces(opened), content_type="application/octet-stream", headers=headers)
-
-    return _respond(answer)
-
-
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Responds with 404 to any other path below /v1/files."""
-    message = "Unknown request URL; known: /v1/files, /v1/files/ID and /v1/files/ID/content"
-    return refused(ApplicationRefused(404, "unknown_url", message))
+    file = _tenant_file(application, file_id)
+    try:
+        opened = file_store().open(stored_name(file.id))
+    except NoSuchFile:  # deleted meanwhile
+        raise file_not_found(file_id) from None
+    headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
+    return StreamingHttpResponse(_file_pieces(opened), content_type="application/octet-stream", headers=headers)
 
 
 class StoreHandler(FileUploadHandler):
@@ -170,10 +152,6 @@ def _store_upload(request: HttpRequest, application: Application) -> StoredFile:
         handler.abort()
 
 
-def _authenticated(request: HttpRequest) -> Application:
-    return application_with_key(request.headers.get("Authorization", ""), clock.now())
-
-
 def _tenant_file(application: Application, file_id: str) -> StoredFile:
     file = stored_file_of(application.tenant, file_id, clock.now())
     if file is None:
@@ -183,15 +161,6 @@ def _tenant_file(application: Application, file_id: str) -> StoredFile:
 
 def _file_json(file: StoredFile) -> dict[str, Any]:
     return file_json(file_facts(file))
-
-
-def _respond(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    try:
-        return answer()
-    except ApplicationRefused as refusal:
-        return refused(refusal)
-    except StoreAway as away:
-        return refused(ApplicationRefused(503, "store_away", str(away)))
 
 
 async def _file_pieces(opened: Any) -> AsyncIterator[bytes]:
@@ -205,5 +174,9 @@ async def _file_pieces(opened: Any) -> AsyncIterator[bytes]:
 urlpatterns = [
     path("<str:file_id>", detail, name="file"),
     path("<str:file_id>/content", content, name="file-content"),
-    path("<path:rest>", unknown_path, name="file-unknown-path"),
+    path(
+        "<path:rest>",
+        unknown_path("/v1/files, /v1/files/ID and /v1/files/ID/content", audit_exempt_as=APPLICATIONS),
+        name="file-unknown-path",
+    ),
 ]

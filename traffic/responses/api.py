@@ -14,22 +14,19 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from datetime import datetime
 from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.urls import path
-from django.views.decorators.csrf import csrf_exempt
 
-from audit.middleware import audit_exempt
-from engine_agent.protocol.api_surface import ErrorForm, error_object
 from kernel import clock
 from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS, KEPT_RESPONSES
 from traffic.async_requests.services.requests import RESPONSES_PATH
+from traffic.responses.models import StoredResponse
 from traffic.responses.planner import (
     JsonObject,
     LastEvent,
@@ -55,120 +52,60 @@ from traffic.routing.services.ingress_client import (
     StreamLimits,
     ingress_stream,
 )
-from traffic.tenants.api import only
+from traffic.tenants.api import application_view, list_query, refusal_json, unknown_path
 from traffic.tenants.planner import ApplicationRefused
-from traffic.tenants.selectors import Application, UnknownApplication, application_of
+from traffic.tenants.selectors import Application, application_of
 
-RETRY_AFTER_S = 5
 PAGE, LONGEST_PAGE = 20, 100
 APPLICATIONS = "applications keep and delete their own responses; they change nothing that operators run"
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET", "DELETE")
-def detail(request: HttpRequest, response_id: str) -> HttpResponseBase:
+@application_view("GET", "DELETE", audit_exempt_as=APPLICATIONS)
+def detail(request: HttpRequest, application: Application, response_id: str) -> HttpResponseBase:
     """GET: one response. DELETE: delete it."""
-
-    def answer(application: Application, now: datetime) -> JsonObject:
-        settings = store_settings()
-        if request.method == "DELETE":
-            return response_delete(application=application, response_id=response_id, now=now, settings=settings)
-        if request.GET.get("stream", "false").lower() not in {"", "0", "false"}:
-            message = "a kept response cannot be streamed: retrieve it until it has ended"
-            raise ApplicationRefused(400, "unsupported_value", message, "stream")
-        stored = stored_response_of(application.tenant, response_id, now, settings)
-        if stored is None:
-            raise response_not_found(response_id)
-        return shown_response(stored)
-
-    return _respond_json(request, answer)
+    now, settings = clock.now(), store_settings()
+    if request.method == "DELETE":
+        return JsonResponse(
+            response_delete(application=application, response_id=response_id, now=now, settings=settings)
+        )
+    if request.GET.get("stream", "false").lower() not in {"", "0", "false"}:
+        message = "a kept response cannot be streamed: retrieve it until it has ended"
+        raise ApplicationRefused(400, "unsupported_value", message, "stream")
+    return JsonResponse(shown_response(_stored_response(application, response_id)))
 
 
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("POST")
-def cancel(request: HttpRequest, response_id: str) -> HttpResponseBase:
+@application_view("POST", audit_exempt_as=APPLICATIONS)
+def cancel(request: HttpRequest, application: Application, response_id: str) -> HttpResponseBase:
     """POST /v1/responses/ID/cancel: cancel a background response."""
-
-    def answer(application: Application, now: datetime) -> JsonObject:
-        return response_cancel(application=application, response_id=response_id, now=now, settings=store_settings())
-
-    return _respond_json(request, answer)
-
-
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-@only("GET")
-def input_items(request: HttpRequest, response_id: str) -> HttpResponseBase:
-    """GET /v1/responses/ID/input_items: input of this response only, newest first."""
-
-    def answer(application: Application, now: datetime) -> JsonObject:
-        stored = stored_response_of(application.tenant, response_id, now, store_settings())
-        if stored is None:
-            raise response_not_found(response_id)
-        return _items_page(request, shown_items(stored.id, items_of(stored)))
-
-    return _respond_json(request, answer)
-
-
-@csrf_exempt
-@audit_exempt(APPLICATIONS)
-def unknown_path(request: HttpRequest, rest: str) -> HttpResponseBase:
-    """Responds with 404 to any other path below /v1/responses/."""
-    message = "Unknown request URL; known: /v1/responses/ID, …/cancel and …/input_items"
-    return refused(ApplicationRefused(404, "unknown_url", message))
-
-
-def application_with_key(authorization: str, now: datetime) -> Application:
-    """
-    Raises:
-        ApplicationRefused: the key is invalid, or missing although required.
-    """
-    try:
-        return application_of(authorization, now)
-    except UnknownApplication as unknown:
-        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
-
-
-def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
-    """Returns headers and body of an error in OpenAI's format."""
-    error = error_object(
-        ErrorForm.OPENAI, refusal.status, str(refusal), code=refusal.code, param=refusal.param, kind=refusal.kind
+    return JsonResponse(
+        response_cancel(application=application, response_id=response_id, now=clock.now(), settings=store_settings())
     )
-    headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.is_passing else []
-    return headers, json.dumps(error).encode()
 
 
-def _respond_json(request: HttpRequest, answer: Callable[[Application, datetime], JsonObject]) -> HttpResponseBase:
-    now = clock.now()
-    try:
-        return JsonResponse(answer(application_with_key(request.headers.get("Authorization", ""), now), now))
-    except ApplicationRefused as refusal:
-        return refused(refusal)
+@application_view("GET", audit_exempt_as=APPLICATIONS)
+def input_items(request: HttpRequest, application: Application, response_id: str) -> HttpResponseBase:
+    """GET /v1/responses/ID/input_items: input of this response only, newest first."""
+    stored = _stored_response(application, response_id)
+    return JsonResponse(_items_page(request, shown_items(stored.id, items_of(stored))))
 
 
-def refused(refusal: ApplicationRefused) -> HttpResponse:
-    headers, body = refusal_json(refusal)
-    return HttpResponse(body, content_type="application/json", status=refusal.status, headers=dict(headers))
+def _stored_response(application: Application, response_id: str) -> StoredResponse:
+    stored = stored_response_of(application.tenant, response_id, clock.now(), store_settings())
+    if stored is None:
+        raise response_not_found(response_id)
+    return stored
 
 
 def _items_page(request: HttpRequest, items: list[dict[str, Any]]) -> JsonObject:
-    limit, order = request.GET.get("limit", str(PAGE)), request.GET.get("order", "desc")
-    if not (limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= LONGEST_PAGE):
-        message = f"`limit` must be a whole number from 1 to {LONGEST_PAGE}"
-        raise ApplicationRefused(400, "invalid_value", message, "limit")
-    if order not in {"asc", "desc"}:
-        raise ApplicationRefused(400, "invalid_value", "`order` must be asc or desc", "order")
-    ordered = items if order == "asc" else items[::-1]
-    if after := request.GET.get("after"):
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
+    query = list_query(request, usual=PAGE, most=LONGEST_PAGE)
+    ordered = items[::-1] if query.descending else items
+    if query.after:
+        places = [place for place, item in enumerate(ordered) if item["id"] == query.after]
         if not places:
-            raise ApplicationRefused(
-                400, "invalid_value", "`after` must be the ID of an item of this response", "after"
-            )
+            message = "`after` must be the ID of an item of this response"
+            raise ApplicationRefused(400, "invalid_value", message, "after")
         ordered = ordered[places[0] + 1 :]
-    shown = ordered[: int(limit)]
+    shown = ordered[: query.limit]
     return {
         "object": "list",
         "data": shown,
@@ -182,7 +119,11 @@ urlpatterns = [
     path("<str:response_id>", detail, name="response"),
     path("<str:response_id>/cancel", cancel, name="response-cancel"),
     path("<str:response_id>/input_items", input_items, name="response-input-items"),
-    path("<path:rest>", unknown_path, name="response-unknown-path"),
+    path(
+        "<path:rest>",
+        unknown_path("/v1/responses/ID, …/cancel and …/input_items", audit_exempt_as=APPLICATIONS),
+        name="response-unknown-path",
+    ),
 ]
 
 
@@ -392,7 +333,7 @@ class _Response:
 
 def _begin_response(submission: ResponseSubmission, settings: StoreSettings) -> PassedOn | JsonObject:
     now = clock.now()
-    application = application_with_key(submission.headers.get("authorization", ""), now)
+    application = application_of(submission.headers.get("authorization", ""), now)
     return response_begin(application=application, submission=submission, now=now, settings=settings)
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from kernel.decoding import decode_json
-from traffic.tenants.planner import ApplicationRefused
+from traffic.tenants.planner import ApplicationRefused, json_object
 
 JsonObject = dict[str, Any]
 RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -247,13 +246,7 @@ def _object_of(body: bytes, settings: StoreSettings) -> JsonObject:
     if len(body) > settings.max_body_bytes:
         message = f"the body is longer than {settings.max_body_bytes} bytes"
         raise ApplicationRefused(413, "request_too_large", message)
-    try:
-        payload = decode_json(body)
-    except ValueError as error:
-        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
-    if not isinstance(payload, dict):
-        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
-    return payload
+    return json_object(body)
 
 
 def _boolean_field(payload: JsonObject, name: str) -> bool | None:

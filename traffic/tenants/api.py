@@ -1,13 +1,15 @@
-"""Grants and batch webhooks of tenants over HTTP, and what all endpoints under /v1/ share: errors in OpenAI's format
-and lists with OpenAI's pagination (`after` and `has_more`). Decides nothing."""
+"""Grants and batch webhooks of tenants over HTTP, and what all endpoints under /v1/ share: identification of the
+application, errors in OpenAI's format, and lists with OpenAI's pagination (`after`, `has_more`). Decides nothing."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -16,6 +18,7 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from audit.middleware import audit_exempt
 from engine_agent.protocol.api_surface import ErrorForm, error_object
 from fleet.reconcile.planning.states import choices
 from kernel import clock
@@ -24,6 +27,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
 from traffic.tenants.planner import ApplicationRefused, BatchEvent
+from traffic.tenants.selectors import application_of
 from traffic.tenants.services import (
     NewSecret,
     tenant_grant_create,
@@ -34,6 +38,7 @@ from traffic.tenants.services import (
 )
 
 View = Callable[..., HttpResponseBase]
+RETRY_AFTER_S = 5
 
 
 def openai_error(
@@ -63,6 +68,52 @@ def only(*methods: str) -> Callable[[View], View]:
         return answer
 
     return decorate
+
+
+def application_view(*methods: str, audit_exempt_as: str) -> Callable[[View], View]:
+    """Makes `view(request, application, …)` the view of a path under /v1/. It gets the application of the request's
+    key, and its `ApplicationRefused` is answered in OpenAI's format. `audit_exempt_as`: why no change is audited."""
+
+    def decorate(view: View) -> View:
+        @csrf_exempt
+        @audit_exempt(audit_exempt_as)
+        @only(*methods)
+        @wraps(view)
+        def answer(request: HttpRequest, **named: object) -> HttpResponseBase:
+            try:
+                application = application_of(request.headers.get("Authorization", ""), clock.now())
+                return view(request, application, **named)
+            except ApplicationRefused as refusal:
+                return refused(refusal)
+
+        return answer
+
+    return decorate
+
+
+def unknown_path(known: str, *, audit_exempt_as: str) -> View:
+    """Returns a view that responds with 404 and the `known` paths."""
+
+    @csrf_exempt
+    @audit_exempt(audit_exempt_as)
+    def answer(request: HttpRequest, **_: object) -> HttpResponseBase:
+        return refused(ApplicationRefused(404, "unknown_url", f"Unknown request URL; known: {known}"))
+
+    return answer
+
+
+def refused(refusal: ApplicationRefused) -> HttpResponse:
+    headers, body = refusal_json(refusal)
+    return HttpResponse(body, content_type="application/json", status=refusal.status, headers=dict(headers))
+
+
+def refusal_json(refusal: ApplicationRefused) -> tuple[list[tuple[str, str]], bytes]:
+    """Returns headers and body of an error in OpenAI's format."""
+    error = error_object(
+        ErrorForm.OPENAI, refusal.status, str(refusal), code=refusal.code, param=refusal.param, kind=refusal.kind
+    )
+    headers = [("Retry-After", str(RETRY_AFTER_S))] if refusal.is_passing else []
+    return headers, json.dumps(error).encode()
 
 
 Row = TypeVar("Row", bound=Any)

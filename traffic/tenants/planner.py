@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from kernel.decoding import decode_json
 from kernel.refusals import Refusal
 
 QUOTA_USED_UP = "insufficient_quota"
@@ -32,6 +33,21 @@ class ApplicationRefused(Refusal):
     def is_passing(self) -> bool:
         """Whether the same request may soon succeed."""
         return self.status in {429, 502, 503} and self.code != QUOTA_USED_UP
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Parses the body of a request.
+
+    Raises:
+        ApplicationRefused: it is not a JSON object.
+    """
+    try:
+        payload = decode_json(body)
+    except ValueError as error:
+        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
+    return payload
 
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")

@@ -36,12 +36,11 @@ class Application:
 UNKNOWN = "this API key is unknown, or was revoked"
 
 
-class UnknownApplication(Exception):
+class UnknownApplication(ApplicationRefused):
     """No key although one is required, or an invalid one. `code` is the same as at ingresses."""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(401, code, message)
 
 
 def application_of(authorization: str, now: datetime) -> Application:

@@ -19,7 +19,6 @@ from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.states import ServingClass
 from fleet.webhooks.planner import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.webhooks.services import delivery_create_to
-from kernel.decoding import decode_json
 from traffic.async_requests.models import OPEN_STATES, AsyncRequest, new_callback_secret
 from traffic.async_requests.planner import (
     AsyncSettings,
@@ -38,7 +37,7 @@ from traffic.async_requests.selectors import (
 )
 from traffic.responses.models import OPEN_RESPONSE_STATES, StoredResponse
 from traffic.responses.planner import ResponseState, ended_response, state_of
-from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused
+from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, json_object
 from traffic.tenants.selectors import Application, callback_refusal
 
 RESPONSES_PATH = "/v1/responses"
@@ -192,12 +191,7 @@ def canonical_body(payload: dict[str, Any]) -> bytes:
 def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
     if len(body) > settings.max_body_bytes:
         raise ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
-    try:
-        payload = decode_json(body)
-    except ValueError as error:
-        raise ApplicationRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
-    if not isinstance(payload, dict):
-        raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
+    payload = json_object(body)
     model = payload.get("model")
     if not isinstance(model, str) or not model:
         raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")

@@ -248,12 +248,9 @@ def _batch_application(batch: Batch, now: datetime) -> Application:
     if not batch.key:
         return Application(tenant=batch.tenant)
     key = ApplicationKey.objects.filter(prefix=batch.key).first()
-    try:
-        if key is None:
-            raise UnknownApplication("invalid_api_key", "the API key was revoked")
-        return application_with(key, now)
-    except UnknownApplication as unknown:
-        raise ApplicationRefused(401, unknown.code, str(unknown)) from unknown
+    if key is None:
+        raise UnknownApplication("invalid_api_key", "the API key was revoked")
+    return application_with(key, now)
 
 
 SUMMARIES = 3

@@ -19,7 +19,7 @@ from kernel import clock
 from kernel.rest.view_sets import ViewSet
 from traffic.responses.selectors import kept_by_tenant, kept_in_all
 from traffic.responses.services import store_settings
-from traffic.tenants.api import only, openai_error
+from traffic.tenants.api import only, openai_error, refused
 from traffic.tenants.planner import unix_seconds
 from traffic.tenants.selectors import UnknownApplication, application_of
 from traffic.usage.models import COUNTS, UsageHour
@@ -286,7 +286,7 @@ def own_usage(request: HttpRequest) -> HttpResponseBase:
     try:
         application = application_of(request.headers.get("Authorization", ""), clock.now())
     except UnknownApplication as unknown:
-        return openai_error(401, unknown.code, str(unknown))
+        return refused(unknown)
     if not application.tenant:
         return openai_error(401, "missing_api_key", "send an API key: usage is shown to its tenant")
     text = request.GET.get("hours", str(HOURS))
