@@ -200,6 +200,7 @@ async def test_new_certificates_and_authorities_break_no_stream_and_need_no_relo
                 for identity in (own, node):
                     identity.store_trust(bundle=authority.bundle, revoked=authority.revoked)
                 await _until_shown(ingress, "show ssl crl-file tls/crl.pem", "Certificate Revocation List", 2)
+                await _until_shown(ingress, f"show ssl ca-file {AUTHORITIES}", "Subject:", 2)
             if turn == 4:  # only the next one counts
                 del authority.authorities[0]
             streams += [asyncio.create_task(read_stream(client)) for _ in range(3)]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.engine_agent.node.telemetry.nvml_library import NOT_SUPPORTED, UNKNOW
 
 NOWHERE = Path("/nowhere")
 QUICK = NvidiaTimes(read_every_s=0.01, wait_ms=5, restarts=Restarts(at_most=3, first_pause_s=0.01))
+TIRELESS = replace(QUICK, restarts=Restarts(at_most=1_000_000, first_pause_s=0.01, longest_pause_s=0.01))
+"""For tests that repair the library: a busy machine may run any number of sessions before the repair."""
 
 
 class Machine:
@@ -173,7 +176,7 @@ async def test_a_driver_that_refuses_is_asked_again_a_few_times_and_then_given_u
 
 @pytest.mark.asyncio
 async def test_an_answer_of_another_form_is_trouble_and_ends_nothing() -> None:
-    machine = Machine(Library())
+    machine = Machine(Library(), times=TIRELESS)
     machine.library.rows = (0, 0)  # type: ignore[assignment]
     async with machine.read() as reader:
         await eventually(lambda: reader.trouble.startswith("ValueError: "))
@@ -183,10 +186,10 @@ async def test_an_answer_of_another_form_is_trouble_and_ends_nothing() -> None:
 
 @pytest.mark.asyncio
 async def test_events_that_cannot_be_waited_for_any_more_start_a_new_session() -> None:
-    machine = Machine(Library())
+    machine = Machine(Library(), times=TIRELESS)
     async with machine.read():
         machine.library.broken["nvmlEventSetWait_v2"] = UNKNOWN
-        await eventually(lambda: machine.library.sessions == 2)
+        await eventually(lambda: machine.library.sessions >= 2)
         machine.library.broken.clear()
         await eventually(lambda: machine.reader.trouble == "")
 
