@@ -5,7 +5,7 @@ import pytest
 from tests.scenarios.running_fleet import AskedFleet, eventually
 from tests.scenarios.test_healing import under_load
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 
 @pytest.mark.anywhere
@@ -21,7 +21,6 @@ def test_a_drained_cell_loses_no_request_and_is_replaced(fleet: AskedFleet) -> N
     eventually(lambda: len(fleet.cells(deployment="sim-70b", region="us-east-1", state="ready")) == len(cells))
 
 
-@pytest.mark.long
 def test_scaling_down_and_up_again_follows_the_wanted_number(fleet: AskedFleet) -> None:
     for cells in (1, 2):
         fleet.scale("sim-70b", "us-west-2", cells)

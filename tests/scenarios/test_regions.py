@@ -6,7 +6,7 @@ from lab.steady_load import Answer
 from tests.scenarios.running_fleet import REGIONS, AskedFleet, eventually
 from tests.scenarios.test_healing import RATE, under_load
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.timeout(900)]
 
 EAST, WEST = REGIONS
 DEPLOYMENT = "sim-70b"
