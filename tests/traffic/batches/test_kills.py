@@ -53,7 +53,7 @@ def ingress() -> Iterator[Receiver]:
         yield standin
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.long)])
 def world(request: Any, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World | None]:
     """The file store: a folder, or a bucket that sometimes fails."""
     settings.FILES = str(tmp_path / "files")

@@ -1,6 +1,7 @@
 """OpenAI's Files and Batch APIs through HAProxy, the control plane and a cell, with openai-python."""
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -144,9 +145,7 @@ async def test_a_file_is_kept_listed_read_and_deleted(tmp_path: Path) -> None:
                 await call(made.id)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "name", "content", "fields"),
-    [
+NO_FILES: list[tuple[int, str, str, bytes, dict[str, str]]] = [
         (400, "invalid_value", "in.jsonl", b"x", {"purpose": "fine-tune"}),
         (400, "invalid_file_format", "in.csv", b"x", {"purpose": "batch"}),
         (400, "empty_file", "in.jsonl", b"", {"purpose": "batch"}),
@@ -155,20 +154,21 @@ async def test_a_file_is_kept_listed_read_and_deleted(tmp_path: Path) -> None:
                                                    "expires_after[seconds]": "1"}),
         (413, "file_too_large", "in.jsonl", b"x" * 1024 * 1024 + b"x", {"purpose": "batch"}),
         (413, "file_too_large", "in.jsonl", b"x" * 2 * 1024 * 1024, {"purpose": "batch"}),
-    ],
-)  # fmt: skip
-async def test_a_file_that_is_none_leaves_nothing(
-    tmp_path: Path, settings: Any, status: int, code: str, name: str, content: bytes, fields: dict[str, str]
-) -> None:
+]  # fmt: skip
+"""Status and code of the answer, and the name, content and fields of the upload."""
+
+
+async def test_a_file_that_is_none_leaves_nothing(tmp_path: Path, settings: Any) -> None:
     settings.FILE_MAX_BYTES = 1024 * 1024
     async with rig(tmp_path) as fleet:
         headers = {"Authorization": f"Bearer {fleet.key}"}
-        answer = await fleet.ingress.http.post(
-            "/v1/files", files={"file": (name, content)}, data=fields, headers=headers
-        )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-        assert await in_database(StoredFile.objects.count) == 0
-        assert (list(file_store().names("files")), list(file_store().names("unfinished"))) == ([], [])
+        for status, code, name, content, fields in NO_FILES:
+            answer = await fleet.ingress.http.post(
+                "/v1/files", files={"file": (name, content)}, data=fields, headers=headers
+            )
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), (name, fields)
+            assert await in_database(StoredFile.objects.count) == 0
+            assert (list(file_store().names("files")), list(file_store().names("unfinished"))) == ([], [])
 
 
 async def test_an_upload_that_is_no_form_or_of_nobody_is_refused(tmp_path: Path) -> None:
@@ -240,35 +240,35 @@ async def test_a_batch_is_cancelled_before_it_is_validated_and_not_twice_ended(t
         assert {b"and now?" in request.body for request in fleet.cell.requests} == {True}  # none of the first
 
 
-@pytest.mark.parametrize(
-    ("state", "then"),
-    [
-        ("validating", "cancelling"),
-        ("in_progress", "cancelling"),
-        ("cancelling", "cancelling"),
-        ("cancelled", "cancelled"),
-        ("finalizing", None),
-        ("completed", None),
-        ("failed", None),
-        ("expired", None),
-    ],
-)
-async def test_a_batch_is_cancelled_until_it_ends_and_again_is_no_fault(
-    tmp_path: Path, state: str, then: str | None
-) -> None:
+CANCELLED: dict[str, str | None] = {
+    "validating": "cancelling",
+    "in_progress": "cancelling",
+    "cancelling": "cancelling",
+    "cancelled": "cancelled",
+    "finalizing": None,
+    "completed": None,
+    "failed": None,
+    "expired": None,
+}
+"""The state of a batch before it is cancelled, and after; None if the request is refused."""
+
+
+async def test_a_batch_is_cancelled_until_it_ends_and_again_is_no_fault(tmp_path: Path) -> None:
     async with rig(tmp_path) as fleet, fleet.client() as client:
-        batch = await begin(client, (await upload(client, jsonl(line(1)))).id)
-        await in_database(lambda: Batch.objects.filter(id=batch.id).update(state=state))
-        if then:
-            cancelled = await client.batches.cancel(batch.id)
-            assert (cancelled.status, cancelled.cancelling_at is not None) == (
-                then,
-                state in {"validating", "in_progress"},
-            )
-        else:
-            with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{state}'"):
-                await client.batches.cancel(batch.id)
-        assert (await client.batches.retrieve(batch.id)).status == (then or state)
+        file = await upload(client, jsonl(line(1)))
+        for state, then in CANCELLED.items():
+            made: str = (await begin(client, file.id)).id
+            await in_database(functools.partial(Batch.objects.filter(id=made).update, state=state))
+            if then:
+                cancelled = await client.batches.cancel(made)
+                assert (cancelled.status, cancelled.cancelling_at is not None) == (
+                    then,
+                    state in {"validating", "in_progress"},
+                )
+            else:
+                with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{state}'"):
+                    await client.batches.cancel(made)
+            assert (await client.batches.retrieve(made)).status == (then or state)
 
 
 async def test_a_batch_cancelled_on_its_way_has_what_was_answered(tmp_path: Path) -> None:
@@ -330,35 +330,35 @@ async def test_every_kind_of_bad_file_fails_its_batch_with_code_and_line(tmp_pat
         assert fleet.cell.requests == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "param"),
-    [
-        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"input_file_id": "file-0"}, "input_file_id"),
-        ({"input_file_id": "file-" + "0" * 32}, "input_file_id"),
-        ({"metadata": {"a": "x" * 513}}, "metadata"),
-        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
-        ({"extra_body": {"switchyard": {"completion_window": "1s"}}}, "switchyard.completion_window"),
-        ({"extra_body": {"switchyard": {"priority": 10}}}, "switchyard.priority"),
-        ({"extra_body": {"switchyard": {"speed": 1}}}, "switchyard.speed"),
-        ({"extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "input_file_id"),
-        ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "switchyard.input_uri"),
-        ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "/etc/passwd"}}}, "switchyard.input_uri"),
-        ({"extra_body": {"switchyard": {"output_uri": "s3://acme/../x"}}}, "switchyard.output_uri"),
-        ({"extra_body": {"switchyard": {"output_uri": ["s3://acme"]}}}, "switchyard.output_uri"),
-        ({"input_file_id": ""}, "input_file_id"),
-        ({"extra_body": {"target_model_names": "x"}}, "target_model_names"),
-    ],
-)
-async def test_what_is_wrong_with_a_batch_is_said_by_field(tmp_path: Path, changes: Any, param: str) -> None:
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"endpoint": "/v1/audio/speech"}, "endpoint"),
+    ({"completion_window": "1h"}, "completion_window"),
+    ({"input_file_id": "file-0"}, "input_file_id"),
+    ({"input_file_id": "file-" + "0" * 32}, "input_file_id"),
+    ({"metadata": {"a": "x" * 513}}, "metadata"),
+    ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+    ({"extra_body": {"switchyard": {"completion_window": "1s"}}}, "switchyard.completion_window"),
+    ({"extra_body": {"switchyard": {"priority": 10}}}, "switchyard.priority"),
+    ({"extra_body": {"switchyard": {"speed": 1}}}, "switchyard.speed"),
+    ({"extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "input_file_id"),
+    ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "s3://acme/in"}}}, "switchyard.input_uri"),
+    ({"input_file_id": "", "extra_body": {"switchyard": {"input_uri": "/etc/passwd"}}}, "switchyard.input_uri"),
+    ({"extra_body": {"switchyard": {"output_uri": "s3://acme/../x"}}}, "switchyard.output_uri"),
+    ({"extra_body": {"switchyard": {"output_uri": ["s3://acme"]}}}, "switchyard.output_uri"),
+    ({"input_file_id": ""}, "input_file_id"),
+    ({"extra_body": {"target_model_names": "x"}}, "target_model_names"),
+]
+
+
+async def test_what_is_wrong_with_a_batch_is_said_by_field(tmp_path: Path) -> None:
     async with rig(tmp_path) as fleet, fleet.client() as client:
         file = await upload(client, jsonl(line(1)))
-        asked: Any = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"} | changes
-        with pytest.raises((openai.BadRequestError, openai.PermissionDeniedError)) as caught:
-            await client.batches.create(**asked)
-        assert caught.value.param == param
+        for changes, param in BAD_FIELDS:
+            asked: Any = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"} | changes
+            with pytest.raises((openai.BadRequestError, openai.PermissionDeniedError)) as caught:
+                await client.batches.create(**asked)
+            assert caught.value.param == param, changes
 
 
 async def test_another_tenant_finds_nothing_of_it(tmp_path: Path) -> None:
