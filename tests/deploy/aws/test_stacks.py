@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from cfnlint.api import ManualArgs, lint
 
 from lab.cloud.stack import TEMPLATES
 from tests.deploy.aws.conftest import INSTALL, Deployed
@@ -35,6 +34,8 @@ def stated(template: str) -> Counter[str]:
 
 @pytest.mark.parametrize("template", sorted(path.name for path in TEMPLATES.glob("*.yaml")))
 def test_a_template_is_one_by_awss_own_schemas(template: str) -> None:
+    from cfnlint.api import ManualArgs, lint  # takes long to load: not while tests are collected
+
     matches = lint(_text(template), config=ManualArgs(regions=REGIONS))
     assert [str(each) for each in matches if not each.rule.id.startswith("I")] == []
 
