@@ -1,6 +1,7 @@
 """Bodies that a cell could not parse, or could read differently, get a clean 400 from the ingress."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -58,26 +59,26 @@ async def test_names_of_60_kb_are_refused(ingress: RunningIngress) -> None:
         assert not cell.requests
 
 
-@pytest.mark.parametrize("padding", PADDING)
-async def test_a_model_with_a_nul_is_no_other_model(ingress: RunningIngress, padding: int) -> None:
+async def test_a_model_with_a_nul_is_no_other_model(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        for member in ('"model":"demo\\u0000zzz"', '"mod\\u0065l":"demo\\u0000zzz"'):
-            answer = await ingress.post(f'{{{member},"text":"{"x" * padding}"}}'.encode())
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+        for padding in PADDING:
+            for member in ('"model":"demo\\u0000zzz"', '"mod\\u0065l":"demo\\u0000zzz"'):
+                answer = await ingress.post(f'{{{member},"text":"{"x" * padding}"}}'.encode())
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
         assert not cell.requests
 
 
-@pytest.mark.parametrize("padding", PADDING)
-async def test_what_only_looks_like_it_is_served(ingress: RunningIngress, padding: int) -> None:
-    text = "[{" * 500 + '\0\\u0000": \\' + '"' * 50 + "x" * padding
+async def test_what_only_looks_like_it_is_served(ingress: RunningIngress) -> None:
+    texts = ["[{" * 500 + '\0\\u0000": \\' + '"' * 50 + "x" * padding for padding in PADDING]
     tools = [{"name": "\\u0000", "n" * (LONGEST_NAME_CHARS - 1): ["y" * 2000, {"a": []}]}] * 100
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
         deepest = json.loads(nested(DEEPEST - 1))
-        for request in ({"messages": [{"content": text}]}, {"tools": tools}, {"messages": deepest}):
+        requests: list[dict[str, Any]] = [{"messages": [{"content": text}]} for text in texts]
+        for request in (*requests, {"tools": tools}, {"messages": deepest}):
             body = json.dumps(request | {"model": "demo"}).encode()
             answer = await ingress.post(body)
             assert answer.status_code == 200, answer.text

@@ -64,23 +64,25 @@ async def asking(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("secrets", [(), (HOP_SECRET,)], ids=["alone", "with other regions"])
 @pytest.mark.processes
 @pytest.mark.asyncio
-async def test_a_request_without_a_cell_is_answered_by_the_first_one(
-    ingress: RunningIngress, size: int, secrets: tuple[str, ...]
+async def test_requests_without_a_cell_are_answered_by_the_first_one(
+    ingress: RunningIngress, secrets: tuple[str, ...]
 ) -> None:
     ingress.hop_secrets = secrets
     await ingress.route(holding())
-    async with asking(ingress, size=size) as (answer,), FakeCell("first").running() as cell:
+    async with contextlib.AsyncExitStack() as stack:
+        answers = {size: (await stack.enter_async_context(asking(ingress, size=size)))[0] for size in SIZES}
+        cell = await stack.enter_async_context(FakeCell("first").running())
         await ingress.route(holding(cell))
-        response = await answer
-        assert (response.status_code, response.headers["x-switchyard-cell"]) == (200, "first")
-        assert cell.requests[-1].body == body_of(size)
+        for answer in answers.values():
+            response = await answer
+            assert (response.status_code, response.headers["x-switchyard-cell"]) == (200, "first")
+        assert {request.body for request in cell.requests} == {body_of(size) for size in SIZES}
     await eventually(lambda: held(ingress) == 0)
     counts = ingress.reports[-1].telemetry.pools["demo"]
-    assert (counts.held_total, counts.released_total, counts.turned_away_total) == (1, 1, 0)
+    assert (counts.held_total, counts.released_total, counts.turned_away_total) == (3, 3, 0)
 
 
 @pytest.mark.processes

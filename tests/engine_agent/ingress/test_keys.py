@@ -199,26 +199,27 @@ async def test_a_key_for_some_pools_is_shown_the_models_that_it_opens_and_no_oth
         assert one == {"demo": 200, "both": 200, "org/o": 404, "theirs": 404, "none": 404}
 
 
-@pytest.mark.asyncio
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [("X-Switchyard-Class", "batch"), ("X-Switchyard-Class", "realtime")],
-        [("X-Switchyard-Class", "batch, realtime")],
-        [("X-Switchyard-Deadline-Ms", "5"), ("x-switchyard-deadline-ms", "6")],
-        [("Authorization", "Bearer sw_a"), ("Authorization", "Bearer b")],
-        [("X-Switchyard-Hop", "a|1|x"), ("X-Switchyard-Hop", "b|1|y")],
-        [("X-Session-Id", "a"), ("X-Session-Id", "b")],
-    ],
+DOUBLED = (
+    [("X-Switchyard-Class", "batch"), ("X-Switchyard-Class", "realtime")],
+    [("X-Switchyard-Class", "batch, realtime")],
+    [("X-Switchyard-Deadline-Ms", "5"), ("x-switchyard-deadline-ms", "6")],
+    [("Authorization", "Bearer sw_a"), ("Authorization", "Bearer b")],
+    [("X-Switchyard-Hop", "a|1|x"), ("X-Switchyard-Hop", "b|1|y")],
+    [("X-Session-Id", "a"), ("X-Session-Id", "b")],
 )
+
+
+@pytest.mark.asyncio
 @pytest.mark.processes
-async def test_a_header_that_decides_is_there_once(ingress: RunningIngress, headers: list[tuple[str, str]]) -> None:
+async def test_a_header_that_decides_is_there_once(ingress: RunningIngress) -> None:
     key = keyed(serving_class="batch")
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell), keys=(key.entry,))
         await ingress.sees(**{cell.name: "up"})
-        answer = await ingress.http.post("/v1/chat/completions", content=BODY, headers=[*key.headers.items(), *headers])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "doubled_header")
+        for headers in DOUBLED:
+            sent = [*key.headers.items(), *headers]
+            answer = await ingress.http.post("/v1/chat/completions", content=BODY, headers=sent)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "doubled_header"), headers
         assert cell.requests == []
 
 

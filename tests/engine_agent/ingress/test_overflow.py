@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,9 +98,8 @@ def sent_to(ingress: RunningIngress, region: str) -> int:
     return ingress.reports[-1].telemetry.pools["demo"].spilled_to.get(region, 0)
 
 
-@pytest.mark.parametrize("size", SIZES)
 async def test_what_a_full_pool_cannot_take_is_served_by_another_region(
-    home: RunningIngress, away: RunningIngress, size: int
+    home: RunningIngress, away: RunningIngress
 ) -> None:
     async with FakeCell("near", max_connections=1).running() as near, FakeCell("far").running() as far:
         await away.route(pool(far, spill=[home]))
@@ -107,20 +107,19 @@ async def test_what_a_full_pool_cannot_take_is_served_by_another_region(
         await home.sees(near="up")
         await until_spill_is(True, home)
         async with full(home, near):
-            for urgency in ServingClass:
+            for size, urgency in itertools.product(SIZES, ServingClass):
                 answer = await home.post(body_of(size), **{"X-Switchyard-Class": urgency})
                 assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "far"), answer.text
                 assert far.requests[-1].body == body_of(size)
                 assert far.requests[-1].headers["x-switchyard-class"] == urgency
                 assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}~|")
         assert len(near.requests) == 2
-        await eventually(lambda: sent_to(home, AWAY) == len(ServingClass))
+        await eventually(lambda: sent_to(home, AWAY) == len(SIZES) * len(ServingClass))
         assert home.reports[-1].telemetry.pools["demo"].requests_total == 2, "each request arrived once"
 
 
-@pytest.mark.parametrize("size", SIZES)
 async def test_where_no_region_has_room_the_refusal_says_so_and_nobody_waits_elsewhere(
-    home: RunningIngress, away: RunningIngress, size: int
+    home: RunningIngress, away: RunningIngress
 ) -> None:
     async with (
         FakeCell("near", max_connections=1).running() as near,
@@ -134,16 +133,16 @@ async def test_where_no_region_has_room_the_refusal_says_so_and_nobody_waits_els
         async with full(home, near):
             busy = Busy(away, far)
             await busy.take(1)  # and no request waits there
-            answer = await home.post(body_of(size))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
-            assert waits(answer.headers)
-            assert queued(away) == 0
+            for size in SIZES:
+                answer = await home.post(body_of(size))
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+                assert waits(answer.headers)
+                assert queued(away) == 0
             await busy.end()
 
 
-@pytest.mark.parametrize("size", SIZES)
 async def test_a_full_region_does_not_hide_one_that_has_room(
-    home: RunningIngress, away: RunningIngress, tmp_path: Path, size: int
+    home: RunningIngress, away: RunningIngress, tmp_path: Path
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         third = await stack.enter_async_context(without_queue(tmp_path, FARTHER).running())
@@ -160,16 +159,13 @@ async def test_a_full_region_does_not_hide_one_that_has_room(
         async with full(home, near):
             busy = Busy(away, far)
             await busy.take(1)
-            for _ in range(4):
+            for size in SIZES * 4:
                 answer = await home.post(body_of(size))
                 assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "farther"), answer.text
             await busy.end()
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_when_every_cell_here_refuses_another_region_serves(
-    home: RunningIngress, away: RunningIngress, size: int
-) -> None:
+async def test_when_every_cell_here_refuses_another_region_serves(home: RunningIngress, away: RunningIngress) -> None:
     async with contextlib.AsyncExitStack() as stack:
         cells = [await stack.enter_async_context(FakeCell().running()) for _ in range(8)]
         far = await stack.enter_async_context(FakeCell("far").running())
@@ -179,14 +175,15 @@ async def test_when_every_cell_here_refuses_another_region_serves(
         await until_spill_is(True, home)
         for cell in cells:
             cell.refuses = True
-        for _ in range(4):
+        for size in SIZES * 4:
             answer = await home.post(body_of(size))
             assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "far"), answer.text
-        assert sum(len(cell.requests) for cell in cells) <= 4 * 12, "and its own cells were tried before, in bounds"
+        assert sum(len(cell.requests) for cell in cells) <= len(SIZES) * 4 * 12, (
+            "and its own cells were tried before, in bounds"
+        )
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_wait_that_ends_without_a_cell_ends_in_another_region(tmp_path: Path, size: int) -> None:
+async def test_a_wait_that_ends_without_a_cell_ends_in_another_region(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         home = await stack.enter_async_context(without_queue(tmp_path, HOME, wait_s=1).running())
         away = await stack.enter_async_context(without_queue(tmp_path, AWAY).running())
@@ -198,15 +195,13 @@ async def test_a_wait_that_ends_without_a_cell_ends_in_another_region(tmp_path: 
         await until_spill_is(True, home)
         busy = Busy(home, near)
         await busy.take(1)
-        answer = await home.post(body_of(size))
-        assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "far"), answer.text
+        for size in SIZES:
+            answer = await home.post(body_of(size))
+            assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "far"), answer.text
         await busy.end()
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_share_that_its_region_refuses_is_served_at_home(
-    home: RunningIngress, away: RunningIngress, size: int
-) -> None:
+async def test_a_share_that_its_region_refuses_is_served_at_home(home: RunningIngress, away: RunningIngress) -> None:
     async with FakeCell("near").running() as near, FakeCell("far", max_connections=1).running() as far:
         await away.route(pool(far))
         await home.route(pool(near, spill=[away], fractions={HOME: 0.0, AWAY: 1.0}))
@@ -214,40 +209,40 @@ async def test_a_share_that_its_region_refuses_is_served_at_home(
         await away.sees(far="up")
         await until_spill_is(True, home)
         async with full(away, far):
-            answer = await home.post(body_of(size))
-            assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "near"), answer.text
+            for size in SIZES:
+                answer = await home.post(body_of(size))
+                assert (answer.status_code, answer.headers.get("x-switchyard-cell")) == (200, "near"), answer.text
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_pool_that_may_go_nowhere_stays(home: RunningIngress, away: RunningIngress, size: int) -> None:
+async def test_a_pool_that_may_go_nowhere_stays(home: RunningIngress, away: RunningIngress) -> None:
     async with FakeCell("near", max_connections=1).running() as near, FakeCell("far").running() as far:
         await away.route(pool(far))
         await home.route(pool(near, fractions={HOME: 1.0}))
         await home.sees(near="up")
         async with full(home, near):
-            answer = await home.post(body_of(size))
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
-            assert waits(answer.headers)
+            for size in SIZES:
+                answer = await home.post(body_of(size))
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
+                assert waits(answer.headers)
         near.refuses = True
-        assert (await home.post(body_of(size))).status_code == 503
+        assert [(await home.post(body_of(size))).status_code for size in SIZES] == [503] * len(SIZES)
         assert not far.requests
 
 
-@pytest.mark.parametrize("size", SIZES)
-async def test_a_marked_request_that_is_refused_goes_no_further(
-    home: RunningIngress, away: RunningIngress, size: int
-) -> None:
+async def test_a_marked_request_that_is_refused_goes_no_further(home: RunningIngress, away: RunningIngress) -> None:
     async with FakeCell("near").running() as near, FakeCell("far", max_connections=1).running() as far:
         await home.route(pool(near))
         await away.route(pool(far, spill=[home], fractions={AWAY: 1.0}))
         await away.sees(far="up")
         await until_spill_is(True, away)
-        body = body_of(size)
+        bodies = [body_of(size) for size in SIZES]
         async with full(away, far):
-            refused = await away.post_hop(body, **marked(HOP_SECRET, HOME, body=body))
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
+            for body in bodies:
+                refused = await away.post_hop(body, **marked(HOP_SECRET, HOME, body=body))
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "queue_full")
         far.refuses = True
-        assert (await away.post_hop(body, **marked(HOP_SECRET, HOME, body=body))).status_code == 503
+        for body in bodies:
+            assert (await away.post_hop(body, **marked(HOP_SECRET, HOME, body=body))).status_code == 503
         assert not near.requests
 
 
