@@ -3,6 +3,7 @@ the same process."""
 
 import asyncio
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -50,8 +51,10 @@ class SteadyTraffic:
 
     async def _send(self) -> None:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            writer.write(REQUEST)
+            # Sent before the loop goes on: a test that blocks it longer than HAProxy waits would be refused with 408.
+            connection = socket.create_connection(("127.0.0.1", self._port))
+            connection.sendall(REQUEST)
+            reader, writer = await asyncio.open_connection(sock=connection)
             answer = (await reader.read()).decode()
             writer.close()
         except OSError as error:
