@@ -64,6 +64,7 @@ def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: AskedF
     assert incidents
 
 
+@pytest.mark.long
 def test_a_killed_agent_comes_back_and_adopts_its_engine(fleet: RunningFleet) -> None:
     before = fleet.engine_pids()
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
