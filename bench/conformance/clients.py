@@ -152,11 +152,8 @@ COMPLETE = "complete"
 
 
 def command_of(client: Client) -> list[str]:
-    """Returns the command that runs a client's script. Makes its environment if it does not exist yet.
-
-    Raises:
-        CannotInstall: the environment could not be made.
-    """
+    """Returns the command that runs a client's script. Makes its environment if it does not exist yet. Raises
+    CannotInstall if the environment could not be made."""
     if client.language is Language.ENGINE:
         if not ENGINE_PYTHON.exists():
             raise CannotInstall("vLLM's environment does not exist: run `make engine`")

@@ -115,11 +115,8 @@ class Result:
 
 
 def results_of(client: str, engine: str, output: str) -> list[Result]:
-    """The results that a script printed; other lines are ignored.
-
-    Raises:
-        ValueError: a feature that features.py does not list.
-    """
+    """The results that a script printed; other lines are ignored. Raises ValueError for a feature that features.py does
+    not list."""
     found = []
     for line in output.splitlines():
         try:

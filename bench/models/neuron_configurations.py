@@ -133,11 +133,8 @@ def goldens(target: NeuronTarget, machine: Any) -> Iterator[tuple[str, VersionSp
 
 
 def rendered_settings(version: VersionSpec, machine: Any, target: NeuronTarget) -> dict[str, Any] | None:
-    """Returns the arguments of the class, or None if the version is rendered for another target.
-
-    Raises:
-        InvalidVersion: Switchyard refuses the version.
-    """
+    """Returns the arguments of the class, or None if the version is rendered for another target. Raises InvalidVersion
+    if Switchyard refuses the version."""
     rendering = render_version(version, machine)
     if not rendering.notes[-1].startswith(f"rendered for {target.name} "):
         return None

@@ -52,11 +52,7 @@ class Round:
 
 
 def wire_build(cache: Path) -> Path:
-    """The program, compiled unless a newer one is there.
-
-    Raises:
-        RuntimeError: it does not compile.
-    """
+    """The program, compiled unless a newer one is there. Raises RuntimeError if it does not compile."""
     program = cache / "wire"
     if program.exists() and program.stat().st_mtime > SOURCE.stat().st_mtime:
         return program

@@ -50,11 +50,8 @@ def _secret_of(world: World, access_key: str) -> tuple[str, str]:
 
 
 def check_signature(call: Call, secret: str, session_token: str) -> None:
-    """By the real clock, for that is the one that clients sign by.
-
-    Raises:
-        Refused: it is malformed, of another time, or not of this key over this request.
-    """
+    """By the real clock, for that is the one that clients sign by. Raises Refused if it is malformed, of another time,
+    or not of this key over this request."""
     environ = call.environ
     signed = AUTHORIZATION.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
     if not signed or not set(signed[1].split(";")) >= ALWAYS_SIGNED:

@@ -33,11 +33,8 @@ def page_of(params: Mapping[str, Any], found: Sequence[Any], allowed: range = PA
 
 
 def check_heard(world: World, region: str, ids: Iterable[str]) -> None:
-    """While a zone is silent, calls without ids or with ids in it fail; those with ids of other zones work.
-
-    Raises:
-        Refused: it is not heard.
-    """
+    """While a zone is silent, calls without ids or with ids in it fail; those with ids of other zones work. Raises
+    Refused if it is silent."""
     if not any(zone.startswith(region) for zone in world.silent_zones):
         return
     zones = {machine.zone for machine in map(world.machines.get, ids) if machine}
@@ -53,11 +50,7 @@ def check_found(world: World, region: str, ids: Iterable[str]) -> None:
 
 
 def fits(params: Mapping[str, Any], one: Mapping[str, str]) -> bool:
-    """By `Filters`, of which a value may end in `*`.
-
-    Raises:
-        Refused: a filter that this call has not.
-    """
+    """By `Filters`, of which a value may end in `*`. Raises Refused for an unsupported filter."""
     for wanted in params.get("Filters") or ():
         if wanted["Name"] not in one and not wanted["Name"].startswith("tag:"):
             raise Refused("InvalidParameterValue", f"The filter '{wanted['Name']}' is invalid")

@@ -189,11 +189,8 @@ class Capacity:
     def wanted(
         self, reservation_id: str | None, instance_type: str, zone: str, market: Market, now: float
     ) -> Reserved | None:
-        """The reservation that a launch goes into: the one it names, or an open one that fits.
-
-        Raises:
-            Refused: the named one does not exist, does not fit or is not active.
-        """
+        """The reservation that a launch goes into: the one it names, or an open one that fits. Raises Refused if the
+        named one does not exist, does not fit or is not active."""
         if reservation_id is None:
             return next(iter(self._open(instance_type, zone, market, now)), None)
         reserved = self.reserved.get(reservation_id)

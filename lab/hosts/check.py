@@ -135,11 +135,8 @@ class Account:
 
 
 def trespass(places: Places, host: str) -> Iterator[Account]:
-    """Try it as each account that a process of the host has and that is not root's.
-
-    Raises:
-        NoLaboratory: the host does not answer.
-    """
+    """Try it as each account that a process of the host has and that is not root's. Raises NoLaboratory if the host
+    does not answer."""
     done = client.captured(places, host, ["python3", "-I", "-S", "-c", PROGRAM, *PRIVATE])
     if done.returncode:
         raise NoLaboratory(f"{host}: could not check what accounts may do: {done.stderr.strip()[-300:]}")

@@ -45,11 +45,7 @@ def start(
     cloud: Mapping[str, str | float] | None = None,
 ) -> None:
     """Make the laboratory and boot every host; it runs on without us. `cloud`: `lab.hosts.cloud.Settings`, for a
-    topology with one.
-
-    Raises:
-        NoLaboratory: one runs already, or this host cannot have any.
-    """
+    topology with one. Raises NoLaboratory if one runs already, or this host cannot have any."""
     topology = checked(topology)
     places.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone(places):
@@ -87,11 +83,8 @@ def _start(settings: dict[str, Any], places: Places) -> dict[str, Any]:
 
 
 def stop(places: Places, *, wipe: bool = False) -> bool:
-    """End a laboratory, whatever state it is in; `wipe` also removes what its hosts wrote. Whether one ran.
-
-    Raises:
-        NoLaboratory: it does not end.
-    """
+    """End a laboratory, whatever state it is in; `wipe` also removes what its hosts wrote. Whether one ran. Raises
+    NoLaboratory if it does not end."""
     if not places.home.exists():
         return False
     with _alone(places):
@@ -146,11 +139,7 @@ def _record(places: Places) -> dict[str, Any]:
 
 
 def ask(places: Places, do: str, **arguments: Any) -> Any:
-    """Have the laboratory do something, and what it answers.
-
-    Raises:
-        NoLaboratory: none runs, or it refuses: why.
-    """
+    """Have the laboratory do something, and what it answers. Raises NoLaboratory if none runs, or it refuses."""
     try:
         folder = os.open(places.home, os.O_PATH)
         try:
@@ -172,11 +161,8 @@ def ask(places: Places, do: str, **arguments: Any) -> Any:
 
 
 def run_on(places: Places, name: str, command: Sequence[str]) -> int:
-    """Run a command on a host, with this process's terminal and standard streams; its exit status.
-
-    Raises:
-        NoLaboratory: there is no such host, or it has no power.
-    """
+    """Run a command on a host, with this process's terminal and standard streams; its exit status. Raises NoLaboratory
+    if there is no such host, or it has no power."""
     where = ask(places, "where", name=name)
     if (entering := os.fork()) == 0:
         os._exit(_enter_and_run(where, places, command))

@@ -157,11 +157,8 @@ class CloudFleet(Fleet):
 
     def bring_up(self) -> None:
         """Deploy the stacks, declare regions and a deployment, and wait until every cell serves and answers. What
-        happened is in `trail`.
-
-        Raises:
-            NoLaboratory: one of these did not happen; what was last seen of it.
-        """
+        happened is in `trail`. Raises NoLaboratory if one of these did not happen; the text says what was last seen of
+        it."""
         try:
             self._bring_up()
         except NoLaboratory as error:

@@ -15,11 +15,8 @@ _SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%?")
 
 
 def seconds(text: str) -> float:
-    """`200ms`, `1.5s`, `+1h`, `-10m`, `2d`, in seconds. Without a unit only 0 means anything.
-
-    Raises:
-        NoLaboratory: it is no such time.
-    """
+    """`200ms`, `1.5s`, `+1h`, `-10m`, `2d`, in seconds. Without a unit only 0 means anything. Raises NoLaboratory for
+    another format."""
     found = _TIME.fullmatch(text)
     if found is None or (found[3] is None and float(found[2])):
         raise NoLaboratory(f"{text!r} is no time: give a number with ms, s, m, h or d, such as 200ms or +1h.")

@@ -50,11 +50,8 @@ def etc_files(name: str, addresses: Iterable[tuple[str, str]]) -> dict[str, str]
 
 
 def place_of(folder: Path, path: str) -> Path:
-    """Returns the place of the host's file `path` in the folder of its files.
-
-    Raises:
-        ValueError: the file does not belong to the host.
-    """
+    """Returns the place of the host's file `path` in the folder of its files. Raises ValueError if the file does not
+    belong to the host."""
     for name in (*OWN, *ON_TOP):
         if path.startswith(f"{name}/") and ".." not in path.split("/"):
             own = _own(folder, name) / "changes" if name in ON_TOP else _own(folder, name)
@@ -63,11 +60,8 @@ def place_of(folder: Path, path: str) -> Path:
 
 
 def write(folder: Path, path: str, text: str) -> None:
-    """Give a host a file before it boots; one that begins with `#!` is executable.
-
-    Raises:
-        ValueError: it would not be the host's own.
-    """
+    """Give a host a file before it boots; one that begins with `#!` is executable. Raises ValueError if it would not be
+    the host's own."""
     file = place_of(folder, path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -101,11 +95,8 @@ def remove_files(folder: Path) -> None:
 
 
 def mount(tree: FileTree) -> None:
-    """Make this process's mount namespace, a new one, see the host's files.
-
-    Raises:
-        OSError: the kernel refused; the text says at which folder.
-    """
+    """Make this process's mount namespace, a new one, see the host's files. Raises OSError if the kernel refused; the
+    text says at which folder."""
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     real = _mount_points()
     held = {path: os.open(path, os.O_PATH) for path in tree.shown if Path(path).is_dir()}

@@ -150,11 +150,7 @@ class Fleet:
 
     def ask(self, method: str, path: str, body: Row | None = None) -> Any:
         """Sends one request to the REST API as the operator. Reads go to the second control host if the first one does
-        not answer.
-
-        Raises:
-            NoLaboratory: it refuses, or does not answer.
-        """
+        not answer. Raises NoLaboratory if it refuses, or does not answer."""
         if not (token := self._token()):
             raise NoLaboratory(f"{method} {path}: {FIRST_CONTROL} has made no token yet; see its /var/log/boot.log")
         headers = {"Authorization": f"Bearer {token}"}
@@ -181,11 +177,8 @@ class Fleet:
         return self.token.read_text().strip() if self.token.exists() else ""
 
     def bring_up(self) -> None:
-        """Wait for the control plane, have every host join that has not yet, and wait until every cell is ready.
-
-        Raises:
-            NoLaboratory: one of these did not happen; what was last seen of it.
-        """
+        """Wait for the control plane, have every host join that has not yet, and wait until every cell is ready. Raises
+        NoLaboratory if one of these did not happen; the text says what was last seen of it."""
         self.until(self._regions, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
         self._give_secrets()

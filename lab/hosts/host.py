@@ -67,11 +67,7 @@ def host_environment(home: str, user: str, python: Path, *, has_clock: bool) -> 
 
 
 def boot(specification: Specification) -> int:
-    """Fork PID 1 of the host into its namespaces; returns its pid here.
-
-    Raises:
-        OSError: the kernel refused.
-    """
+    """Fork PID 1 of the host into its namespaces; returns its pid here. Raises OSError if the kernel refused."""
     kernel.join(kernel.NETWORKS / specification.name)
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWPID)
     reading, writing = os.pipe()

@@ -153,11 +153,8 @@ def listen(forwards: list[list[Any]]) -> list[Listener]:
 
 
 def enter_namespaces(places: Places) -> None:
-    """Leave the real host's network and mounts, and its users too where we are not root.
-
-    Raises:
-        NoLaboratory: the kernel does not let us.
-    """
+    """Leave the real host's network and mounts, and its users too where we are not root. Raises NoLaboratory if the
+    kernel does not let us."""
     try:
         if places.uid:
             kernel.unshare(kernel.CLONE_NEWUSER)

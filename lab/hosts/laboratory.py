@@ -93,10 +93,7 @@ class Laboratory:
 
     async def start_cloud(self, settings: Mapping[str, str | float], forwards: list[Listener]) -> None:
         """Before any host boots. See `lab.hosts.cloud.Settings`; of the forwards it gets those of its load balancers.
-
-        Raises:
-            NoLaboratory: it did not start.
-        """
+        Raises NoLaboratory if it did not start."""
         given = {**settings, "address": str(self.topology.host(CLOUD).address)}
         balanced = [each for each in forwards if each.host in self.topology.regions]
         ways = [f"{each.listener.fileno()}={each.host}:{each.port}" for each in balanced]
@@ -164,11 +161,8 @@ class Laboratory:
     # --- power --------------------------------------------------------------------------------------------------------
 
     async def boot(self, name: str) -> None:
-        """Give a host power. It comes up with the files that it had, and a network that remembers nothing.
-
-        Raises:
-            NoLaboratory: it runs already, or the kernel refused something.
-        """
+        """Give a host power. It comes up with the files that it had, and a network that remembers nothing. Raises
+        NoLaboratory if it runs already, or the kernel refused something."""
         host = self.topology.host(name)
         if name in self.running:
             raise NoLaboratory(f"{name} has power already.")
@@ -206,11 +200,8 @@ class Laboratory:
         return reply
 
     async def power_off(self, name: str) -> None:
-        """Power a host off: first its packets stop, then all its processes. Its files stay.
-
-        Raises:
-            NoLaboratory: it has no power.
-        """
+        """Power a host off: first its packets stop, then all its processes. Its files stay. Raises NoLaboratory if it
+        has no power."""
         self.topology.host(name)
         running = self.running.get(name)
         if running is None:
@@ -249,11 +240,8 @@ class Laboratory:
     # --- temporary hosts ----------------------------------------------------------------------------------------------
 
     async def add(self, added: TemporaryHost) -> None:
-        """One host more, with power. Nothing is left of a host of this name that was here before.
-
-        Raises:
-            NoLaboratory: its name or its address is taken or cannot be, or it does not boot.
-        """
+        """One host more, with power. Nothing is left of a host of this name that was here before. Raises NoLaboratory
+        if its name or its address is taken or cannot be, or it does not boot."""
         topology = self.topology.with_temporary_host(added.host)
         folder = self._places.files_of(added.name)
         remove_files(folder.parent)
@@ -271,11 +259,8 @@ class Laboratory:
             raise
 
     async def remove(self, name: str) -> None:
-        """Remove a temporary host. Of its files only /var/log is kept, next to the folder of its files.
-
-        Raises:
-            NoLaboratory: not a temporary host.
-        """
+        """Remove a temporary host. Of its files only /var/log is kept, next to the folder of its files. Raises
+        NoLaboratory if it is not a temporary host."""
         topology = self.topology.without_temporary_host(name)
         if name in self.running:
             await self.power_off(name)

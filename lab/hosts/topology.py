@@ -114,11 +114,8 @@ class Topology:
         return CORE if host.site == CONTROL_SITE else host.site
 
     def network_of(self, name: str) -> IPv4Network:
-        """The addresses that a host, region or site stands for.
-
-        Raises:
-            NoLaboratory: there is nothing of this name.
-        """
+        """The addresses that a host, region or site stands for. Raises NoLaboratory if there is nothing of this
+        name."""
         if host := self.hosts.get(name):
             return IPv4Network(host.address)
         if network := self.networks.get(name):
@@ -165,11 +162,8 @@ class Topology:
 
 
 def checked(topology: Topology) -> Topology:
-    """The topology, if hosts can be made of it.
-
-    Raises:
-        NoLaboratory: too many of something, none where one is needed, or a name that no interface can have.
-    """
+    """The topology, if hosts can be made of it. Raises NoLaboratory for too many of something, none where one is
+    needed, or a name that no interface can have."""
     if not 1 <= len(topology.regions) <= MOST_REGIONS:
         raise NoLaboratory(f"{len(topology.regions)} regions: give 1 to {MOST_REGIONS}.")
     for region in topology.regions:

@@ -117,11 +117,8 @@ def retry_after_s(attempts: int, settings: AsyncSettings) -> float:
 
 
 def limit_of(asked_ms: str | None, settings: AsyncSettings) -> float:
-    """Returns the time limit in seconds that a request's header asks for.
-
-    Raises:
-        ValueError: not a whole number of milliseconds, or out of range; the text says what is valid.
-    """
+    """Returns the time limit in seconds that a request's header asks for. Raises ValueError unless it is a whole number
+    of milliseconds in range; the text says what is valid."""
     if asked_ms is None:
         return settings.default_limit_s
     longest_ms = round(settings.longest_limit_s * 1000)
@@ -226,11 +223,8 @@ class MessageRequest:
 
 
 def queue_address(url: str, install: str) -> QueueAddress:
-    """Parses a queue URL as `deploy/aws/requests.yaml` creates it for this installation.
-
-    Raises:
-        ValueError: any other queue. The control plane may not read those, and its queue of notices is not for clients.
-    """
+    """Parses a queue URL as `deploy/aws/requests.yaml` creates it for this installation. Raises ValueError for any
+    other queue: the control plane may not read those, and its queue of notices is not for clients."""
     host, account, name = [*url.rsplit("/", 2), "", ""][:3]
     found = _HOST.fullmatch(host)
     if found is None or not (account.isascii() and account.isdecimal() and len(account) == 12):
@@ -244,11 +238,8 @@ def queue_address(url: str, install: str) -> QueueAddress:
 
 
 def parse_attributes(message_id: str, attributes: Mapping[str, str]) -> MessageRequest:
-    """Reads a message's attributes: the endpoint's headers and path. Others are ignored.
-
-    Raises:
-        InvalidMessage: an attribute is repeated, names a key, or is an unknown endpoint.
-    """
+    """Reads a message's attributes: the endpoint's headers and path. Others are ignored. Raises InvalidMessage if an
+    attribute is repeated, names a key, or is an unknown endpoint."""
     fields: dict[str, str] = {}
     for name, value in attributes.items():
         if name.casefold() in fields:
@@ -271,10 +262,7 @@ def parse_attributes(message_id: str, attributes: Mapping[str, str]) -> MessageR
 
 def body_object_key(body: str, queue: QueueAddress) -> str | None:
     """Returns the key of the object with the request, in the queue's own bucket; None if the message has the request.
-
-    Raises:
-        InvalidMessage: the pointer is invalid or names another bucket.
-    """
+    Raises InvalidMessage if the pointer is invalid or names another bucket."""
     if not body.lstrip(" \t\r\n").startswith("["):
         return None  # a request is an object
     try:

@@ -126,11 +126,8 @@ def plan_entry(view: EntryView, settings: EntrySettings, now: datetime) -> Publi
 
 
 def weights_of(shares: Mapping[str, float]) -> dict[str, int]:
-    """Returns whole weights that sum to 255, by largest remainder: a larger share never gets a smaller weight.
-
-    Raises:
-        ValueError: no region has a share. Route 53 treats all-zero weights as equal.
-    """
+    """Returns whole weights that sum to 255, by largest remainder: a larger share never gets a smaller weight. Raises
+    ValueError if no region has a share, because Route 53 treats all-zero weights as equal."""
     total = sum(shares.values())
     if total <= 0:
         raise ValueError("no region is left for clients")

@@ -62,11 +62,8 @@ MOST_SHARE = 1e6
 
 def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now: datetime) -> Entry:
     """Plans the shares of regions, in any unit; other regions have 1. The loop moves clients within minutes, by 5
-    points or more. Repeating it changes nothing.
-
-    Raises:
-        InvalidInput: an unknown region, a negative share, or no region above 0.
-    """
+    points or more. Repeating it changes nothing. Raises InvalidInput for an unknown region, a negative share, or no
+    region above 0."""
     with transaction.atomic():
         entry = Entry.objects.select_for_update().get(name=name)
         planned = _checked_shares(shares)
@@ -90,11 +87,8 @@ def entry_shares_plan(*, name: str, shares: Mapping[str, float], actor: str, now
 
 
 def entry_adopt(*, name: str, seen: str, actor: str, now: datetime) -> Entry:
-    """Allows the loop to replace records that this control plane did not write. `seen` is their fingerprint.
-
-    Raises:
-        Conflict: the records have changed, or nothing is to be replaced.
-    """
+    """Allows the loop to replace records that this control plane did not write. `seen` is their fingerprint. Raises
+    Conflict if the records have changed, or nothing is to be replaced."""
     with transaction.atomic():
         entry = Entry.objects.select_for_update().get(name=name)
         if seen != entry.seen:

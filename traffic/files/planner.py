@@ -63,10 +63,7 @@ def file_json(file: FileFacts) -> dict[str, Any]:
 
 
 def checked_purpose(purpose: str | None) -> FilePurpose:
-    """
-    Raises:
-        ApplicationRefused: applications may not upload for this purpose.
-    """
+    """Raises ApplicationRefused if applications may not upload for this purpose."""
     if purpose != FilePurpose.BATCH.value:
         actual = f"not {purpose[:40]!r}" if purpose else "and is missing"
         raise ApplicationRefused(400, "invalid_value", f"`purpose` must be batch, {actual}", "purpose")
@@ -74,11 +71,8 @@ def checked_purpose(purpose: str | None) -> FilePurpose:
 
 
 def checked_name(name: str | None) -> str:
-    """Returns a file's name without the folders that some clients send.
-
-    Raises:
-        ApplicationRefused: it is invalid or does not end in .jsonl.
-    """
+    """Returns a file's name without the folders that some clients send. Raises ApplicationRefused if it is invalid or
+    does not end in .jsonl."""
     plain = re.split(r"[/\\]", name or "")[-1]
     if not plain.endswith(".jsonl") or not plain.isprintable() or len(plain) > MAX_NAME_LETTERS:
         message = f"the name of a file for batches must end in .jsonl and have at most {MAX_NAME_LETTERS} characters"
@@ -87,20 +81,14 @@ def checked_name(name: str | None) -> str:
 
 
 def expiry_of(anchor: str | None, seconds: str | int | None, now: datetime, settings: FileSettings) -> datetime:
-    """Returns when a file expires, by `expires_after` or by default.
-
-    Raises:
-        ApplicationRefused: `expires_after` is invalid in OpenAI's API.
-    """
+    """Returns when a file expires, by `expires_after` or by default. Raises ApplicationRefused if `expires_after` is
+    invalid in OpenAI's API."""
     return now + timedelta(seconds=expiry_seconds(anchor, seconds, "expires_after") or settings.kept_s)
 
 
 def expiry_seconds(anchor: str | None, seconds: str | int | None, name: str) -> int | None:
-    """Returns the seconds of an expiry policy, or None without one.
-
-    Raises:
-        ApplicationRefused: the policy is invalid.
-    """
+    """Returns the seconds of an expiry policy, or None without one. Raises ApplicationRefused if the policy is
+    invalid."""
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":

@@ -53,11 +53,8 @@ def key_state(*, revoked_at: datetime | None, expires_at: datetime | None, now: 
 
 
 def checked_origin(text: str) -> str:
-    """Returns the origin as a browser writes it.
-
-    Raises:
-        ValueError: it is not an origin; the text shows the format.
-    """
+    """Returns the origin as a browser writes it. Raises ValueError if it is not an origin; the text shows the
+    format."""
     origin = text.strip().casefold().removesuffix("/")
     origin = origin.removesuffix(_USUAL_PORTS.get(origin.partition(":")[0], "\0"))
     if not ORIGIN.fullmatch(origin):

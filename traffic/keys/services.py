@@ -53,11 +53,7 @@ def key_create(
     allowed_origins: Iterable[str] = (),
     **limits: int,
 ) -> NewKey:
-    """Creates a key for a tenant.
-
-    Raises:
-        InvalidInput: an unknown deployment, or an expiry in the past.
-    """
+    """Creates a key for a tenant. Raises InvalidInput for an unknown deployment, or an expiry in the past."""
     policy = _lock_policy()
     scope = _checked_scope(deployments)
     _check_expiry(expires_at, now)
@@ -71,12 +67,8 @@ def key_create(
 
 @transaction.atomic
 def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> ApplicationKey:
-    """Changes limits, name, origins or expiry.
-
-    Raises:
-        Conflict: the key is revoked.
-        InvalidInput: an expiry in the past.
-    """
+    """Changes limits, name, origins or expiry. Raises Conflict if the key is revoked. Raises InvalidInput for an expiry
+    in the past."""
     policy = _lock_policy()
     key = _lock_unrevoked_key(prefix)
     _check_expiry(columns.get("expires_at"), now)
@@ -92,11 +84,7 @@ def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> App
 @transaction.atomic
 def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROTATION_GRACE) -> NewKey:
     """Creates a key with the same settings. The old key expires after `grace`, or at its expiry if that is sooner.
-    Request queues use the new key immediately.
-
-    Raises:
-        Conflict: the key is revoked or has expired.
-    """
+    Request queues use the new key immediately. Raises Conflict if the key is revoked or has expired."""
     policy = _lock_policy()
     old = _lock_unrevoked_key(prefix)
     if old.state_at(now) is KeyState.EXPIRED:
@@ -114,11 +102,7 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
 
 @transaction.atomic
 def key_revoke(*, prefix: str, actor: str, now: datetime, why: str = "") -> ApplicationKey:
-    """Revokes a key. Each ingress refuses it once it has the next table.
-
-    Raises:
-        Conflict: it is revoked already.
-    """
+    """Revokes a key. Each ingress refuses it once it has the next table. Raises Conflict if it is revoked already."""
     policy = _lock_policy()
     key = _lock_unrevoked_key(prefix)
     key.revoked_at, key.revoked_version = now, policy.version + 1

@@ -197,11 +197,8 @@ class CreateResponse:
 
     @contextlib.contextmanager
     def _place_of(self, tenant: str, settings: StoreSettings) -> Iterator[None]:
-        """Takes one of the shared places and one of the tenant's, once the body is read.
-
-        Raises:
-            ApplicationRefused: none is free.
-        """
+        """Takes one of the shared places and one of the tenant's, once the body is read. Raises ApplicationRefused if
+        none is free."""
         if self._running.total() >= settings.max_streams:
             message = f"{settings.max_streams} responses are in progress; retry shortly"
             raise ApplicationRefused(503, "too_many_streams", message)

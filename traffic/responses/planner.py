@@ -82,11 +82,7 @@ class Turn:
 
 
 def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
-    """Parses a request body.
-
-    Raises:
-        ApplicationRefused: it is ambiguous or not supported.
-    """
+    """Parses a request body. Raises ApplicationRefused if it is ambiguous or not supported."""
     payload = _object_of(body, settings)
     model = payload.get("model")
     if not isinstance(model, str) or not model:
@@ -119,11 +115,8 @@ def parse_request(body: bytes, settings: StoreSettings) -> ResponseRequest:
 
 def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: StoreSettings) -> bytes:
     """Returns the engine's body: all turns as input, without members that it does not know. Serialised again with the
-    model first and in ASCII, so that all readers parse it alike.
-
-    Raises:
-        ApplicationRefused: all turns together are too long.
-    """
+    model first and in ASCII, so that all readers parse it alike. Raises ApplicationRefused if all turns together are
+    too long."""
     before = [item for turn in chain for item in (*turn.items, *turn.output)]
     left_out = {"model", "previous_response_id", "background", "conversation", "store", "stream"}
     members = {name: value for name, value in request.payload.items() if name not in left_out}
@@ -140,11 +133,8 @@ def engine_body(request: ResponseRequest, chain: Iterable[Turn], settings: Store
 
 
 def check_previous(previous_id: str, state: ResponseState, turns: int, settings: StoreSettings) -> None:
-    """Checks whether another response may follow this one, which has `turns`.
-
-    Raises:
-        ApplicationRefused: it may not.
-    """
+    """Checks whether another response may follow this one, which has `turns`. Raises ApplicationRefused if it may
+    not."""
     if state not in USABLE:
         message = (
             f"Previous response with id '{previous_id[:80]}' is {state}: only one that has ended can be continued."

@@ -80,11 +80,8 @@ class PassedOn:
 def response_begin(
     *, application: Application, submission: ResponseSubmission, now: datetime, settings: StoreSettings
 ) -> PassedOn | JsonObject:
-    """Accepts a request. Returns the response's object in the background, or else what to forward.
-
-    Raises:
-        ApplicationRefused: it is not accepted.
-    """
+    """Accepts a request. Returns the response's object in the background, or else what to forward. Raises
+    ApplicationRefused if it is not accepted."""
     request = parse_request(submission.body, settings)
     if not settings.is_on and (request.is_kept or request.previous):
         raise store_off()
@@ -122,11 +119,8 @@ def response_keep(*, passed: PassedOn, answer: JsonObject, now: datetime) -> Non
 def response_cancel(
     *, application: Application, response_id: str, now: datetime, settings: StoreSettings
 ) -> JsonObject:
-    """Cancels a background response. Returns its present object.
-
-    Raises:
-        ApplicationRefused: there is none, or it cannot be cancelled.
-    """
+    """Cancels a background response. Returns its present object. Raises ApplicationRefused if there is none, or it
+    cannot be cancelled."""
     stored = _tenant_response(application, response_id, now, settings)
     if not stored.is_background:
         raise ApplicationRefused(400, None, "Cannot cancel a synchronous response.")
@@ -139,11 +133,7 @@ def response_cancel(
 def response_delete(
     *, application: Application, response_id: str, now: datetime, settings: StoreSettings
 ) -> JsonObject:
-    """Deletes a response; an unfinished one is cancelled.
-
-    Raises:
-        ApplicationRefused: there is none.
-    """
+    """Deletes a response; an unfinished one is cancelled. Raises ApplicationRefused if there is none."""
     with transaction.atomic():
         stored = _tenant_response(application, response_id, now, settings)
         if stored.request_id is not None and stored.state in OPEN_RESPONSE_STATES:

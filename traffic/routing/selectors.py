@@ -88,10 +88,8 @@ class UnreadableTable(Exception):
 
 
 def table_message(table: RoutingTable) -> TableMessage:
-    """Returns a stored table as a message, without its keys. All readers of stored tables use this function.
-
-    Raises:
-        UnreadableTable: the body is invalid. Callers that read several regions skip this one."""
+    """Returns a stored table as a message, without its keys. All readers of stored tables use this function. Raises
+    UnreadableTable if the body is invalid; callers that read several regions skip this one."""
     try:
         stated = {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}
         return msgspec.convert(stated, TableMessage)

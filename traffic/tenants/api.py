@@ -129,10 +129,7 @@ class ListQuery:
 
 
 def list_query(request: HttpRequest, *, usual: int, most: int) -> ListQuery:
-    """
-    Raises:
-        ApplicationRefused: a parameter is invalid in OpenAI's API.
-    """
+    """Raises ApplicationRefused if a parameter is invalid in OpenAI's API."""
     limit, order = request.GET.get("limit", str(usual)), request.GET.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 6 and 1 <= int(limit) <= most):
         raise ApplicationRefused(400, "invalid_value", f"`limit` must be a whole number from 1 to {most}", "limit")
@@ -142,11 +139,8 @@ def list_query(request: HttpRequest, *, usual: int, most: int) -> ListQuery:
 
 
 def list_rows(rows: "QuerySet[Row]", query: ListQuery) -> tuple[list[Row], bool]:
-    """Returns the requested page of rows with `created_at` and `id`, and whether there are more.
-
-    Raises:
-        ApplicationRefused: `after` is not in the list.
-    """
+    """Returns the requested page of rows with `created_at` and `id`, and whether there are more. Raises
+    ApplicationRefused if `after` is not in the list."""
     if query.after:
         last = rows.filter(id=query.after[:80]).first()
         if last is None:

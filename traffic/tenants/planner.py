@@ -36,11 +36,7 @@ class ApplicationRefused(Refusal):
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parses the body of a request.
-
-    Raises:
-        ApplicationRefused: it is not a JSON object.
-    """
+    """Parses the body of a request. Raises ApplicationRefused if it is not a JSON object."""
     try:
         payload = decode_json(body)
     except ValueError as error:
@@ -84,11 +80,8 @@ class ObjectUri:
 
 
 def parse_object_uri(text: str, *, is_object: bool = False) -> ObjectUri:
-    """Parses the address of a prefix or, with `is_object`, of an object.
-
-    Raises:
-        BadObjectUri: the address is invalid.
-    """
+    """Parses the address of a prefix or, with `is_object`, of an object. Raises BadObjectUri if the address is
+    invalid."""
     wanted = "s3://bucket/key" if is_object else "s3://bucket/prefix"
     if not text.startswith(SCHEME):
         raise BadObjectUri(f"must be {wanted}")

@@ -44,11 +44,8 @@ class UnknownApplication(ApplicationRefused):
 
 
 def application_of(authorization: str, now: datetime) -> Application:
-    """Returns the application of this Authorization header.
-
-    Raises:
-        UnknownApplication: the key is missing or invalid.
-    """
+    """Returns the application of this Authorization header. Raises UnknownApplication if the key is missing or
+    invalid."""
     scheme, _, text = authorization.partition(" ")
     text = text.strip() if scheme.casefold() == "bearer" else ""
     if not text.startswith("sw_"):
@@ -62,11 +59,7 @@ def application_of(authorization: str, now: datetime) -> Application:
 
 
 def application_with(key: ApplicationKey, now: datetime) -> Application:
-    """Returns the application of a key.
-
-    Raises:
-        UnknownApplication: the key is no longer valid.
-    """
+    """Returns the application of a key. Raises UnknownApplication if the key is no longer valid."""
     match key.state_at(now):
         case KeyState.REVOKED:
             raise UnknownApplication("invalid_api_key", UNKNOWN)
@@ -84,11 +77,8 @@ def application_with(key: ApplicationKey, now: datetime) -> Application:
 
 
 def callback_refusal(tenant: str, url: str) -> str:
-    """Returns why callbacks of this tenant may not call a URL, or an empty text.
-
-    Raises:
-        RefusedUrl: the URL is malformed.
-    """
+    """Returns why callbacks of this tenant may not call a URL, or an empty text. Raises RefusedUrl if the URL is
+    malformed."""
     host = host_of(parse_url(url))
     if TenantGrant.objects.filter(tenant=tenant, use=GrantUse.CALLBACK.value, target=host).exists():
         return ""
@@ -110,9 +100,6 @@ def place_refusal(tenant: str, wanted: ObjectUri, use: GrantUse) -> str:
 
 
 def s3_grant_check(tenant: str, wanted: ObjectUri, use: GrantUse, member: str) -> None:
-    """
-    Raises:
-        ApplicationRefused: batches of this tenant may not use it.
-    """
+    """Raises ApplicationRefused if batches of this tenant may not use it."""
     if refusal := place_refusal(tenant, wanted, use):
         raise ApplicationRefused(403, "place_not_allowed", refusal, f"switchyard.{member}")

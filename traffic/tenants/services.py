@@ -41,12 +41,8 @@ def tenant_grant_create(
     *, tenant: str, use: GrantUse, target: str, actor: str, now: datetime, region: str = ""
 ) -> TenantGrant:
     """Grants a tenant's callbacks an HTTPS host, or its batches everything below `s3://bucket/prefix`. An empty
-    `region` means that of the environment.
-
-    Raises:
-        InvalidInput: an invalid host or address, or a prefix that has files of the installation.
-        Conflict: it is granted already.
-    """
+    `region` means that of the environment. Raises InvalidInput for an invalid host or address, or a prefix that has
+    files of the installation. Raises Conflict if it is granted already."""
     if use is GrantUse.CALLBACK:
         if region:
             raise InvalidInput(field="region", rule="region", message="a host has no region; omit it")
@@ -136,12 +132,8 @@ class NewSecret:
 
 @transaction.atomic
 def tenant_webhook_create(*, tenant: str, url: str, actor: str, now: datetime, events: Iterable[str] = ()) -> NewSecret:
-    """Creates a webhook for a tenant's batches; without `events`, for all of them.
-
-    Raises:
-        InvalidInput: the URL may not be called for this tenant.
-        Conflict: it exists already, or the tenant has the maximum number.
-    """
+    """Creates a webhook for a tenant's batches; without `events`, for all of them. Raises InvalidInput if the URL may
+    not be called for this tenant. Raises Conflict if it exists already, or the tenant has the maximum number."""
     _check_callback_url(tenant, url)
     if TenantWebhook.objects.filter(tenant=tenant).count() >= MOST_OF_A_TENANT:
         raise Conflict(f"{MOST_OF_A_TENANT} webhooks exist for this tenant already; remove one first")

@@ -75,12 +75,8 @@ class ReceiveLimit:
 
 @transaction.atomic
 def request_queue_declare(*, url: str, key: str, actor: str, now: datetime) -> RequestQueue:
-    """Binds a queue to a key, named by its prefix.
-
-    Raises:
-        InvalidInput: not a request queue of this installation, or no valid key.
-        Conflict: the queue is bound already, or there are too many.
-    """
+    """Binds a queue to a key, named by its prefix. Raises InvalidInput if it is not a request queue of this
+    installation, or the key is not valid. Raises Conflict if the queue is bound already, or there are too many."""
     try:
         address = queue_address(url, install_ensure(now).pk)
     except ValueError as error:
@@ -286,12 +282,8 @@ class QueueReaders:
             await _pause_until(wait_s, stopping)
 
     async def record_length(self, queue: RequestQueue) -> None:
-        """Records the queue's length.
-
-        Raises:
-            CallFailed: AWS does not return it, or the queue has no dead-letter queue, so an invalid message would never
-                leave it.
-        """
+        """Records the queue's length. Raises CallFailed if AWS does not return it, or the queue has no dead-letter
+        queue, so an invalid message would never leave it."""
         facts = await self._in_thread(partial(queue_facts, queue.aws_region, queue.url))
         if not facts.has_dead_letters:
             advice = "deploy it from deploy/aws/requests.yaml"
@@ -300,11 +292,8 @@ class QueueReaders:
         await in_thread(count)
 
     async def read_once(self, queue: RequestQueue) -> ReceiveLimit:
-        """Receives as many messages as there is room for, and processes them. Returns that room.
-
-        Raises:
-            CallFailed, DatabaseError: some were not processed; they are received again.
-        """
+        """Receives as many messages as there is room for, and processes them. Returns that room. Raises CallFailed or
+        DatabaseError if some were not processed; they are received again."""
         may = await in_thread(
             partial(request_queue_may_receive, queue, now=self._now(), settings=self._settings)
         )  # fmt: skip

@@ -99,11 +99,8 @@ class AsyncSubmission:
 def async_request_accept(
     *, application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings | None = None
 ) -> tuple[AsyncRequest, bool]:
-    """Accepts a request. Returns it and whether it is new: a repeated idempotency key returns the first request.
-
-    Raises:
-        ApplicationRefused: it is not accepted.
-    """
+    """Accepts a request. Returns it and whether it is new: a repeated idempotency key returns the first request. Raises
+    ApplicationRefused if it is not accepted."""
     chosen = settings or AsyncSettings()
     payload = _checked_body(submission.body, chosen)
     model = payload["model"]
@@ -249,11 +246,8 @@ def _placement_columns(application: Application, submission: AsyncSubmission, mo
 
 
 def serving_region_check(application: Application, named: str, model: str) -> str:
-    """Returns the region that serves a model for an application; `named` is the region of its ingress.
-
-    Raises:
-        ApplicationRefused: no region serves it, or the key is not valid for it.
-    """
+    """Returns the region that serves a model for an application; `named` is the region of its ingress. Raises
+    ApplicationRefused if no region serves it, or the key is not valid for it."""
     region = serving_region(named)
     deployments = deployments_of_model(region, model) if region else None
     if region is None or deployments is None:

@@ -133,11 +133,8 @@ class NewBatch:
 
 
 def parse_new_batch(payload: object) -> NewBatch:
-    """Reads a create request's body.
-
-    Raises:
-        ApplicationRefused: a field is missing, unknown or invalid; the text says what is valid.
-    """
+    """Reads a create request's body. Raises ApplicationRefused if a field is missing, unknown or invalid; the text says
+    what is valid."""
     if not isinstance(payload, dict):
         raise ApplicationRefused(400, "invalid_json", "the request body must be a JSON object")
     known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "switchyard"}

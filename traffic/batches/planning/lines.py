@@ -52,10 +52,7 @@ class BadLine(ValueError):
 
 
 def line_of(text: bytes, endpoint: str) -> BatchLine:
-    """
-    Raises:
-        BadLine: the line is invalid.
-    """
+    """Raises BadLine if the line is invalid."""
     try:
         line = decode_json(text)
     except ValueError as error:

@@ -59,11 +59,8 @@ def batch_settings() -> BatchSettings:
 def batch_create(
     *, application: Application, asked: NewBatch, region: str, now: datetime, settings: BatchSettings
 ) -> Batch:
-    """Creates a batch. Its lines are validated later, and errors are shown with it.
-
-    Raises:
-        ApplicationRefused: the tenant has no such file, has reached a limit, or may not use an S3 address.
-    """
+    """Creates a batch. Its lines are validated later, and errors are shown with it. Raises ApplicationRefused if the
+    tenant has no such file, has reached a limit, or may not use an S3 address."""
     if application.over_quota:
         why = "You exceeded your current quota: the budget of this month is used up"
         raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
@@ -126,11 +123,8 @@ def _check_deadline(file: StoredFile, region: str, asked: NewBatch, now: datetim
 
 
 def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> Batch:
-    """Cancels a batch; completed lines can be read. Idempotent.
-
-    Raises:
-        ApplicationRefused: the tenant has no such batch, or it has ended.
-    """
+    """Cancels a batch; completed lines can be read. Idempotent. Raises ApplicationRefused if the tenant has no such
+    batch, or it has ended."""
     batch = batch_of(application.tenant, batch_id)
     if batch is None:
         raise batch_not_found(batch_id)
@@ -138,11 +132,7 @@ def batch_cancel(*, application: Application, batch_id: str, now: datetime) -> B
 
 
 def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
-    """Cancels a batch of any tenant.
-
-    Raises:
-        ApplicationRefused: it has ended.
-    """
+    """Cancels a batch of any tenant. Raises ApplicationRefused if it has ended."""
     for state in (BatchState.VALIDATING, BatchState.IN_PROGRESS):
         batch_move(Batch.objects.filter(id=batch.id), start=state, to=BatchState.CANCELLING, now=now)
     batch.refresh_from_db()
@@ -152,11 +142,7 @@ def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
 
 
 def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: str) -> Batch:
-    """Cancels a batch for an operator, with an event.
-
-    Raises:
-        Conflict: it has ended.
-    """
+    """Cancels a batch for an operator, with an event. Raises Conflict if it has ended."""
     with transaction.atomic():
         try:
             batch = batch_end_early(batch=Batch.objects.get(id=batch_id), now=now)

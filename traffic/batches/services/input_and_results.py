@@ -67,12 +67,8 @@ class PinnedInput:
 
 
 def input_fetch(batch: Batch, most: int) -> PinnedInput:
-    """Downloads a batch's object of limited size.
-
-    Raises:
-        UnusableObject: it is missing, too long, not granted, or was replaced meanwhile.
-        StoreAway: S3 does not respond, or the disk is full.
-    """
+    """Downloads a batch's object of limited size. Raises UnusableObject if it is missing, too long, not granted, or was
+    replaced meanwhile. Raises StoreAway if S3 does not respond, or the disk is full."""
     place, grant = _granted_place(batch, batch.input_uri, GrantUse.READ)
     with _explain_errors(place), ObjectReader(grant.region, place.bucket, place.key) as reader:
         if reader.size > most:
@@ -83,12 +79,8 @@ def input_fetch(batch: Batch, most: int) -> PinnedInput:
 
 def results_copy(batch: Batch, store: FileStore, name: str, filename: str) -> None:
     """Copies a file of the store to the batch's output address. An existing object with the same content is accepted:
-    it is from an attempt that was interrupted.
-
-    Raises:
-        UnusableObject: it cannot be written, or another object has that name.
-        StoreAway: S3 does not respond.
-    """
+    it is from an attempt that was interrupted. Raises UnusableObject if it cannot be written, or another object has
+    that name. Raises StoreAway if S3 does not respond."""
     place, grant = _granted_place(batch, batch.output_uri, GrantUse.WRITE)
     target = place.below(filename)
     with store.open(name) as file, _explain_errors(target):
@@ -143,10 +135,7 @@ class LineRange:
 
 def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> bool:
     """Starts a batch, or fails it with its errors. Returns False if the batch was cancelled or the lease was lost.
-
-    Raises:
-        StoreAway: the store is unavailable; another process retries after the lease.
-    """
+    Raises StoreAway if the store is unavailable; another process retries after the lease."""
     store = file_store()
     ours = Batch.objects.filter(id=batch.id, fence=batch.fence)
     if batch.validations > settings.max_validations:
@@ -267,11 +256,8 @@ def request_id(batch_id: str, number: int, position: int) -> str:
 
 
 def batch_finish(*, batch: Batch, now: datetime) -> bool:
-    """Ends a leased batch. Returns False if the lease was lost.
-
-    Raises:
-        StoreAway: the store is unavailable; another process retries after the lease.
-    """
+    """Ends a leased batch. Returns False if the lease was lost. Raises StoreAway if the store is unavailable; another
+    process retries after the lease."""
     state = _end_of(batch)
     store = file_store()
     results = _Results(store, batch)
@@ -304,11 +290,7 @@ def _end_of(batch: Batch) -> BatchState:
 
 def _copy_out(store: FileStore, batch: Batch, files: list[StoredFile], now: datetime) -> list[LineError]:
     """Also writes the results to the tenant's address. A permanent failure is recorded in the batch; the results then
-    stay in the installation's store.
-
-    Raises:
-        StoreAway: S3 does not respond; retried for `COPIES_TRIED`.
-    """
+    stay in the installation's store. Raises StoreAway if S3 does not respond; that is retried for `COPIES_TRIED`."""
     if not batch.output_uri:
         return []
     try:

@@ -320,11 +320,8 @@ class RangeWork:
             self._has_all.set()
 
     async def write_until_done(self, every_s: float) -> None:
-        """Appends outcomes to the journal until it has one per line.
-
-        Raises:
-            StoreAway: an append failed, possibly after a part.
-        """
+        """Appends outcomes to the journal until it has one per line. Raises StoreAway if an append failed, possibly
+        after a part."""
         while len(self._written) < len(self._lines):
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):

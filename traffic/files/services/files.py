@@ -39,11 +39,7 @@ class Upload:
         self._lines = 0
 
     def write(self, piece: bytes) -> None:
-        """
-        Raises:
-            ApplicationRefused: the file is too large.
-            StoreAway: the store cannot be written.
-        """
+        """Raises ApplicationRefused if the file is too large. Raises StoreAway if the store cannot be written."""
         most = self._settings.max_bytes
         if self._writer.bytes + len(piece) > most:
             raise ApplicationRefused(413, "file_too_large", f"a file may have at most {most} bytes", "file")
@@ -55,12 +51,8 @@ class Upload:
     def finish(
         self, *, application: Application, filename: str, purpose: FilePurpose, expires_at: datetime, now: datetime
     ) -> StoredFile:
-        """Commits the file and its row.
-
-        Raises:
-            ApplicationRefused: it is empty, or the tenant has reached a limit.
-            StoreAway: the store cannot be written.
-        """
+        """Commits the file and its row. Raises ApplicationRefused if it is empty, or the tenant has reached a limit.
+        Raises StoreAway if the store cannot be written."""
         if not self._writer.bytes:
             raise ApplicationRefused(400, "empty_file", "the file is empty", "file")
         room_check(application.tenant, self._writer.bytes, self._settings)
@@ -84,10 +76,7 @@ class Upload:
 
 
 def room_check(tenant: str, size: int, settings: FileSettings) -> None:
-    """
-    Raises:
-        ApplicationRefused: `size` more bytes would exceed the tenant's limits.
-    """
+    """Raises ApplicationRefused if `size` more bytes would exceed the tenant's limits."""
     files, stored = stored_of_tenant(tenant)
     if files >= settings.max_files_per_tenant or stored + size > settings.max_bytes_per_tenant:
         message = (
@@ -98,11 +87,8 @@ def room_check(tenant: str, size: int, settings: FileSettings) -> None:
 
 
 def stored_file_delete(*, application: Application, file_id: str, now: datetime) -> StoredFile:
-    """Deletes a file. Batches keep what they have read of it.
-
-    Raises:
-        ApplicationRefused: the tenant has no such file.
-    """
+    """Deletes a file. Batches keep what they have read of it. Raises ApplicationRefused if the tenant has no such
+    file."""
     file = stored_file_of(application.tenant, file_id, now)
     if file is None:
         raise file_not_found(file_id)

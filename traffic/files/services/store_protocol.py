@@ -39,11 +39,8 @@ class JournalWriter(Protocol):
     """A file that grows by whole appends. After a failed append, which may be partly stored, do not use it again."""
 
     def append(self, piece: bytes) -> None:
-        """Appends a piece, which then survives a crash of the host.
-
-        Raises:
-            StoreAway: the piece may be stored in part, or appear later.
-        """
+        """Appends a piece, which then survives a crash of the host. Raises StoreAway if the piece may be stored in
+        part, or appear later."""
 
     def close(self) -> None: ...
 
@@ -63,25 +60,13 @@ class FileStore(Protocol):
         """Yields the lines of a journal; none if it is empty."""
 
     def open(self, name: str) -> BinaryIO:
-        """Opens a file for sequential reading.
-
-        Raises:
-            NoSuchFile: it does not exist.
-        """
+        """Opens a file for sequential reading. Raises NoSuchFile if it does not exist."""
 
     def local(self, name: str) -> BinaryIO:
-        """Opens a file for random access.
-
-        Raises:
-            NoSuchFile: it does not exist.
-        """
+        """Opens a file for random access. Raises NoSuchFile if it does not exist."""
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Reads bytes from `start` up to `end`.
-
-        Raises:
-            NoSuchFile: it does not exist.
-        """
+        """Reads bytes from `start` up to `end`. Raises NoSuchFile if it does not exist."""
 
     def delete(self, name: str) -> None:
         """Deletes a file, if it exists."""

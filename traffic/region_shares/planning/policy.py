@@ -31,11 +31,7 @@ class BadMatrix(ValueError):
 
 
 def read_matrix(stored: object) -> Matrix:
-    """Reads stored shares.
-
-    Raises:
-        BadMatrix: they are not rows of shares from 0 to 1.
-    """
+    """Reads stored shares. Raises BadMatrix if they are not rows of shares from 0 to 1."""
     try:
         return msgspec.convert(stored, dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]]])
     except msgspec.ValidationError as error:
@@ -43,11 +39,8 @@ def read_matrix(stored: object) -> Matrix:
 
 
 def whole_row(row: Row, home: str) -> dict[str, float]:
-    """Returns the row in hundredths of a point that sum to exactly 1; rounding errors stay at home.
-
-    Raises:
-        ValueError: no share is above 0.
-    """
+    """Returns the row in hundredths of a point that sum to exactly 1; rounding errors stay at home. Raises ValueError
+    if no share is above 0."""
     total = math.fsum(share for share in row.values() if share > 0)
     if total <= 0:
         raise ValueError(f"the row of {home} has no share above 0: {dict(row)}")
@@ -157,11 +150,8 @@ def parse_traffic_policy(
     stated: Mapping[str, Any], regions: Iterable[str] | None = None, base: TrafficPolicy | None = None
 ) -> TrafficPolicy:
     """Returns the policy with the stated fields and the rest from `base` (default: the defaults). `regions` are the
-    known regions; None skips the check of names, for stored policies.
-
-    Raises:
-        InvalidTrafficPolicy: an unknown key or region, or a value of the wrong type or out of range.
-    """
+    known regions; None skips the check of names, for stored policies. Raises InvalidTrafficPolicy for an unknown key or
+    region, or a value of the wrong type or out of range."""
     try:
         policy = struct_changed(base or TrafficPolicy(), stated, path="policy")
         if policy.routing == "exact" and policy.load_bound is None:

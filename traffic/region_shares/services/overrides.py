@@ -52,23 +52,17 @@ class Terms:
 
 
 def shares_fix(*, deployment: str, origin: str, shares: Mapping[str, float], terms: Terms) -> TrafficOverride:
-    """Fixes where an origin's requests for a deployment are served. Replaces an override of the same row.
-
-    Raises:
-        InvalidInput: an unknown deployment or region, invalid shares or shares that residency forbids, no reason, or a
-            duration outside `SHORTEST_S` … `LONGEST_S`.
-    """
+    """Fixes where an origin's requests for a deployment are served. Replaces an override of the same row. Raises
+    InvalidInput for an unknown deployment or region, invalid shares or shares that residency forbids, no reason, or a
+    duration outside `SHORTEST_S` … `LONGEST_S`."""
     override = shares_override(deployment=deployment, origin=origin, shares=shares, terms=terms)
     same = TrafficOverride.objects.filter(kind=override.kind, deployment_id=deployment, region_id=origin)
     return _store_override(override, same, terms.now)
 
 
 def evacuation_start(*, region: str, mode: str, confirm: str, terms: Terms, deployment: str = "") -> TrafficOverride:
-    """Evacuates a region, of one deployment or, with "", of all. Replaces an evacuation of the same region.
-
-    Raises:
-        InvalidInput: an unknown region, mode or deployment, no reason, an invalid duration, or a wrong `confirm`.
-    """
+    """Evacuates a region, of one deployment or, with "", of all. Replaces an evacuation of the same region. Raises
+    InvalidInput for an unknown region, mode or deployment, no reason, an invalid duration, or a wrong `confirm`."""
     override = evacuation_check(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
     same = TrafficOverride.objects.filter(kind=override.kind, deployment_id=override.deployment_id, region_id=region)
     return _store_override(override, same, terms.now)
@@ -83,11 +77,7 @@ def evacuation_check(*, region: str, mode: str, confirm: str, terms: Terms, depl
 
 
 def override_end(*, override_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """Ends an override early. Its requests return in steps.
-
-    Raises:
-        Conflict: it has ended already.
-    """
+    """Ends an override early. Its requests return in steps. Raises Conflict if it has ended already."""
     override = TrafficOverride.objects.get(pk=override_id)
     reason = f"ended by {actor}" + (f": {why}" if why else "")
     if not _end_override(override, reason, actor, now):
@@ -234,11 +224,8 @@ def _unknown_region(field: str, name: str, known: list[str]) -> InvalidInput:
 def evacuation_request(
     *, region: str, mode: str, confirm: str, terms: Terms, deployment: str = ""
 ) -> TrafficOverride | Approval:
-    """Starts an evacuation, or requests it if it needs two-person approval. Drills move little and need none.
-
-    Raises:
-        InvalidInput: as `evacuation_start`.
-    """
+    """Starts an evacuation, or requests it if it needs two-person approval. Drills move little and need none. Raises
+    InvalidInput as `evacuation_start`."""
     if mode != EvacuationMode.REAL or not requires_approval(EVACUATE.name):
         return evacuation_start(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
     override = evacuation_check(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
@@ -260,11 +247,8 @@ def _perform_evacuation(arguments: Mapping[str, Any], actor: str, now: datetime)
 def shares_request(
     *, deployment: str, origin: str, shares: Mapping[str, float], terms: Terms
 ) -> TrafficOverride | Approval:
-    """Fixes shares, or requests approval if they empty a region and evacuations need two people.
-
-    Raises:
-        InvalidInput: as `shares_fix`.
-    """
+    """Fixes shares, or requests approval if they empty a region and evacuations need two people. Raises InvalidInput as
+    `shares_fix`."""
     override = shares_override(deployment=deployment, origin=origin, shares=shares, terms=terms)
     if not _empties_its_region(override) or not requires_approval(EVACUATE.name):
         return shares_fix(deployment=deployment, origin=origin, shares=shares, terms=terms)
@@ -300,11 +284,8 @@ EVACUATE = FleetAction(EVACUATE_RULE, "Evacuate a region for real", _perform_eva
 
 
 def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: str, now: datetime) -> TrafficPolicy:
-    """Changes parts of a deployment's traffic policy and returns the whole.
-
-    Raises:
-        InvalidInput: an unknown key, region or deployment, a value out of range, or a residency without its own region.
-    """
+    """Changes parts of a deployment's traffic policy and returns the whole. Raises InvalidInput for an unknown key,
+    region or deployment, a value out of range, or a residency without its own region."""
     with transaction.atomic():
         Deployment.objects.select_for_update().get(name=deployment)
         rule = TrafficRule.objects.filter(deployment_id=deployment).first()

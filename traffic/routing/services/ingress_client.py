@@ -150,12 +150,8 @@ async def ingress_post(
 async def ingress_stream(
     ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], limits: StreamLimits
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """Posts a JSON body. Yields the head first, then pieces of the body.
-
-    Raises:
-        IngressUnreachable: nothing was sent.
-        StreamBroken: the ingress is silent for too long or closes the connection early.
-    """
+    """Posts a JSON body. Yields the head first, then pieces of the body. Raises IngressUnreachable if nothing was sent.
+    Raises StreamBroken if the ingress is silent for too long or closes the connection early."""
     try:
         async with _http_client(CONNECT_LIMIT_S) as client:
             request = _post_request(ingress, path, body, headers)
@@ -205,10 +201,7 @@ async def _limited(limit_s: float, step: Awaitable[T]) -> T:
 
 
 def _http_client(connect_s: float) -> httpx.AsyncClient:
-    """
-    Raises:
-        NoIdentity: the web process, which creates the certificate, has never run with this home.
-    """
+    """Raises NoIdentity if the web process, which creates the certificate, has never run with this home."""
     context = _NO_AUTHORITIES if settings.PLAIN_LINKS else own_identity().read()[1]
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=context)
 
@@ -234,11 +227,8 @@ class OwnIdentity:
         self._known: tuple[object, tuple[str, ssl.SSLContext]] | None = None
 
     def read(self) -> tuple[str, ssl.SSLContext]:
-        """Returns the fleet's name and the TLS context; reads changed files again.
-
-        Raises:
-            NoIdentity: the certificate cannot be read.
-        """
+        """Returns the fleet's name and the TLS context; reads changed files again. Raises NoIdentity if the certificate
+        cannot be read."""
         stamp = self._identity.stamp()
         if self._known is None or self._known[0] != stamp:
             try:
@@ -270,11 +260,8 @@ BENCHMARK_ROLLOUT = {
 
 
 def benchmark_describe(deployment: str, region: str) -> BenchmarkTarget:
-    """Describes the ready cells of a deployment in a region.
-
-    Raises:
-        NoTarget: there is no such cell, cells differ, or the region is ambiguous.
-    """
+    """Describes the ready cells of a deployment in a region. Raises NoTarget if there is no such cell, cells differ, or
+    the region is ambiguous."""
     row = Deployment.objects.filter(pk=deployment).first()
     if row is None:
         raise NoTarget(f"there is no deployment {deployment!r}")
@@ -323,11 +310,8 @@ def _stated_cells(row: Deployment, region: str) -> Cells | None:
 
 
 def benchmark_enter(deployment: str, region: str) -> Entrance:
-    """Returns the region's first ingress, with the control plane's certificate unless links are plain.
-
-    Raises:
-        NoTarget: the region has no ingress, or this host has no certificate.
-    """
+    """Returns the region's first ingress, with the control plane's certificate unless links are plain. Raises NoTarget
+    if the region has no ingress, or this host has no certificate."""
     ingresses = ingress_addresses_by_region().get(region)
     if not ingresses:
         raise NoTarget(f"region {region} has no ingress")

@@ -74,11 +74,7 @@ class TablesViewSet(ViewSet):
 
 
 def given_once(request: Request, allowed: tuple[str, ...]) -> dict[str, str]:
-    """Returns the request's parameters.
-
-    Raises:
-        ValidationError: one is unknown, empty or repeated.
-    """
+    """Returns the request's parameters. Raises ValidationError if one is unknown, empty or repeated."""
     errors: dict[str, list[ErrorDetail]] = {}
     for name, values in request.query_params.lists():
         if name not in allowed:

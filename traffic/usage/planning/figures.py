@@ -61,11 +61,8 @@ class UsageQuery:
 def parse_usage_query(
     given: Mapping[str, str], now: datetime, dimensions: tuple[str, ...] = DIMENSIONS, group: str = "tenant"
 ) -> UsageQuery:
-    """Parses dimensions, `from`, `to`, `by` and `group`; `group` is the default grouping.
-
-    Raises:
-        BadQuery: a parameter is invalid.
-    """
+    """Parses dimensions, `from`, `to`, `by` and `group`; `group` is the default grouping. Raises BadQuery if a
+    parameter is invalid."""
     end = parse_moment("to", given["to"], now) if "to" in given else now
     start = parse_moment("from", given["from"], now) if "from" in given else end - DEFAULT_SPAN
     if start >= end:
@@ -78,11 +75,8 @@ def parse_usage_query(
 
 
 def parse_moment(field: str, text: str, now: datetime) -> datetime:
-    """Parses `7d`, `12h` or `2w` (ago), a date (`2026-11-01`, its start in UTC) or an RFC 3339 time.
-
-    Raises:
-        BadQuery: it is none of these.
-    """
+    """Parses `7d`, `12h` or `2w` (ago), a date (`2026-11-01`, its start in UTC) or an RFC 3339 time. Raises BadQuery if
+    it is none of these."""
     if ago := _AGO.fullmatch(text):
         span = int(ago[1]) * _UNITS[ago[2]]
         if span <= timedelta(days=36_500):

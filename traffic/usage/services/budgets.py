@@ -34,12 +34,8 @@ INCIDENT = "budget"
 def budget_create(
     *, actor: str, now: datetime, tenant: str = "", deployment: str = "", unit: str, **columns: Any
 ) -> Budget:
-    """Creates a budget for a tenant, a deployment's machines, or all machines, from this month on.
-
-    Raises:
-        InvalidInput: the budget is invalid, or the deployment does not exist.
-        Conflict: there is one in this unit.
-    """
+    """Creates a budget for a tenant, a deployment's machines, or all machines, from this month on. Raises InvalidInput
+    if the budget is invalid, or the deployment does not exist. Raises Conflict if there is one in this unit."""
     row = Budget(
         tenant=tenant, deployment=deployment, unit=unit, actor=actor[:64], changed_at=now, month=month_of(now),
         **columns,
@@ -57,11 +53,7 @@ def budget_create(
 
 @transaction.atomic
 def budget_change(*, budget_id: int, actor: str, now: datetime, **columns: Any) -> Budget:
-    """Changes the given fields.
-
-    Raises:
-        InvalidInput: the budget would be invalid.
-    """
+    """Changes the given fields. Raises InvalidInput if the budget would be invalid."""
     row = Budget.objects.select_for_update().get(pk=budget_id)
     changed: dict[str, Any] = {name: value for name, value in columns.items() if getattr(row, name) != value}
     for column, value in changed.items():

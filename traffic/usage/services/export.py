@@ -61,11 +61,8 @@ def table_rows(rows: Iterable[UsageRow]) -> Iterator[TableRow]:
 
 
 def parquet_table(rows: Iterable[TableRow]) -> bytes:
-    """Returns a Parquet file: times in microseconds (UTC), counters as integers, amounts as decimals.
-
-    Raises:
-        TooManyRows: the table has too many rows.
-    """
+    """Returns a Parquet file: times in microseconds (UTC), counters as integers, amounts as decimals. Raises
+    TooManyRows if the table has too many rows."""
     from arro3.core import Array, DataType
 
     held: list[TableRow] = []
@@ -85,11 +82,8 @@ def parquet_table(rows: Iterable[TableRow]) -> bytes:
 
 
 def cost_parquet(rows: Iterable[CostRow]) -> bytes:
-    """Returns a Parquet file: times in microseconds (UTC), amounts and figures as decimals or null.
-
-    Raises:
-        TooManyRows: the table has too many rows.
-    """
+    """Returns a Parquet file: times in microseconds (UTC), amounts and figures as decimals or null. Raises TooManyRows
+    if the table has too many rows."""
     from arro3.core import Array, DataType
 
     held = [row for row, _ in zip(rows, range(MOST_PARQUET_ROWS + 1), strict=False)]
@@ -133,11 +127,7 @@ def _parquet_of(columns: dict[str, Any]) -> bytes:
 
 def usage_export_days(*, target: str, now: datetime) -> list[str]:
     """Writes past days that are not yet in the configured bucket, oldest first, one process at a time. Returns the
-    names of objects.
-
-    Raises:
-        ValueError: the target is not a bucket URL.
-    """
+    names of objects. Raises ValueError if the target is not a bucket URL."""
     if not target:
         return []
     bucket, prefix = parse_target(target)
@@ -154,11 +144,7 @@ def usage_export_days(*, target: str, now: datetime) -> list[str]:
 
 
 def parse_target(target: str) -> tuple[str, str]:
-    """Returns bucket and prefix of `s3://bucket/prefix`.
-
-    Raises:
-        ValueError: it is not a bucket URL.
-    """
+    """Returns bucket and prefix of `s3://bucket/prefix`. Raises ValueError if it is not a bucket URL."""
     parts = urlsplit(target)
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"{target!r} is not a bucket URL; use s3://bucket/prefix")
