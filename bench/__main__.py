@@ -1,8 +1,7 @@
 """Measurements: `python -m bench NAME [options]`.
 
 A bench is a module in a folder here with a `main` that takes a parser. The first line of its docstring is its help.
-Only the module that is named is imported: others may need torch, a fleet or a cloud.
-"""
+Only the module that is named is imported: others may need torch, a fleet or a cloud."""
 
 import argparse
 import asyncio

@@ -1,7 +1,6 @@
 """`python -m engine_agent COMMAND`: runs an agent or one of its tools.
 
-Only the chosen module is imported, so that a broken dependency of one agent cannot stop another.
-"""
+Only the chosen module is imported, so that a broken dependency of one agent cannot stop another."""
 
 import argparse
 import importlib

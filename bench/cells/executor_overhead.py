@@ -3,8 +3,7 @@
     .venv/bin/python -m bench executor_overhead [--rounds 5] [--tokens 48] [--write]
 
 All replicas run together and get requests in turn, so each meets the same machine. Prints Markdown: medians over the
-rounds of the time of a step, and of the ratio to vLLM's executor in the same round. `--write` writes the page.
-"""
+rounds of the time of a step, and of the ratio to vLLM's executor in the same round. `--write` writes the page."""
 
 import argparse
 import json

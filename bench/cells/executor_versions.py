@@ -6,8 +6,7 @@ For each version (0.13.0, 0.16.0, 0.24.0 and the project's own) it makes an envi
 `.cache/vllm-versions/VERSION` (3 to 5 GB where PyPI has torch only with CUDA libraries), and runs the tests of two real
 ranks and of workers that follow the contract of Neuron's plugin. In 0.13 and 0.16 vLLM's CPU platform replaces a named
 executor, so only the second tests run there. Prints Markdown; `--write` writes the page. Takes minutes for each
-version.
-"""
+version."""
 
 import argparse
 import os

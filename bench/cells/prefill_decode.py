@@ -1,8 +1,7 @@
 """Goodput of four cells by how many of them only read prompts, on virtual time.
 
 Cells are those of the default 70B model, with limits on the first token and between tokens. Prints a Markdown table in
-about five CPU minutes; needs no quiet machine.
-"""
+about five CPU minutes; needs no quiet machine."""
 
 import argparse
 import heapq
@@ -204,8 +203,7 @@ def goodput(fleet: Fleet, load: Load, ttft_s: float, itl_s: float, requests: int
     """Returns the requests per second up to which both limits hold, to 2 %. Returns 0 if they hold at none.
 
     The highest rate tried sends all `requests` within a second or two. Few enough requests stay within the limits even
-    if they arrive together, so without this bound the search would not end.
-    """
+    if they arrive together, so without this bound the search would not end."""
     low, high = 0.0, 0.25
     while high <= requests and measure(fleet, load, high, requests, seed).is_good(ttft_s, itl_s):
         low, high = high, high * 2

@@ -1,7 +1,6 @@
 """Splits into prefill and decode cells that the planner chooses next to the best ones, on virtual time.
 
-Prints a Markdown table and the reasons of the planner in about ten CPU minutes; needs no quiet machine.
-"""
+Prints a Markdown table and the reasons of the planner in about ten CPU minutes; needs no quiet machine."""
 
 import argparse
 import os

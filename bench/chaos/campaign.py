@@ -125,8 +125,7 @@ AGENTS_BEYOND_NODES = "node agents beyond nodes"
 class FleetUnderTest:
     """`cells` and `nodes` map ids to rows of the API. `sessions` maps each service and the launcher to its pid.
 
-    `trail` gives the events and incidents since the campaign began.
-    """
+    `trail` gives the events and incidents since the campaign began."""
 
     home: Path
     web_url: str
@@ -154,8 +153,7 @@ class Report:
 class Campaign:
     """Does each fault when it is due, keeps the windows that they open, and judges at the end.
 
-    `hostile_share` is the share of the full hostile load.
-    """
+    `hostile_share` is the share of the full hostile load."""
 
     def __init__(
         self,

@@ -5,8 +5,7 @@
     python -m bench chaos --only "haproxy" --every 10 --hostile-share 1.0
 
 Needs a fleet of `sim-70b` from `make up ENGINE=sim` (same SWITCHYARD_HOME) without other users. Exit status 1 if a
-promise was broken. The same seed injects the same faults in the same order; their effects differ.
-"""
+promise was broken. The same seed injects the same faults in the same order; their effects differ."""
 
 import argparse
 import re

@@ -2,8 +2,7 @@
 
     python -m bench.chaos.hostile_clients slowloris http://127.0.0.1:8080 --count 500 --seconds 20
 
-Each kind runs in a separate process, so it takes no time from the measured load. It prints a summary at the end.
-"""
+Each kind runs in a separate process, so it takes no time from the measured load. It prints a summary at the end."""
 
 import argparse
 import asyncio

@@ -1,7 +1,6 @@
 """The kinds of faults, and their schedule. Pure: a seed gives the same schedule everywhere.
 
-`MATRIX` is the table of all kinds. A new kind is a row there; a new harm also needs code in `faults`.
-"""
+`MATRIX` is the table of all kinds. A new kind is a row there; a new harm also needs code in `faults`."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -80,8 +79,7 @@ class Fault:
     """One kind of fault, or with `at_s` (seconds after the start) a scheduled one. An instant fault has `lasts_s` 0.
 
     `state` is the state file of the fault, relative to the target's folder. `trail`: kinds of events or incidents, one
-    of which must name the target afterwards; empty if none is required.
-    """
+    of which must name the target afterwards; empty if none is required."""
 
     target: Target
     harm: Harm

@@ -5,8 +5,7 @@
     make conformance                         # all but the large ones; CLIENTS=openai-python,litellm names some
     .venv/bin/python -m bench conformance --large --write docs/conformance.md
 
-Exit status 1: a feature failed that `results.LIMITS` does not name.
-"""
+Exit status 1: a feature failed that `results.LIMITS` does not name."""
 
 import argparse
 import os

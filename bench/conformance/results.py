@@ -1,8 +1,7 @@
 """What clients reported of an ingress, and the page made of it. Pure.
 
 A feature that fails because of the engine, the demo's model or the client, and not because of Switchyard, is a limit:
-`LIMITS` names it with its reason.
-"""
+`LIMITS` names it with its reason."""
 
 import json
 from collections.abc import Iterable, Sequence

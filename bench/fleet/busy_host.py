@@ -3,8 +3,7 @@
     .venv/bin/python -m bench busy_host --loops 40 --kills 3
 
 Needs a fleet of `sim-70b` from `make up` (same SWITCHYARD_HOME) without other users. Each loop runs in its own session,
-because the kernel shares processors by session.
-"""
+because the kernel shares processors by session."""
 
 import argparse
 import subprocess

@@ -4,8 +4,7 @@
 
 Runs the loop `fleet.cloud` on its own clock and database: a pass a second until all machines are placed, then one every
 15 s. Only boto3's client is a stub, which counts calls and returns pages of running machines. Hourly and daily reads
-are not included, nor is the SQS queue, which is read every second.
-"""
+are not included, nor is the SQS queue, which is read every second."""
 
 import argparse
 import sys

@@ -6,8 +6,7 @@ Needs a fleet in the laboratory's cloud (`make up CLOUD=aws DETACH=1`). A case s
 region and the spares, sends a spot warning for the instance that leads the first region's cell, and streams through
 that region's load balancer until the instance has stopped. Each row has the requests without an immediate answer, the
 time when another cell was ready, and how long before the end that was. Exit status 1: a request failed in a case that
-must have no failures.
-"""
+must have no failures."""
 
 import argparse
 import sys

@@ -4,8 +4,7 @@
 
 Brings its own database and web process; needs no fleet. Each of 20 users asks for all pages and lists in an order of
 its own and thinks for a second on average between two of them; `--think 0` leaves out the thinking, and then the time
-of an answer is mostly that of waiting for others.
-"""
+of an answer is mostly that of waiting for others."""
 
 import argparse
 import asyncio

@@ -3,8 +3,7 @@
     .venv/bin/python -m bench heal --model sim-70b --region us-east-1 --rounds 4
 
 Needs a fleet from `make up` (same SWITCHYARD_HOME). Each round kills -9 the agent and the engine of one node, leader
-and follower in turn, while a client sends requests at a steady rate through the region's ingress.
-"""
+and follower in turn, while a client sends requests at a steady rate through the region's ingress."""
 
 import argparse
 import statistics

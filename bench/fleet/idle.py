@@ -4,8 +4,7 @@
 
 It reads only /proc, so it causes no load on the fleet. The fleet is that of `make up` with the same home, without
 requests. CPU time is exact (`schedstat`, of every thread); memory is
-proportional (PSS: a page that several processes share counts once in all) and resident (RSS: in each).
-"""
+proportional (PSS: a page that several processes share counts once in all) and resident (RSS: in each)."""
 
 import argparse
 import statistics

@@ -1,7 +1,6 @@
 """A running fleet as benches use it: its API, a steady load on its ingresses, and the timeline of what happened.
 
-It needs a running fleet from `make up` with the same SWITCHYARD_HOME.
-"""
+It needs a running fleet from `make up` with the same SWITCHYARD_HOME."""
 
 import json
 import os

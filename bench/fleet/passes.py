@@ -7,8 +7,7 @@ Cases: idle, with a changing fleet, with a fault, with a rollout.
 Starts its own servers; needs no fleet. It runs the loops' functions in this process, one pass of each every second.
 Statements change rows every 2 s as the reports of agents and ingresses would. Compare CPU times: that of the pass, and
 that of its PostgreSQL backend. `--controller 60` instead runs the process `controller` on the idle fleet for 60 s and
-prints its CPU time.
-"""
+prints its CPU time."""
 
 import argparse
 import logging

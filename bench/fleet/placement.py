@@ -2,8 +2,7 @@
 
     .venv/bin/python -m bench placement [--out docs/bench/placement.md]
 
-Needs nothing but the checkout. Times are processor seconds of this one process; fleets come from fixed seeds.
-"""
+Needs nothing but the checkout. Times are processor seconds of this one process; fleets come from fixed seeds."""
 
 import argparse
 import random

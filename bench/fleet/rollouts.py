@@ -5,8 +5,7 @@
     .venv/bin/python -m bench rollouts kills --kills 10
 
 Needs a fleet from `make up` (same SWITCHYARD_HOME) without other users: `kills` kills the controller and the worker.
-Streaming requests at a steady rate go to every region of the deployment.
-"""
+Streaming requests at a steady rate go to every region of the deployment."""
 
 import argparse
 import random

@@ -7,8 +7,7 @@ and the outcomes of all held requests.
 
 Needs a fleet from `make up` with the same SWITCHYARD_HOME without other users; `--deployment smollm2` on a fleet with
 vLLM uses real weights. With `--forget` every second round drops the weights: artifacts from S3 from the artifact cache,
-other files from the page cache.
-"""
+other files from the page cache."""
 
 import argparse
 import asyncio

@@ -2,8 +2,7 @@
 two seconds, reconnects. Reports are made up; agents report every order as done.
 
 `python -m bench.fleet.simulated_agents` reads an `AgentGroup` as JSON from its input and writes a `GroupStatus` to its
-output every second.
-"""
+output every second."""
 
 import asyncio
 import gc

@@ -4,8 +4,7 @@
 
 Each round starts a fleet in a new home, stops it, and starts it again. The fleet has its own ports. The time is that of
 the command until every cell is ready. The CPU seconds are those of all its processes by then; compare these
-on a busy machine.
-"""
+on a busy machine."""
 
 import argparse
 import os

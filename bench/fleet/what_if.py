@@ -1,8 +1,7 @@
 """Time of a what-if for a rollout, a scaling and the loss of a region.
 
 Uses a snapshot of a fleet in memory: `POST /api/v1/plan` adds the loading of the snapshot from PostgreSQL. Prints
-a Markdown table with seconds of one core.
-"""
+a Markdown table with seconds of one core."""
 
 import argparse
 from time import process_time

@@ -2,8 +2,7 @@
 one by one and are answered together. `bench.models.neuron_on_cpu` starts it in a Python with torch.
 
 All of NxDI is real: configuration, model, sharding of weights, attention, cache, sampling, and the collectives of its
-CPU mode (gloo). Only the parts of a device have stand-ins: compiler, runtime and kernels.
-"""
+CPU mode (gloo). Only the parts of a device have stand-ins: compiler, runtime and kernels."""
 
 import argparse
 import importlib

@@ -12,8 +12,7 @@ environment, which has torch: what only a machine of Neuron has (torch_xla, nki,
 
 Every golden version of each target is rendered and given to the class, which must take it and keep each value. Then
 each probe, a version with a setting that does not go together, must be refused by both, or taken by both. Exit status 1
-if they ever differ. Some 20 s for each target. Prints Markdown; `--write` writes the page.
-"""
+if they ever differ. Some 20 s for each target. Prints Markdown; `--write` writes the page."""
 
 import argparse
 import json

@@ -13,8 +13,7 @@ the rendered configuration, in float32 on CPU, and answers six requests over fou
 (`neuron_cell`). A cell of several ranks is as many processes. Every greedy text must be what transformers says,
 token for token; cases that NxDI cannot run on CPU are run as well, and what it says is written down. Exit status 1 if a
 text differs, or a case ends that should not. Some 20 s a case; `--only` takes those whose name begins so. Prints
-Markdown; `--write` writes the page.
-"""
+Markdown; `--write` writes the page."""
 
 import argparse
 import json

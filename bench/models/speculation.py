@@ -6,8 +6,7 @@ HEADS is the folder that `make heads` wrote. Two engines, one that guesses and o
 same prompts, of products that the heads never saw; only one of them works at a time. Three ways: no guesses, all heads
 always, and by the size of the batch as the calibration chose for the task. The prompts are in the engines' caches
 before, so that only decoding is measured. Tokens are divided by processor seconds of the engine's process. Some ten
-minutes.
-"""
+minutes."""
 
 import argparse
 import json

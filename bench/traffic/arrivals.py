@@ -1,7 +1,6 @@
 """What arrives: requests of the recorded traces, and made ones with heavy tails. Pure, but for reading the files.
 
-Every list is sorted by time and, for made ones, follows from its seed alone.
-"""
+Every list is sorted by time and, for made ones, follows from its seed alone."""
 
 import csv
 import json
@@ -68,8 +67,7 @@ def azure() -> list[Arrival]:
 def heavy_tailed(rate: float, count: int, seed: int) -> list[Arrival]:
     """Poisson arrivals, `rate` a second, of short prompts and answers whose lengths are log-normal with a heavy tail.
 
-    Prompts: median 100 tokens, sigma 1. Answers: median 32 tokens, sigma 1.2, mean 66; 1 % are longer than 520.
-    """
+    Prompts: median 100 tokens, sigma 1. Answers: median 32 tokens, sigma 1.2, mean 66; 1 % are longer than 520."""
     chance = random.Random(seed)
     at_s = 0.0
     arrivals = []

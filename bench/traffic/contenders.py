@@ -2,8 +2,7 @@
 command.
 
 Each peer has its own environment under the cache. One that cannot be installed or does not answer is left out and named
-in the report.
-"""
+in the report."""
 
 import contextlib
 import json

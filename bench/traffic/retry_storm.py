@@ -124,8 +124,7 @@ def verdict(rows: Sequence[dict[str, Any]], capacity: float, storm_s: float) -> 
     window.
 
     A window is degraded if a request was refused or given up, or if its p99 exceeds twice that before the storm plus
-    one step.
-    """
+    one step."""
     ends = CALM_BEFORE_S + storm_s
     storm = [row["goodput"] for row in rows if CALM_BEFORE_S + WINDOW_S <= row["at_s"] < ends]
     before_ms = [row["ttft_p99_ms"] for row in rows if WINDOW_S <= row["at_s"] < CALM_BEFORE_S]

@@ -1,7 +1,6 @@
 """The rules by which a request finds its cell, as HAProxy and its peers have them. Pure: load in, a cell or none out.
 
-None means that the request waits in one queue for the first cell that has a place.
-"""
+None means that the request waits in one queue for the first cell that has a place."""
 
 import hashlib
 import heapq
@@ -101,8 +100,7 @@ class BoundedHash:
 
     Overloaded is beyond `load_bound` times the mean (0: no bound), unless at most `light_share` of its places are in
     use. A full cell is passed over, and who finds none waits for the first place. `own_queues`: full cells are not
-    passed over, who comes waits there, as with HAProxy's `balance hash` and `hash-balance-factor`.
-    """
+    passed over, who comes waits there, as with HAProxy's `balance hash` and `hash-balance-factor`."""
 
     load_bound: float
     light_share: float = 0.0
@@ -138,8 +136,7 @@ class Sticky:
     """A new key goes to the least loaded cell and stays there while that cell is not full and within the bound.
 
     HAProxy does this with stick tables. A full cell, or a load above `load_bound` times the mean (0: no bound), moves
-    the key permanently.
-    """
+    the key permanently."""
 
     load_bound: float
     _homes: dict[str, int] = field(default_factory=dict)
@@ -164,8 +161,7 @@ class Exact(Sticky):
     each request there: who has much of it and is busy is worth less than who has less and is idle. Where no cell has
     `worth_tokens` of it, the key's sticky cell, else the least loaded.
 
-    A cell beyond the bound, or full, is passed over; one that is lightly loaded is not beyond it.
-    """
+    A cell beyond the bound, or full, is passed over; one that is lightly loaded is not beyond it."""
 
     light_share: float = 0.25
     worth_tokens: int = 512

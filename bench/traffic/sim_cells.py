@@ -187,8 +187,7 @@ def body_of(arrival: Arrival, model: str, block_tokens: int, word: str = ".") ->
     """A chat whose prompt has the arrival's length and begins with its blocks: one word is one token of a sim cell.
 
     Equal blocks give equal text, a name and `block_tokens` - 1 times the `word`. The first block is the system's
-    message and the second one the user's first, as in the conversations that the traces recorded.
-    """
+    message and the second one the user's first, as in the conversations that the traces recorded."""
     texts = [f"b{block}" + f" {word}" * (block_tokens - 1) for block in arrival.blocks]
     rest = arrival.prompt_tokens - block_tokens * len(texts)
     if rest > 0:

@@ -2,8 +2,7 @@
 retries by `Retry-After`, hedged first tokens, near-real-time requests and their callbacks. Sync and async.
 
 It sends bodies of OpenAI's or Anthropic's API and returns the engine's answers. A request is never sent again after a
-byte of its answer. `Failover` decides the order of regions; it is pure.
-"""
+byte of its answer. `Failover` decides the order of regions; it is pure."""
 
 import asyncio
 import hmac
@@ -298,8 +297,7 @@ class Failover:
 class AsyncSwitchyard:
     """A client of one or several regions' ingresses, for one event loop. Close it, or use it as a context.
 
-    `regions`: their base URLs, home first (`https://us-east-1.example.com/v1`).
-    """
+    `regions`: their base URLs, home first (`https://us-east-1.example.com/v1`)."""
 
     def __init__(self, regions: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         self.regions = [url.rstrip("/") for url in ([regions] if isinstance(regions, str) else regions)]
@@ -331,8 +329,7 @@ class AsyncSwitchyard:
 
         Raises:
             ApiError: refused, also after retries. NoAnswer: no region answered. DeadlineExceeded. BrokenOff: the answer
-            was incomplete.
-        """
+            was incomplete."""
         call = _Call("POST", path, body, **options)
         return Answer(*await self._whole(call), attempts=len(call.tried))
 
@@ -343,8 +340,7 @@ class AsyncSwitchyard:
         """Send a body with `"stream": true` and read its events. Leaving the block early ends generation.
 
         Raises:
-            As `post`; also ApiError while events are read, for an error in the stream.
-        """
+            As `post`; also ApiError while events are read, for an error in the stream."""
         call = _Call("POST", path, {**body, "stream": True}, **options)
         async with call.within_deadline():
             response = await self._sent(call)
@@ -389,8 +385,7 @@ class AsyncSwitchyard:
         """Poll until the request has ended, with intervals that grow by half up to 10 s.
 
         Raises:
-            DeadlineExceeded: it has not ended by then, and continues.
-        """
+            DeadlineExceeded: it has not ended by then, and continues."""
         ends_at = time.monotonic() + timeout_s
         while not (found := await self.retrieve(request)).has_ended:
             if time.monotonic() + poll_s > ends_at:
@@ -618,8 +613,7 @@ def verify_callback(body: bytes, headers: Mapping[str, str], secret: str, *, now
     `submit`, `now` Unix time.
 
     Raises:
-        BadCallback: not from the fleet, or too old.
-    """
+        BadCallback: not from the fleet, or too old."""
     document = {name.lower(): text for name, text in headers.items()}
     stamp = document.get("x-switchyard-timestamp", "")
     if re.fullmatch(r"[0-9]{1,15}", stamp) is None:

@@ -3,8 +3,7 @@ sets or passes on. It never queues: the ingress does, and the proxy is only the 
 
 Classes share the cell by trunk reservation (F. P. Kelly, "Loss networks", 1991): a class is admitted while the requests
 in flight of *all* classes are below its own limit. So only urgent requests get the last slots, and less urgent classes
-yield first when load rises.
-"""
+yield first when load rises."""
 
 import math
 import re

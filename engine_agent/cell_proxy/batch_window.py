@@ -4,8 +4,7 @@ Pure: the time is an argument, and requests do their own I/O.
 Two rules. If the engine does not order classes, only one batch prompt at a time is before its first token, so that a
 real-time prompt waits for at most one. And a window limits the batch requests in the engine. It follows the latency of
 the cell's real-time requests: it grows while their 95th percentiles are near those without batch work, and otherwise
-shrinks by a quarter. A budget in milliseconds would starve batch work in slow cells, and harm users of fast ones.
-"""
+shrinks by a quarter. A budget in milliseconds would starve batch work in slow cells, and harm users of fast ones."""
 
 import math
 from collections import deque

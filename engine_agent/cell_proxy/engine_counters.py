@@ -10,8 +10,7 @@ one, of an engine without a ledger), and when the engine restarts. It covers the
 difference ends. A difference opens an incident.
 
 `WorkReader` reads steps and their tokens next to the busy time of the cell, from which the cost of each kind of token
-is derived, and the accepted guesses of the last hour.
-"""
+is derived, and the accepted guesses of the last hour."""
 
 import asyncio
 import re

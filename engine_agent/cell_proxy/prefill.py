@@ -5,8 +5,7 @@ that a prefill cell would read differently, or would have to read as a whole all
 
 A decode proxy sends the client's request, and the prefill proxy requests one token of it. So a compromised decode cell
 can have prompts read that it could read itself, and names no memory. From a compromised prefill cell, only parameters
-of this form, with its own host and port, reach the decode engine.
-"""
+of this form, with its own host and port, reach the decode engine."""
 
 import re
 from collections import OrderedDict

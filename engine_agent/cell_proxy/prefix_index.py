@@ -8,8 +8,7 @@ common block counts, so the second request of a kind corrects the estimate.
 
 A prefix is listed while the last of its blocks is cached: an engine evicts the end of a prompt before its beginning. So
 all shorter beginnings of a listed text are listed, and readers may use binary search. Blocks, requests in flight, known
-prefixes and changes for ingresses are all bounded.
-"""
+prefixes and changes for ingresses are all bounded."""
 
 import re
 from collections import OrderedDict, deque

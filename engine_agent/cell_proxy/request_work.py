@@ -6,8 +6,7 @@ engine refuses values of a wrong type.
 Also limits the time that an engine spends on `input` of Responses. vLLM compares an item with some thirty forms. An
 item that fits is read in under 1 ms; one that fits none takes 4 to 12 ms, because each mismatch is described, on the
 thread that also answers health checks: 512 of them stopped it for 6 s. So items of the common forms pass in any number,
-and others in a small one.
-"""
+and others in a small one."""
 
 from collections.abc import Iterator
 from math import isfinite

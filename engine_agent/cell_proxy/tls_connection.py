@@ -6,8 +6,7 @@ certificates.
 
 The event loop's own TLS does more than needed for each read and write: it lends buffers, queues text to encrypt, and
 raises an exception per read to learn that nothing is left. `TlsConnection` sees that in the pending encrypted bytes.
-Per request that is half of the cost of TLS in a cell proxy (docs/bench/links.md).
-"""
+Per request that is half of the cost of TLS in a cell proxy (docs/bench/links.md)."""
 
 import asyncio
 import contextlib

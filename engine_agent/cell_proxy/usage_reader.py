@@ -4,8 +4,7 @@ change.
 While a stream runs, every server-sent event is one token, and none is decoded. At its end the engine's usage corrects
 the count. The place of usage depends on the path (`engine_agent.protocol.api_surface.Counting`): only the top of the
 object, or of its `response` or `message`, counts. Text of clients and models is inside strings, or deeper. Only events
-that can contain usage are parsed, and long answers and events are not kept (`JsonMember`).
-"""
+that can contain usage are parsed, and long answers and events are not kept (`JsonMember`)."""
 
 import re
 from dataclasses import dataclass
@@ -32,8 +31,7 @@ class JsonMember:
 
     Only a member at its place counts: text that looks like one is inside a string or deeper. The text is assumed to be
     valid JSON; in other text it finds something or nothing, and never keeps more than `MAX_VALUE_BYTES`. `value` is
-    JSON text; None while it is incomplete, and if it is no object or list.
-    """
+    JSON text; None while it is incomplete, and if it is no object or list."""
 
     __slots__ = (
         "_depth",

@@ -3,8 +3,7 @@
 An artifact in the cache is an entry named by its whole digest: `<hex>` once it is complete, `<hex>.partial` during the
 download, next to `<hex>.lock`. Readers share an entry's lock; a process that fills or removes the entry holds it
 exclusively. The launcher becomes the engine and keeps its lock until it exits. Imports only the standard library,
-because launchers import it in the engine's Python, and opens no socket.
-"""
+because launchers import it in the engine's Python, and opens no socket."""
 
 import contextlib
 import fcntl
@@ -145,8 +144,7 @@ def acquire(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None])
 
     `fill` is called by one process at a time if the entry is incomplete. `on_wait` is called before each wait for
     another process, at most once per try. Raises CannotFetch if `fill` failed, or other processes removed the entry
-    repeatedly. Raises OSError if the cache cannot be written.
-    """
+    repeatedly. Raises OSError if the cache cannot be written."""
     entry.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(ACQUIRE_TRIES):
         wanted = fcntl.LOCK_SH if entry.is_complete else fcntl.LOCK_EX

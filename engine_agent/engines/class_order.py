@@ -6,8 +6,7 @@ So batch prompts get a limited share of a step. While an urgent prompt is read, 
 would lengthen the step, and so would their answers, by a few per cent for about 30 of them. Next to batch work urgent
 answers take longer, so more of them run when an urgent prompt is read; the step that reads it is shortened to
 compensate. An urgent request that finds no room in the engine preempts the latest batch request, which is read again
-later.
-"""
+later."""
 
 from collections.abc import Iterable
 
@@ -36,8 +35,7 @@ def batch_prompt_room(limit: int | None, unread: Iterable[tuple[int, int]]) -> i
 
     Args:
         limit: tokens of batch prompts in a step; None disables the rule.
-        unread: priority and remaining tokens of each prompt that has been read in part or begins now.
-    """
+        unread: priority and remaining tokens of each prompt that has been read in part or begins now."""
     if limit is None:
         return None
     left = 0

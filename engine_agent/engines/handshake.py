@@ -5,8 +5,7 @@ Each side signs the other's fresh nonce together with all it states (cell, gener
 the certificate of the TLS connection (`tls-server-end-point` of RFC 5929). So no line can be replayed to another cell,
 generation, rank or connection. Followers accept any certificate: the leader's agent makes one for each start, and the
 signed handshake proves it. The secret is never sent. Leaders and followers of every engine transport the lines
-themselves, with asyncio or threads. Imports only the standard library, because engines have their own environments.
-"""
+themselves, with asyncio or threads. Imports only the standard library, because engines have their own environments."""
 
 import hashlib
 import hmac

@@ -4,8 +4,7 @@
 the agent's Python, which has an S3 client. It reports progress on the engine's port until the engine listens there. The
 engine inherits the locks of the fetched artifacts and releases them when it exits.
 
-Exit status: 2 bad command line, 4 bad or missing artifact, 5 address in use; then the engine's.
-"""
+Exit status: 2 bad command line, 4 bad or missing artifact, 5 address in use; then the engine's."""
 
 import argparse
 import os
@@ -99,8 +98,7 @@ def fetch_artifact(artifact: Artifact, cache: Path, limit: int | None, progress:
     maximum size of the cache in bytes.
 
     Each file is checked while it arrives; the launcher checks the folder again before it loads. Raises CannotFetch as
-    in `download`. Raises ValueError if its digest is malformed. Raises OSError if the cache cannot be written.
-    """
+    in `download`. Raises ValueError if its digest is malformed. Raises OSError if the cache cannot be written."""
     entry = entry_of(artifact.digest, cache)
 
     def fill() -> None:

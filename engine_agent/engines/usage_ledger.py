@@ -7,8 +7,7 @@ answer waits until the request is over; sequences that still run are stopped. Th
 per token.
 
 Changes of the cache are kept so that the proxy can follow them (`CacheLog`). A reader that is too far behind gets all
-blocks. Memory is bounded by `MAX_BLOCKS`: a larger cache is no longer listed.
-"""
+blocks. Memory is bounded by `MAX_BLOCKS`: a larger cache is no longer listed."""
 
 import asyncio
 import hashlib

@@ -39,8 +39,7 @@ def install_command(
         description: of what is installed.
         title: of what is installed, in a word.
         install: the installer; it gets the cache.
-        argv: the words of the command line.
-    """
+        argv: the words of the command line."""
     parser = argparse.ArgumentParser(prog=module, description=description)
     install_parser = parser.add_subparsers(required=True).add_parser("install", help=f"install {title}")
     install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
@@ -172,8 +171,7 @@ def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) 
 
     Args:
         settings: pip's options by name, such as `index-url`.
-        exists: whether a local path exists.
-    """
+        exists: whether a local path exists."""
     variables: dict[str, str] = {}
     warnings: list[str] = []
     for option, variable in _UV_VARIABLES.items():

@@ -207,8 +207,7 @@ class RefusalCounting:
     Cells count their own final failures. A request that a cell handed back counts here if the client got no better
     answer. Failures that no user saw do not count: of clients that disconnected, of requests whose deadline passed, and
     of requests that are sent again until their time is over (class `batch`, and those that the control plane sends
-    later).
-    """
+    later)."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE

@@ -4,8 +4,7 @@
 
 HAProxy reads and replays no more of a request than one buffer holds, all buffers of a process have one size, and a
 request that can be replayed costs a copy of a whole buffer (0.3 ms for 4 MiB). So the HAProxy that serves has buffers
-for short bodies, and each body parser, a second HAProxy, for longer ones (`settings.BODY_PARSERS`).
-"""
+for short bodies, and each body parser, a second HAProxy, for longer ones (`settings.BODY_PARSERS`)."""
 
 import hashlib
 import re

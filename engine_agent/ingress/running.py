@@ -237,8 +237,7 @@ class LostHosts:
     unacknowledged. So health checks decide. Once nothing at all has answered them for a while, waiting requests are
     taken back: those whose answer has not begun are tried elsewhere.
 
-    A host counts as gone after `after_s` seconds and at least as many readings: a paused agent has only two.
-    """
+    A host counts as gone after `after_s` seconds and at least as many readings: a paused agent has only two."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s

@@ -4,8 +4,7 @@ is only for HAProxy's master.
 
 The command has no groups and no capabilities, and cannot gain any (`PR_SET_NO_NEW_PRIVS`). The account may not be able
 to reach its own interpreter, for example in root's home. It then gets a mount namespace that contains only the folders
-that it needs of the closed folder. Exit status 77: changing the account or the mounts failed.
-"""
+that it needs of the closed folder. Exit status 77: changing the account or the mounts failed."""
 
 import argparse
 import ctypes

@@ -39,8 +39,7 @@ class Servers:
 
     Agents start with different addresses, which spreads them. The command line names the first ones. The control plane
     sends the current ones, which are stored, so that an agent finds another host while the one of its command line is
-    off. Raises ValueError if `stated`, separated by commas, has no or an invalid address.
-    """
+    off. Raises ValueError if `stated`, separated by commas, has no or an invalid address."""
 
     def __init__(self, stated: str, home: Path, agent_id: str) -> None:
         self._file = home / SERVERS_FILE
@@ -194,8 +193,7 @@ class Enrolment:
         `shown_by`: whose certificate to show, if the token is another agent's credential. Raises EnrolmentRefused if
         there is no join token, or the answer was 4xx (not 429); the text has the reason. Raises EnrolmentUnreachable
         without an answer within `ENROL_TIMEOUT_S`, on a 5xx or 429, or on an answer without a credential. Raises
-        OSError if the home could not store the nonce or the credential.
-        """
+        OSError if the home could not store the nonce or the credential."""
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
         credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce(), shown_by)

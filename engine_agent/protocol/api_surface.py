@@ -9,8 +9,7 @@ Errors have the form of OpenAI's or Anthropic's API, also where an engine answer
 they keep `param` and `code`, which its types do not express.
 
 Sources: OpenAI's reference and openai-python's `_exceptions.py`, Anthropic's reference, and the routes of vLLM 0.32
-(`vllm/entrypoints/**/api_router.py`).
-"""
+(`vllm/entrypoints/**/api_router.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,7 @@ written, and the agent checks them again before it starts an engine, so that no 
 An option is allowed only if none of its values names code to import, a file to read or write, or an address. `VALUES`
 lists the harmless values of options that also have harmful ones. Any value that can be a path or a URL is rejected,
 unless it is the location of an artifact of the plan. Admins may allow more names (`EnginePlan.widened`), except those
-that the agent sets itself (`AGENTS_OWN`).
-"""
+that the agent sets itself (`AGENTS_OWN`)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -137,8 +136,7 @@ def refused_option(
     A value that looks like an option is rejected, because a command line would parse it as one.
 
     Args:
-        artifacts: Locations of the artifacts of the plan.
-    """
+        artifacts: Locations of the artifacts of the plan."""
     flag = option_name(name)
     if (flag not in widened or is_agents_own(flag)) and flag[2:] not in OPTIONS.get(engine, ()):
         return RefusedOption(flag, "allowed", _not_allowed(engine, "option", flag, OPTIONS.get(engine, ())))

@@ -8,8 +8,7 @@ handshake, and the leader calls `mismatch`. If that returns a sentence, the lead
 with the sentence as the last line of their logs. It becomes the reason of the cell.
 
 A node reports fields of the machine, such as `kernel`, and `<engine>.<field>` for each engine. A rank's fingerprint has
-no dots: the machine's fields, those of the cell's engine, and `flags`, `weights` and `adapters` of its assignment.
-"""
+no dots: the machine's fields, those of the cell's engine, and `flags`, `weights` and `adapters` of its assignment."""
 
 import hashlib
 import json

@@ -146,8 +146,7 @@ class IdentityFiles:
 
         It shows the own certificate if there is one and `shows_certificate`. Get the context for each connection: it is
         only built again when a file has changed. Raises FileNotFoundError if there is no bundle. Raises ssl.SSLError if
-        a file is damaged.
-        """
+        a file is damaged."""
         stamp = self.stamp()
         known = self._clients.get(shows_certificate)
         if known is None or known[0] != stamp:

@@ -69,8 +69,7 @@ class PoolTraffic(Struct, frozen=True):
 
     `held` requests wait for the first cell; they are part of `in_flight`. Of the `held_total` requests that waited,
     `released_total` were sent to a cell and `turned_away_total` were rejected (too many, or too late). The clients of
-    the others disconnected.
-    """
+    the others disconnected."""
 
     in_flight: Count = 0
     queued: Count = 0
@@ -199,8 +198,7 @@ class Hold(Struct, frozen=True, omit_defaults=True):
     them.
 
     `cold_start_s`: how long a start usually takes. `ready_at`: when the first starting cell is expected, in seconds
-    since 1970; 0 if none is starting. `withheld`: why the first cell gets no machines, so that waiting is pointless.
-    """
+    since 1970; 0 if none is starting. `withheld`: why the first cell gets no machines, so that waiting is pointless."""
 
     for_s: Count
     cold_start_s: Count
@@ -218,8 +216,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     `hold` None: requests without a cell are rejected. `by_cache`: of the cells that affinity allows, the one with most
     of the request's text in its cache comes first. `shares_caches`: tenants may find each other's prompts in caches of
     its cells. `request_limits`: differences from the default limits
-    (`engine_agent.protocol.request_limits.limits_text`).
-    """
+    (`engine_agent.protocol.request_limits.limits_text`)."""
 
     name: str
     models: tuple[str, ...]
@@ -251,8 +248,7 @@ class ApiKey(Struct, frozen=True, omit_defaults=True):
     `pools` are those that it may use (empty: all), `serving_class` the most urgent class that it may request,
     `expires_at` in seconds since 1970. A limit of 0 means unlimited. `sender_digest` is the digest of a second text,
     with which the control plane sends the application's near-real-time requests: it has the same rights and limits, at
-    most near-real-time.
-    """
+    most near-real-time."""
 
     prefix: str
     digest: str
@@ -272,8 +268,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
 
     `keys_required`: requests without a key are rejected. `tenants_over_quota`: keys of these tenants are rejected,
     because their budget is used up. `hop_secrets` prove to another region's ingress that a request comes from this
-    fleet: the first one signs, both are accepted. Without a secret no request leaves its region.
-    """
+    fleet: the first one signs, both are accepted. Without a secret no request leaves its region."""
 
     revision: int
     region: str

@@ -96,8 +96,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
 
     `version` is that of its order. `reason`: why the state differs from the order, or how its agent exited last.
     `wants_to_leave`: the host's owner wants it back. `release_trouble`: why it does not run the ordered release, at
-    `attempt`.
-    """
+    `attempt`."""
 
     seq: int
     version: int

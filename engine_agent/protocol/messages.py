@@ -47,8 +47,7 @@ class EnginePlan(Struct, frozen=True):
     `max_concurrency` is the number of requests that the cell runs concurrently; the ingress queues the rest. `draft`
     are the weights of a smaller model that predicts tokens for speculative decoding; `args` refer to it by its URI.
     `adapters` are served next to the model. `widened`: names in `args` and `env` that an admin allowed in addition to
-    `engine_agent.protocol.engine_options`.
-    """
+    `engine_agent.protocol.engine_options`."""
 
     engine: str
     served_model: str
@@ -111,8 +110,7 @@ class Assignment(Struct, frozen=True):
     and data type of the cache, how tensors are split, connector and its version. Empty: no handover. Two cells pair
     only if theirs are equal. `prefill_cells` are those that a decode cell may call; `decode_nodes` are the leaders of
     the decode cells that may call this prefill cell. A prefill cell reads prompts with `prefill_from_tokens` or more
-    uncached tokens. These three may change within a generation, without a restart.
-    """
+    uncached tokens. These three may change within a generation, without a restart."""
 
     cell: str
     generation: int
@@ -161,8 +159,7 @@ class BatchLoad(Struct, frozen=True, omit_defaults=True):
     latency of real-time requests. `is_alone`: there are no real-time requests, and the window is not in force.
 
     `baseline_…` are learned 95th percentiles of real-time requests without batch work; `recent_…` the average with it,
-    since it began or the window shrank. They are None if unknown.
-    """
+    since it began or the window shrank. They are None if unknown."""
 
     running: int = 0
     waiting: int = 0
@@ -181,8 +178,7 @@ class CacheLoad(Struct, frozen=True, omit_defaults=True):
     It has `blocks` of `block_tokens` tokens; `prefixes` of requests are listed for ingresses. Of requests that an
     ingress routed by that list, `asked_tokens_total` are their prompt tokens, `predicted_tokens_total` those that
     should be in the cache, and `found_tokens_total` those that were. `other_found_tokens_total` were found for the
-    `other_tokens_total` of all other requests.
-    """
+    `other_tokens_total` of all other requests."""
 
     is_known: bool = False
     blocks: int = 0
@@ -203,8 +199,7 @@ class UsageRow(Struct, frozen=True, omit_defaults=True):
     no key was required, `key` (its prefix) if none was sent. Tokens of a request are counted when it has ended.
     `cached_tokens_total` are part of `prompt_tokens_total`. `cancelled_total`: requests that ended early because of
     their client, their deadline or the end of their cell. `errors_total`: requests that the cell failed.
-    `estimated_total`: requests with estimated tokens, because no engine reported them.
-    """
+    `estimated_total`: requests with estimated tokens, because no engine reported them."""
 
     since: float
     tenant: str = ""
@@ -253,8 +248,7 @@ class HandoverLoad(Struct, frozen=True, omit_defaults=True):
     prefill cell failed, both by reason. Times cover the last 30 s: `prefill_…` until a prefill cell had answered,
     `transfer_…` from then to the first byte of the answer. None means no samples.
 
-    Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` their tokens.
-    """
+    Of a prefill cell: `prefills_total` prompts read for decode cells, `prefill_tokens_total` their tokens."""
 
     handovers_total: int = 0
     in_flight: int = 0
@@ -293,8 +287,7 @@ class Load(Struct, frozen=True):
     is None if the engine has no token counters or was never idle. `work` is None if it counts no steps. `batch` and
     `cache` are None from agents of the previous release. `handovers` is None if the cell is `mixed`. `speculation` is
     None without speculation in the last hour. `handed_back_total`: errors without a byte of an answer; the ingress
-    retries such a request elsewhere, and counts it if that fails.
-    """
+    retries such a request elsewhere, and counts it if that fails."""
 
     in_flight: int = 0
     queued: int = 0
@@ -343,8 +336,7 @@ class EnergyMeter(Struct, frozen=True, omit_defaults=True):
 
     `covers`: `accelerators` or `host`. `microjoules` within `covered_ms`. `full_power_ms`: for devices that report
     their power as a share of the maximum, the equivalent time at full power. `refused`: implausible readings, which are
-    in none of the sums.
-    """
+    in none of the sums."""
 
     name: str
     covers: str
@@ -402,8 +394,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     `accelerator_trouble`: by maker, why its devices may be out of date or missing. `refused_order`: why the last
     rejected order was rejected. `journal_error`: why the agent cannot write its journal. `notices`: notices of the
     machine's cloud, one of each kind; None if it is in no cloud or its metadata cannot be read. `checks` None: no deep
-    checks yet. `network`: EFA devices.
-    """
+    checks yet. `network`: EFA devices."""
 
     host_cpu_percent: float | None = None
     host_memory_used_bytes: int | None = None

@@ -21,8 +21,7 @@ class NeuronTarget:
     the prefix of their version. `settings` is the key of `--additional-config` that it reads. `server` is the module of
     vLLM's API server, `framework` selects the plugin's backend (None: there is only one), `server_argv` are options
     that this vLLM needs in addition to the plan's. `speculation` are its methods; `most_nodes` is the largest cell, 0:
-    any.
-    """
+    any."""
 
     name: str
     sdk: str

@@ -4,8 +4,7 @@ of the prefix cache) and to ingresses (prefixes in the cache). Forms and limits 
 
 Engines list blocks: hashes of tokens and of all tokens before them. Ingresses do not tokenize, so proxies list prefixes
 for them: hashes of the text at the start of requests, as the ingress computed them. Neither list contains text, and
-applications cannot read either.
-"""
+applications cannot read either."""
 
 import zlib
 from typing import Final

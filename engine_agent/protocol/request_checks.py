@@ -4,8 +4,7 @@ near-real-time API check requests with it, and docs/api-applications.md is gener
 
 All other members pass to the engine, also those that only vLLM knows (`extra_body`). A member is judged by its effect
 on others: on other tenants, on the order of requests, on token counts, and on the host of the engine. Source: the
-request models of vLLM 0.32 (`vllm/entrypoints/**/protocol.py`).
-"""
+request models of vLLM 0.32 (`vllm/entrypoints/**/protocol.py`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,7 @@ its health checks: 10,000 answers to one prompt blocked vLLM's thread for 35 s.
 
 Small schemas and patterns can make large grammars: counts of repetitions, references that lead back to themselves
 without reading anything, and long chains of references. Engines expand or follow them without a limit, so this module
-also measures them.
-"""
+also measures them."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -31,8 +31,7 @@ def strict_loads(text: str | bytes, *, deepest: int = DEEPEST, any_text: bool = 
         ValueError: the text is not JSON in UTF-8; has a duplicate member, a name that is too long or has a NUL, half of
             a
         surrogate pair, NaN, Infinity or a number over 64 bits; is nested deeper than `deepest`; or has too many values.
-            The message names the problem.
-    """
+            The message names the problem."""
     text = _checked_text(text) if isinstance(text, str) else text.decode()  # json.loads would guess other encodings
     if text.count("{") + text.count("[") > deepest or text.count(",") >= MOST_VALUES:
         _check_shape(_without_strings(text), deepest)  # count again without the characters in strings

@@ -1,8 +1,7 @@
 """GetCallerIdentity with a check of the signature, the price list, and quotas by name.
 
 moto checks no signature, answers for keys that it never made, and knows neither prices nor quotas of EC2. A signature
-is rejected only where AWS rejects it. A caller that requires more, such as a signed header, has to check that.
-"""
+is rejected only where AWS rejects it. A caller that requires more, such as a signed header, has to check that."""
 
 import hmac
 import json

@@ -1,7 +1,6 @@
 """DescribeInstances and DescribeInstanceStatus: pages of machines, what moto forgets of them, and what is silent.
 
-moto pages by reservation, shows two interfaces of eight, and knows neither events nor an impaired machine.
-"""
+moto pages by reservation, shows two interfaces of eight, and knows neither events nor an impaired machine."""
 
 import json
 import secrets

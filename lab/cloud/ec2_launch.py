@@ -1,8 +1,7 @@
 """RunInstances and TerminateInstances as EC2 does them: all or none, once per client token, within capacity and quotas.
 
 moto launches MinCount machines of whatever it is asked, and ignores tokens, placement groups, markets, reservations,
-interfaces beyond the first two, their tags, and the profiles of all machines but the first.
-"""
+interfaces beyond the first two, their tags, and the profiles of all machines but the first."""
 
 import base64
 import hashlib

@@ -1,8 +1,7 @@
 """Targets of load balancers: they begin, are checked, and drain for as long as their group says.
 
 moto's are healthy as soon as they are named, and gone as soon as they are not. Which of them fail their checks a test
-says: `world.failing_targets`.
-"""
+says: `world.failing_targets`."""
 
 import secrets
 from collections.abc import Mapping

@@ -2,8 +2,7 @@
 
 It listens on a given socket that is bound inside the machine's network. The hop limit needs no code, because that
 address is not routed and cannot be reached from outside. Keys of the role are real keys of this cloud, of a session
-named after the instance, so STS accepts signatures by them.
-"""
+named after the instance, so STS accepts signatures by them."""
 
 import base64
 import json

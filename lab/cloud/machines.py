@@ -2,8 +2,7 @@
 
 moto's instances run and terminate immediately. Here they are pending and shutting down first, are not found for a
 while, and are forgotten an hour after their end. Limits are from "Request throttling for the Amazon EC2 API"; names and
-codes of quotas from Service Quotas.
-"""
+codes of quotas from Service Quotas."""
 
 import copy
 import math

@@ -2,8 +2,7 @@
 `deploy/aws/*.yaml`.
 
 moto finds resource types among the direct subclasses of its class, so each maker here becomes one. The import
-registers them in this process. They work only for accounts of a World.
-"""
+registers them in this process. They work only for accounts of a World."""
 
 import json
 from collections.abc import Callable, Mapping

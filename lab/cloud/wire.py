@@ -1,8 +1,7 @@
 """AWS's wire formats, driven by botocore's service models: a request into its operation and parameters, an answer back.
 
 moto's parsers and serialisers are used alone. Answers are held to the model: a member that AWS does not have is an
-error of these tools, never something that the code under test could come to rely on.
-"""
+error of these tools, never something that the code under test could come to rely on."""
 
 import io
 import re

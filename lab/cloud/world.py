@@ -2,8 +2,7 @@
 
 A WSGI application. Each call is counted, limited, made to fail if a test requested it, and then answered by a handler
 of this package or by moto. Each World has its own AWS account, so two Worlds, or another test's S3, share nothing of
-moto's state, which belongs to the process.
-"""
+moto's state, which belongs to the process."""
 
 import contextlib
 import os

@@ -3,8 +3,7 @@ the first line of its standard input, and in each further line that a host has b
 input does. LISTENER is the descriptor of a socket that listens on the real host, for a region's load balancer.
 
 The cloud answers at the host `aws`, each instance's metadata inside that instance's network: a socket stays in the
-namespace that it was made in, so nothing of this runs on a host.
-"""
+namespace that it was made in, so nothing of this runs on a host."""
 
 import asyncio
 import contextlib
@@ -44,8 +43,7 @@ class Balancer:
     """The load balancers of all regions, as far as clients notice, in a thread.
 
     A connection on the real host goes to a target that the cloud calls healthy. Targets come and go as the control
-    plane registers them.
-    """
+    plane registers them."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -1,7 +1,6 @@
 """What people and trials do to a cloud that runs elsewhere: `POST /cloud/WHAT` with a JSON object.
 
-No call of AWS has such a path without a signature, so that nothing which speaks to AWS comes here.
-"""
+No call of AWS has such a path without a signature, so that nothing which speaks to AWS comes here."""
 
 import dataclasses
 import inspect

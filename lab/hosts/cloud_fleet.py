@@ -1,6 +1,5 @@
 """A fleet in a cloud, on a laboratory's hosts: c1 runs the control plane, and the cloud has the stacks of `deploy/aws`.
-Regions and a deployment are created by the API; machines that the cloud launches join automatically.
-"""
+Regions and a deployment are created by the API; machines that the cloud launches join automatically."""
 
 import secrets
 import shutil

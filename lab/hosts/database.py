@@ -2,8 +2,7 @@
 
 It runs the servers of `controlplane.embedded`, which listen on Unix sockets, behind an HAProxy that speaks TLS: the
 PostgreSQL of the wheel is built without OpenSSL. PostgreSQL trusts the account of that HAProxy, so any control host is
-the database's owner. That is enough for a laboratory and for nothing else.
-"""
+the database's owner. That is enough for a laboratory and for nothing else."""
 
 import asyncio
 import json

@@ -1,6 +1,5 @@
 """A host's files: which folders are its own, and which it sees of the real host's, all read-only. Decides, and mounts
-them in a namespace of the host's. What a host wrote lies below the laboratory's folder and outlives its power.
-"""
+them in a namespace of the host's. What a host wrote lies below the laboratory's folder and outlives its power."""
 
 import os
 import re

@@ -1,7 +1,6 @@
 """A fleet on the laboratory's hosts: c1 and c2 run the control plane as `make up` does, on a shared database.
 Every node and ingress joins by the command that `switchyard machine add` prints, as any host would. Installed programs
-start when the host boots.
-"""
+start when the host boots."""
 
 import contextlib
 import os

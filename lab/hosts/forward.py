@@ -1,7 +1,6 @@
 """Brings the laboratory to the real host: `python -m lab.hosts.forward LISTENER=NETWORK@ADDRESS:PORT …`, where LISTENER
 is the descriptor of a socket that listens on the real host's loopback. It needs no right there: a socket stays in the
-namespace that it was made in, so this process only makes the other ends where they belong.
-"""
+namespace that it was made in, so this process only makes the other ends where they belong."""
 
 import asyncio
 import contextlib
@@ -29,8 +28,7 @@ class Target:
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises:
-        OSError: the connection fails, or the host has no network now.
-        """
+        OSError: the connection fails, or the host has no network now."""
         with kernel.inside_network(self.network):
             end = socket.socket()
         end.setblocking(False)

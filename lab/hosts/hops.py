@@ -1,8 +1,7 @@
 """Finds which connections between hosts are encrypted, from packets at the routers: `python -m lab.hosts.hops SECONDS`
 in the laboratory's namespaces, with its state on standard input. It prints one JSON list of `Hop`s.
 
-Connections of applications from outside, which may be plain HTTP, are ignored.
-"""
+Connections of applications from outside, which may be plain HTTP, are ignored."""
 
 import json
 import select

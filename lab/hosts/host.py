@@ -1,8 +1,7 @@
 """Boots a host: `python -m lab.hosts.host`, with a `Specification` as JSON on standard input. It becomes the host's
 PID 1 in the host's own namespaces, starts the host's boot programs, and reaps orphans.
 
-It prints the host's pid in this process's namespace and in the real one, or why the host does not boot.
-"""
+It prints the host's pid in this process's namespace and in the real one, or why the host does not boot."""
 
 import contextlib
 import json
@@ -46,8 +45,7 @@ def host_environment(home: str, user: str, python: Path, *, has_clock: bool) -> 
 
     Only the time of day differs. Intervals use the kernel's monotonic clock, as on a host whose clock is changed. The
     library reads the file at most once a second. Its own arithmetic for waits is disabled: with it waits end early, and
-    a process with several threads takes ten times the CPU time.
-    """
+    a process with several threads takes ten times the CPU time."""
     clock = {
         "LD_PRELOAD": f"{LABORATORY}/{LIBRARY}",
         "FAKETIME_TIMESTAMP_FILE": f"{LABORATORY}/{CLOCK}",

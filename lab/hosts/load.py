@@ -111,8 +111,7 @@ class _Application:
 def streaming(regions: Mapping[str, Mapping[str, str]], model: str, rate: float) -> Iterator[list[Stream]]:
     """`rate` streams a second in all while the block runs, shared by the regions, and what became of them.
 
-    `regions`: region -> ingress -> URL.
-    """
+    `regions`: region -> ingress -> URL."""
     streams: list[Stream] = []
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     applications = [_Application(region, urls, model, streams) for region, urls in regions.items()]

@@ -1,8 +1,7 @@
 """Delays packets and drops some: `python -m lab.hosts.relay`, with the laboratory's topology and conditions on standard
 input, a line for each change. It exits at the end of standard input.
 
-netem would do this in the kernel, but many kernels lack it. Packets without delay are not routed here.
-"""
+netem would do this in the kernel, but many kernels lack it. Packets without delay are not routed here."""
 
 import contextlib
 import heapq

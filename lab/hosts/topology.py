@@ -1,8 +1,7 @@
 """The sites, hosts, routers and addresses of a laboratory. Pure.
 
 A site has its own router: a region, or the site of the control plane. One more router connects the sites, and on it
-`outside` is the entry of clients from the real host.
-"""
+`outside` is the entry of clients from the real host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -59,8 +59,7 @@ class Batch(models.Model):
     - Counts are exact once the batch has ended; until then, add those of its ranges.
     - `at_risk_at`: when its deadline was first at risk and its owner was notified. `raised_at`: when its lines became
       near-real-time. `cells_asked_at`: when the plan of the day was asked for cells. `paced_at`: the last of these
-      steps, after `paced_done` lines.
-    """
+      steps, after `paced_done` lines."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_batch_id)
     tenant = models.CharField(max_length=64, blank=True)

@@ -31,8 +31,7 @@ class UsageCounts(models.Model):
     - Cells count admitted `requests`, with `errors`, `cancelled` and `estimated` (no token counts from the engine) as
       parts. `cached_tokens` are a part of `prompt_tokens`.
     - `charged` is the price of the tokens when they were counted; `machine_cost` is the share of the cells' cost, once
-      the hour is settled. Both are in US dollars.
-    """
+      the hour is settled. Both are in US dollars."""
 
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
@@ -179,8 +178,7 @@ class CellHour(KindOfMachines):
     - Energy is in microjoules by source; `busy_uj` is the part in busy time. `unrated_ms` has no known power. `refused`
       counts implausible meter readings.
     - Known once `settled`: `cost` and `idle` (its unattributed part) in US dollars, emissions in micrograms of CO2
-      equivalent, and the source of each. Without a deployment: spares, all idle.
-    """
+      equivalent, and the source of each. Without a deployment: spares, all idle."""
 
     machine_ms = models.PositiveBigIntegerField(default=0)
     busy_ms = models.PositiveBigIntegerField(default=0)

@@ -1,7 +1,6 @@
 """How a client's script reports what it tried: one JSON line per feature. Needs only the standard library.
 
-A script declares its features by `features`, which checks plain return values, or one by one by `case`.
-"""
+A script declares its features by `features`, which checks plain return values, or one by one by `case`."""
 
 import asyncio
 import inspect
@@ -59,8 +58,7 @@ def features(*, errors: Callable[[str, str], object] | None = None, **tried: Cal
 
     Args:
         errors: asks as a model's name and a key say; declares `unknown_model` and `wrong_key`.
-        tried: a call, possibly asynchronous, by feature.
-    """
+        tried: a call, possibly asynchronous, by feature."""
     for feature, call in tried.items():
         check = _CHECKS.get(feature, _is_text)
         _cases[feature] = lambda call=call, check=check: check(_finished(call()))

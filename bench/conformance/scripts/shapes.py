@@ -21,8 +21,7 @@ def weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
 
     Args:
         city: The city's name.
-        unit: The temperature's unit.
-    """
+        unit: The temperature's unit."""
     _calls.append({"city": city, "unit": unit})
     return f"21 degrees {unit} in {city}"
 

@@ -5,8 +5,7 @@ artifact with its calibration is written. Needs torch, transformers and safetens
 line of standard output is the artifact as JSON. Run again with the same options after an interruption: it continues
 where it stopped.
 
-Exit status: 1 with the reason; 75 (EX_TEMPFAIL) after `--limit-s`: run it again.
-"""
+Exit status: 1 with the reason; 75 (EX_TEMPFAIL) after `--limit-s`: run it again."""
 
 import argparse
 import json

@@ -3,8 +3,7 @@ checkpoint as vLLM reads it.
 
 Head i, counted from 0, predicts the token i + 1 behind the one that the LM head takes from the same state
 (https://arxiv.org/abs/2401.10774, section 2.1). Only the blocks are trained. The LM head is cut to the most frequent
-tokens, which makes a prediction cheap. A checkpoint is an artifact: its folder appears complete and never changes.
-"""
+tokens, which makes a prediction cheap. A checkpoint is an artifact: its folder appears complete and never changes."""
 
 import json
 import os

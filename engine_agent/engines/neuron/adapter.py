@@ -108,8 +108,7 @@ def rank_environment(assignment: Assignment, context: EngineContext) -> dict[str
 
     The folder of the compiled model is named by everything that it depends on, because the plugin loads the content of
     NEURON_COMPILED_ARTIFACTS without a comparison. Each rank has its own folder, because its part of the devices is
-    compiled in.
-    """
+    compiled in."""
     folder = context.home / NEURON_FOLDER
     args = rank_args(assignment, context.cache)
     compiled = folder / "compiled" / _compile_key(assignment, args) / f"rank-{assignment.rank}"

@@ -101,8 +101,7 @@ def prepare_compiled(compiled: str) -> None:
 
     The plugin loads any content of the folder, and a truncated file fails every start. The files themselves are
     checked: a marker for unfinished starts would also discard, after an hour of compilation, the complete output of a
-    start that failed later. Raises OSError if the disk refuses.
-    """
+    start that failed later. Raises OSError if the disk refuses."""
     if not compiled.startswith("/"):
         return
     folder = Path(compiled)

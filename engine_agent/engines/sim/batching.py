@@ -4,8 +4,7 @@ It reads no clock and does no I/O: the caller passes the time, waits until a ste
 reserved for a request's whole length at admission, so only batch requests are preempted (vLLM also preempts others,
 which matters only with a full cache). Of a prompt that starts in the prefix cache, or that another cell has read, only
 the rest is computed. A prompt that was read for another cell is kept until `forget`. `engine_agent.engines.class_order`
-has the rules for batch requests.
-"""
+has the rules for batch requests."""
 
 import heapq
 import random
@@ -29,8 +28,7 @@ class ModelParameters:
     A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
     `prefill_chunk_tokens` tokens. The sum varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`. Prefixes
     are found in blocks of `prefix_block_tokens` (vLLM's default; 0 disables the cache). A step reads at most
-    `batch_prompt_tokens` of batch prompts (0 treats batch requests like all others).
-    """
+    `batch_prompt_tokens` of batch prompts (0 treats batch requests like all others)."""
 
     prefill_tokens_per_s: float = 8000.0
     decode_step_ms: float = 20.0

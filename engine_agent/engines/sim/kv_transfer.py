@@ -4,8 +4,7 @@ fetch them.
 A question and its answer are one line of JSON each, on one connection for each prompt. No keys and values are sent;
 only the time of their transfer passes. As with `NixlConnector`, any process that reaches the port and knows the name of
 a request may fetch it. A decode engine sends `read`, `renew` while it waits, then `free`. If the prefill engine dies,
-the connection closes and the prompt is computed again.
-"""
+the connection closes and the prompt is computed again."""
 
 import asyncio
 import logging

@@ -4,8 +4,7 @@ The decision is pure (`plan_step`). vLLM's `schedule` then runs unchanged, with 
 for this step lowered, and some batch requests hidden from it. It runs in the engine's core, in a cell of several nodes
 only on the leader: followers execute its steps. It uses neither clock nor chance, changes no answer, and keeps one bit
 of state. If this vLLM lacks a needed attribute, or a limit could block prompts forever, vLLM's scheduler runs and the
-log states why.
-"""
+log states why."""
 
 import os
 import sys
@@ -48,8 +47,7 @@ def plan_step(running: Sequence[RunningRequest], *, urgent_waits: bool, limit: i
 
     All batch requests pause while an urgent prompt is read. The uncached length of a waiting prompt is unknown before
     its admission, so a limit on the step's tokens could not replace the pause. An answer's last token is counted
-    although vLLM may skip it: a batch prompt then gets one token more.
-    """
+    although vLLM may skip it: a batch prompt then gets one token more."""
     order = tuple(each.id for each in sorted(running, key=lambda each: (is_batch(each.priority), each.is_reading)))
     if urgent_waits or any(each.is_reading and not is_batch(each.priority) for each in running):
         aside = frozenset(each.id for each in running if is_batch(each.priority))

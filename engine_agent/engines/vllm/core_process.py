@@ -3,8 +3,7 @@ and each exits with the other.
 
 Measured on two cores with vLLM 0.32: 54 s with vLLM's three processes, 20 s with a fork. vLLM's own supervision does
 not suffice: a core can survive a killed server, and a stopping server can wait forever for streams that its dead core
-will never finish. It leaves vLLM unchanged on devices that must not be forked. vLLM is imported only to start it.
-"""
+will never finish. It leaves vLLM unchanged on devices that must not be forked. vLLM is imported only to start it."""
 
 import ctypes
 import os

@@ -5,8 +5,7 @@ DIR`).
 Only prefill and decode cells need the packages, 240 MB. The folder counts as installed once its stamp is written, last
 of all; one without the right stamp is removed and installed again. The installer runs in the control plane's Python,
 with only the standard library and uv; the settings are read in the engine's. Traffic between engines is unencrypted,
-like collectives: it belongs in a separate network.
-"""
+like collectives: it belongs in a separate network."""
 
 import hashlib
 import json

@@ -8,8 +8,7 @@ aborted requests.
 vLLM (`distributed/kv_events.py`) publishes KV events in numbered batches on a PUB socket and keeps the last 10,000 for
 a ROUTER socket, which replays missed ones. Events contain the tokens of blocks, so the sockets are files that only the
 engine's account can open, and only hashes leave this module. If events are lost for good, the list of blocks is cleared
-and grows again with new events.
-"""
+and grows again with new events."""
 
 import asyncio
 import json

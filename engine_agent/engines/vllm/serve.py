@@ -5,8 +5,7 @@ becomes vLLM's OpenAI server or, with `--role follower`, a worker that runs the 
 follow `--`. It outlives the agent that started it; its core never outlives it. Nothing heavy is loaded before vLLM.
 
 Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core or the cell
-failed; 0 is what vLLM makes of everything else.
-"""
+failed; 0 is what vLLM makes of everything else."""
 
 import contextlib
 import fcntl
@@ -108,8 +107,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
 
     It listens on loopback, because only the cell proxy on the same node connects to it. The access log would contain
     only health probes. Media must be part of the request: an address in a request would be fetched from inside the
-    fleet's network, so the list of allowed hosts has no real one.
-    """
+    fleet's network, so the list of allowed hosts has no real one."""
     return [
         *("--model", str(options.model_dir)),
         *("--served-model-name", options.served_model),
@@ -170,8 +168,7 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
         options: the launcher's options.
         runtime: a folder for this engine's sockets and other files, deleted with it.
         cores: processors that this process may use.
-        given: the current environment.
-    """
+        given: the current environment."""
     wanted = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -4,8 +4,7 @@ engine_agent.engines.vllm.step_cost --model DIR --heads DIR --instance-type NAME
 Run by hand with the engine's Python on a machine of the kind. Steps with and without speculation alternate in one
 engine, so that other load on the machine affects both alike. Seconds are processor seconds; drafting is part of the
 steps that verify. `switchyard speculation calibrate` reads the file. The engine runs inside this process and reaches
-into the scheduler of vLLM 0.32.
-"""
+into the scheduler of vLLM 0.32."""
 
 import argparse
 import json

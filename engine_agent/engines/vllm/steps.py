@@ -3,8 +3,7 @@
 A slow rank holds up a whole cell, and each rank's step then takes as long as the slowest. Only the time outside
 collectives tells ranks apart. It is known for CPU workers, which call collectives in the thread that computes. Where
 devices wait for each other (CUDA, Neuron), or collectives are compiled into the model, nothing is measured. The rank
-writes its sums to a file in the engine's runtime folder at most once a second.
-"""
+writes its sums to a file in the engine's runtime folder at most once a second."""
 
 import os
 import tempfile

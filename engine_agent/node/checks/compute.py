@@ -5,8 +5,7 @@ Python, which may have torch, numpy or neither.
 
 It multiplies whole numbers whose sums fit, so every order of addition gives the same bits and any difference is a
 fault. A product is checked by Freivalds' method, A(Bx) = (AB)x, with vectors of -1 and 1, and every repetition must
-give the same bits as the first.
-"""
+give the same bits as the first."""
 
 import argparse
 import random

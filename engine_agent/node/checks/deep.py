@@ -3,8 +3,7 @@ also has the checks of memory and disk. It needs only the standard library.
 
 The agent runs it as a child at low priority; users can run it by hand. Computation is checked in the engine's own
 Python, which may have torch, by a child with its own time limit. The plan of links, which contains a secret, is read
-from standard input. Exit status: 1 if a check failed.
-"""
+from standard input. Exit status: 1 if a check failed."""
 
 import argparse
 import contextlib

@@ -3,8 +3,7 @@
 Each member listens on the rendezvous port of its engine and connects to members of lower rank. Both sides prove that
 they know the check's secret before anything else is read. Then all pairs, one after the other in the same order on all
 ranks, send some MiB each way. Finally all ranks exchange vectors of whole numbers and must get the same sum. Only the
-standard library; one deadline for everything. The data is random.
-"""
+standard library; one deadline for everything. The data is random."""
 
 import hashlib
 import hmac

@@ -17,8 +17,7 @@ Never: two engines at a time, an engine of a lower generation, a start before al
 
 The reported state is `ready` with a healthy engine and, on the leader, an answering proxy. `starting` with a reason
 stands for what the agent repairs (a proxy) and what may pass (bad health of a running engine); the control plane
-decides how long that may last. An engine that exited or answers wrongly needs a new generation and is `failed`.
-"""
+decides how long that may last. An engine that exited or answers wrongly needs a new generation and is `failed`."""
 
 from engine_agent.node.planning.node import (
     LIMITS,

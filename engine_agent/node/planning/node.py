@@ -73,8 +73,7 @@ class ConvergeLimits:
 
     The restart backoff and the contact grace (the silence after which a node is suspect) are from design.md §4 and §7.
     vLLM needs 3 to 8 s to exit after SIGTERM. A cell proxy starts in under a second on a free core and in several
-    seconds on a busy one; it exits when its streams have ended, within its own grace of 5 s.
-    """
+    seconds on a busy one; it exits when its streams have ended, within its own grace of 5 s."""
 
     engine_stop_grace_s: float = 10.0
     proxy_stop_grace_s: float = 6.0

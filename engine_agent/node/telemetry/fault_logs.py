@@ -4,8 +4,7 @@ The driver logs `NEURON_HW_ERR=<NAME> instance-id=… nd-id=0 nc-id=0 serial-num
 logs status codes, by number or by name (nrt_status.h). A device may be broken long before its engine exits. Both
 formats and their remedies: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html
 
-Kernel records of the five minutes before the start are read as well, so that a restart loses none.
-"""
+Kernel records of the five minutes before the start are read as well, so that a restart loses none."""
 
 import asyncio
 import contextlib

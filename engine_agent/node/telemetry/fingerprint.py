@@ -5,8 +5,7 @@ call, because software changes under a running agent. `engine_agent.protocol.fin
 
 An operator adds fields, such as the machine image, in `fingerprint.json` in the node's home. It is a JSON object. Its
 strings are added and override what was read; its nulls remove a field, so that nodes may differ in it: `{"image":
-"ami-0abc", "kernel": null}`.
-"""
+"ami-0abc", "kernel": null}`."""
 
 import json
 import logging

@@ -116,8 +116,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     - `split` maps deployments to weights by which they answer this one's model names; `split_sticky` keeps a
       conversation on its first deployment.
     - `batch_at_risk` is the action for batches that will miss their deadlines; `request_limits` the most work per
-      request.
-    """
+      request."""
 
     residency: Mapping[str, Regions] = {}
     cost: Mapping[str, Price] = {}

@@ -133,8 +133,7 @@ class HandoverParameters:
     A prefill engine keeps them for `lease_s` after its answer. A decode engine that waits for them sends a renewal
     every `renew_s`, which extends the lease to `extension_s` from then, and frees them at the end. The transfer takes
     `base_ms` and the time for `mb_per_token` (megabytes, of a 70B model in bfloat16) at `gb_per_s` (gigabytes, 100
-    Gbit/s). The lease is vLLM's: `kv_lease_duration` and heartbeats of `NixlConnector`.
-    """
+    Gbit/s). The lease is vLLM's: `kv_lease_duration` and heartbeats of `NixlConnector`."""
 
     role: CellRole = CellRole.MIXED
     lease_s: float = 30.0

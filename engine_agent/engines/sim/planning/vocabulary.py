@@ -3,8 +3,7 @@
 An answer depends only on prompt and seed. All cells of a version have the same seed, so two healthy cells give the same
 answer and any prompt is a golden prompt. A word with the blanks before it is one token. Its id is a hash of its text,
 equal in all processes; the text of an id is known for the simulator's own words and for tokens that this process has
-named (`TokenTexts`).
-"""
+named (`TokenTexts`)."""
 
 import functools
 import hashlib

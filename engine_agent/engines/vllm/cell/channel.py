@@ -4,8 +4,7 @@ connection that the handshake is bound to.
 So no other process can read, forge, repeat, drop or reorder messages, and results of `receive` may be unpickled. An
 OpenSSL connection belongs to one thread at a time, and `ssl.SSLSocket` would stay locked while a thread waits for data.
 So TLS runs in memory here, under a lock that no thread holds while it waits for the network: one thread reads and
-another writes.
-"""
+another writes."""
 
 import socket
 import ssl

@@ -3,8 +3,7 @@ build the same worker from the leader's configuration, run its calls, exit with 
 
 Process groups meet in a rendezvous store of the cell. The store authenticates no client, so only members receive its
 port, its keys begin with a token that only they can derive, and it listens on the node's address alone. Collectives are
-unencrypted: the network between nodes must be trusted. Calls do not use them.
-"""
+unencrypted: the network between nodes must be trusted. Calls do not use them."""
 
 import os
 import pickle
