@@ -79,7 +79,10 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.long), pytest.param(signal.SIGKILL, id="kill -9")],
+)
 def test_a_session_that_ends_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     session = interrupted_session(tmp_path)
     os.killpg(session.pytest.pid, how) if how is signal.SIGINT else session.pytest.send_signal(how)

@@ -10,7 +10,8 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
-PADDING = (0, 100_000, 300_000)
+MEDIUM = 100_000
+PADDING = (0, MEDIUM, 300_000)
 """For the HAProxy that serves, and for the parsers of medium and of large bodies."""
 MESSAGES = "/v1/messages"
 
@@ -32,7 +33,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize(
+    "padding", [pytest.param(each, marks=pytest.mark.long if each == MEDIUM else ()) for each in PADDING]
+)
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_body_of_a_bad_shape_is_refused_here(ingress: RunningIngress, name: str, padding: int) -> None:
     members, reason = REFUSED[name]

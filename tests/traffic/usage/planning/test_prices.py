@@ -211,7 +211,12 @@ def sums_of(totals: list[CellWork]) -> WorkSums:
     "parameters",
     [
         ModelParameters(),
-        ModelParameters(prefill_tokens_per_s=20_000, decode_step_ms=8, decode_step_per_seq_ms=0.6, max_num_seqs=128),
+        pytest.param(
+            ModelParameters(
+                prefill_tokens_per_s=20_000, decode_step_ms=8, decode_step_per_seq_ms=0.6, max_num_seqs=128
+            ),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_simulators_own_parameters_are_found_within_five_per_cent(parameters: ModelParameters, seed: int) -> None:
