@@ -30,20 +30,14 @@ from kernel.row_cache import WrittenTables
 from models_registry.versions.selectors import chains_expected
 
 
-def faults_view(
-    *,
-    now: datetime,
-    windows: Mapping[str, tuple[StepWindow, ...]],
-    written: WrittenTables,
-    settings: FaultSettings | None = None,
-) -> FaultsView:
+def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]], written: WrittenTables) -> FaultsView:
     """Everything about faults that one pass of the reconciler needs. `windows`: node -> its recent step windows.
 
     Signals, repairs and muted incidents only expire with time, so an empty result stays valid until a row is `written`.
     """
-    chosen = settings or FaultSettings()
+    settings = FaultSettings()
     recent, repaired = (
-        now - timedelta(seconds=seconds) for seconds in (chosen.common_cause_window_s, chosen.repairs_window_s)
+        now - timedelta(seconds=seconds) for seconds in (settings.common_cause_window_s, settings.repairs_window_s)
     )
     return FaultsView(
         signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(recent))),
@@ -51,7 +45,7 @@ def faults_view(
         replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
         repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
         modes=written.get("modes", ["fleet_faultrule"], rule_modes),
-        down=_down(now - timedelta(seconds=chosen.witness_age_s)),
+        down=_down(now - timedelta(seconds=settings.witness_age_s)),
         windows=windows,
         muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
     )

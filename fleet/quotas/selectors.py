@@ -38,9 +38,8 @@ class QuotaUse:
         return max(0, self.quota.machines - self.used)
 
 
-def quota_uses(instance_type: str = "") -> list[QuotaUse]:
-    quotas = Quota.objects.filter(instance_type=instance_type) if instance_type else Quota.objects.all()
-    rows = list(quotas.order_by("instance_type_id", "team", "name"))
+def quota_uses() -> list[QuotaUse]:
+    rows = list(Quota.objects.order_by("instance_type_id", "team", "name"))
     uses = quota_uses_of({owner_of(row) for row in rows}) if rows else {}
     return [uses_of(row, uses) for row in rows]
 

@@ -188,11 +188,11 @@ class PoolView:
         return f"{self.market} in {self.zone}" + (f" ({self.reservation})" if self.reservation else "")
 
 
-def pool_state(pool: PoolView, now: datetime, settings: PoolSettings = SETTINGS) -> PoolState:
+def pool_state(pool: PoolView, now: datetime) -> PoolState:
     """Returns the state of a pool for one machine of a deployment that may use its market."""
     if not pool.enabled:
         return PoolState.OFF
-    if pool.ends_at is not None and now + settings.useful >= pool.ends_at:
+    if pool.ends_at is not None and now + SETTINGS.useful >= pool.ends_at:
         return PoolState.ENDED
     if pool.paused_until is not None and pool.paused_until > now:
         return PoolState.RESTING

@@ -14,14 +14,12 @@ from fleet.capacity.planning.pools import (
     DEFINITE,
     Hopeless,
     LaunchOutcome,
-    PoolSettings,
     PoolView,
     TryPool,
     UnitView,
     WaitFor,
     plan_pool,
 )
-from fleet.capacity.planning.pools import SETTINGS as POOL_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,36 +132,30 @@ def token_of(install: str, unit: str, number: int) -> str:
 
 
 def next_step(
-    unit: UnitView,
-    attempts: Sequence[AttemptView],
-    pools: Sequence[PoolView],
-    install: str,
-    now: datetime,
-    settings: AttemptSettings = SETTINGS,
-    pool_settings: PoolSettings = POOL_SETTINGS,
+    unit: UnitView, attempts: Sequence[AttemptView], pools: Sequence[PoolView], install: str, now: datetime
 ) -> Step:
     """Returns the next step of a unit. `attempts`: all of it, in any order."""
     for attempt in attempts:
         if attempt.outcome is LaunchOutcome.LAUNCHED:
             return UnitLaunched(attempt)
         if attempt.ended_at is None:
-            return _open_attempt(unit, attempt, now, settings)
+            return _open_attempt(unit, attempt, now)
     last = max(attempts, key=lambda one: one.number, default=None)
     if last is not None and last.outcome is LaunchOutcome.REFUSED:
         return CancelUnit(f"attempt {last.number} in {last.pool.name} was refused")
     if not unit.wanted:
         return CancelUnit("it is no longer wanted")
-    match plan_pool(unit, pools, now, pool_settings):
+    match plan_pool(unit, pools, now):
         case TryPool(pool, reason):
             number = last.number + 1 if last is not None else 1
             return WriteAttempt(number, token_of(install, unit.id, number), pool, reason)
         case WaitFor(until, reason):
             return WaitUntil(until, reason)
         case Hopeless(reason):
-            return WaitUntil(now + timedelta(seconds=settings.hopeless_again_s), reason)
+            return WaitUntil(now + timedelta(seconds=SETTINGS.hopeless_again_s), reason)
 
 
-def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings: AttemptSettings) -> Step:
+def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime) -> Step:
     name = f"attempt {attempt.number} in {attempt.pool.name}"
     if attempt.again_at is not None and attempt.again_at > now:
         return WaitUntil(attempt.again_at, f"{name} is in doubt")
@@ -174,17 +166,13 @@ def _open_attempt(unit: UnitView, attempt: AttemptView, now: datetime, settings:
     if attempt.outcome in IN_DOUBT_IF_REPEATED:
         reason = IN_DOUBT_IF_REPEATED[attempt.outcome]
         return FindMachines(attempt, f"{name} {reason} when it was repeated, and may have been carried out before")
-    if (now - attempt.begun_at).total_seconds() >= settings.token_trusted_s:
+    if (now - attempt.begun_at).total_seconds() >= SETTINGS.token_trusted_s:
         return FindMachines(attempt, f"the token of {name} is too old to be repeated")
     return RepeatCall(attempt)
 
 
 def after_call(
-    attempt: AttemptView,
-    outcome: LaunchOutcome,
-    now: datetime,
-    retry_after_s: float = 0.0,
-    settings: AttemptSettings = SETTINGS,
+    attempt: AttemptView, outcome: LaunchOutcome, now: datetime, retry_after_s: float = 0.0
 ) -> EndAttempt | KeepAttempt:
     """Returns what follows from a call's outcome. A refusal of a repeated call proves nothing about earlier calls:
     missing permissions are checked before the token, and so may be capacity and a quota that the earlier call used up.
@@ -192,26 +180,24 @@ def after_call(
     in_doubt = outcome in IN_DOUBT_IF_REPEATED and attempt.is_repeated
     if outcome in DEFINITE and not in_doubt:
         return EndAttempt(outcome)
-    return KeepAttempt(outcome, _again_at(attempt, now, retry_after_s, settings))
+    return KeepAttempt(outcome, _again_at(attempt, now, retry_after_s))
 
 
-def after_search(
-    attempt: AttemptView, found: int, complete: bool, now: datetime, settings: AttemptSettings = SETTINGS
-) -> EndAttempt | KeepAttempt:
+def after_search(attempt: AttemptView, found: int, complete: bool, now: datetime) -> EndAttempt | KeepAttempt:
     """Returns what follows from a search by tags with `found` machines. `complete`: all pages arrived, and every zone
     answered. Finding none counts only after machines would be visible."""
     if found:
         return EndAttempt(LaunchOutcome.LAUNCHED)
-    if complete and (now - attempt.called_at).total_seconds() >= settings.visible_after_s:
+    if complete and (now - attempt.called_at).total_seconds() >= SETTINGS.visible_after_s:
         proven = attempt.outcome in IN_DOUBT_IF_REPEATED
         return EndAttempt(attempt.outcome if attempt.outcome and proven else LaunchOutcome.ATTEMPT_ENDED)
-    return KeepAttempt(attempt.outcome or LaunchOutcome.UNKNOWN, _again_at(attempt, now, 0.0, settings))
+    return KeepAttempt(attempt.outcome or LaunchOutcome.UNKNOWN, _again_at(attempt, now, 0.0))
 
 
-def _again_at(attempt: AttemptView, now: datetime, retry_after_s: float, settings: AttemptSettings) -> datetime:
+def _again_at(attempt: AttemptView, now: datetime, retry_after_s: float) -> datetime:
     """Half its age from now, so that pauses grow without a counter."""
     age_s = (now - attempt.begun_at).total_seconds()
-    pause_s = min(max(age_s / 2, settings.again_least_s, retry_after_s), settings.again_most_s)
+    pause_s = min(max(age_s / 2, SETTINGS.again_least_s, retry_after_s), SETTINGS.again_most_s)
     return now + timedelta(seconds=pause_s)
 
 

@@ -96,15 +96,15 @@ def repair_record(*, node: str, what: str, reason: str, now: datetime) -> None:
     Repair.objects.create(node_id=node, what=what, reason=reason, at=now)
 
 
-def step_windows_cut(*, now: datetime, settings: FaultSettings | None = None) -> int:
+def step_windows_cut(*, now: datetime) -> int:
     """Closes the window of every rank that has entered a new one, so that ranks are compared over the same time. A
     window that was closed too late is dropped. Returns the number of ranks that reported."""
-    chosen = settings or FaultSettings()
+    settings = FaultSettings()
     holder = this_holder()
     if lease_take(name=STEP_WINDOWS_LEASE, holder=holder, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) is None:
         return 0
     try:
-        return _cut_windows(int(now.timestamp() // chosen.step_window_s), chosen)
+        return _cut_windows(int(now.timestamp() // settings.step_window_s), settings)
     finally:
         lease_release(name=STEP_WINDOWS_LEASE, holder=holder, now=now)
 
@@ -324,11 +324,11 @@ def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: dat
     _create_replacement(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
 
 
-def replacement_schedule(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
+def replacement_schedule(decision: RequestReplacement, *, now: datetime) -> None:
     """Schedules a replacement: the node's cell is drained first. Raises StaleDecision if the node is in another cell or
     already being replaced, or too many other nodes are."""
     with transaction.atomic():
-        _check_replacement_budget(decision, settings or FaultSettings())
+        _check_replacement_budget(decision, FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
         if cell_of(node.id) != decision.cell or is_replaced(node.id):
             raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
