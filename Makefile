@@ -90,7 +90,7 @@ check-templates: environment-dev
 	$(VENV) -m djlint --lint --quiet templates
 
 check-patterns: environment-dev
-	$(VENV) -m controlplane.linear_patterns
+	$(VENV) -m tests.checks.linear_patterns
 
 check-house: environment-dev
 	@$(VENV) -m tests.checks.house

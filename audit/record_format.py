@@ -22,7 +22,7 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_\-. ])(secrets?|passwords?[12]?|passwd|passphrase|token|credentials?|api[_-]?key|authorization|cookie"
     r"|csrfmiddlewaretoken|private[_-]?key|one[_-]?time[_-]?codes?|access[_-]?key([_-]?id)?)\Z"
 )
-# Callers choose the length of texts, so each pattern takes linear time (controlplane/linear_patterns.py).
+# Callers choose the length of texts, so each pattern takes linear time (tests/checks/linear_patterns.py).
 _OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]+")
 _USER_IN_URL = re.compile(r"\b(\w{1,20}://)[^/\s:@]{1,256}:[^/\s@]{1,512}@")
 _PATH_OF_URL = re.compile(r"(\w{1,20}://[^/?#]{1,256})[/?#].")

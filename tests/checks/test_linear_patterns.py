@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.linear_patterns import uses, why_not_linear
+from tests.checks.linear_patterns import uses, why_not_linear
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("accounts", "audit", "controlplane", "engine_agent", "fleet", "kernel", "models_registry", "traffic")
 FUNCTIONS = ("compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer")
 ANCHORED = frozenset({"match", "fullmatch"})
