@@ -87,11 +87,7 @@ class BodyShares:
     _bytes: Counter[str] = field(default_factory=Counter)
 
     def begin(self, owner: str, *, has_share: bool) -> None:
-        """Count one more arriving body, until `whole`.
-
-        Raises:
-            OverShare
-        """
+        """Count one more arriving body, until `whole`. Raises OverShare if there is no room."""
         if has_share and self._bodies[owner] >= self.most_bodies_of_one:
             raise OverShare(f"{self.most_bodies_of_one} of your requests are still arriving", is_of_all=False)
         if self._bodies.total() >= self.most_bodies:
@@ -99,11 +95,7 @@ class BodyShares:
         self._bodies[owner] += 1
 
     def add(self, owner: str, size: int, *, has_share: bool) -> None:
-        """Count the bytes of a piece that arrived, until `forget`.
-
-        Raises:
-            OverShare
-        """
+        """Count the bytes of a piece that arrived, until `forget`. Raises OverShare if there is no room."""
         if has_share and self._bytes[owner] + size > self.most_bytes_of_one:
             message = f"your requests under way have {self.most_bytes_of_one} bytes together; try again when one ended"
             raise OverShare(message, is_of_all=False)
@@ -136,10 +128,7 @@ class FairPlaces:
 
     @asynccontextmanager
     async def taken(self, owner: str, *, has_share: bool, within_s: float) -> AsyncIterator[None]:
-        """
-        Raises:
-            OverShare: none became free in time.
-        """
+        """Raises OverShare if none became free in time."""
         own = self._owners.setdefault(owner, asyncio.Semaphore(self._most_of_one if has_share else self._most))
         until = asyncio.get_running_loop().time() + within_s
         await _acquired(own, until, f"{self._most_of_one} of your files are being stored", is_of_all=False)

@@ -91,12 +91,9 @@ def approval_request(name: str, request: ApprovalRequest) -> Approval:
 
 @transaction.atomic
 def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval:
-    """Approve a request and run its action. If the action fails, the request is `failed`, with the reason.
-
-    Raises: Conflict: it is decided or expired, it is the approver's own or of a program that the approver made, the
-        approver
-            was not an admin at the time of the request, or its action no longer exists.
-    """
+    """Approve a request and run its action. If the action fails, the request is `failed`, with the reason. Raises
+    Conflict if it is decided or expired, if it is the approver's own or of a program that the approver made, if the
+    approver was not an admin at the time of the request, or if its action no longer exists."""
     row = _pending(approval_id, now)
     if row.requested_by == actor[:64]:
         raise Conflict("you cannot approve your own request; another admin must")

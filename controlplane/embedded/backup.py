@@ -173,10 +173,7 @@ def _small(archive: tarfile.TarFile, name: str) -> bytes:
 
 
 def _require_empty(url: str) -> None:
-    """
-    Raises:
-        CannotStart: the database has tables, which a restore would mix with its own.
-    """
+    """Raises CannotStart if the database has tables, which a restore would mix with its own."""
     import psycopg
 
     with psycopg.connect(url) as connection:

@@ -26,15 +26,8 @@ def one_of(names: Iterable[str], wrong: str) -> str:
 
 
 class FieldReader:
-    """Reads one JSON object. `finish` rejects names that were not read.
-
-    Args:
-        where: the object's place for errors: `llama@3: speculation`.
-        values: the object.
-
-    Raises:
-        InvalidVersion: `values` is not an object.
-    """
+    """Reads one JSON object. `finish` rejects names that were not read. `where`: its place for errors, such as
+    `llama@3: speculation`. Raises InvalidVersion if `values` is not an object."""
 
     def __init__(self, where: str, values: Any) -> None:
         if not isinstance(values, Mapping):

@@ -57,14 +57,9 @@ def build_tree(accuracies: Accuracies, *, size: int, depth: int) -> MedusaTree:
     Ties go to the shorter path, then to the lower guesses, so one input has one tree. Paths of probability 0 are left
     out: they cost time in every step and are never accepted.
 
-    Args:
-        accuracies: of each head, best guess first.
-        size: paths per step; the decoder verifies one token more, its own.
-        depth: longest path, at most the number of heads.
-
-    Raises:
-        BadTree: the accuracies are not probabilities, or size or depth is impossible.
-    """
+    `accuracies`: of each head, best guess first. `size`: paths per step; the decoder verifies one token more, its own.
+    `depth`: longest path, at most the number of heads. Raises BadTree if the accuracies are not probabilities, or size
+    or depth is impossible."""
     _check_accuracies(accuracies)
     if size < 1:
         raise BadTree(f"size is {size}; it must be a whole number from 1")
@@ -93,16 +88,9 @@ def _most_probable_first(accuracies: Accuracies, depth: int) -> Iterator[tuple[f
 
 
 def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path, ...]:
-    """Check a tree from outside; returns its paths, each after its prefix.
-
-    Args:
-        tree: should be a list of lists of whole numbers from 0.
-        heads: number of Medusa heads, the length limit of paths.
-        top_k: guesses per head; None: no limit.
-
-    Raises:
-        BadTree: it is not such a list, or a path is a duplicate, is too long, has too high a guess or lacks its prefix.
-    """
+    """Check a tree from outside, a list of lists of whole numbers from 0; returns its paths, each after its prefix.
+    `heads`: number of Medusa heads, the length limit of paths. `top_k`: guesses per head; None: no limit. Raises BadTree
+    if it is not such a list, or a path is a duplicate, is too long, has too high a guess or lacks its prefix."""
     if not isinstance(tree, list | tuple) or not tree:
         raise BadTree(f"the tree is {str(tree)[:40]!r}; it must be a list of paths such as [[0], [0, 0], [1]]")
     paths = [_path(entry) for entry in tree]

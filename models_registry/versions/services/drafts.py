@@ -180,19 +180,10 @@ def _record(row: ModelVersion, what: str, *, actor: str, now: datetime, **detail
 def version_register(
     *, model: Model, version: str, machines: Mapping[str, InstanceShape], now: datetime, **columns: Any
 ) -> ModelVersion:
-    """Store a version after rendering it for every instance type that it names.
-
-    Args:
-        model: its model.
-        version: its name, unused in the model.
-        machines: existing instance types by name.
-        now: time of creation.
-        columns: the other columns of `ModelVersion`.
-
-    Raises:
-        InvalidVersion: it names no instance type or an unknown one, cannot be rendered, or has a disallowed option; the
-            text names field, value and rule.
-    """
+    """Store a version, with a name that is unused in the model, after rendering it for every instance type that it
+    names. `machines`: existing instance types by name. `columns`: the other columns of `ModelVersion`. Raises
+    InvalidVersion if it names no instance type or an unknown one, cannot be rendered, or has a disallowed option; the
+    text names field, value and rule."""
     made = ModelVersion(model=model, version=version, created_at=now, **columns)
     spec = made.spec(engine_allowances())
     if not spec.parallelism:
