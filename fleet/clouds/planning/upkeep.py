@@ -321,13 +321,8 @@ def plan_garbage_collection(
     machines: int = 0,
     has_records: bool = True,
 ) -> GarbagePlan:
-    """Returns the plan for a complete list.
-
-    Args:
-        before: Suspects of the previous complete list.
-        machines: Machines that the policy's share refers to.
-        has_records: Whether any launch is recorded; if none is, everything is held.
-    """
+    """Returns the plan for a complete list. `before`: suspects of the previous complete list. `machines`: those that
+    the policy's share refers to. `has_records`: whether any launch is recorded; if none is, everything is held."""
     garbage = [one for one in found if not one.is_referenced]
     suspects = {one.id: before.get(one.id, now) for one in garbage}
     delete: list[Resource] = []
