@@ -26,12 +26,7 @@ from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.borders import TextRequest  # noqa: E402
 from controlplane.connection_door import ClientShare  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
-from controlplane.request_bodies import (  # noqa: E402
-    AGENT_ONLY_PATHS,
-    INGRESS_PATHS,
-    PathsOf,
-    RequestBodies,
-)
+from controlplane.request_bodies import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf, RequestBodies  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.agents.consumers.handlers import MachineHandler, NodeHandler  # noqa: E402
 from fleet.agents.consumers.hub import AgentHub  # noqa: E402

@@ -11,12 +11,7 @@ from rest_framework.response import Response
 from accounts.api.tokens import TONES
 from accounts.models import APPROVAL_STATES, Approval, ApprovalRule
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject
-from accounts.services.approval import (
-    approval_approve,
-    approval_reject,
-    approval_rule_set,
-    fleet_actions,
-)
+from accounts.services.approval import approval_approve, approval_reject, approval_rule_set, fleet_actions
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of

@@ -11,16 +11,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api.approvals import ApprovalSerializer, waiting
-from accounts.models import (
-    NAME_LONGEST,
-    NAME_RULE,
-    ROLES,
-    Approval,
-    Grant,
-    GroupRole,
-    ServiceAccount,
-    name_refusal,
-)
+from accounts.models import NAME_LONGEST, NAME_RULE, ROLES, Approval, Grant, GroupRole, ServiceAccount, name_refusal
 from accounts.permissions import require_fresh_factor
 from accounts.selectors import role_by_groups, service_accounts_described, users_described
 from accounts.services.account_change import account_change

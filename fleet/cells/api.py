@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import (
-    extend_schema,
-    extend_schema_field,
-)
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from msgspec import structs
 from rest_framework import serializers
 from rest_framework.decorators import action

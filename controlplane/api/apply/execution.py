@@ -11,16 +11,7 @@ from typing import Any
 from django.db import connection, transaction
 
 from accounts.models import Approval
-from controlplane.api.apply.planning import (
-    Action,
-    Document,
-    Kind,
-    Objection,
-    Plan,
-    Step,
-    plan_documents,
-    revision_of,
-)
+from controlplane.api.apply.planning import Action, Document, Kind, Objection, Plan, Step, plan_documents, revision_of
 from controlplane.api.apply.present import present_of
 from fleet.deployments.models import Deployment
 from fleet.deployments.services.deployments import (

@@ -12,13 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of
-from controlplane.api.apply.execution import (
-    ApplyResult,
-    NotPossible,
-    Requester,
-    documents_apply,
-    documents_preview,
-)
+from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Action, Change, Document, Kind, Objection, Step
 from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
 from controlplane.forecast_budget import FORECASTS

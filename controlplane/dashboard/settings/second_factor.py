@@ -16,13 +16,7 @@ from accounts.permissions import must_enrol, require_fresh_factor, require_fresh
 from accounts.security_keys import CREATE, site_of
 from accounts.selectors import has_second_factor
 from accounts.services.login import LoginLimited
-from accounts.services.second_factor import (
-    app_enrol,
-    factor_remove,
-    key_ceremony,
-    key_enrol,
-    recovery_codes_issue,
-)
+from accounts.services.second_factor import app_enrol, factor_remove, key_ceremony, key_enrol, recovery_codes_issue
 from accounts.services.session import session_factor_shown, session_renew
 from accounts.views import check_factor, factor_form
 from controlplane.dashboard.actions import (

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
-from controlplane.dashboard.actions import (
-    Action,
-    ActionPage,
-    Field,
-    Submission,
-    Target,
-    action_page_view,
-)
+from controlplane.dashboard.actions import Action, ActionPage, Field, Submission, Target, action_page_view
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, deployment_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404

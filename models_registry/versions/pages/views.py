@@ -4,14 +4,7 @@ from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from controlplane.dashboard.actions import (
-    REQUIRED_WHY,
-    Action,
-    ActionMenu,
-    Submission,
-    Target,
-    action_view,
-)
+from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches

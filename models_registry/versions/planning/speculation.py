@@ -90,7 +90,7 @@ def _most_probable_first(accuracies: Accuracies, depth: int) -> Iterator[tuple[f
 def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path, ...]:
     """Check a tree from outside, a list of lists of whole numbers from 0; returns its paths, each after its prefix.
     `heads`: number of Medusa heads, the length limit of paths. `top_k`: guesses per head; None: no limit. Raises
-    BadTree if it is not such a list, or a path is a duplicate, is too long, has too high a guess or lacks its prefix."""
+    BadTree if it is not such a list, or a path is a duplicate or too long, has too high a guess or lacks its prefix."""
     if not isinstance(tree, list | tuple) or not tree:
         raise BadTree(f"the tree is {str(tree)[:40]!r}; it must be a list of paths such as [[0], [0, 0], [1]]")
     paths = [_path(entry) for entry in tree]
