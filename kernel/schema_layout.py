@@ -24,8 +24,8 @@ _START_AGAIN = (
 
 
 def older_layout(applied: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """Returns why a database cannot be migrated, "" if it can. By `app.name`, `applied` has each migration's digest when
-    it was applied, "" if none was stored, and `present` its digest in this release."""
+    """Returns why a database cannot be migrated, "" if it can. `applied` and `present`: `app.name` of each migration ->
+    its digest when it was applied ("" if none was stored), and in this release."""
     for name, digest in sorted(applied.items()):
         if name not in present:
             return f"{_OLDER}: this release has no migration {name}. {_START_AGAIN}"

@@ -155,16 +155,12 @@ class CreateRegionSerializer(_RegionColumns):
         }
 
 
-class RegionFilter(filters.FilterSet):
-    provider = filters.CharFilter()
-
-
 class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     """Failure and latency domains, each with own ingresses and nodes."""
 
     queryset = Region.objects.select_related("cloud")
     serializer_class = RegionSerializer
-    filterset_class = RegionFilter
+    filterset_fields = ("provider",)
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name", "position", "provider")
@@ -217,16 +213,12 @@ class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
         examples = {"name": "local.sim"}
 
 
-class InstanceTypeFilter(filters.FilterSet):
-    accelerator = filters.CharFilter()
-
-
 class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     """Types of machines. Prices in US dollars."""
 
     queryset = InstanceType.objects.all()
     serializer_class = InstanceTypeSerializer
-    filterset_class = InstanceTypeFilter
+    filterset_fields = ("accelerator",)
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name", "accelerator", "chips", "memory_gib", "price_per_hour", "watts")

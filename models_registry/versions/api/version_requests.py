@@ -3,7 +3,6 @@ values mean."""
 
 from typing import Any
 
-from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
@@ -217,17 +216,13 @@ class AllowSerializer(StrictSerializer):
         examples = {"name": "--trust-remote-code"}
 
 
-class EngineAllowanceFilter(filters.FilterSet):
-    engine = filters.CharFilter()
-
-
 class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[EngineAllowance]):
     """Options and variables that engines may get beyond Switchyard's lists. Each lets operators run something on nodes
     that the lists exclude."""
 
     queryset = EngineAllowance.objects.all()
     serializer_class = EngineAllowanceSerializer
-    filterset_class = EngineAllowanceFilter
+    filterset_fields = ("engine",)
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "engine", "name", "created_at")
