@@ -135,7 +135,7 @@ class ConventionsSchema(AutoSchema):
         return "_".join([*words, verb] if verb else words)
 
     def get_request_serializer(self) -> Any:
-        """None: a body is stated by `extend_schema(request=…)`."""
+        """Returns None, because `extend_schema(request=…)` states each body."""
         return None
 
     def get_response_serializers(self) -> Any:
