@@ -143,11 +143,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     def create(self, request: Request) -> Response:
         """Add a user. 409 if the name is taken. While any action requires two-person approval: 202 with a request if it
         is an admin or has a password."""
-        body = body_of(request, CreateUserSerializer)
-        user = account_change("create user", actor=actor_of(request), now=clock.now(), **body)
-        if isinstance(user, Approval):
-            return waiting(user)
-        return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
+        return _create(self, request, "create user", CreateUserSerializer)
 
     @extend_schema(request=ChangeUserSerializer, responses={200: UserSerializer, 202: ApprovalSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
@@ -177,11 +173,7 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     )
     def create(self, request: Request) -> Response:
         """Add a service account; create its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
-        body = body_of(request, CreateServiceAccountSerializer)
-        account = account_change("create service account", actor=actor_of(request), now=clock.now(), **body)
-        if isinstance(account, Approval):
-            return waiting(account)
-        return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
+        return _create(self, request, "create service account", CreateServiceAccountSerializer)
 
     @extend_schema(
         request=ChangeServiceAccountSerializer, responses={200: ServiceAccountSerializer, 202: ApprovalSerializer}
@@ -189,6 +181,13 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Change the given fields. 202 as for users."""
         return _change(self, request, ChangeServiceAccountSerializer, name)
+
+
+def _create(view: Any, request: Request, change: str, accepted: type[StrictSerializer]) -> Response:
+    row = account_change(change, actor=actor_of(request), now=clock.now(), **body_of(request, accepted))
+    if isinstance(row, Approval):
+        return waiting(row)
+    return Response(view.get_serializer(view.get_queryset().get(pk=row.pk)).data)
 
 
 def _change(view: Any, request: Request, serializer: type[StrictSerializer], name: str) -> Response:
@@ -281,11 +280,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     def create(self, request: Request) -> Response:
         """Add a group. 409 if the name is taken. 202 with a request if it makes admins while any action requires
         two-person approval."""
-        body = body_of(request, CreateGroupSerializer)
-        row = account_change("create group", actor=actor_of(request), now=clock.now(), **body)
-        if isinstance(row, Approval):
-            return waiting(row)
-        return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
+        return _create(self, request, "create group", CreateGroupSerializer)
 
     @extend_schema(request=ChangeGroupSerializer, responses={200: GroupSerializer, 202: ApprovalSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
@@ -322,9 +317,7 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     def create(self, request: Request) -> Response:
         """Grant a role for a deployment; replaces an earlier grant there. 202 with a request if it lowers an admin's
         grant while any action requires two-person approval."""
-        body = body_of(request, GiveSerializer)
-        found = account_change("give grant", actor=actor_of(request), now=clock.now(), **body)
-        return waiting(found) if isinstance(found, Approval) else Response(GrantSerializer(found).data)
+        return _create(self, request, "give grant", GiveSerializer)
 
     @extend_schema(operation_id="grants_take", responses={200: GrantSerializer, 202: ApprovalSerializer})
     def destroy(self, request: Request, id: str) -> Response:
