@@ -132,10 +132,6 @@ class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     columns = "AGO=at:age, DEPLOYMENT, KIND, MOVED, REASON"
 
 
-Residency = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
-Cost = serializers.DictField(child=serializers.FloatField())
-
-
 def _limit_fields(*, required: bool) -> dict[str, Any]:
     return {
         row.name: serializers.IntegerField(help_text=f"Maximum {row.counts}.", required=required) for row in LIMIT_ROWS
