@@ -8,6 +8,7 @@ from fleet.clouds.services.upkeep import CloudUpkeep, cloud_metrics_send
 from fleet.faults.services.incidents import step_windows_cut
 from fleet.faults.services.watch import speculation_drift_check, token_drift_check
 from fleet.load.services import history_trim, load_sample
+from fleet.machines.services.machines import invitations_trim
 from fleet.machines.services.provisioning import Provisioning
 from fleet.nodes.services.reports import node_logs_trim
 from fleet.reconcile.selectors.cache import FleetCache
@@ -76,6 +77,7 @@ def trim_deliveries() -> None:
 @shared_task(name="fleet.trim_join_tokens")
 def trim_join_tokens() -> None:
     join_tokens_trim(now=clock.now())
+    invitations_trim(now=clock.now())
 
 
 @shared_task(name="fleet.advance_authorities")

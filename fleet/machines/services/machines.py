@@ -34,6 +34,8 @@ from kernel.transitions import StaleDecision
 
 MOST_INVITED = 1000
 LONGEST = timedelta(days=7)
+EXPIRED_KEPT = timedelta(days=7)
+"""Until then errors say "expired" instead of "unknown"."""
 REFUSALS_PER_MIN = 5
 STRANGERS_EVERY = timedelta(minutes=10)
 REASON_MOST = 300
@@ -249,6 +251,11 @@ def join_refused(*, token: str, address: str, reason: str, now: datetime) -> Non
     text = "".join(char if char.isprintable() else " " for char in message)[:REASON_MOST]
     region = row.region_id if row else ""
     event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region, detail=detail)
+
+
+def invitations_trim(*, now: datetime) -> int:
+    """Deletes invitations that expired long ago. Returns how many."""
+    return Invitation.objects.filter(expires_at__lt=now - EXPIRED_KEPT).delete()[0]
 
 
 def machine_move(machine: Machine, to: MachineState, reason: str, *, now: datetime, **columns: object) -> bool:

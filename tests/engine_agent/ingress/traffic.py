@@ -51,7 +51,7 @@ class SteadyTraffic:
 
     async def _send(self) -> None:
         try:
-            # Sent before the loop goes on: a test that blocks it longer than HAProxy waits would be refused with 408.
+            # Sent before other tasks run: one that blocks longer than HAProxy waits would be refused with 408.
             connection = socket.create_connection(("127.0.0.1", self._port))
             connection.sendall(REQUEST)
             reader, writer = await asyncio.open_connection(sock=connection)

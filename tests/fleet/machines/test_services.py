@@ -13,7 +13,7 @@ from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.enrolment import EnrolmentRefused, agent_enrol, agents_identify, credential_issue
-from fleet.machines.models import Machine
+from fleet.machines.models import Invitation, Machine
 from fleet.machines.selectors import machine_orders, notices_of
 from fleet.machines.services.machines import (
     InvitationRefused,
@@ -29,6 +29,8 @@ from fleet.machines.services.reports import ReceivedMachineReport, machine_hello
 from fleet.machines.services.revocation import machine_revoke
 from fleet.nodes.models import AgentCredential, Node
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
+from fleet.tasks import trim_join_tokens
+from kernel import clock
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
@@ -141,6 +143,16 @@ def test_why_a_host_did_not_join_is_in_the_timeline_as_text() -> None:
     event = Event.objects.get(kind="machine.refused")
     assert event.message == "a host at 10.0.0.7 did not join pool: port 14000 is taken"
     assert event.region == "pool"
+
+
+def test_expired_invitations_are_deleted_a_week_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    invite()
+    monkeypatch.setattr(clock, "now", lambda: NOW + timedelta(days=2))
+    trim_join_tokens()
+    assert Invitation.objects.count() == 1
+    monkeypatch.setattr(clock, "now", lambda: NOW + timedelta(days=9))
+    trim_join_tokens()
+    assert Invitation.objects.count() == 0
 
 
 def test_a_machine_enrols_what_it_was_told_to_run_and_nothing_else() -> None:
