@@ -276,7 +276,7 @@ DATABASES = {
     "default": {
         **_stated,
         "ENGINE": "kernel.postgresql",
-        "CONN_MAX_AGE": 0 if DATABASE_POOL else 60,
+        "CONN_MAX_AGE": 0 if DATABASE_POOL else 600,  # the first passes on a new connection cost ten times as much
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
             **connection_options(os.environ, has_standby="," in _stated["HOST"]),
@@ -332,7 +332,7 @@ REDIS_URL = os.environ.get("REDIS_URL") or _redis_url_of_home()
 
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "BACKEND": "kernel.live.ChannelLayer",
         "CONFIG": {"hosts": [REDIS_URL], "prefix": "switchyard"},
     },
 }

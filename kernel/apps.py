@@ -1,9 +1,8 @@
-from datetime import datetime
 from typing import Any
 
 from django.apps import AppConfig
 
-from kernel.clock import DATABASE_CLOCK
+from kernel.clock import compare_with
 from kernel.process_role import backend_place
 
 
@@ -33,13 +32,5 @@ def _place_backend(connection: Any, **_: Any) -> None:
 
 
 def _compare_clocks(connection: Any, **_: Any) -> None:
-    if connection.vendor != "postgresql" or not DATABASE_CLOCK.is_due:
-        return
-
-    def read() -> datetime:
-        # The driver's own cursor: this is not a query of the connecting code, and no transaction is open yet.
-        with connection.connection.cursor() as cursor:
-            (moment,) = cursor.execute("SELECT clock_timestamp()").fetchone()
-        return moment  # type: ignore[no-any-return]
-
-    DATABASE_CLOCK.compare(read)
+    if connection.vendor == "postgresql":
+        compare_with(connection.connection)

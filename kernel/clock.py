@@ -1,14 +1,15 @@
 """The one place that reads a clock. Everything that decides takes `now` as an argument instead.
 
 The time is PostgreSQL's, because all processes compare times there: a wrong or changed clock of a host must not end a
-lease early or make a report look old. Each new connection compares the clocks (kernel.apps); in between the host's
-monotonic clock counts. A process without a database uses its host's time."""
+lease early or make a report look old. New connections (kernel.apps) and checks of used ones (kernel.postgresql) compare
+the clocks; in between the host's monotonic clock counts. A process without a database uses its host's time."""
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from time import monotonic
+from typing import Any
 
 COMPARE_EVERY_S = 10.0
 """A monotonic clock is a millisecond off after 10 s at the worst rate that NTP corrects (500 ppm: 5 ms)."""
@@ -59,6 +60,19 @@ class DatabaseClock:
 
 
 DATABASE_CLOCK = DatabaseClock()
+
+
+def compare_with(connection: Any) -> None:
+    """Compare with the server of this psycopg connection, which has no open transaction, if the last comparison is
+    old."""
+
+    def read() -> datetime:
+        with connection.cursor() as cursor:  # the driver's own: this is not a query of the connecting code
+            (moment,) = cursor.execute("SELECT clock_timestamp()").fetchone()
+        return moment  # type: ignore[no-any-return]
+
+    if DATABASE_CLOCK.is_due:
+        DATABASE_CLOCK.compare(read)
 
 
 def now() -> datetime:

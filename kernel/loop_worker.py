@@ -9,6 +9,7 @@ To run a pass, Celery uses no broker: acknowledgements and events go through the
 import json
 import logging
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -202,9 +203,12 @@ class LoopThreads:
             cursor.execute(f"LISTEN {CHANNEL}")
         for slot in self.slots.values():  # notifications may have been sent before this connection listened
             slot.wake(WakeUp())
+        arrived = select.poll()
+        arrived.register(connection.connection.fileno(), select.POLLIN)
         while not self._stopping.is_set():
+            arrived.poll(LISTEN_FOR_S * 1000)  # psycopg itself waits in steps of 0.1 s
             with connection.wrap_database_errors:
-                for notification in connection.connection.notifies(timeout=LISTEN_FOR_S, stop_after=1):
+                for notification in connection.connection.notifies(timeout=0):
                     self.hear(notification.payload)
             self.require_progress()
 
@@ -236,8 +240,6 @@ class LoopThreads:
 PUBLISH_EVENTS_EVERY_S = 2.0
 EVENTS_KEPT = 1000
 """While the broker does not answer: two minutes of the loops of a control plane."""
-HEARTBEAT_EVERY_S = 10.0
-"""For monitors alone; Celery's 2 s cost a third of a millisecond of processor each second."""
 CONSUME_AGAIN_AFTER_S = 1.0
 GIVE_UP_STATUS = os.EX_SOFTWARE
 CLOSE_WITHIN_S = 2.0
@@ -261,7 +263,6 @@ class ControlLoops(bootsteps.StartStopStep):
             worker.pool_cls = get_implementation("solo")
             worker.concurrency = len(self._loops)  # prefetch one message for each loop
             worker.consumer_cls = "kernel.loop_worker:PersistentConsumer"
-            worker.options["heartbeat_interval"] = HEARTBEAT_EVERY_S
             worker.control_loops = self.threads = LoopThreads(self._loops, self._make_pass)
 
     def include_if(self, worker: Any) -> bool:

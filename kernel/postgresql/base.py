@@ -15,6 +15,9 @@ from typing import Any, ClassVar, Self
 
 import psycopg
 from django.db.backends.postgresql import base
+from psycopg.pq import TransactionStatus
+
+from kernel.clock import compare_with
 
 WAITS_FOR_STANDBY = "SyncRepWaitForLSN"
 """PostgreSQL's function that warns; the text depends on the language."""
@@ -89,5 +92,13 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return PrimaryConnection.connect(**conn_params)
 
     def is_usable(self) -> bool:
-        """As Django's, without a test of a connection that worked moments ago."""
-        return (isinstance(self.connection, PrimaryConnection) and self.connection.is_fresh) or super().is_usable()
+        """As Django's, without a test of a connection that worked moments ago. Compares the clocks if that is due."""
+        is_fresh = isinstance(self.connection, PrimaryConnection) and self.connection.is_fresh
+        if not is_fresh and not super().is_usable():
+            return False
+        if self.connection.info.transaction_status is TransactionStatus.IDLE:
+            try:
+                compare_with(self.connection)
+            except psycopg.Error:
+                return False
+        return True

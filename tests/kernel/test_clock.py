@@ -99,7 +99,6 @@ def test_a_worker_whose_clock_is_askew_takes_no_lease_from_others_and_loses_none
 ) -> None:
     askew = DatabaseClock(wall=lambda: datetime.now(UTC) + timedelta(seconds=askew_s), ticks_s=monotonic)
     monkeypatch.setattr("kernel.clock.DATABASE_CLOCK", askew)
-    monkeypatch.setattr("kernel.apps.DATABASE_CLOCK", askew)
     connection.close()
     connection.ensure_connection()
     with connection.cursor() as cursor:

@@ -7,6 +7,7 @@ import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django.db.backends.postgresql import base
 
+from kernel.clock import DatabaseClock
 from kernel.postgresql.base import DatabaseWrapper
 from tests.controlplane.embedded.processes import eventually
 
@@ -46,6 +47,20 @@ def test_one_that_rested_is_asked(other: DatabaseWrapper, asked: list[bool]) -> 
     assert asked == [True]
     assert other.is_usable()  # by the answer to that
     assert asked == [True]
+
+
+def test_a_check_compares_the_clocks_if_that_is_due(other: DatabaseWrapper, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = DatabaseClock(ticks_s=lambda: 0.0)
+    monkeypatch.setattr("kernel.clock.DATABASE_CLOCK", own)
+    assert other.is_usable()
+    assert not own.is_due
+    other.set_autocommit(False)
+    own = DatabaseClock(ticks_s=lambda: 0.0)
+    monkeypatch.setattr("kernel.clock.DATABASE_CLOCK", own)
+    with other.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert other.is_usable()
+    assert own.is_due  # no query in another transaction
 
 
 def test_one_whose_server_hung_up_is_not_believed(other: Any) -> None:

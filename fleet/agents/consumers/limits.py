@@ -90,7 +90,7 @@ class Batches(Generic[A, R]):
                     future.set_result(answer)
 
 
-CONNECTION_KEPT_S = 60
+CONNECTION_KEPT_S = 600
 
 
 class Lane(StrEnum):
