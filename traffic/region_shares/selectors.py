@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db.models import Exists, OuterRef, Q
@@ -132,9 +133,9 @@ def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
     return policies, problems
 
 
-def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
+def _read_matrices(rows: Iterable[tuple[str, Any]] | None = None) -> tuple[dict[str, Matrix], dict[str, str]]:
     matrices, problems = {}, {}
-    for name, shares in TrafficMatrix.objects.values_list("deployment_id", "shares"):
+    for name, shares in rows or TrafficMatrix.objects.values_list("deployment_id", "shares"):
         try:
             matrices[name] = read_matrix(shares)
         except BadMatrix as problem:
@@ -186,12 +187,16 @@ def steerings(
     return steered, bad_matrices | bad_policies
 
 
-def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[TrafficMatrix, TrafficView]]:
-    """Returns the row (unsaved before the first plan) and the planner's input, by deployment; "" means all."""
+def traffic_views(
+    now: datetime, deployment: str = "", ingresses: dict[str, list[IngressView]] | None = None
+) -> dict[str, tuple[TrafficMatrix, TrafficView]]:
+    """Returns the row (unsaved before the first plan) and the planner's input, by deployment; "" means all.
+    `ingresses`: what `ingress_views` returned."""
     only = Q(name=deployment) if deployment else Q()
     rows = {row.pk: row for row in TrafficMatrix.objects.all()}
-    (policies, bad_policies), (_, bad_matrices) = _read_policies(), _read_matrices()
-    overrides, ingresses = overrides_in_force(now), ingress_views()
+    policies, bad_policies = _read_policies()
+    _, bad_matrices = _read_matrices((name, row.shares) for name, row in rows.items())
+    overrides, ingresses = overrides_in_force(now), ingresses or ingress_views()
     windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
     for window in TrafficWindow.objects.filter(region__in=list(ingresses)):
         windows[window.deployment_id][window.region_id] = samples_of(window)

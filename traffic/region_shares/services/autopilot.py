@@ -70,9 +70,9 @@ SAMPLE_EVERY_S = 1.0
 RegionIngresses = dict[str, list[IngressView]]
 
 
-def windows_update(*, now: datetime) -> None:
+def windows_update(ingresses: RegionIngresses, *, now: datetime) -> None:
     """Adds a sample to each window. A region without an ingress has none, since it receives no requests."""
-    ingresses, policies = ingress_views(), traffic_policies()
+    policies = traffic_policies()
     cells: dict[str, list[ReadyCell]] = defaultdict(list)
     for cell in ready_cells():
         cells[cell.deployment].append(cell)
@@ -171,8 +171,9 @@ def autopilot_run(*, now: datetime) -> list[str]:
         return []
     try:
         overrides_expire(now=now)
-        windows_update(now=now)
-        views = traffic_views(now)
+        ingresses = ingress_views()
+        windows_update(ingresses, now=now)
+        views = traffic_views(now, ingresses=ingresses)
         moved = [name for name, (row, view) in views.items() if _steer_deployment(row, view, now)]
         unserved_check([view for _, view in views.values()], now=now)
         return moved
