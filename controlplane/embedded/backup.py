@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
+from controlplane.embedded.layout import count_tables
 from controlplane.embedded.postgres import binaries
 from controlplane.embedded.privileges import remove_socket_folder, socket_folder
 from controlplane.embedded.processes import Program, require_oneshot
@@ -177,9 +178,7 @@ def _require_empty(url: str) -> None:
     import psycopg
 
     with psycopg.connect(url) as connection:
-        (tables,) = connection.execute(
-            "SELECT count(*) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
-        ).fetchone() or (0,)
+        tables = count_tables(connection)
     if tables:
         raise CannotStart(f"{without_password(url)} has {tables} tables: restore into an empty database.")
 

@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ import psutil
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management, services
+from controlplane.embedded.layout import Found, Layout
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
     Weights,
@@ -146,8 +148,24 @@ class Launcher:
                 await self._supervisor.start(service)
             await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
-            role = APPLICATION if servers.postgres else ""
-            await self._despite_database(servers, lambda: management.migrate(servers.owner_url, role))
+            await self._despite_database(servers, lambda: self._migrate(servers, management))
+
+    async def _migrate(self, servers: Servers, management: Management) -> None:
+        """Create or change the tables. Those of an embedded database come from a dump if there is one."""
+        if servers.postgres is None:
+            await management.migrate(servers.owner_url)
+            return
+        layout = Layout(self._configuration.cache / "layouts")
+        found = await asyncio.to_thread(layout.look, servers.owner_url)
+        if found is Found.COMPLETE:
+            return
+        await management.migrate(servers.owner_url, APPLICATION)
+        if found is Found.EMPTY:
+            try:
+                await asyncio.to_thread(layout.keep, servers.owner_url)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._console.own(f"no dump of the empty tables is kept for the next new home: {error}")
+        await asyncio.to_thread(layout.complete, servers.owner_url)
 
     async def _despite_database(self, servers: Servers, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Take a step, and once more if it failed, as soon as the servers answer: one may have died meanwhile."""
