@@ -18,6 +18,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 from django.conf import settings
 from django.db import close_old_connections, connections
 
+from controlplane.processes import wait_for_database
 from controlplane.secret_key import require_secret_key
 from kernel.control_standing import HEARTBEAT_EVERY_S
 from kernel.process_role import ProcessRole, process_role
@@ -195,7 +196,10 @@ def _begin_with_a_connection_that_works(task: Any, **_: object) -> None:
         close_old_connections()
 
 
-signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
+@signals.celeryd_init.connect(weak=False)
+def _wait_until_it_may_work(**_: object) -> None:
+    require_secret_key()
+    wait_for_database()
 
 
 @signals.worker_init.connect(weak=False)

@@ -5,6 +5,7 @@ this table; tests compare the systemd units and the documents with it.
 
 Imports no Django: the launcher must start when the settings are broken."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -12,6 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel.process_role import ProcessRole
+
+GATE = "SWITCHYARD_GATE"
+"""Names the file that the launcher keeps locked until the database is ready. Its processes load their code meanwhile.
+"""
+
+
+def wait_for_database() -> None:
+    """Wait for the launcher, if one started this process.
+
+    Raises:
+        SystemExit: the launcher ended before the database was ready.
+    """
+    if path := os.environ.pop(GATE, ""):
+        with open(path) as gate:
+            fcntl.flock(gate, fcntl.LOCK_SH)
+            if not gate.read():
+                sys.exit("the launcher ended before the database was ready")
+
 
 UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
 """Django's checks load the whole API, over a second of a processor in each process. The tests run them."""

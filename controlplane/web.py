@@ -18,6 +18,7 @@ from django.db import Error
 from controlplane.asgi import agents_application, application, hub
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
 from controlplane.http_connections import HttpCrowd, http_connections
+from controlplane.processes import wait_for_database
 from controlplane.secret_key import require_secret_key
 from controlplane.websocket_protocol import WebSocketProtocol
 from fleet.agents.consumers.limits import Lane
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
     options = _arguments(arguments, settings.SWITCHYARD_PORT, settings.SWITCHYARD_AGENT_PORT)
     require_secret_key()
+    wait_for_database()
     wanted = [(options.host, options.port, "SWITCHYARD_PORT")]
     if not settings.PLAIN_LINKS:
         wanted += [(options.agent_host, options.agent_port, "SWITCHYARD_AGENT_PORT")]

@@ -1,8 +1,10 @@
 """The control plane's own processes and management commands: their command lines, and each command run with its log
 and its deadline."""
 
+import fcntl
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
@@ -10,7 +12,7 @@ from controlplane.embedded.preflight import HOST, Weights
 from controlplane.embedded.processes import OneshotResult, Program, require_oneshot, run_oneshot
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
-from controlplane.processes import BY_NAME, PROCESSES
+from controlplane.processes import BY_NAME, GATE, PROCESSES
 
 
 def services(configuration: Configuration, environment: Mapping[str, str]) -> tuple[Service, ...]:
@@ -30,6 +32,20 @@ def service(name: str, configuration: Configuration, environment: Mapping[str, s
         death_signal=kind.death_signal,
     )
     return Service(name=kind.role, program=program, stop_within_s=kind.stop_within_s)
+
+
+class Gate:
+    """Holds back the processes of a start until `open`: they load their code while the database is prepared. They exit
+    if the launcher ends first."""
+
+    def __init__(self, path: Path) -> None:
+        self.environment = {GATE: str(path)}
+        self._file = path.open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        self._file.write("open")
+        self._file.close()
 
 
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:

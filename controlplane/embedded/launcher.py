@@ -16,7 +16,7 @@ import psutil
 
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
-from controlplane.embedded.control_plane import Management, services
+from controlplane.embedded.control_plane import Gate, Management, services
 from controlplane.embedded.layout import Found, Layout
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
@@ -34,6 +34,7 @@ from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 from controlplane.embedded.status import print_final_block
 from controlplane.embedded.supervisor import Supervisor
+from controlplane.processes import PROCESSES
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class Launcher:
         self._stop_requested = asyncio.Event()
         self._fleet_may_run = False
         self._adopts_fleet = False
+        self._gate: Gate | None = None
         self._environment: dict[str, str] = {}
         """Of the processes that it starts."""
         self._state = LauncherState(
@@ -96,14 +98,16 @@ class Launcher:
         servers = await self._check()
         management = Management(self._environment, self._home, self._console)
         weights: list[Weights] = []
+        self._gate = Gate(self._home.path / "start.gate")
+        for service in services(self._configuration, {**self._environment, **self._gate.environment}):
+            await self._supervisor.start(service)
         await run_together(self._prepare_database(servers, management), self._prepare_engine(weights))
         with self._console.step("demo fleet"):
             password = self._home.secrets().operator_password
             built = weights[0] if weights else None
             self._fleet_may_run = True
             await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
-        for service in services(self._configuration, self._environment):
-            await self._supervisor.start(service)
+        self._gate.open()
         await self._wait_for_cells(management)
 
     async def _check(self) -> Servers:
@@ -230,6 +234,7 @@ class Launcher:
         takes_fleet = self._stop_requested.is_set() or (self._fleet_may_run and not self._adopts_fleet)
         if takes_fleet and self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()
+        await self._supervisor.stop(*(kind.role for kind in reversed(PROCESSES)))
         await self._supervisor.stop_all()
         remove_socket_folder(socket_folder(self._home.path))
         if takes_fleet:

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
-from controlplane.processes import BY_NAME
+from controlplane.processes import BY_NAME, wait_for_database
 from controlplane.secret_key import require_secret_key
 from fleet.webhooks.services import WebhookSender
 from kernel.process_role import ProcessRole
@@ -28,6 +28,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         require_secret_key()
+        wait_for_database()
         serve_metrics()
         sys.setswitchinterval(SWITCH_EVERY_S)
         asyncio.run(_work())

@@ -1,11 +1,13 @@
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from controlplane.embedded.processes import spawn
+from controlplane.embedded.control_plane import Gate
+from controlplane.embedded.processes import Spawned, spawn
 from tests.controlplane.embedded.processes import eventually_async, prepared_home, python_program
 
 pytestmark = pytest.mark.asyncio
@@ -47,3 +49,23 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, steps
 def _children_that_sleep() -> list[psutil.Process]:
     children = psutil.Process(os.getpid()).children()
     return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and SLEEP in child.cmdline()]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+async def test_a_process_works_only_once_the_launcher_has_prepared_the_database(tmp_path: Path, opens: bool) -> None:
+    prepared, gate = tmp_path / "prepared", Gate(tmp_path / "gate")
+    wait = "from controlplane.processes import wait_for_database as wait; import os; os.write(1, b'.'); wait()"
+    code = f"{wait}; print(os.path.exists({str(prepared)!r}), 'SWITCHYARD_GATE' in os.environ)"
+    process = await spawn(python_program(code, prepared_home(tmp_path / "home"), environment=gate.environment))
+    assert await process.read() == b"."
+    prepared.touch()
+    gate.open() if opens else gate._file.close()
+    said = b"True False" if opens else b"the launcher ended before the database was ready"
+    assert b"".join([piece async for piece in _pieces(process)]).strip() == said
+    assert await process.wait() == int(not opens)
+    process.close()
+
+
+async def _pieces(process: Spawned) -> AsyncIterator[bytes]:
+    while piece := await process.read():
+        yield piece
