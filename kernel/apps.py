@@ -15,14 +15,13 @@ class KernelConfig(AppConfig):
 
     def ready(self) -> None:
         from django.db.backends.signals import connection_created
-        from django.db.models.signals import post_migrate, pre_migrate
+        from django.db.models.signals import pre_migrate
 
-        from kernel.schema_layout import refuse_older_layout, store_layout
+        from kernel.schema_layout import refuse_older_layout
 
         connection_created.connect(_compare_clocks, dispatch_uid="kernel.clock")
         connection_created.connect(_place_backend, dispatch_uid="kernel.process_role")
         pre_migrate.connect(refuse_older_layout, sender=self, dispatch_uid="kernel.schema_layout")
-        post_migrate.connect(store_layout, sender=self, dispatch_uid="kernel.schema_layout")
 
 
 def _place_backend(connection: Any, **_: Any) -> None:

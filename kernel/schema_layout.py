@@ -1,8 +1,8 @@
 """Refuses to migrate a database that an older layout of the tables made.
 
 Until the first release each app has one migration, and a change of a table changes that file. Django compares only the
-names of migrations, so it would take such a database for an up-to-date one. The digest of each applied migration is
-therefore stored in the comment of `django_migrations`, and `migrate` compares it before it starts."""
+names of migrations, so it would take such a database for an up-to-date one. The digests of the migrations are therefore
+stored in the comment of `django_migrations`, and `migrate` compares those of applied migrations before it starts."""
 
 import hashlib
 import json
@@ -35,26 +35,21 @@ def older_layout(applied: Mapping[str, str], present: Mapping[str, str]) -> str:
 
 
 def refuse_older_layout(using: str, **_: Any) -> None:
-    """Receiver of `pre_migrate`. Raises CommandError if `using` is a database of an older layout."""
-    stored = _stored(using)
-    applied = {
-        f"{app}.{name}": stored.get(f"{app}.{name}", "")
-        for app, name in MigrationRecorder(connections[using]).applied_migrations()
-        if app in _our_apps()
-    }
-    if problem := older_layout(applied, _present()):
+    """Receiver of `pre_migrate`. Stores the digests before the first migration, so that a `migrate` that is killed can
+    be repeated.
+
+    Raises:
+        CommandError: `using` is a database of an older layout.
+    """
+    recorder, stored, present = MigrationRecorder(connections[using]), _stored(using), _present()
+    ours = [f"{app}.{name}" for app, name in recorder.applied_migrations() if app in _our_apps()]
+    if problem := older_layout({name: stored.get(name, "") for name in ours}, present):
         raise CommandError(problem)
-
-
-def store_layout(using: str, **_: Any) -> None:
-    """Receiver of `post_migrate`: stores the digests of the applied migrations."""
-    applied = {f"{app}.{name}" for app, name in MigrationRecorder(connections[using]).applied_migrations()}
-    digests = {name: digest for name, digest in _present().items() if name in applied}
-    if digests == _stored(using):
+    if stored == present:
         return
+    recorder.ensure_schema()
     with connections[using].cursor() as cursor:
-        comment = connections[using].ops.quote_name("django_migrations")
-        cursor.execute(f"COMMENT ON TABLE {comment} IS %s", [json.dumps(digests)])
+        cursor.execute("COMMENT ON TABLE django_migrations IS %s", [json.dumps(present)])
 
 
 def _stored(using: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
 
-from kernel.schema_layout import older_layout
+from kernel.schema_layout import older_layout, refuse_older_layout
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,17 @@ def test_a_home_whose_migration_was_another_is_refused() -> None:
         cursor.execute("COMMENT ON TABLE django_migrations IS '{}'")
     with pytest.raises(CommandError, match="has changed since"):
         call_command("migrate", stdout=StringIO())
+
+
+@pytest.mark.django_db
+def test_a_migrate_that_was_killed_after_its_first_migration_can_be_repeated() -> None:
+    recorder = MigrationRecorder(connection)
+    recorder.flush()
+    with connection.cursor() as cursor:
+        cursor.execute("COMMENT ON TABLE django_migrations IS NULL")
+    refuse_older_layout(using="default")
+    recorder.record_applied("kernel", "0001_initial")
+    refuse_older_layout(using="default")
 
 
 @pytest.mark.django_db
