@@ -23,7 +23,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("join/aws", join.aws_script, name="join-aws"),
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
-    path("v1/async/", include("traffic.api")),
+    path("v1/async/", include("traffic.async_requests.api")),
     path("v1/responses/", include("traffic.responses.api")),
     path("v1/files", stored_file.files, name="files"),
     path("v1/files/", include("traffic.files.api")),

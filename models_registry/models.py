@@ -1,23 +1,5 @@
-"""Lists every table of the registry for Django; each noun declares its own."""
+"""Imports the tables of every noun, because Django looks for them here. Other code imports them from their noun."""
 
-from models_registry.benchmarks.models import (
-    Benchmark,
-    BenchmarkPoint,
-    ConfigurationSearch,
-    SearchCandidate,
-    SearchTrial,
-)
-from models_registry.versions.models import EngineAllowance, Model, ModelVersion, SpeculationCalibration, Validation
+from kernel.nouns import noun_modules
 
-__all__ = [
-    "Benchmark",
-    "BenchmarkPoint",
-    "ConfigurationSearch",
-    "EngineAllowance",
-    "Model",
-    "ModelVersion",
-    "SearchCandidate",
-    "SearchTrial",
-    "SpeculationCalibration",
-    "Validation",
-]
+noun_modules("models_registry", "models")

@@ -129,3 +129,9 @@ class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
 def waiting(row: Approval) -> Response:
     """The response to an action that needs approval: 202, and the request that another admin has to approve."""
     return Response(ApprovalSerializer(row).data, status=202)
+
+
+ROUTES = (
+    ("approvals", ApprovalViewSet, "approval"),
+    ("approval-rules", ApprovalRuleViewSet, "approval-rule"),
+)

@@ -192,3 +192,10 @@ class MeViewSet(ViewSet):
             "token": request.auth.prefix if isinstance(request.auth, ApiToken) else None,
         }
         return Response(MeSerializer(caller).data)
+
+
+ROUTES = (
+    ("me", MeViewSet, "me"),
+    ("tokens", TokenViewSet, "token"),
+    ("sessions", SessionViewSet, "session"),
+)

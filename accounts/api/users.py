@@ -327,3 +327,11 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
         was = GrantSerializer(grant).data
         found = account_change("take grant", grant_id=grant.pk, actor=actor_of(request), now=clock.now())
         return waiting(found) if isinstance(found, Approval) else Response(was)
+
+
+ROUTES = (
+    ("users", UserViewSet, "user"),
+    ("service-accounts", ServiceAccountViewSet, "service-account"),
+    ("groups", GroupViewSet, "group"),
+    ("grants", GrantViewSet, "grant"),
+)

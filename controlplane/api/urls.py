@@ -1,4 +1,5 @@
-"""Assembles the REST API from each app's routes. Every path works with and without a trailing slash."""
+"""Assembles the REST API from `ROUTES` of every noun: (path, view set, noun). Every path works with and without a
+trailing slash."""
 
 from typing import Any
 
@@ -10,15 +11,12 @@ from rest_framework.request import Request
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
-from accounts.api.routes import ROUTES as ACCOUNTS
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
-from fleet.api import ROUTES as FLEET
-from models_registry.api import ROUTES as MODELS
-from traffic.api import ROUTES as TRAFFIC
+from kernel.nouns import noun_modules
 
 SCHEMA_CACHED_S = 3600
 """Rendering takes tenths of a second, access is public, and it changes only with the code. Browsers revalidate it."""
@@ -50,8 +48,10 @@ OWN = (
     ("apply", ApplyViewSet, "apply"),
     ("plan", PlanViewSet, "plan"),
 )
-for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *ACCOUNTS, *OWN):
-    router.register(prefix, view_set, basename=noun)
+APPS = ("accounts", "fleet", "models_registry", "traffic")
+FOUND = (route for app in APPS for module in noun_modules(app, "api") for route in getattr(module, "ROUTES", ()))
+for prefix, view_set, noun in sorted((*OWN, *FOUND), key=lambda route: (-route[0].count("/"), route[0])):
+    router.register(prefix, view_set, basename=noun)  # `machines/invitations` before `machines/{id}`
 
 urlpatterns = [
     path("schema/", never_cache(cache_page(SCHEMA_CACHED_S)(Schema.as_view())), name="schema"),

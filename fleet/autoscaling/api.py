@@ -192,3 +192,10 @@ class AutoscalingViewSet(ViewSet):
         body = body_of(request, WhySerializer)
         row = service(actor=actor_of(request), now=clock.now(), why=body["why"])
         return Response(ScalingSwitchSerializer(row).data)
+
+
+ROUTES = (
+    ("autoscaling/places", ScalingPlaceViewSet, "scaling-place"),
+    ("autoscaling/decisions", ScalingDecisionViewSet, "scaling-decision"),
+    ("autoscaling", AutoscalingViewSet, "autoscaling"),
+)

@@ -404,3 +404,10 @@ class CapacityPlanViewSet(ViewSet):
     def list(self, request: Request) -> Response:
         plan = newest_plan()
         return Response(EMPTY if plan is None else DayPlanSerializer(plan).data)
+
+
+ROUTES = (
+    ("capacity-plan", CapacityPlanViewSet, "capacity-plan"),
+    ("capacity-pools", CapacityPoolViewSet, "capacity-pool"),
+    ("rates", RateViewSet, "rate"),
+)

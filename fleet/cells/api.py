@@ -354,3 +354,6 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
         cell = self.get_object()
         nodes = [member.node_id for member in cell.members.all()]
         return logs_read(request, lambda: cell_log_lines(cell.id), nodes)
+
+
+ROUTES = (("cells", CellViewSet, "cell"),)

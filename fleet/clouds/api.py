@@ -100,3 +100,6 @@ class ImageMoveViewSet(ReadOnlyModelViewSet[ImageMove]):
         """Roll the move back: machines on the new image are replaced by machines on the old one. Returns 409 if the
         move is over or already going back."""
         return self.act_on_object(request, image_move_roll_back, "move_id")
+
+
+ROUTES = (("image-moves", ImageMoveViewSet, "image-move"),)

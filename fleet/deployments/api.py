@@ -347,3 +347,6 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         """Deletes a deployment, its ended rollouts and its traffic settings, and returns it. 409 while it has target
         cells, live cells or an active rollout: scale it to 0 first."""
         return self.remove_object(request, deployment_delete, "name")
+
+
+ROUTES = (("deployments", DeploymentViewSet, "deployment"),)

@@ -148,3 +148,9 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
             why=payload["why"],
         )
         return Response(self.get_serializer(self.get_object()).data)
+
+
+ROUTES = (
+    ("incidents", IncidentViewSet, "incident"),
+    ("fault-rules", FaultRuleViewSet, "fault-rule"),
+)

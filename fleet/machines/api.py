@@ -238,3 +238,9 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
 def _shown_once(new: NewInvitation) -> Response:
     line = join_line(new.text)
     return Response({**InvitationSerializer(new.invitation).data, "line": line.text, "notices": line.notices})
+
+
+ROUTES = (
+    ("machines/invitations", InvitationViewSet, "invitation"),
+    ("machines", MachineViewSet, "machine"),
+)

@@ -236,3 +236,6 @@ def enrol(request: HttpRequest) -> JsonResponse:
             join_refused(token=token.strip(), address=network, reason=str(refusal), now=clock.now())
         return JsonResponse({"error": str(refusal)}, status=403)
     return JsonResponse({"credential": credential})
+
+
+ROUTES = (("nodes", NodeViewSet, "node"),)

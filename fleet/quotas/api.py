@@ -80,3 +80,6 @@ class QuotaViewSet(ReadOnlyModelViewSet[Quota]):
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a quota and returns it. The team is then neither limited by it nor entitled to its machines."""
         return self.remove_object(request, quota_remove, "name")
+
+
+ROUTES = (("quotas", QuotaViewSet, "quota"),)

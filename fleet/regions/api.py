@@ -294,3 +294,10 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
     def remove(self, request: Request, name: str) -> Response:
         """Remove a certificate, and return it. 409 if a region that refuses plain HTTP would have none left."""
         return self.remove_object(request, application_certificate_remove, "name")
+
+
+ROUTES = (
+    ("regions", RegionViewSet, "region"),
+    ("instance-types", InstanceTypeViewSet, "instance-type"),
+    ("certificates", CertificateViewSet, "certificate"),
+)

@@ -127,3 +127,9 @@ class AgentRolloutViewSet(ReadOnlyModelViewSet[AgentRollout]):
     def cancel(self, request: Request, id: str) -> Response:
         """Move the agents back to the previous release. 409 if the rollout is going back or is over."""
         return self.act_on_object(request, agent_rollout_cancel, "rollout_id")
+
+
+ROUTES = (
+    ("agents/releases", AgentReleaseViewSet, "agent-release"),
+    ("agents/rollouts", AgentRolloutViewSet, "agent-rollout"),
+)

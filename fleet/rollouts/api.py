@@ -233,3 +233,6 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     def abort(self, request: Request, id: str) -> Response:
         """Ends the rollout. Cells keep the version that they run. 409 if it has ended."""
         return self.act_on_object(request, rollout_abort, "rollout_id")
+
+
+ROUTES = (("rollouts", RolloutViewSet, "rollout"),)

@@ -142,3 +142,9 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         """Send a test message; the returned delivery shows its progress. 409 if the webhook is disabled."""
         delivery = webhook_test(name=self.get_object().name, actor=actor_of(request), now=clock.now())
         return Response(WebhookDeliverySerializer(delivery).data)
+
+
+ROUTES = (
+    ("webhooks", WebhookViewSet, "webhook"),
+    ("webhook-deliveries", WebhookDeliveryViewSet, "webhook-delivery"),
+)

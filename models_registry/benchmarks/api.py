@@ -385,3 +385,9 @@ class ConfigurationSearchViewSet(ReadOnlyModelViewSet[ConfigurationSearch]):
 
     def _answer(self, search_id: int) -> Response:
         return Response(self.get_serializer(self.get_queryset().get(pk=search_id)).data)
+
+
+ROUTES = (
+    ("benchmarks", BenchmarkViewSet, "benchmark"),
+    ("configuration-searches", ConfigurationSearchViewSet, "configuration-search"),
+)

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
+from django.urls import path, re_path
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.mixins import RetrieveModelMixin
@@ -170,3 +171,12 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
     def destroy(self, request: Request, id: str) -> Response:
         """Stop reading a queue; its messages stay there. Responds with the deleted row."""
         return self.remove_object(request, request_queue_withdraw, "queue_id")
+
+
+ROUTES = (("request-queues", RequestQueueViewSet, "request-queue"),)
+
+urlpatterns = [
+    *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
+    path("<str:request_id>", detail, name="async-request"),
+    re_path(r"^", unknown_path),
+]

@@ -186,3 +186,6 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
         row = self.get_object()
         batch_cancel_for_operator(batch_id=row.id, actor=actor_of(request), now=clock.now(), why=body["why"])
         return Response(BatchSerializer(self.get_object()).data)
+
+
+ROUTES = (("batches", BatchViewSet, "batch"),)

@@ -73,3 +73,6 @@ class ForecastViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[DemandF
     page_order = "id"
     ordering_fields = ("id", "deployment", "origin", "serving_class", "made_at")
     columns = "DEPLOYMENT, ORIGIN, CLASS=serving_class, MADE=made_at:age, JUDGED=is_judged"
+
+
+ROUTES = (("forecasts", ForecastViewSet, "forecast"),)

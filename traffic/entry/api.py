@@ -135,3 +135,9 @@ class EntryRevisionViewSet(ReadOnlyModelViewSet[EntryRevision]):
     ordering_fields = ("id", "at", "revision", "state")
     watch_kind = "entry-revision"
     columns = "AGO=at:age, ENTRY, REVISION, STATE, WEIGHTS, REASON"
+
+
+ROUTES = (
+    ("entry", EntryViewSet, "entry"),
+    ("entry-revisions", EntryRevisionViewSet, "entry-revision"),
+)

@@ -277,3 +277,9 @@ class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_with_keys()
+
+
+ROUTES = (
+    ("keys", KeyViewSet, "key"),
+    ("key-rings", KeyRingViewSet, "key-ring"),
+)

@@ -145,3 +145,9 @@ class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
         if table is None:
             raise Http404
         return table
+
+
+ROUTES = (
+    ("ingresses", IngressViewSet, "ingress"),
+    ("routing-tables", RoutingTableViewSet, "routing-table"),
+)

@@ -316,3 +316,9 @@ class TenantWebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Te
 
 def _shown_once(new: NewSecret) -> Response:
     return Response({**TenantWebhookSerializer(new.webhook).data, "secret": new.text})
+
+
+ROUTES = (
+    ("tenant-grants", TenantGrantViewSet, "tenant-grant"),
+    ("tenant-webhooks", TenantWebhookViewSet, "tenant-webhook"),
+)

@@ -381,3 +381,9 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
 
     def _answer(self, version_id: int) -> Response:
         return Response(self.get_serializer(self.get_queryset().get(pk=version_id)).data)
+
+
+ROUTES = (
+    ("models", ModelViewSet, "model"),
+    ("model-versions", ModelVersionViewSet, "model-version"),
+)

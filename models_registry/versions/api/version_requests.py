@@ -242,3 +242,6 @@ class EngineAllowanceViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[
     def destroy(self, request: Request, id: str) -> Response:
         """Withdraw an allowance. Running engines keep it. Responds with the former allowance."""
         return self.remove_object(request, engine_allowance_withdraw, "allowance_id")
+
+
+ROUTES = (("engine-allowances", EngineAllowanceViewSet, "engine-allowance"),)

@@ -239,3 +239,9 @@ def _validated_fields(body: type[TermsSerializer], request: Request) -> dict[str
 
 def _effects_response(order: TrafficOverride) -> Response:
     return Response(EffectsSerializer({"effects": override_effects(order, clock.now())}).data)
+
+
+ROUTES = (
+    ("traffic/overrides", OverrideViewSet, "override"),
+    ("traffic/evacuations", EvacuationViewSet, "evacuation"),
+)

@@ -272,3 +272,10 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
         body = body_of(request, TrafficPolicyChangeSerializer)
         traffic_policy_change(deployment=deployment.name, stated=body, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(self.get_object()).data)
+
+
+ROUTES = (
+    ("traffic/matrices", MatrixViewSet, "matrix"),
+    ("traffic/history", ShiftViewSet, "shift"),
+    ("traffic/policies", TrafficPolicyViewSet, "traffic-policy"),
+)

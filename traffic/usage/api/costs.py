@@ -388,3 +388,9 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     def destroy(self, request: Request, id: str) -> Response:
         """Delete a budget and lift its stop. Responds with the deleted budget."""
         return self.remove_object(request, budget_delete, "budget_id")
+
+
+ROUTES = (
+    ("costs", CostViewSet, "cost"),
+    ("budgets", BudgetViewSet, "budget"),
+)

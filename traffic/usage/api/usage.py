@@ -312,3 +312,6 @@ def _own_row_json(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
         **{name: row[name] for name in COUNTS},
         "charged": money_text(row["charged"]),
     }
+
+
+ROUTES = (("usage", UsageViewSet, "usage"),)
