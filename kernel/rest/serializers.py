@@ -4,9 +4,12 @@ A column states its type, bounds and help text once, in `models.py`. `RecordSeri
 accepts it; OpenAPI, command line and documents follow from these."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import msgspec
 from django.db.models import Field, ForeignKey, JSONField, Model
+from msgspec import inspect
 from rest_framework import serializers
 from rest_framework.request import Request
 
@@ -99,6 +102,46 @@ class ColumnsSerializer(StrictSerializer):
         declared = super().get_fields()
         columns = (meta.model._meta.get_field(name) for name in meta.columns if name not in declared)
         return {column.name: column_field(column) for column in columns} | declared
+
+
+def struct_fields(
+    struct: type[msgspec.Struct], help_texts: Mapping[str, str], *, required: bool = True
+) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+    """Returns serializer fields by the types of a struct, without those that are structs. Services check its bounds."""
+    types = {field.name: inspect.type_info(field.type) for field in msgspec.structs.fields(struct)}
+    return {
+        name: _struct_field(kind, help_text=help_texts[name], required=required)
+        for name, kind in types.items()
+        if not isinstance(kind, inspect.StructType)
+    }
+
+
+def _struct_field(kind: inspect.Type, **options: Any) -> serializers.Field[Any, Any, Any, Any]:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _struct_field(inner, **options)
+        case inspect.UnionType(types=types):
+            [inner] = [each for each in types if not isinstance(each, inspect.NoneType)]
+            return _struct_field(inner, allow_null=True, **options)
+        case inspect.DictType(value_type=inner):
+            return serializers.DictField(child=_struct_field(inner), **options)
+        case inspect.VarTupleType(item_type=inner):
+            return serializers.ListField(child=_struct_field(inner), **options)
+        case inspect.EnumType(cls=values):
+            return serializers.ChoiceField(
+                [(value.value, value.name.replace("_", " ").capitalize()) for value in values], **options
+            )
+        case inspect.LiteralType(values=values):
+            return serializers.ChoiceField(list(values), **options)
+    return _FIELDS[type(kind)](**options)
+
+
+_FIELDS = {
+    inspect.BoolType: serializers.BooleanField,
+    inspect.FloatType: serializers.FloatField,
+    inspect.IntType: serializers.IntegerField,
+    inspect.StrType: serializers.CharField,
+}
 
 
 class WhySerializer(StrictSerializer):

@@ -10,8 +10,6 @@ from models_registry.versions.planning.engine_arguments import ENGINES
 from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.speculation import METHODS_OF_ENGINE
 from tests.docs.pages import ROOT, text_of
-from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer, TrafficPolicySerializer
-from traffic.region_shares.planning.policy import TrafficPolicy
 
 RECIPES = (
     "A new accelerator", "A new fault rule", "A new routing rule", "A new provider", "A new engine",
@@ -56,14 +54,6 @@ def test_every_fault_rule_is_followed_by_a_planner() -> None:
     missing = [rule for rule in SETTABLE_RULES if not re.search(rf"Rule\.{rule.upper()}\b", planners)]
     assert SETTABLE_RULES
     assert not missing, f"no planner in fleet/faults/planning acts by {missing}"
-
-
-def test_every_part_of_a_traffic_policy_is_in_the_api() -> None:
-    fields = set(TrafficPolicy.__struct_fields__)
-    not_shown = fields - set(TrafficPolicySerializer().fields)
-    assert not not_shown, f"show in TrafficPolicySerializer: {not_shown}"
-    not_changed = fields - set(TrafficPolicyChangeSerializer().fields)
-    assert not not_changed, f"let be changed in TrafficPolicyChangeSerializer: {not_changed}"
 
 
 def test_every_provider_is_described() -> None:

@@ -178,5 +178,5 @@ ROUTES = (("request-queues", RequestQueueViewSet, "request-queue"),)
 urlpatterns = [
     *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
     path("<str:request_id>", detail, name="async-request"),
-    re_path(r"^", unknown_path),
+    re_path(r"^", no_such_path),
 ]

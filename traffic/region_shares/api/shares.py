@@ -13,12 +13,11 @@ from engine_agent.protocol.request_limits import LIMIT_ROWS, RequestLimits
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.rest.serializers import StrictSerializer, actor_of, body_of
+from kernel.rest.serializers import StrictSerializer, actor_of, body_of, struct_fields
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.batches.planning.pacing import AtRiskPolicy
 from traffic.region_shares.models import TrafficMatrix, TrafficRule, TrafficShift
 from traffic.region_shares.planning.autopilot import ShiftKind
-from traffic.region_shares.planning.policy import MOST_UTILISED, TrafficPolicy, traffic_policy_as_json
+from traffic.region_shares.planning.policy import MOST_UTILISED, POLICY_HELP, TrafficPolicy, traffic_policy_as_json
 from traffic.region_shares.services.overrides import traffic_policy_change
 
 Shares = serializers.DictField(child=serializers.DictField(child=serializers.FloatField()))
@@ -156,50 +155,18 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     """The whole policy, including defaults. Utilisations are relative to tested capacity."""
 
     deployment = serializers.CharField()
-    residency = serializers.DictField(
-        child=serializers.ListField(child=serializers.CharField()),
-        help_text="Origin -> regions that may serve its requests; other origins may use all.",
-    )
-    cost = serializers.DictField(child=serializers.FloatField(), help_text="Region -> relative price (default 1.0).")
-    cost_utilisation = serializers.FloatField(help_text="A cheaper region is preferred up to this utilisation.")
-    cost_latency_ms = serializers.FloatField(help_text="Maximum round trip to a cheaper region, in milliseconds.")
-    utilisation_cap = serializers.FloatField(help_text="No region is filled beyond this utilisation; at most 0.8.")
-    tested_concurrency = serializers.IntegerField(
-        allow_null=True,
-        help_text="Concurrent requests that a cell was tested for; null uses its version's `max_concurrency`.",
-    )
-    tested_by_type = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Instance type -> `tested_concurrency` on it, if different."
-    )
-    load_bound = serializers.FloatField(
-        allow_null=True,
-        help_text="Requests with one prefix stay on a cell up to this multiple of the mean load; null disables this.",
-    )
-    routing = serializers.ChoiceField(
-        ["sticky", "exact"],
-        help_text="With a load_bound: `sticky` uses a prefix's last cell, `exact` the one with most of it cached.",
-    )
-    shared_caches = serializers.BooleanField(
-        help_text="Whether tenants may hit each other's prompts in a cell's cache, and so can measure them."
-    )
-    split = serializers.DictField(
-        child=serializers.IntegerField(),
-        help_text="Deployment -> weight by which it answers this one's model names; empty for none.",
-    )
-    split_sticky = serializers.BooleanField(help_text="Whether a conversation stays on its first deployment.")
-    batch_at_risk = serializers.ChoiceField(
-        choices=choices(AtRiskPolicy),
-        allow_null=True,
-        help_text="Action for batches that will miss their deadlines: notify their owners; first send them as"
-        " near-real-time; also let the plan of the day buy cells for them. Null uses the installation's setting.",
-    )
-    request_limits = RequestLimitsSerializer(help_text="Most work that one request may ask of a cell.")
+    request_limits = RequestLimitsSerializer(help_text=POLICY_HELP["request_limits"])
     revision = serializers.IntegerField(help_text="Grows with every change; 0 if all values are defaults.")
     actor = serializers.CharField(help_text="Last editor.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
+    def get_fields(self) -> dict[str, Any]:
+        declared = super().get_fields()
+        return {"deployment": declared["deployment"]} | struct_fields(TrafficPolicy, POLICY_HELP) | declared
+
     class Meta:
         examples = {
+            "routing": "sticky",
             "cost": {"us-east-1": 1.0, "us-west-2": 0.8},
             "tested_by_type": {"trn1.32xlarge": 16, "inf2.48xlarge": 8},
             "split": {"sim-70b": 95, "sim-70b-next": 5},
@@ -221,22 +188,10 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
 class TrafficPolicyChangeSerializer(StrictSerializer):
     """Omitted fields keep their value."""
 
-    residency = serializers.DictField(
-        child=serializers.ListField(child=serializers.CharField(max_length=64)), required=False
-    )
-    cost = serializers.DictField(child=serializers.FloatField(), required=False)
-    cost_utilisation = serializers.FloatField(required=False)
-    cost_latency_ms = serializers.FloatField(required=False)
-    utilisation_cap = serializers.FloatField(required=False)
-    tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
-    tested_by_type = serializers.DictField(child=serializers.IntegerField(), required=False)
-    load_bound = serializers.FloatField(required=False, allow_null=True)
-    routing = serializers.ChoiceField(["sticky", "exact"], required=False)
-    shared_caches = serializers.BooleanField(required=False)
-    split = serializers.DictField(child=serializers.IntegerField(), required=False)
-    split_sticky = serializers.BooleanField(required=False)
-    batch_at_risk = serializers.ChoiceField(choices=choices(AtRiskPolicy), required=False, allow_null=True)
     request_limits = RequestLimitsChangeSerializer(required=False)
+
+    def get_fields(self) -> dict[str, Any]:
+        return struct_fields(TrafficPolicy, POLICY_HELP, required=False) | super().get_fields()
 
     class Meta:
         examples = {"cost": {"us-west-2": 0.8}, "utilisation_cap": 0.75}

@@ -102,21 +102,7 @@ class InvalidTrafficPolicy(InvalidField):
 
 
 class TrafficPolicy(msgspec.Struct, frozen=True):
-    """Utilisations are relative to tested capacity; null fields fall back to the model version or the installation.
-
-    - `residency` maps an origin to the regions that may serve it; other origins may use all.
-    - `cost` is a region's relative price (default 1.0). Requests move to a cheaper region at most `cost_latency_ms`
-      away until that one is filled to `cost_utilisation`.
-    - `tested_concurrency` and, per instance type, `tested_by_type` are the concurrent requests that a cell was tested
-      for.
-    - `load_bound` keeps requests with one prefix on one cell up to this multiple of the mean load; None routes each by
-      fewest requests. `routing` selects that cell: `sticky` uses the last one that served the prefix, `exact` the one
-      that reports the longest cached prefix.
-    - `shared_caches`: tenants may hit each other's prompts in a cell's cache, and so can measure them.
-    - `split` maps deployments to weights by which they answer this one's model names; `split_sticky` keeps a
-      conversation on its first deployment.
-    - `batch_at_risk` is the action for batches that will miss their deadlines; `request_limits` the most work per
-      request."""
+    """Utilisations are relative to tested capacity; null fields fall back to the model version or the installation."""
 
     residency: Mapping[str, Regions] = {}
     cost: Mapping[str, Price] = {}
@@ -143,6 +129,26 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
 
     def price(self, region: str) -> float:
         return self.cost.get(region, 1.0)
+
+
+POLICY_HELP = {
+    "residency": "Origin -> regions that may serve its requests; other origins may use all.",
+    "cost": "Region -> relative price (default 1.0).",
+    "cost_utilisation": "A cheaper region is preferred up to this utilisation.",
+    "cost_latency_ms": "Maximum round trip to a cheaper region, in milliseconds.",
+    "utilisation_cap": "No region is filled beyond this utilisation; at most 0.8.",
+    "tested_concurrency": "Concurrent requests that a cell was tested for; null uses its version's `max_concurrency`.",
+    "tested_by_type": "Instance type -> `tested_concurrency` on it, if different.",
+    "load_bound": "Requests with one prefix stay on a cell up to this multiple of the mean load; null disables this.",
+    "routing": "With a load_bound: `sticky` uses a prefix's last cell, `exact` the one with most of it cached.",
+    "shared_caches": "Whether tenants may hit each other's prompts in a cell's cache, and so can measure them.",
+    "split": "Deployment -> weight by which it answers this one's model names; empty for none.",
+    "split_sticky": "Whether a conversation stays on its first deployment.",
+    "batch_at_risk": "Action for batches that will miss their deadlines: notify their owners; first send them as"
+    " near-real-time; also let the plan of the day buy cells for them. Null uses the installation's setting.",
+    "request_limits": "Most work that one request may ask of a cell.",
+}
+"""Help texts of the fields of `TrafficPolicy` in the API."""
 
 
 def parse_traffic_policy(
