@@ -66,10 +66,10 @@ def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpRespons
     provider cannot be reached or is not the configured one."""
     try:
         client = _client(known)
-        _checked(client, known)
+        _check_issuer(client, known)
         response: HttpResponse = client.authorize_redirect(request, back)
     except CALLBACK_FAULTS as error:
-        raise ProviderFault(_reason(error)) from error
+        raise ProviderFault(_callback_reason(error)) from error
     return response
 
 
@@ -78,7 +78,7 @@ def login_finish(request: HttpRequest, known: Provider) -> Claims:
     provider refused it, or its token is invalid."""
     try:
         client = _client(known)
-        _checked(client, known)
+        _check_issuer(client, known)
         options = {
             "iss": {"essential": True, "values": [known.issuer]},
             "aud": {"essential": True, "values": [known.client_id]},
@@ -86,7 +86,7 @@ def login_finish(request: HttpRequest, known: Provider) -> Claims:
         token = client.authorize_access_token(request, claims_options=options, leeway=LEEWAY_S)
         return _claims(client, known, token)
     except CALLBACK_FAULTS as error:
-        raise ProviderFault(_reason(error)) from error
+        raise ProviderFault(_callback_reason(error)) from error
 
 
 @cache
@@ -105,7 +105,7 @@ def _client(known: Provider) -> Any:
     )
 
 
-def _checked(client: Any, known: Provider) -> None:
+def _check_issuer(client: Any, known: Provider) -> None:
     metadata = client.load_server_metadata()
     if metadata.get("issuer") != known.issuer:
         issuer = metadata.get("issuer")
@@ -135,5 +135,5 @@ def _claims(client: Any, known: Provider, token: dict[str, Any]) -> Claims:
     )
 
 
-def _reason(error: Exception) -> str:
+def _callback_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -30,12 +30,12 @@ def app_secret() -> str:
     return pyotp.random_base32()
 
 
-def sealed(secret: str, user_id: int, now: datetime) -> str:
+def encrypted_secret(secret: str, user_id: int, now: datetime) -> str:
     """Encrypts a secret for the database and for forms."""
     return _box().encrypt_at_time(json.dumps([user_id, secret]).encode(), int(now.timestamp())).decode()
 
 
-def unsealed(text: str, user_id: int) -> str:
+def decrypted_secret(text: str, user_id: int) -> str:
     """Returns the secret, or "" if it belongs to another user or was encrypted with another key."""
     try:
         owner, secret = json.loads(_box().decrypt(text.encode()))

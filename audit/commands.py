@@ -20,12 +20,12 @@ class AuditedCommand(BaseCommand):
     """A command whose `handle` changes the control plane. A `Refusal` becomes its error.
 
     `one_transaction`: its changes and its record are one transaction. False for commands that start or stop processes,
-    which must see committed rows. `acts_outside`: it has an effect even without written rows. Django's system checks
-    are skipped, because they load the whole API; `migrate` runs them."""
+    which must see committed rows. `has_external_effect`: it has an effect even without written rows. Django's system
+    checks are skipped, because they load the whole API; `migrate` runs them."""
 
     requires_system_checks = []
     one_transaction = True
-    acts_outside = False
+    has_external_effect = False
     unrecorded_options: frozenset[str] = frozenset()
 
     def execute(self, *args: Any, **options: Any) -> str | None:
@@ -56,7 +56,7 @@ class AuditedCommand(BaseCommand):
         return self.__class__.__module__.rpartition(".")[2]
 
     def _record(self, changes: Changes, options: dict[str, Any]) -> None:
-        if not changes and not self.acts_outside:
+        if not changes and not self.has_external_effect:
             return
         given = {key: text for key, text in options.items() if key not in _DJANGOS | self.unrecorded_options and text}
         act = Act(

@@ -146,7 +146,7 @@ def _changes(captured: list[Captured]) -> Changes:
             for _, _, _, columns in group:
                 _add_event(changes, columns)
             continue
-        entries = [_row(*row) for row in group if not _was_only_used(*row)]
+        entries = [_captured_entry(*row) for row in group if not _was_only_used(*row)]
         if len(entries) > MAX_ROWS_LISTED:
             entries = [{"table": table, "did": operation, "rows": len(entries)}]
         changes.rows.extend(entries)
@@ -164,7 +164,7 @@ def _was_only_used(_table: str, operation: str, _key: Any, columns: dict[str, An
     return operation == "update" and set(columns) <= USE_TIMES
 
 
-def _row(table: str, operation: str, key: Any, columns: dict[str, Any]) -> dict[str, Any]:
+def _captured_entry(table: str, operation: str, key: Any, columns: dict[str, Any]) -> dict[str, Any]:
     entry = {"table": table, "did": operation, "key": key}
     match operation:
         case "update":

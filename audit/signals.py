@@ -48,20 +48,20 @@ def connect() -> None:
 
 
 def _logged_in(sender: Any, user: Any, **_: Any) -> None:
-    _note("login", user.get_username())
+    _record_login("login", user.get_username())
 
 
 def _logged_out(sender: Any, user: Any, **_: Any) -> None:
     if user is not None:
-        _note("logout", user.get_username())
+        _record_login("logout", user.get_username())
 
 
 def _failed(sender: Any, credentials: dict[str, Any], **_: Any) -> None:
     name = str(credentials.get("username") or "").replace("\x00", "")
     if current_login() is not None and get_user_model()._default_manager.filter(username=name).exists():
-        _note("factor-failed" if credentials.get("second_factor") else "login-failed", name)
+        _record_login("factor-failed" if credentials.get("second_factor") else "login-failed", name)
 
 
-def _note(action: str, username: str) -> None:
+def _record_login(action: str, username: str) -> None:
     if (login := current_login()) is not None:
         login.action, login.username = action, username

@@ -22,7 +22,7 @@ from django.db import connections
 from uvicorn.server import ServerState
 
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits
-from controlplane.http_connections import HttpCrowd, http_connections
+from controlplane.http_connections import HttpConnectionLimit, http_connections
 from engine_agent.node.identity import Identity, renewed_server_context
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
 from fleet.agents.models import IssuedCertificate
@@ -106,7 +106,7 @@ def _listener(
     context = renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL)
     # A connection takes over renewed files from the first context, but not what is checked.
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF | NO_CHECK_TIME
-    make = http_connections(config, state, HttpCrowd(limits.http, HEAD_S))
+    make = http_connections(config, state, HttpConnectionLimit(limits.http, HEAD_S))
     limits = replace(limits, handshakes=min(limits.handshakes, HANDSHAKES_MOST))
     door = ConnectionDoor(bound, make, limits, is_unlimited=is_loopback, context=context, handshake_s=HANDSHAKE_S)
     door.start(config.backlog)

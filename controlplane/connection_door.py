@@ -73,7 +73,7 @@ class ConnectionDoor:
         """Of each network, the oldest first."""
         self._accepting: asyncio.Task[None] | None = None
         self.open = Counter[str]()
-        self.introducing: Callable[[], int] = lambda: 0
+        self.pending_hellos: Callable[[], int] = lambda: 0
         """How many connections have had their handshake and are not served yet. They count as handshakes do: else the
         work of a handshake would be spent on clients that are then told to come again."""
 
@@ -98,7 +98,7 @@ class ConnectionDoor:
     @property
     def is_full(self) -> bool:
         """Whether further connections are closed because too many are on their way in."""
-        return sum(map(len, self._handshakes.values())) + self.introducing() >= self._limits.handshakes
+        return sum(map(len, self._handshakes.values())) + self.pending_hellos() >= self._limits.handshakes
 
     def _all_handshakes(self) -> list[asyncio.Task[None]]:
         return [handshake for each in self._handshakes.values() for handshake in each]
@@ -129,11 +129,11 @@ class ConnectionDoor:
     def _made_room(self, network: str) -> bool:
         """Whether the network with the most handshakes lost its oldest one to `network`, which has fewer. In a storm of
         agents from many networks each has few, so the newest connections are refused and try again."""
-        crowded, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]), default=("", {}))
+        busiest, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]), default=("", {}))
         if len(theirs) <= len(self._handshakes.get(network, ())) + 1:
             return False
         oldest = next(iter(theirs))
-        self._forget(crowded, oldest)
+        self._forget(busiest, oldest)
         oldest.cancel()
         return True
 
@@ -150,7 +150,7 @@ class ConnectionDoor:
             nonlocal has_ended
             if not has_ended:
                 has_ended = True
-                self._end(network)
+                self._close_connection(network)
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -165,7 +165,7 @@ class ConnectionDoor:
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    def _end(self, network: str) -> None:
+    def _close_connection(self, network: str) -> None:
         self.open[network] -= 1
         if self.open[network] <= 0:
             del self.open[network]

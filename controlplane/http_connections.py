@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 from fleet.agents.services.enrolment import PEER_CERTIFICATE
 
 
-class HttpCrowd:
+class HttpConnectionLimit:
     """The connections of one listener that are no WebSockets."""
 
     def __init__(self, most: int, head_s: float) -> None:
@@ -49,15 +49,15 @@ class HttpConnection(HttpToolsProtocol):
     cycle: Any
     """Uvicorn's current request with its response; None before the first."""
 
-    def __init__(self, *, crowd: HttpCrowd, ended: Callable[[], None], **of_uvicorn: Any) -> None:
+    def __init__(self, *, limit: HttpConnectionLimit, ended: Callable[[], None], **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._crowd, self._ended = crowd, ended
+        self._limit, self._ended = limit, ended
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._begin_deadline()
-        self._crowd.enter(self)
+        self._limit.enter(self)
 
     def data_received(self, data: bytes) -> None:
         # Between requests uvicorn ends its own wait at the first byte, which may be the first of no request.
@@ -71,7 +71,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_deadline()
-        self._crowd.speaks(self)
+        self._limit.speaks(self)
         if (encrypted := self.transport.get_extra_info("ssl_object")) is not None:
             cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() or None
         super().on_headers_complete()
@@ -79,22 +79,22 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
-            self._crowd.is_silent(self)
+            self._limit.is_silent(self)
 
     def handle_websocket_upgrade(self) -> None:
-        self._crowd.leave(self)
+        self._limit.leave(self)
         super().handle_websocket_upgrade()
         self.transport.get_protocol().ended = self._ended  # type: ignore[attr-defined]  # a WebSocketProtocol
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_deadline()
-        self._crowd.leave(self)
+        self._limit.leave(self)
         self._ended()
         super().connection_lost(exc)
 
     def _begin_deadline(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self._crowd.head_s, self.transport.abort)
+            self._deadline = self.loop.call_later(self._limit.head_s, self.transport.abort)
 
     def _end_deadline(self) -> None:
         if self._deadline is not None:
@@ -103,11 +103,11 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def http_connections(
-    config: uvicorn.Config, state: ServerState, crowd: HttpCrowd
+    config: uvicorn.Config, state: ServerState, limit: HttpConnectionLimit
 ) -> Callable[[Callable[[], None]], HttpConnection]:
     """Makes the connections that `controlplane.connection_door` accepts."""
 
     def made(ended: Callable[[], None]) -> HttpConnection:
-        return HttpConnection(crowd=crowd, ended=ended, config=config, server_state=state, app_state={})
+        return HttpConnection(limit=limit, ended=ended, config=config, server_state=state, app_state={})
 
     return made

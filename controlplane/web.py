@@ -17,7 +17,7 @@ from django.db import Error
 
 from controlplane.asgi import agents_application, application, hub
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
-from controlplane.http_connections import HttpCrowd, http_connections
+from controlplane.http_connections import HttpConnectionLimit, http_connections
 from controlplane.processes import wait_for_database
 from controlplane.secret_key import require_secret_key
 from controlplane.websocket_protocol import WebSocketProtocol
@@ -74,7 +74,7 @@ class WebServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])  # none of uvicorn's own
         limits = ConnectionLimits.of_files(raised_file_limit())
-        make = http_connections(self.config, self.server_state, HttpCrowd(limits.http, HEAD_S))
+        make = http_connections(self.config, self.server_state, HttpConnectionLimit(limits.http, HEAD_S))
         door = ConnectionDoor(self._people, make, limits, is_unlimited=_speaks_for_many)
         door.start(self.config.backlog)
         self.servers.append(cast(Any, door))
@@ -90,7 +90,7 @@ class WebServer(uvicorn.Server):
     def _agents_door_opened(self, door: ConnectionDoor) -> None:
         self.servers.append(cast(Any, door))
         hub.is_listener_full = lambda: door.is_full
-        door.introducing = lambda: hub.hello_queue.count
+        door.pending_hellos = lambda: hub.hello_queue.count
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tasks = [task for task in (self._listening, self._reporting) if task is not None]

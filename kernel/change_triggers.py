@@ -55,11 +55,13 @@ class RecordChanges(RunSQL):
         )
         sql += _ENDS.format(name=name, table=table, ends="INSERT" if only_new else "INSERT OR DELETE")
         if not only_new:
-            sql += _UPDATE.format(name=name, table=table, before=_row("OLD", columns), after=_row("NEW", columns))
+            sql += _UPDATE.format(
+                name=name, table=table, before=_row_expression("OLD", columns), after=_row_expression("NEW", columns)
+            )
         super().__init__(sql, _DROP.format(name=name))
 
 
-def _row(row: str, columns: Sequence[str]) -> str:
+def _row_expression(row: str, columns: Sequence[str]) -> str:
     return (
         f"({', '.join(f'{row}.{column}' for column in columns)})" if len(columns) > 1 else f"{row}.{[*columns, '*'][0]}"
     )

@@ -38,7 +38,7 @@ class RequestWork:
     def result(self, key: Any, work: Callable[[], Any]) -> Any:
         """Returns or raises what `work` does. Raises RunOutsideTransaction if `work` has not run yet."""
         if key not in self.results:
-            raise RunOutsideTransaction(lambda: self.results.__setitem__(key, _outcome(work)))
+            raise RunOutsideTransaction(lambda: self.results.__setitem__(key, _run_for_outcome(work)))
         return self.results[key]()
 
 
@@ -73,7 +73,7 @@ def refuse_inside_transaction(what: str) -> None:
         raise RuntimeError(f"{what} inside of a transaction: make it before or after")
 
 
-def _outcome(work: Callable[[], Any]) -> Callable[[], Any]:
+def _run_for_outcome(work: Callable[[], Any]) -> Callable[[], Any]:
     try:
         result = work()
     except Exception as error:

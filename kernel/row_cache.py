@@ -153,14 +153,14 @@ class RowCache:
             before: dict[Any, Row | None] = {}
             for _, _, is_kept, key, *columns in found:
                 if is_kept is not None:
-                    self._note(before, key, tuple(columns) if is_kept else None)
+                    self._note_change(before, key, tuple(columns) if is_kept else None)
             if len(self.rows) != size:
                 cursor.execute(self._keys)
                 for key in self.rows.keys() - {key for (key,) in cursor.fetchall()}:
-                    self._note(before, key, None)
+                    self._note_change(before, key, None)
         return before
 
-    def _note(self, before: dict[Any, Row | None], key: Any, columns: Row | None) -> None:
+    def _note_change(self, before: dict[Any, Row | None], key: Any, columns: Row | None) -> None:
         known = self.rows.get(key)
         if known == columns:
             return

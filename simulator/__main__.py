@@ -99,7 +99,7 @@ def _run_all(scenario: Scenario, args: argparse.Namespace) -> Runs:
         runs.last, runs.count = outcome, runs.count + 1
         if outcome.failures:
             runs.failed.append(outcome)
-            print(f"{_which(outcome)} FAILED: {outcome.failures[0]}")
+            print(f"{_outcome_name(outcome)} FAILED: {outcome.failures[0]}")
     if runs is None:
         raise ValueError(f"{args.seeds} seeds are none")
     runs.spent_s = perf_counter() - began_s
@@ -119,7 +119,7 @@ def _outcomes(scenario: Scenario, args: argparse.Namespace, progress: Progress) 
                 yield outcome
 
 
-def _which(outcome: Outcome) -> str:
+def _outcome_name(outcome: Outcome) -> str:
     if outcome.kill is None:
         return f"seed {outcome.seed}"
     who = "everything" if outcome.kill.whole else "who writes"

@@ -128,24 +128,24 @@ class LoadReplay:
         self._judged: deque[RequestCounts] = deque(maxlen=max(1, round(OBJECTIVE_SEEN_S / look_every_s)))
         self._minute = (0.0, 0.0)
         self._last_step = 0
-        world.queue.at(0.0, self._look)
+        world.queue.at(0.0, self._poll)
 
     @property
     def working(self) -> float:
         """Concurrent requests that cells worked on in the last interval."""
         return self._loads[-1][0] if self._loads else 0.0
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         queue = self._world.queue
         self._serve(self._rate(queue.now_s))
         self._count()
         before = self._world.store.deployments[self._place[0]].claim(self._place[1]).asked
-        wanted = self._scaler.wanted(self._seen(before), queue.now)
+        wanted = self._scaler.wanted(self._scaled_place(before), queue.now)
         if wanted != before:
-            self._note(wanted - before)
+            self._record_step(wanted - before)
             scale(self._world, *self._place, wanted)
         self.course.most = max(self.course.most, wanted)
-        queue.after(self._every_s, self._look)
+        queue.after(self._every_s, self._poll)
 
     def _serve(self, rate: float) -> None:
         """Serves one interval: requests beyond the capacity wait or are refused."""
@@ -161,9 +161,9 @@ class LoadReplay:
         waits_s = self._queued / per_s if per_s else 0.0
         late = min(arrived - min(refused, arrived), served) if waits_s * 1000 > serving.objective.ttft_ms else 0.0
         self._loads.append((served / seconds * serving.service_s, self._queued, rate * serving.service_s))
-        self._judge(arrived, late, refused)
+        self._decide(arrived, late, refused)
 
-    def _judge(self, arrived: float, late: float, refused: float) -> None:
+    def _decide(self, arrived: float, late: float, refused: float) -> None:
         course = self.course
         course.arrived += arrived
         course.late += late
@@ -185,7 +185,7 @@ class LoadReplay:
         self.course.cell_s += seconds * sum(bool(cell.members) for cell in cells if cell.state is not CellState.STOPPED)
         self.course.machine_s += seconds * sum(node.state is not NodeState.RETIRED for node in store.nodes.values())
 
-    def _seen(self, current: int) -> ScaledPlace:
+    def _scaled_place(self, current: int) -> ScaledPlace:
         cells = self._world.store.cells.values()
         ready = [one for one in cells if (one.deployment, one.region) == self._place and one.state is CellState.READY]
         youngest = max((one.state_since for one in ready), default=None)
@@ -208,7 +208,7 @@ class LoadReplay:
             ),
         )
 
-    def _note(self, step: int) -> None:
+    def _record_step(self, step: int) -> None:
         direction = 1 if step > 0 else -1
         self.course.changes += 1
         self.course.turns += self._last_step == -direction

@@ -102,7 +102,7 @@ class Machine(AgentLink):
         snapshot = self._snapshot()
         steps = plan_convergence(self.desired, snapshot, now_s)
         for step in steps:
-            self._take(step)
+            self._take_step(step)
         observed = observe(self.desired, self._snapshot() if steps else snapshot, now_s)
         if self.last_report is None or observed != self.last_report.observed:
             self.report(observed)
@@ -166,7 +166,7 @@ class Machine(AgentLink):
         self.was_ready = self.was_ready or health.ok
         return health
 
-    def _take(self, step: Step) -> None:
+    def _take_step(self, step: Step) -> None:
         match step:
             case StartEngine(assignment=given):
                 self._start_engine(given)

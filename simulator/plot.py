@@ -24,7 +24,7 @@ def figure_html(world: World, title: str) -> str:
     for row, place in enumerate(places, start=1):
         _lines(figure, row, world.series[place], world.queue.now_s)
     top = max((max(world.series[place].wanted) for place in places), default=1)
-    for kind, entries in _marks(world).items():
+    for kind, entries in _timeline_marks(world).items():
         _scatter(figure, kind, entries, top)
     figure.update_layout(
         title=title, template="plotly_white", height=140 + 220 * max(1, len(places)), hovermode="closest"
@@ -53,7 +53,7 @@ def _lines(figure: go.Figure, row: int, series: Series, end_s: float) -> None:
         figure.add_trace(trace, row=row, col=1)
 
 
-def _marks(world: World) -> dict[str, list[TimelineEntry]]:
+def _timeline_marks(world: World) -> dict[str, list[TimelineEntry]]:
     marks: dict[str, list[TimelineEntry]] = {}
     for entry in (*world.timeline.entries, *world.timeline.violations):
         kind = "rollout" if entry.kind.startswith("rollout.") else entry.kind

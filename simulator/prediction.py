@@ -111,7 +111,7 @@ def predict(
     _begin(world, change)
     is_over = _run(world, change, has_time)
     forecast = _forecast(world, change, before, is_over)
-    places = (*forecast.places, *_others(fleet, world))
+    places = (*forecast.places, *_other_places(fleet, world))
     return replace(forecast, places=tuple(sorted(places, key=lambda place: (place.deployment, place.region))))
 
 
@@ -129,7 +129,7 @@ def _relevant(fleet: FleetView, change: Change) -> FleetView:
     return without_other_deployments(fleet, change.deployment)
 
 
-def _others(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
+def _other_places(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
     ready = Counter((c.deployment, c.region) for c in fleet.cells.values() if c.state is CellState.READY)
     for name, spec in fleet.deployments.items():
         for region, wanted in spec.cells_wanted.items():
@@ -199,7 +199,7 @@ def _is_at_rest(world: World, change: Change) -> bool:
 
 def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over: bool) -> Forecast:
     steps = [entry for entry in world.timeline.entries if entry.kind.startswith(STEP_KINDS)]
-    places = tuple(_place(world, place, before.get(place, 0)) for place in sorted(world.series))
+    places = tuple(_place_forecast(world, place, before.get(place, 0)) for place in sorted(world.series))
     waiting = (cell for cell in world.store.cells.values() if cell.state in {CellState.PENDING, CellState.LOST})
     last_s = steps[-1].at_s if steps else 0.0
     return Forecast(
@@ -213,7 +213,7 @@ def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over
     )
 
 
-def _place(world: World, place: Place, ready_now: int) -> PlaceForecast:
+def _place_forecast(world: World, place: Place, ready_now: int) -> PlaceForecast:
     series = world.series[place]
     wanted = world.store.deployments[place[0]].cells_wanted.get(place[1], 0)
     return PlaceForecast(place[0], place[1], wanted, ready_now, min(series.ready), series.ready[-1])

@@ -84,9 +84,9 @@ class Reconciler:
         due_s = self.context.queue.now_s + delay_s
         if self._due_s is None or due_s < self._due_s:
             self._due_s = due_s
-            self.context.queue.at(due_s, lambda: self._due(due_s))
+            self.context.queue.at(due_s, lambda: self._run_if_due(due_s))
 
-    def _due(self, due_s: float) -> None:
+    def _run_if_due(self, due_s: float) -> None:
         if due_s == self._due_s:
             self._due_s = None
             self.run_pass()

@@ -79,11 +79,11 @@ class Routing:
                 ingress.seen_at = self._context.queue.now
                 self._send(ingress)
         try:
-            self._mark()
+            self._mark_drained()
         except ProcessKilled:
             self.on_kill()
 
-    def _mark(self) -> None:
+    def _mark_drained(self) -> None:
         draining = [cell for cell in self._store.cells.values() if cell.state is CellState.DRAINING]
         waiting = {cell.id: cell.generation for cell in draining if cell.unrouted_at is None}
         following = [

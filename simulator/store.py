@@ -176,7 +176,7 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: StartCell, now: datetime) -> None:
-        cell = self._seen(decision, CellState.STARTING)
+        cell = self._checked_cell(decision, CellState.STARTING)
         before = {member.node for member in cell.members}
         for name in decision.nodes:
             node = self.nodes.get(name)
@@ -201,7 +201,7 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: MoveCell, now: datetime) -> None:
-        cell = self._seen(decision, decision.to)
+        cell = self._checked_cell(decision, decision.to)
         moved = self._moved(cell, decision.to, decision.reason, now)
         if decision.to is CellState.READY:
             moved = replace(moved, restarts=0, disruption=None)
@@ -209,7 +209,7 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: DrainCell, now: datetime) -> None:
-        cell = self._seen(decision, CellState.DRAINING)
+        cell = self._checked_cell(decision, CellState.DRAINING)
         policy = policy_in_force(self.deployments[cell.deployment], self.rollouts.get(cell.deployment))
         counts = ledger_counts(self.cells.values(), self.deployments, cell, policy.min_healthy_s, now)
         refused = refusal(counts, decision.cause, policy.max_unavailable, self.limits)
@@ -248,18 +248,18 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: ExplainCell, now: datetime) -> None:
-        self._write_cell(decision, replace(self._seen(decision), reason=decision.reason), now, ordered=False)
+        self._write_cell(decision, replace(self._checked_cell(decision), reason=decision.reason), now, ordered=False)
 
     @apply.register
     def _(self, decision: StopCell, now: datetime) -> None:
-        cell = self._seen(decision, CellState.STOPPED)
+        cell = self._checked_cell(decision, CellState.STOPPED)
         moved = replace(self._moved(cell, CellState.STOPPED, decision.reason, now), members=(), disruption=None)
         self.before_write()
         self._put_members(cell, (), now)
         self._set_cell(decision, cell, moved, now, {member.node for member in cell.members})
         del self.cells[cell.id]
 
-    def _seen(
+    def _checked_cell(
         self, decision: StartCell | DrainCell | MoveCell | ExplainCell | StopCell, to: CellState | None = None
     ) -> CellView:
         seen = CellState.READY if isinstance(decision, DrainCell) else decision.seen

@@ -39,14 +39,14 @@ def app_enrol(*, user: User, sealed: str, code: str, name: str, now: datetime) -
     """Enrol an app that showed a right code of the secret in `sealed`. Returns recovery codes for the first factor.
     Raises InvalidInput if the code is wrong, or the secret has expired. Raises Conflict if the user has too many
     factors."""
-    secret = one_time_codes.unsealed(sealed, user.pk) if one_time_codes.is_recent(sealed, now) else ""
+    secret = one_time_codes.decrypted_secret(sealed, user.pk) if one_time_codes.is_recent(sealed, now) else ""
     if not secret:
         raise InvalidInput(field="secret", rule="recent", message="this QR code has expired; start again")
     step = one_time_codes.matching_step(secret, one_time_codes.typed(code), now, after=0)
     if step is None:
         message = "the code is wrong; type the one that the app shows now, and check the clock of its device"
         raise InvalidInput(field="one_time_code", rule="right", message=message)
-    columns = {"secret": one_time_codes.sealed(secret, user.pk, now), "last_count": step}
+    columns = {"secret": one_time_codes.encrypted_secret(secret, user.pk, now), "last_count": step}
     return _add(user, FactorKind.APP, name, now, columns)
 
 
@@ -168,7 +168,7 @@ def _check_app(user: User, code: str, now: datetime) -> bool:
         return False
     apps = SecondFactor.objects.filter(user=user, kind=FactorKind.APP.value, wrong_in_a_row__lt=MOST_WRONG_IN_A_ROW)
     for app in apps:
-        secret = one_time_codes.unsealed(app.secret, user.pk)
+        secret = one_time_codes.decrypted_secret(app.secret, user.pk)
         step = one_time_codes.matching_step(secret, code, now, after=app.last_count) if secret else None
         if step is not None:
             return _used(app, step, now)

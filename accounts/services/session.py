@@ -78,7 +78,7 @@ def session_renew(*, request: HttpRequest, user: User, has_factor: bool, now: da
 
 @transaction.atomic
 def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
-    _end([session.session_key])
+    _delete_sessions([session.session_key])
     message = f"a session of {session.user.get_username()} ended by {actor}"
     event_record(kind="session.ended", message=message, now=now, actor=actor)
 
@@ -87,7 +87,7 @@ def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
 def sessions_end(*, user: User, actor: str, now: datetime) -> int:
     """End every login of a user. Returns how many there were."""
     keys = list(LoginSession.objects.filter(user=user).values_list("session_key", flat=True))
-    _end(keys)
+    _delete_sessions(keys)
     if keys:
         message = f"{len(keys)} sessions of {user.get_username()} ended by {actor}"
         event_record(kind="session.ended", message=message, now=now, actor=actor)
@@ -105,7 +105,7 @@ def _expires_at(request: HttpRequest, began: datetime, now: datetime) -> datetim
     return min(unused, began + timedelta(seconds=settings.SESSION_LONGEST_S))
 
 
-def _end(keys: list[str]) -> None:
+def _delete_sessions(keys: list[str]) -> None:
     store: Any = import_module(settings.SESSION_ENGINE).SessionStore
     for key in keys:
         store(key).delete()

@@ -269,14 +269,14 @@ def replay(
         for name in loads
     }  # fmt: skip
 
-    def guests() -> None:
+    def serve_batches() -> None:
         batches.at(world.queue.now_s)
         for name, seen in replays.items():
             ready = world.ready[name, REGION]
             batches.serve(name, FILL * ready * per_cell[name] - seen.working, LOOK_S)
-        world.queue.after(LOOK_S, guests)
+        world.queue.after(LOOK_S, serve_batches)
 
-    world.queue.at(0.0, guests)
+    world.queue.at(0.0, serve_batches)
     world.run_until(seconds)
     courses = {name: seen.course for name, seen in replays.items()}
     return Run(courses, batches, planner, time.process_time() - began)

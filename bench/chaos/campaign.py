@@ -185,7 +185,7 @@ class Campaign:
         try:
             for fault in faults:
                 self._wait_until(began + fault.at_s)
-                if done := self._do(fault):
+                if done := self._inject(fault):
                     # On a separate thread: this one may be waiting for an answer of the paused process.
                     undoing.append(Timer(fault.lasts_s, done.undo))
                     undoing[-1].start()
@@ -198,10 +198,10 @@ class Campaign:
 
     def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
-            self._look()
+            self._poll_fleet()
             time.sleep(POLL_S)
 
-    def _do(self, fault: Fault) -> Done | None:
+    def _inject(self, fault: Fault) -> Done | None:
         self._note_rows()
         now = time.monotonic()
         done = do(fault, self._surroundings(), self._chance)
@@ -272,7 +272,7 @@ class Campaign:
             back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
             yield Window(now, over + back_s, why, passes=True)
 
-    def _look(self) -> None:
+    def _poll_fleet(self) -> None:
         """Windows stay open until the fleet is whole; how old the last pass is counts while web can say it."""
         with contextlib.suppress(*AWAY):
             now, age_s = time.monotonic(), self._fleet.last_pass_age_s()
@@ -284,7 +284,7 @@ class Campaign:
         """The last fault may be seconds old: what it killed comes back, and is noted, after that."""
         began = time.monotonic()
         while time.monotonic() - began < CALM_WITHIN_S:
-            self._look()
+            self._poll_fleet()
             if self._is_whole() and not self._open_incidents() and self._is_noted(before):
                 break
             time.sleep(POLL_S)

@@ -41,7 +41,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     wait_for(lambda: fleet.is_whole(DEPLOYMENT), WHOLE_WITHIN_S, "the fleet is whole before the first fault")
     faults = schedule(options.seed, options.seconds, options.every, chosen)
     before = refused_counts(fleet, DEPLOYMENT)
-    campaign = Campaign(_under_test(fleet), options.seed, _say, hostile_share=options.hostile_share)
+    campaign = Campaign(_under_test(fleet), options.seed, _print_line, hostile_share=options.hostile_share)
     with load(fleet.ingresses(DEPLOYMENT), DEPLOYMENT, options.rate, max_tokens=24) as requests:
         report = campaign.run(faults, requests)
     report.broken += _miscounted(fleet, requests, before)
@@ -75,7 +75,7 @@ def _miscounted(fleet: Fleet, answers: Sequence[Answer], before: Mapping[str, in
     return found
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(f"{datetime.now(UTC):%H:%M:%S} {line}", flush=True)
 
 

@@ -68,7 +68,7 @@ def do(fault: Fault, around: Surroundings, chance: Random) -> Done | None:
     if not candidates:
         return None
     subject = chance.choice(sorted(candidates))
-    return Done(fault, subject, _do(fault, subject, candidates[subject], around))
+    return Done(fault, subject, _inject_fault(fault, subject, candidates[subject], around))
 
 
 def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
@@ -159,7 +159,7 @@ def _follows(words: tuple[str, ...], command: list[str]) -> bool:
 def _nothing() -> None: ...
 
 
-def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
+def _inject_fault(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
     match fault.harm:
         case Harm.PAUSE if fault.target is Target.BACKEND:
             return _orphan(processes)

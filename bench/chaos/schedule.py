@@ -97,7 +97,7 @@ class Fault:
 PAUSES_S = (5.0, 15.0, 60.0)
 CANNOT_WRITE_S = 10.0
 DISK_FULL_S = 60.0
-CROWDED_S = 20.0
+FLOOD_S = 20.0
 STARTED_AGAIN_AFTER_S = 5.0
 """How long the host's supervisor takes to start a launcher that was killed."""
 
@@ -160,10 +160,10 @@ MATRIX: tuple[Fault, ...] = (
     Fault(Target.DISK, Harm.FULL, DISK_FULL_S),
     Fault(Target.EVERY_INGRESS, Harm.KILL, excuses=Scope.ALL),
     Fault(Target.REGION, Harm.KILL, excuses=Scope.REGION, trail=("node.lost",)),
-    Fault(Target.HAPROXY, Harm.SLOWLORIS, CROWDED_S),
-    Fault(Target.HAPROXY, Harm.IDLE, CROWDED_S),
-    Fault(Target.WEB, Harm.UNKNOWN_CREDENTIALS, CROWDED_S),
-    Fault(Target.WEB, Harm.HERD, CROWDED_S),
+    Fault(Target.HAPROXY, Harm.SLOWLORIS, FLOOD_S),
+    Fault(Target.HAPROXY, Harm.IDLE, FLOOD_S),
+    Fault(Target.WEB, Harm.UNKNOWN_CREDENTIALS, FLOOD_S),
+    Fault(Target.WEB, Harm.HERD, FLOOD_S),
 )
 
 

@@ -221,12 +221,12 @@ def main(parser: argparse.ArgumentParser) -> int:
         print("| machines | bucket | calls a minute | promised | EC2 allows | share | all places, s |")
         print("| ---: | --- | ---: | ---: | ---: | ---: | ---: |")
         for machines in args.machines:
-            wrong += _row(machines, args.minutes)
+            wrong += _report_row(machines, args.minutes)
     print("\n".join(wrong) or f"all within {NEAR:.0%}; our own buckets hold {OWN_SHARE:.0%} of what EC2 allows")
     return int(bool(wrong))
 
 
-def _row(machines: int, minutes: int) -> list[str]:
+def _report_row(machines: int, minutes: int) -> list[str]:
     """Of the steady time: what comes before every place is known is not counted."""
     make_region(machines)
     aws = MadeUpAws(machines)

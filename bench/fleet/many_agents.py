@@ -75,7 +75,7 @@ class Watch(threading.Thread):
         from django.db import connection
 
         while not self._ends.wait(LOOK_EVERY_S):
-            self._look()
+            self._sample_standing()
         connection.close()
 
     def take(self) -> Ages:
@@ -87,7 +87,7 @@ class Watch(threading.Thread):
         self._ends.set()
         self.join()
 
-    def _look(self) -> None:
+    def _sample_standing(self) -> None:
         from kernel.loop_passes import control_standing
 
         ages = sorted(age for (age,) in rows(_AGES))

@@ -105,7 +105,7 @@ class SimulatedAgent:
         enrolment = KnownAgent(
             self.server, AgentKind.NODE, place.node, self.home, credential=place.credential, tries=self.tries
         )
-        self.connection = AgentConnection(enrolment=enrolment, hello=self._hello, on_message=self._take)
+        self.connection = AgentConnection(enrolment=enrolment, hello=self._hello, on_message=self._receive)
 
     async def run(self, begins_after_s: float) -> None:
         await asyncio.sleep(begins_after_s)
@@ -126,7 +126,7 @@ class SimulatedAgent:
             fingerprint={"sim.engine": "sim 1", "host.kernel": "6.8", "python": "3.11"},
         )
 
-    def _take(self, message: Order) -> None:
+    def _receive(self, message: Order) -> None:
         if isinstance(message, Desired):
             place = message.assignment
             idle = Observed(state=EngineState.IDLE)

@@ -89,8 +89,8 @@ class HashRing:
     def cells_of(self, key: str, count: int) -> list[int]:
         if not self._ring:
             names = ((f"cell-{cell}:{point}", cell) for cell in range(count) for point in range(POINTS_PER_CELL))
-            self._ring = sorted((_place(name), cell) for name, cell in names)
-        start = bisect_right(self._ring, (_place(key), count))
+            self._ring = sorted((_hash_position(name), cell) for name, cell in names)
+        start = bisect_right(self._ring, (_hash_position(key), count))
         return list(dict.fromkeys(cell for _, cell in (*self._ring[start:], *self._ring[:start])))
 
 
@@ -187,7 +187,7 @@ class Exact(Sticky):
         return load.has_place and (load.in_flight < self.light_share * load.most or self._may_take(load, loads))
 
 
-def _place(text: str) -> int:
+def _hash_position(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 

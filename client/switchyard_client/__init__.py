@@ -331,7 +331,7 @@ class AsyncSwitchyard:
             ApiError: refused, also after retries. NoAnswer: no region answered. DeadlineExceeded. BrokenOff: the answer
             was incomplete."""
         call = _Call("POST", path, body, **options)
-        return Answer(*await self._whole(call), attempts=len(call.tried))
+        return Answer(*await self._read_response(call), attempts=len(call.tried))
 
     @asynccontextmanager
     async def stream(
@@ -361,7 +361,7 @@ class AsyncSwitchyard:
 
     async def models(self) -> list[dict[str, Any]]:
         """The models that the key may use."""
-        document, _ = await self._whole(_Call("GET", "/models"))
+        document, _ = await self._read_response(_Call("GET", "/models"))
         return list(document["data"])
 
     async def submit(self, path: str, body: Body, **options: Unpack[SubmitOptions]) -> Pending:
@@ -395,12 +395,12 @@ class AsyncSwitchyard:
         return found
 
     async def _pending(self, call: "_Call") -> Pending:
-        document, _ = await self._whole(call)
+        document, _ = await self._read_response(call)
         return Pending(document["id"], document["status"], document, document.get("callback_secret") or "")
 
     # --- attempts ---
 
-    async def _whole(self, call: "_Call") -> tuple[dict[str, Any], httpx.Headers]:
+    async def _read_response(self, call: "_Call") -> tuple[dict[str, Any], httpx.Headers]:
         async with call.within_deadline(), aclosing(await self._sent(call)) as response:
             try:
                 return _object(await response.aread(), response), response.headers

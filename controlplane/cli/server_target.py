@@ -108,10 +108,10 @@ def checked_server(text: str) -> str:
 
 def same_server(one: str, other: str) -> bool:
     """Whether both addresses are the same server; loopback has three names."""
-    return _place(one) == _place(other)
+    return _scheme_host_port(one) == _scheme_host_port(other)
 
 
-def _place(server: str) -> tuple[str, str, int]:
+def _scheme_host_port(server: str) -> tuple[str, str, int]:
     parts = urlsplit(server)
     host = LOOPBACK[0] if parts.hostname in LOOPBACK else parts.hostname or ""
     return parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80)

@@ -198,7 +198,7 @@ def action_view(*actions: Action[T]) -> View:
         if name not in by_name:
             raise Http404(f"There is no action {name!r} for this {action.target.noun}.")
         try:
-            return _act(action, Submission(request, clock.now()), thing)
+            return _run_action(action, Submission(request, clock.now()), thing)
         except FactorNeeded:
             return _to_confirmation(action.target.url(thing))
         except Busy as busy:
@@ -245,7 +245,7 @@ def _act_or_predict(page: ActionPage[T], form: Submission, thing: T) -> HttpResp
     reason = ""
     if form.is_post:
         try:
-            return _act(page.action, form, thing)
+            return _run_action(page.action, form, thing)
         except Refusal as refusal:
             reason = str(refusal)
     context = page.context(form, thing)
@@ -285,7 +285,7 @@ def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], de
     return thing
 
 
-def _act(action: Action[T], form: Submission, thing: T) -> HttpResponse:
+def _run_action(action: Action[T], form: Submission, thing: T) -> HttpResponse:
     """Carry out the action, and redirect. Raises Refusal, and then nothing was changed."""
     wanted = action.typed(thing) if action.typed else ""
     if wanted and (typed := form.text("confirm")) != wanted:

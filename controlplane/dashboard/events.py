@@ -50,29 +50,29 @@ def event_list(
 
 
 def cell_events(cell_id: str, limit: int) -> EventList:
-    return _of(Event.objects.filter(cell=cell_id), limit)
+    return _event_list(Event.objects.filter(cell=cell_id), limit)
 
 
 def node_events(node_id: str, limit: int) -> EventList:
-    return _of(Event.objects.filter(node=node_id), limit)
+    return _event_list(Event.objects.filter(node=node_id), limit)
 
 
 def deployment_events(name: str, limit: int) -> EventList:
-    return _of(Event.objects.filter(deployment=name), limit)
+    return _event_list(Event.objects.filter(deployment=name), limit)
 
 
 def region_events(name: str, limit: int) -> EventList:
-    return _of(Event.objects.filter(region=name, kind__startswith="region."), limit)
+    return _event_list(Event.objects.filter(region=name, kind__startswith="region."), limit)
 
 
 def rollout_events(rollout: Rollout, limit: int) -> EventList:
     events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
-    newest = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
+    newest = _event_list(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
     return replace(newest, older=None)
 
 
 def version_events(reference: str, limit: int) -> EventList:
-    return _of(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
+    return _event_list(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
 
 
 def incident_events(incident: Incident, limit: int) -> EventList:
@@ -83,7 +83,7 @@ def incident_events(incident: Incident, limit: int) -> EventList:
     elif incident.cell:
         about |= Q(cell=incident.cell)
     events = Event.objects.filter(about, at__gte=incident.opened_at - BEFORE_INCIDENT)
-    newest = _of(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
+    newest = _event_list(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
     return replace(newest, older=None)
 
 
@@ -92,7 +92,7 @@ def event_kinds() -> list[str]:
     return sorted({row["kind"] for row in lately})
 
 
-def _of(events: "QuerySet[Event]", limit: int) -> EventList:
+def _event_list(events: "QuerySet[Event]", limit: int) -> EventList:
     fetched = list(events.order_by("-id")[: limit + 1])
     return EventList(
         rows=tuple(fetched[:limit]), older=fetched[limit - 1].pk if len(fetched) > limit else None, filtered=False
@@ -130,10 +130,10 @@ def audit_list(query: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
     fetched = list(audit_records(query)[: limit + 1])
     narrowed = any((query.actor, query.action, query.object, query.outcome, query.request_id))
     older = fetched[limit - 1].number if len(fetched) > limit else None
-    return AuditList(tuple(_row(record) for record in fetched[:limit]), older, narrowed)
+    return AuditList(tuple(_audit_row(record) for record in fetched[:limit]), older, narrowed)
 
 
-def _row(record: AuditRecord) -> AuditRow:
+def _audit_row(record: AuditRecord) -> AuditRow:
     noun, _, key = record.object.partition("/")
     return AuditRow(
         record=record,

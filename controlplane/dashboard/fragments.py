@@ -149,8 +149,8 @@ def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageR
         "key": page_request.key,
         "now": page_request.now,
         "filter": page.narrow(page_request) if page.narrow else None,
-        "parts": [_part(request, fragment, page_request) for fragment in page.fragments],
-        "shell": _part(request, shell, page_request),
+        "parts": [_fragment_context(request, fragment, page_request) for fragment in page.fragments],
+        "shell": _fragment_context(request, shell, page_request),
     }
     return render(request, "dashboard/page.html", context)
 
@@ -159,13 +159,13 @@ def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request
     context = {
         "page": page,
         "key": page_request.key,
-        "part": _part(request, fragment, page_request),
+        "part": _fragment_context(request, fragment, page_request),
         "now": page_request.now,
     }
     return render(request, "dashboard/fragment.html", context)
 
 
-def _part(request: HttpRequest, fragment: Fragment, page_request: PageRequest) -> Context:
+def _fragment_context(request: HttpRequest, fragment: Fragment, page_request: PageRequest) -> Context:
     return {
         "fragment": fragment,
         "topics": " ".join(topic.format(key=page_request.key) for topic in fragment.topics),

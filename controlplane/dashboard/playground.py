@@ -76,8 +76,8 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     if not isinstance(payload, dict):
         raise _invalid("body", "the request must be a JSON object")
     return ChatRequest(
-        deployment=_text(payload, "deployment", MAX_NAME),
-        region=_text(payload, "region", MAX_NAME),
+        deployment=_text_field(payload, "deployment", MAX_NAME),
+        region=_text_field(payload, "region", MAX_NAME),
         messages=_messages(payload.get("messages")),
         max_tokens=int(_number(payload, "max_tokens", 256, 1, MAX_TOKENS)),
         temperature=_number(payload, "temperature", 0.7, 0, 2),
@@ -92,13 +92,13 @@ def _messages(values: Any) -> tuple[Mapping[str, str], ...]:
     for one in values:
         if not isinstance(one, dict) or one.get("role") not in ROLES:
             raise _invalid("messages", f"the role of each message must be one of {', '.join(ROLES)}")
-        messages.append({"role": one["role"], "content": _text(one, "content", MAX_TEXT)})
+        messages.append({"role": one["role"], "content": _text_field(one, "content", MAX_TEXT)})
     if messages[-1]["role"] != "user":
         raise _invalid("messages", "the last message must be the user's")
     return tuple(messages)
 
 
-def _text(payload: Mapping[str, Any], name: str, longest: int) -> str:
+def _text_field(payload: Mapping[str, Any], name: str, longest: int) -> str:
     value = payload.get(name)
     if not isinstance(value, str) or not value.strip() or len(value) > longest:
         raise _invalid(name, f"{name} must be text of 1 to {longest} characters")

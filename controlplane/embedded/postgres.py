@@ -184,15 +184,15 @@ def _end_leftover(folder: Path) -> None:
     CannotStart if one does not end."""
     server = running_server(folder)
     if server is not None:
-        _end(server, ((signal.SIGINT, _FAST_WITHIN_S), (signal.SIGQUIT, _IMMEDIATE_WITHIN_S)))
+        _stop_process(server, ((signal.SIGINT, _FAST_WITHIN_S), (signal.SIGQUIT, _IMMEDIATE_WITHIN_S)))
     for process in _processes_in(folder):
-        _end(process, ())
+        _stop_process(process, ())
     if left := _processes_in(folder):
         pids = ", ".join(str(process.pid) for process in left)
         raise CannotStart(f"An older PostgreSQL (pid {pids}) still runs in {folder} and does not end: stop it.")
 
 
-def _end(process: psutil.Process, asked: tuple[tuple[signal.Signals, float], ...]) -> None:
+def _stop_process(process: psutil.Process, asked: tuple[tuple[signal.Signals, float], ...]) -> None:
     """Ask, each time harder, and kill at last; a process that is stopped hears nothing but that."""
     for number, within_s in (*asked, (signal.SIGKILL, _KILLED_WITHIN_S)):
         try:

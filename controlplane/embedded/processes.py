@@ -212,7 +212,7 @@ async def run_oneshot(
             f"{name} was not done after {deadline_s:.0f} s; what it said is in {home.logs / name}.log."
         ) from None
     finally:
-        await _end(process)
+        await _kill_session(process)
         await output.last_lines()
         process.close()
         log.close()
@@ -266,7 +266,7 @@ class _OutputReader:
         self._last_lines.extend(line for line in lines if line.strip())
 
 
-async def _end(process: Spawned) -> None:
+async def _kill_session(process: Spawned) -> None:
     """End a command that was cut short, and whatever it left in its session."""
     if process.is_running:
         end_session(process.pid, signal.SIGTERM)

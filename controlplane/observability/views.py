@@ -31,11 +31,11 @@ def healthz(request: HttpRequest) -> JsonResponse:
     take the screens out of service."""
     global _health  # noqa: PLW0603 - the last answer, for requests within a second
     if monotonic() - _health[0] > HEALTH_KEPT_S:
-        _health = (monotonic(), *_look())
+        _health = (monotonic(), *_health_status())
     return JsonResponse(_health[2], status=_health[1])
 
 
-def _look() -> tuple[int, dict[str, Any]]:
+def _health_status() -> tuple[int, dict[str, Any]]:
     try:
         standing, hosts = control_standing(), control_hosts()
     except DatabaseError:

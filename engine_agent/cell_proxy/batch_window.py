@@ -26,7 +26,7 @@ TTFT_FACTOR, TTFT_SLACK_S = 1.4, 0.02
 ITL_FACTOR, ITL_SLACK_S = 2.0, 0.15
 """Averages of 95th percentiles may exceed the baseline by this. The percentile of the time between tokens can jump from
 one step to the longest, without a change of the mean, if a few more tokens wait for a prompt."""
-AVERAGES, JUDGED_AFTER = 0.3, 3
+AVERAGES, STEPS_LEAST = 0.3, 3
 """A percentile of ten seconds varies by half from one step to the next, so it is averaged: the weight of a new sample,
 and how many are needed before the first decision, and after each shrinking."""
 MIN_TTFTS, MIN_ITLS = 5, 50
@@ -83,7 +83,7 @@ class BatchWindow:
         self.recent = RealtimeLatency(
             _averaged(self.recent.ttft_s, measured.ttft_s), _averaged(self.recent.itl_s, measured.itl_s)
         )
-        self.is_over_budget = self._steps >= JUDGED_AFTER and (
+        self.is_over_budget = self._steps >= STEPS_LEAST and (
             _is_over(self.recent.ttft_s, known.ttft_s, TTFT_FACTOR, TTFT_SLACK_S)
             or _is_over(self.recent.itl_s, known.itl_s, ITL_FACTOR, ITL_SLACK_S)
         )

@@ -57,18 +57,20 @@ class CellCache:
 
     async def wait_for_change(self, query: str) -> None:
         """Waits until there are changes for this reader, or `CACHE_POLL_S`."""
-        if not self.index.is_current(*_known(query)):
+        if not self.index.is_current(*_parse_cursor(query)):
             return
         try:
             async with asyncio.timeout(CACHE_POLL_S):
-                while self.index.is_current(*_known(query)):
+                while self.index.is_current(*_parse_cursor(query)):
                     await self._changed.wait()
         except TimeoutError:
             return
         await asyncio.sleep(GATHER_S)
 
     def answer(self, query: str) -> LocalResponse:
-        return LocalResponse(200, msgspec.msgpack.encode(self.index.after(*_known(query))), b"application/msgpack")
+        return LocalResponse(
+            200, msgspec.msgpack.encode(self.index.after(*_parse_cursor(query))), b"application/msgpack"
+        )
 
     def _announce(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -89,7 +91,7 @@ class CellCache:
         )
 
 
-def _known(query: str) -> tuple[str, int]:
+def _parse_cursor(query: str) -> tuple[str, int]:
     fields = parse_qs(query)
     after = fields.get("after", ["0"])[0]
     return fields.get("life", [""])[0], int(after) if after.isdecimal() and after.isascii() else 0

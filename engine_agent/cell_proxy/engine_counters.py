@@ -271,9 +271,9 @@ class WorkReader:
         totals = read_totals(page.body)
         if totals is not None:
             self._read_at_s = busy_s
-            self._note(self._cell.busy_s(), totals)
+            self._add_busy_time(self._cell.busy_s(), totals)
 
-    def _note(self, busy_s: float, totals: EngineTotals) -> None:
+    def _add_busy_time(self, busy_s: float, totals: EngineTotals) -> None:
         """Lower counters mean that the engine restarted; the totals then start again."""
         if self._first is None or totals.steps < self._last.steps:
             self._first = (time.time(), busy_s, totals)

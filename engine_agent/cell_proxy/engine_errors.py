@@ -37,7 +37,7 @@ def read_error(path: bytes, status: int, stated: Any) -> EngineError:
     read = EngineError(
         status,
         _message(given.get("message") if given else None, stated, status),
-        *(_text(given.get(name)) for name in ("code", "param", "type")),
+        *(_nonempty_text(given.get(name)) for name in ("code", "param", "type")),
     )
     for rule in _RULES:
         if (understood := rule(path, read)) is not None:
@@ -67,7 +67,7 @@ def _detail(stated: Any) -> str:
     return f"{place}: {stated.get('msg', 'is not right')}" if place else str(stated.get("msg", "is not right"))
 
 
-def _text(value: Any) -> str | None:
+def _nonempty_text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
@@ -165,7 +165,7 @@ def _report(path: bytes, error: EngineError) -> EngineError | None:
         return None
     kind, place, text = first = max(found, key=_aptness)
     sentences = list(dict.fromkeys(_sentence(place, text) for _, place, text in (first, *found)))
-    param = _member_of(place) or _member_of(_place(error.param or "")) or _first_word(text)
+    param = _member_of(place) or _member_of(_parameter_path(error.param or "")) or _first_word(text)
     return replace(error, message="; ".join(sentences[:_MOST_PROBLEMS]), code=_code_of(kind), param=param)
 
 
@@ -184,7 +184,7 @@ def _problems(path: bytes, report: str) -> Iterator[tuple[str, str, str]]:
     for line in report.split("\n"):
         if line.startswith("  {'type': "):
             kind, place, text = (_quoted(line, name) for name in ("type", "loc", "msg"))
-            yield kind, _place(place), _unprefixed(text)
+            yield kind, _parameter_path(place), _unprefixed(text)
         elif line.startswith("  ") and " [type=" in line:
             text, _, rest = line.strip().partition(" [type=")
             place = f"{prompt_member_of(path)}[…].content{_names(before)}"
@@ -209,7 +209,7 @@ def _sentence(place: str, text: str) -> str:
     return f"Missing required parameter: `{place}`" if text == "Field required" else f"`{place}`: {text}"
 
 
-def _place(stated: str) -> str:
+def _parameter_path(stated: str) -> str:
     """`body.messages.0.content` as `messages[0].content`. Empty for a place without a name, which is in the text."""
     names = _names(stated.removeprefix("body."))
     return "" if stated == "body" or names.startswith("[") else names.removeprefix(".")
@@ -282,7 +282,7 @@ def _value(path: bytes, error: EngineError) -> EngineError | None:
     if _has(bare, _PYTHON):
         message = "A value of the request has a type that the engine cannot use: compare it with the API's reference"
         return replace(bare, message=message, code="invalid_type", param=None)
-    param = _member_of(_place(bare.param or "")) or _first_word(bare.message)
+    param = _member_of(_parameter_path(bare.param or "")) or _first_word(bare.message)
     if param is None and "structured outputs" in bare.message:
         param = "structured_outputs"
     if bare.message.endswith("}"):

@@ -79,7 +79,7 @@ class Exchange:
     @contained
     def client_gone(self) -> None:
         status = self._response.status if self._response_begun and self._response else CLIENT_GONE_STATUS
-        self._end(RequestOutcome.CLIENT_GONE, status)
+        self._close_with(RequestOutcome.CLIENT_GONE, status)
 
     @contained
     def download_paused(self) -> None:
@@ -378,7 +378,7 @@ class Exchange:
         if self._ended:
             return False
         response = self._response if self._response_begun else None
-        self._end(outcome, refusal.status if response is None else response.status, refusal.code)
+        self._close_with(outcome, refusal.status if response is None else response.status, refusal.code)
         if response is None:
             keep_alive = self._client.may_keep_alive()
             own, reply = self._own_headers(), refusal_response(refusal, self._error_form)
@@ -392,7 +392,7 @@ class Exchange:
             self._client.abort()
         return True
 
-    def _end(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
+    def _close_with(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
         if self._ended:
             return
         self._ended = True

@@ -30,7 +30,7 @@ from engine_agent.cell_proxy.prefill import (
     PromptMemory,
     choose_cell,
     is_token_ids,
-    prompt_to_hand_over,
+    prompt_for_prefill,
     read_answer,
 )
 from engine_agent.cell_proxy.upstream import EngineConnection, EnginePool, call
@@ -186,7 +186,7 @@ class Handovers:
         least = self.pairs.prefill_from_tokens
         if self._meter.tokens_of_long(len(body)) < least:
             return Alone.SHORT
-        prompt = prompt_to_hand_over(head.path, body)
+        prompt = prompt_for_prefill(head.path, body)
         if prompt is None:
             return Alone.UNSUPPORTED
         known_bytes = self._memory.known_bytes(metadata.tenant, prompt)

@@ -68,7 +68,7 @@ class Candidate:
     is_paused: bool = False
 
 
-def prompt_to_hand_over(path: bytes, body: bytes) -> bytes | None:
+def prompt_for_prefill(path: bytes, body: bytes) -> bytes | None:
     """The prompt of a request as JSON text; None if it is not handed over. `body` was checked
     (`rewrite.request_of`)."""
     name = PROMPT_MEMBERS.get(path)

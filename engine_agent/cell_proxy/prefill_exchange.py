@@ -23,7 +23,7 @@ from engine_agent.cell_proxy.prefill import (
     EnginePrefill,
     PrefillAnswer,
     prefill_members,
-    prompt_to_hand_over,
+    prompt_for_prefill,
     read_engine_answer,
 )
 from engine_agent.cell_proxy.refusal import Refusal
@@ -64,7 +64,7 @@ class PrefillExchange:
         self._answer(refusal_response(refusal))
 
     def client_gone(self) -> None:
-        self._end()
+        self._finish()
 
     def download_paused(self) -> None: ...
 
@@ -104,7 +104,7 @@ class PrefillExchange:
             return refusals.no_prefill_cell(cell.settings.cell_role)
         if cell.settings.identity is None or (peer is not None and peer.node in cell.handovers.pairs.decode_nodes):
             return None
-        return refusals.may_not_hand_over(f"node {peer.node}" if peer is not None and peer.node else "an ingress")
+        return refusals.prefill_forbidden(f"node {peer.node}" if peer is not None and peer.node else "an ingress")
 
     def _why_not_here(self, metadata: RequestMetadata) -> Refusal | None:
         cell = self._cell
@@ -140,7 +140,7 @@ class PrefillExchange:
             raise _Refused(refusals.bad_member(error)) from None
         except BadBody as error:
             raise _Refused(refusals.bad_body(str(error))) from None
-        if prompt_to_hand_over(self._head.path, body) is None:
+        if prompt_for_prefill(self._head.path, body) is None:
             paths = ", ".join(path.decode() for path in PROMPT_MEMBERS)
             raise _Refused(refusals.not_handed_over(paths))
         return b",".join(filter(None, (rewrite.members, prefill_members(self._head.path))))
@@ -194,13 +194,13 @@ class PrefillExchange:
     def _answer(self, answer: LocalResponse) -> None:
         if self._ended:
             return
-        self._end()
+        self._finish()
         keep_alive = self._client.may_keep_alive()
         own = [(QUEUE_HEADER, b"%d" % len(self._cell.in_flight)), (b"x-request-id", self._head.request_id)]
         self._client.write(response_bytes(answer, own, keep_alive=keep_alive))
         self._client.answered(keep_alive=keep_alive)
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
         self._ended = True
         task, self._task = self._task, None
         if task is not None:

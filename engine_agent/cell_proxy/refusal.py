@@ -100,7 +100,7 @@ def prefill_cell() -> Refusal:
     return Refusal(503, "prefill_cell", message, retry=True)
 
 
-def may_not_hand_over(who: str) -> Refusal:
+def prefill_forbidden(who: str) -> Refusal:
     return Refusal(
         403, "not_a_pair", f"{who} may not have prompts read here: its cell is not a decode cell of this one"
     )

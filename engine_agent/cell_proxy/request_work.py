@@ -74,33 +74,33 @@ def _check_sequences(request: dict[str, Any], limit: int) -> int:
     prompts = _checked_parts("prompt", request.get("prompt"), limit)
     if answers * prompts > limit:
         what = f"{answers} answers to each of {prompts} prompts are {answers * prompts} sequences"
-        raise _over(member, f"{what}. Expected at most {limit} in one request.", "integer_above_max_value")
+        raise _limit_exceeded(member, f"{what}. Expected at most {limit} in one request.", "integer_above_max_value")
     return answers * prompts
 
 
 def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
     if not isinstance(request.get("structured_outputs"), dict | None):
-        raise _over("structured_outputs", "it must be an object.", "invalid_type")
+        raise _limit_exceeded("structured_outputs", "it must be an object.", "invalid_type")
     for member, value in _schemas(request):
         size = len(msgspec.json.encode(value))
         if size > limits.schema_bytes:
             what = f"schema too long. Expected at most {limits.schema_bytes} bytes of JSON, but got {size} instead."
-            raise _over(member, what, "string_above_max_length")
+            raise _limit_exceeded(member, what, "string_above_max_length")
         if _depth(value) > limits.schema_depth:
             what = f"schema nested too deeply. Expected at most {limits.schema_depth} levels of objects and lists."
-            raise _over(member, what, "invalid_value")
+            raise _limit_exceeded(member, what, "invalid_value")
         if (count := greatest_count(value)) > limits.schema_counts:
             what = f"too many repetitions. Expected counts of at most {limits.schema_counts}, but got {count} instead."
-            raise _over(member, what, "integer_above_max_value")
+            raise _limit_exceeded(member, what, "integer_above_max_value")
     for member, root in _roots(request):
         if has_endless_reference(root):
-            raise _over(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
+            raise _limit_exceeded(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
         if levels_with_references(root) > _MOST_LEVELS:
             what = f"schema nested too deeply. Expected at most {_MOST_LEVELS} levels with its references followed."
-            raise _over(member, what, "invalid_value")
+            raise _limit_exceeded(member, what, "invalid_value")
     if (tools := request.get("tools")) and (size := len(msgspec.json.encode(tools))) > limits.tools_bytes:
         what = f"tools too long. Expected at most {limits.tools_bytes} bytes of JSON, but got {size} instead."
-        raise _over("tools", what, "string_above_max_length")
+        raise _limit_exceeded("tools", what, "string_above_max_length")
 
 
 def _schemas(request: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -136,7 +136,7 @@ def _decoded(member: str, text: str) -> Any:
     try:
         return strict_loads(text)
     except ValueError as error:
-        raise _over(member, f"not JSON with one meaning: {error}", "invalid_value") from None
+        raise _limit_exceeded(member, f"not JSON with one meaning: {error}", "invalid_value") from None
 
 
 def _depth(value: Any) -> int:
@@ -150,24 +150,24 @@ def _depth(value: Any) -> int:
 def _check_number(member: str, value: Any, limit: int) -> None:
     if (number := _number(value)) > limit:
         what = f"integer above maximum value. Expected a value <= {limit}, but got {number} instead."
-        raise _over(member, what, "integer_above_max_value")
+        raise _limit_exceeded(member, what, "integer_above_max_value")
 
 
 def _check_length(member: str, value: Any, limit: int) -> None:
     if isinstance(value, dict) and len(value) > limit:
         what = f"too many properties. Expected an object with at most {limit} properties, but got {len(value)} instead."
-        raise _over(member, what, "object_above_max_properties")
+        raise _limit_exceeded(member, what, "object_above_max_properties")
     if isinstance(value, list) and len(value) > limit:
         raise _too_long(member, len(value), limit)
 
 
-def _over(member: str, what: str, code: str) -> BadRequest:
+def _limit_exceeded(member: str, what: str, code: str) -> BadRequest:
     return BadRequest(f"Invalid '{member}': {what}", member, code=code)
 
 
 def _too_long(member: str, length: int, limit: int) -> BadRequest:
     what = f"Expected an array with maximum length {limit}, but got an array with length {length} instead."
-    return _over(member, f"array too long. {what}", "array_above_max_length")
+    return _limit_exceeded(member, f"array too long. {what}", "array_above_max_length")
 
 
 def _checked_parts(member: str, value: Any, limit: int) -> int:
@@ -213,7 +213,7 @@ class ReasoningText(Struct, tag="reasoning_text", forbid_unknown_fields=True):
     text: str
 
 
-class Said(Struct, forbid_unknown_fields=True):
+class InputMessage(Struct, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText]
     type: Literal["message"] = "message"
@@ -254,7 +254,7 @@ class Reasoned(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 FORMS: Final[dict[str, tuple[type[Struct], ...]]] = {
-    "message": (Said, Answered),
+    "message": (InputMessage, Answered),
     "function_call": (Called,),
     "function_call_output": (Returned,),
     "reasoning": (Reasoned,),

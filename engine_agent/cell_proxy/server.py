@@ -116,7 +116,7 @@ class ProxyServer:
         while True:
             await asyncio.sleep(self.settings.limits.sweep_interval_s)
             now = monotonic()
-            if not own.may_judge(now):
+            if not own.may_enforce(now):
                 continue
             for client in tuple(self._clients):
                 client.check(now)

@@ -288,15 +288,15 @@ def _decoded(decoder: "msgspec.json.Decoder[Kind]", text: bytes) -> Kind | None:
 def _tokens(usage: _Usage, before: _Usage) -> TokenUsage | None:
     """In one form. Anthropic's `input_tokens` exclude cached tokens, OpenAI's include them."""
     if usage.prompt_tokens is not None:
-        return _checked(usage.prompt_tokens, usage.completion_tokens, _cached(usage.prompt_tokens_details))
+        return _plausible_usage(usage.prompt_tokens, usage.completion_tokens, _cached(usage.prompt_tokens_details))
     fresh = usage.input_tokens if usage.input_tokens is not None else before.input_tokens
     if fresh is None:
         return None
     if usage.input_tokens_details is not None:
-        return _checked(fresh, usage.output_tokens, _cached(usage.input_tokens_details))
+        return _plausible_usage(fresh, usage.output_tokens, _cached(usage.input_tokens_details))
     read = _first(usage.cache_read_input_tokens, before.cache_read_input_tokens)
     written = _first(usage.cache_creation_input_tokens, before.cache_creation_input_tokens)
-    return _checked(fresh + read + written, usage.output_tokens, read)
+    return _plausible_usage(fresh + read + written, usage.output_tokens, read)
 
 
 def _cached(details: _Details | None) -> int:
@@ -307,7 +307,7 @@ def _first(*counts: Tokens) -> int:
     return next((count for count in counts if count is not None), 0)
 
 
-def _checked(prompt: int, completion: Tokens, cached: int) -> TokenUsage | None:
+def _plausible_usage(prompt: int, completion: Tokens, cached: int) -> TokenUsage | None:
     completion = completion or 0
     if not (0 <= prompt <= MAX_TOKENS and 0 <= completion <= MAX_TOKENS):
         return None

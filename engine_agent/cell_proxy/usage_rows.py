@@ -64,7 +64,7 @@ class UsageRows:
         sums: dict[str, UsageRow] = {}
         for counts in self._rows.values():
             if counts.tenant:
-                sums[counts.tenant] = _added(sums.get(counts.tenant), counts.row())
+                sums[counts.tenant] = _summed_row(sums.get(counts.tenant), counts.row())
         return sums
 
     def _has_place(self, now: float) -> bool:
@@ -80,7 +80,7 @@ class UsageRows:
         return False
 
 
-def _added(so_far: UsageRow | None, row: UsageRow) -> UsageRow:
+def _summed_row(so_far: UsageRow | None, row: UsageRow) -> UsageRow:
     if so_far is None:
         return row
     counted = {name: getattr(so_far, name) + getattr(row, name) for name in _COUNTED}

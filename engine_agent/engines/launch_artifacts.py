@@ -76,7 +76,7 @@ class Progress:
         self._words: Callable[[], str] = lambda: "looking for the artifact"
         self._health = MemberHealth(port, self._words())
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._say, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._report_progress, name="progress", daemon=True)
         self._thread.start()
 
     def show(self, words: Callable[[], str]) -> None:
@@ -88,7 +88,7 @@ class Progress:
         self._thread.join()
         self._health.close()
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         while not self._ended.wait(PROGRESS_EVERY_S):
             self._health.say(self._words())
 

@@ -19,7 +19,7 @@ ADAPTERS: Mapping[str, EngineAdapter] = {
     adapter.name: adapter for adapter in (GenericAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
 }
 
-HAND_OVER = frozenset({SimAdapter.name, VllmAdapter.name})
+KV_TRANSFER_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
 """Engines that hand prompts over to each other."""
 
 
@@ -46,8 +46,8 @@ def check_role(assignment: Assignment) -> None:
     role, engine = assignment.cell_role, assignment.plan.engine
     if role is CellRole.MIXED:
         return
-    if engine not in HAND_OVER:
-        can = " and ".join(sorted(HAND_OVER))
+    if engine not in KV_TRANSFER_ENGINES:
+        can = " and ".join(sorted(KV_TRANSFER_ENGINES))
         raise EngineUnavailable(f"engine {engine} cannot be a {role} cell: {can} can; make the cell mixed")
     if follower_count(assignment) > 0:
         raise EngineUnavailable(

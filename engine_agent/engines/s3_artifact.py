@@ -94,7 +94,7 @@ def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arri
     this node's credentials, changed meanwhile, does not arrive, or the disk is too small."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    place = _place(artifact.uri)
+    place = _location(artifact.uri)
     kept = "the part that arrived is kept for the next attempt"
     try:
         client = _client()
@@ -119,7 +119,7 @@ def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arri
         raise CannotFetch(f"{artifact.uri} cannot be kept in {entry.cache}: {error}; {kept}") from error
 
 
-def _place(uri: str) -> _Place:
+def _location(uri: str) -> _Place:
     parts = urlsplit(uri)
     if parts.scheme != "s3" or not parts.netloc:
         raise CannotFetch(f"{uri} is not in S3; it must be s3://bucket/prefix")
@@ -186,7 +186,7 @@ class _Download:
         arrived: Arrived,
         say: Say,
     ) -> None:
-        self._client, self._place, self._partial, self._manifest = client, place, partial, manifest
+        self._client, self._location, self._partial, self._manifest = client, place, partial, manifest
         self._objects, self._arrived, self._say = objects, arrived, say
         self._given_up = threading.Event()
 
@@ -224,7 +224,7 @@ class _Download:
             if not resumed:
                 break
         raise CannotFetch(
-            f"{self._place.uri(path)} has sha256 {digest}, {MANIFEST_NAME} says {wanted}: upload the artifact again"
+            f"{self._location.uri(path)} has sha256 {digest}, {MANIFEST_NAME} says {wanted}: upload the artifact again"
         )
 
     def _bring_rest(self, path: str, beginning: "_Beginning") -> None:
@@ -241,7 +241,7 @@ class _Download:
             if beginning.size >= beginning.whole.size or self._given_up.is_set():
                 return
             failures = 1 if beginning.size > before else failures + 1
-            where = f"{self._place.uri(path)} broke off at {beginning.size} of {beginning.whole.size} B"
+            where = f"{self._location.uri(path)} broke off at {beginning.size} of {beginning.whole.size} B"
             if failures >= ATTEMPTS:
                 raise CannotFetch(f"{where}: {trouble}; the part that arrived is kept for the next attempt")
             self._say(f"{where} ({trouble}); continuing")
@@ -251,15 +251,15 @@ class _Download:
         from botocore.exceptions import ClientError
 
         request = {"Range": f"bytes={beginning.size}-"} if beginning.size else {}
-        key, tag = self._place.key(path), beginning.whole.tag
+        key, tag = self._location.key(path), beginning.whole.tag
         try:
-            body = self._client.get_object(Bucket=self._place.bucket, Key=key, IfMatch=tag, **request)["Body"]
+            body = self._client.get_object(Bucket=self._location.bucket, Key=key, IfMatch=tag, **request)["Body"]
         except ClientError as error:
             if error.response["Error"]["Code"] not in ("PreconditionFailed", "412"):
                 raise
             beginning.discard()
             raise CannotFetch(
-                f"{self._place.uri(path)} changed during the download: an artifact never changes, upload another one"
+                f"{self._location.uri(path)} changed during the download: an artifact never changes, upload another one"
             ) from error
         with body:
             for chunk in body.iter_chunks(CHUNK_BYTES):

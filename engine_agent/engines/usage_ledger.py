@@ -101,10 +101,10 @@ class CacheLog:
             news = tuple(self._events)[number - oldest :]
             return BlockChanges(self._life, self._upto, False, self.block_tokens, news)
         # The complete history also names the requests that blocks were stored for.
-        whole = self._events if oldest == 0 else self._whole()
+        whole = self._events if oldest == 0 else self._all_blocks()
         return BlockChanges(self._life, self._upto, True, self.block_tokens, tuple(whole))
 
-    def _whole(self) -> Iterator[BlocksStored]:
+    def _all_blocks(self) -> Iterator[BlocksStored]:
         """Yields all blocks, chains together. Their parents may have been removed."""
         run: list[int] = []
         first = 0
@@ -263,11 +263,11 @@ class UsageLedger:
         elif scope["path"] == COUNTED_APART_PATH:
             await _answer(send, 200, msgspec.json.encode(self._apart))
         elif name := _header(scope, EXCHANGE_HEADER):
-            await self._note(name, scope, receive, send)
+            await self._open_exchange(name, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _note(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _open_exchange(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = self._open[name] = Exchange(name, _header(scope, CACHE_SCOPE_HEADER))
         token = _current.set(exchange)
         try:

@@ -95,7 +95,7 @@ class UvProgram:
             text=True,
             start_new_session=True,
         ) as process:
-            limit = Timer(limit_s, _end, [process])
+            limit = Timer(limit_s, _kill_uv, [process])
             limit.start()
             try:
                 for line in process.stderr or ():
@@ -103,7 +103,7 @@ class UvProgram:
                     if line.startswith("Downloading "):
                         self._say(f"  {line.strip()}")
             except BaseException:
-                _end(process)
+                _kill_uv(process)
                 raise
             finally:
                 limit.cancel()
@@ -121,7 +121,7 @@ def failure_reason(lines: Sequence[str]) -> str:
     return reason.partition(" hint:")[0].removeprefix("error: ") or "uv gave no reason"
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _kill_uv(process: "subprocess.Popen[str]") -> None:
     """Kills uv and its children: a surviving child would keep our pipe open."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

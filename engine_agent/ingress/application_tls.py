@@ -87,7 +87,7 @@ class ApplicationTlsState:
             wanted = applications_from(stated, self.in_force)
             self._require_port(wanted)
             await self._process.check(replace(desired, applications=wanted))
-            self._journal.save(_whole(stated, wanted))
+            self._journal.save(_with_previous_pem(stated, wanted))
         except (BadTable, ConfigRejected) as error:
             self._refuse(f"certificates of applications are refused: {error}")
             return self._follow_plain_http(stated)
@@ -130,7 +130,7 @@ class ApplicationTlsState:
         self._refusal = problem
 
 
-def _whole(stated: ApplicationTls, wanted: Applications) -> ApplicationTls:
+def _with_previous_pem(stated: ApplicationTls, wanted: Applications) -> ApplicationTls:
     """The statement, with the previous PEM of certificates that came without."""
     certificates = tuple(ServerCertificate(name, pem) for name, pem in wanted.certificates.items())
     return ApplicationTls(stated.version, certificates, stated.plain_http)

@@ -291,11 +291,11 @@ class AgentConnection:
         self._refused_in_tls, self._certificate_wanted, self._is_certified = 0, 0, certified
         if self._servers.are_several:
             notice_silence(socket.transport.get_extra_info("socket"))
-        await self._put(socket, self._hello())
+        await self._send_message(socket, self._hello())
         self.status = ConnectionStatus(connected=True, reason="")
         log.info("connected to %s as %s", self._servers.current, self._agent_id)
         sender = asyncio.create_task(self._send_reports(socket))
-        renewal = asyncio.create_task(self._renewal.run(lambda request: self._put(socket, request)))
+        renewal = asyncio.create_task(self._renewal.run(lambda request: self._send_message(socket, request)))
         listener = asyncio.create_task(self._listen(socket))
         again = asyncio.create_task(self._again.wait())
         try:
@@ -317,16 +317,16 @@ class AgentConnection:
             await self._waiting.wait()
             self._waiting.clear()
             while self._faults:
-                await self._put(socket, self._faults[0])
+                await self._send_message(socket, self._faults[0])
                 self._faults.popleft()
             if self._logs is not None:
                 logs, self._logs = self._logs, None
-                await self._put(socket, logs)
+                await self._send_message(socket, logs)
             if self._report is not None:
                 seq += 1
-                await self._put(socket, msgspec.structs.replace(self._report, seq=seq))
+                await self._send_message(socket, msgspec.structs.replace(self._report, seq=seq))
 
-    async def _put(self, socket: ClientConnection, message: UpMessage) -> None:
+    async def _send_message(self, socket: ClientConnection, message: UpMessage) -> None:
         try:
             frame = encode(message)
         except BadMessage as error:
@@ -346,9 +346,9 @@ class AgentConnection:
                 continue
             if message is None:
                 continue
-            await self._take(message)
+            await self._handle_message(message)
 
-    async def _take(self, message: DownMessage) -> None:
+    async def _handle_message(self, message: DownMessage) -> None:
         match message:
             case Refused():
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)

@@ -46,7 +46,7 @@ class Servers:
         self._share = zlib.crc32(agent_id.encode())
         named = checked(stated.split(","))
         # Addresses of the command line stay: the control plane may have moved while this agent was off.
-        self._urls = self._in_own_order(self._kept() or named)
+        self._urls = self._in_own_order(self._stored_urls() or named)
         self._urls += [url for url in named if url not in self._urls]
         self._tried = 0
 
@@ -103,7 +103,7 @@ class Servers:
         except OSError as error:
             log.error("the servers cannot be stored: %s", error)
 
-    def _kept(self) -> list[str]:
+    def _stored_urls(self) -> list[str]:
         try:
             return checked(strict_loads(self._file.read_bytes()))
         except (OSError, ValueError):
@@ -119,10 +119,10 @@ def checked(urls: object) -> list[str]:
     or too many."""
     if not isinstance(urls, list | tuple) or not 0 < len(urls) <= MAX_SERVERS:
         raise ValueError(f"the control plane has 1 to {MAX_SERVERS} addresses")
-    return list(dict.fromkeys(_checked(url) for url in urls))
+    return list(dict.fromkeys(_valid_url(url) for url in urls))
 
 
-def _checked(url: object) -> str:
+def _valid_url(url: object) -> str:
     text = url.strip().rstrip("/") if isinstance(url, str) else ""
     parts = urlsplit(text)
     is_plain = text.isascii() and text.isprintable() and " " not in text and len(text) <= MAX_URL_CHARS

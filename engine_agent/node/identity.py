@@ -255,14 +255,14 @@ class IdentityCopy:
                 folder.chmod(0o750)
         revoked = self._own.revoked_file.read_text(encoding="ascii")
         serials = "".join(f"{serial:x}\n" for serial in revoked_serials(revoked))
-        self._put(self._copy.folder / REVOKED_SERIALS_FILE, serials.encode())
+        self._write_if_changed(self._copy.folder / REVOKED_SERIALS_FILE, serials.encode())
         # Authorities first, then the certificate, as in the agent's own folder.
-        self._put(self._copy.revoked_file, revoked.encode())
-        self._put(self._copy.bundle_file, self._own.bundle_file.read_bytes())
-        self._put(self._copy.combined_file, self._own.combined_file.read_bytes())
+        self._write_if_changed(self._copy.revoked_file, revoked.encode())
+        self._write_if_changed(self._copy.bundle_file, self._own.bundle_file.read_bytes())
+        self._write_if_changed(self._copy.combined_file, self._own.combined_file.read_bytes())
         self._copied = stamp
 
-    def _put(self, path: Path, content: bytes) -> None:
+    def _write_if_changed(self, path: Path, content: bytes) -> None:
         if path.exists() and path.read_bytes() == content:
             return
         temporary = path.with_name(f".{path.name}")

@@ -69,17 +69,17 @@ class Metadata:
 
     def _read(self, path: str, now_s: float) -> bytes:
         """Returns an empty body if there is nothing of this kind."""
-        status, body = self._get(path, now_s)
+        status, body = self._get_metadata(path, now_s)
         if status == NO_TOKEN:  # it expired early, for example because the machine was stopped and started
             self._token = ""
-            status, body = self._get(path, now_s)
+            status, body = self._get_metadata(path, now_s)
         if status == NOTHING_THERE:
             return b""
         if status != OK:
             raise MetadataUnavailable(f"{path} answers {status}")
         return body
 
-    def _get(self, path: str, now_s: float) -> tuple[int, bytes]:
+    def _get_metadata(self, path: str, now_s: float) -> tuple[int, bytes]:
         return self._request(
             "GET", f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self._current_token(now_s)}
         )

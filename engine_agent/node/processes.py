@@ -164,7 +164,7 @@ class Processes:
         slot = self._slots.get(kind)
         if slot is not None and not slot.stopping:
             slot.stopping = True
-            self._spawn_task(self._end(kind, slot, grace_s))
+            self._spawn_task(self._stop_group(kind, slot, grace_s))
 
     def close(self) -> None:
         """Stops watching; all processes keep running."""
@@ -196,7 +196,7 @@ class Processes:
         self._on_end(ProcessEnd(kind, slot.record, code, was_ordered, ran_s))
         self._spawn_task(self._clear_session(kind, slot))
 
-    async def _end(self, kind: ProcessKind, slot: _Supervised, grace_s: float) -> None:
+    async def _stop_group(self, kind: ProcessKind, slot: _Supervised, grace_s: float) -> None:
         procfs.terminate_group(slot.record.pid)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):

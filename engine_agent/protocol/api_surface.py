@@ -63,7 +63,7 @@ def _inference(path: str, what: str, counting: Counting, *, streams: bool = Fals
     return ApiPath(path, ("POST",), what, counting=counting, streams=streams, has_priority=has_priority, **more)  # type: ignore[arg-type]
 
 
-def _kept(path: str, methods: tuple[str, ...], what: str) -> ApiPath:
+def _control_plane_path(path: str, methods: tuple[str, ...], what: str) -> ApiPath:
     """A path that the control plane answers. Its requests to cells are counted like all others."""
     return ApiPath(path, methods, what, AnsweredBy.CONTROL_PLANE, has_model=False)
 
@@ -119,16 +119,16 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
         for path in ("/health", "/healthz")
     ),
     ApiPath("/version", ("GET",), "the version of Switchyard", AnsweredBy.INGRESS, has_model=False),
-    _kept("/v1/async/chat/completions", ("POST",), "chat, answered later"),
-    _kept("/v1/async/completions", ("POST",), "completions, answered later"),
-    _kept("/v1/async/{id}", ("GET", "DELETE"), "state of such a request; cancel it"),
-    _kept("/v1/files", ("GET", "POST"), "list the tenant's files; upload one as a form"),
-    _kept("/v1/files/{id}", ("GET", "DELETE"), "a file; delete it"),
-    _kept("/v1/files/{id}/content", ("GET",), "content of a file"),
-    _kept("/v1/batches", ("GET", "POST"), "list the tenant's batches; start one from a file"),
-    _kept("/v1/batches/{id}", ("GET",), "state of a batch"),
-    _kept("/v1/batches/{id}/cancel", ("POST",), "cancel a batch; finished answers stay"),
-    _kept("/v1/usage", ("GET",), "usage of the key's tenant"),
+    _control_plane_path("/v1/async/chat/completions", ("POST",), "chat, answered later"),
+    _control_plane_path("/v1/async/completions", ("POST",), "completions, answered later"),
+    _control_plane_path("/v1/async/{id}", ("GET", "DELETE"), "state of such a request; cancel it"),
+    _control_plane_path("/v1/files", ("GET", "POST"), "list the tenant's files; upload one as a form"),
+    _control_plane_path("/v1/files/{id}", ("GET", "DELETE"), "a file; delete it"),
+    _control_plane_path("/v1/files/{id}/content", ("GET",), "content of a file"),
+    _control_plane_path("/v1/batches", ("GET", "POST"), "list the tenant's batches; start one from a file"),
+    _control_plane_path("/v1/batches/{id}", ("GET",), "state of a batch"),
+    _control_plane_path("/v1/batches/{id}/cancel", ("POST",), "cancel a batch; finished answers stay"),
+    _control_plane_path("/v1/usage", ("GET",), "usage of the key's tenant"),
 )
 """In the order of the documentation page."""
 CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}

@@ -49,7 +49,7 @@ def first_ports(kind: AgentKind) -> range:
 
 
 def metrics_port(ingress_port: int) -> int:
-    return _above(ingress_port, METRICS_ABOVE)
+    return _port_at_offset(ingress_port, METRICS_ABOVE)
 
 
 def ingress_ports(ingress_port: int) -> dict[str, int]:
@@ -64,15 +64,15 @@ def ingress_ports(ingress_port: int) -> dict[str, int]:
 
 def hop_port(ingress_port: int) -> int:
     """Port on which an ingress accepts other regions' requests."""
-    return _above(ingress_port, HOPS_ABOVE)
+    return _port_at_offset(ingress_port, HOPS_ABOVE)
 
 
 def tls_port(ingress_port: int) -> int:
     """Port on which an ingress accepts applications' requests over TLS, once its region has a certificate."""
-    return _above(ingress_port, TLS_ABOVE)
+    return _port_at_offset(ingress_port, TLS_ABOVE)
 
 
-def _above(port: int, offset: int) -> int:
+def _port_at_offset(port: int, offset: int) -> int:
     return port + offset if port + offset <= HIGHEST_PORT else port - offset
 
 

@@ -67,10 +67,10 @@ class LateWakeUp:
     grace_s: float
     longest_pause_s: float = LONGEST_PAUSE_S
     _looked_at_s: float | None = None
-    _hold_until_s: float = 0.0
+    _waits_until_s: float = 0.0
 
-    def may_judge(self, now_s: float) -> bool:
+    def may_enforce(self, now_s: float) -> bool:
         if self._looked_at_s is None or now_s - self._looked_at_s > self.longest_pause_s:
-            self._hold_until_s = now_s + self.grace_s
+            self._waits_until_s = now_s + self.grace_s
         self._looked_at_s = now_s
-        return now_s >= self._hold_until_s
+        return now_s >= self._waits_until_s

@@ -184,12 +184,12 @@ def forecasts_of(deployment: str, now: datetime) -> Forecasts:
         said.setdefault(record.series_id, []).append(record)
     return Forecasts(
         deployment,
-        tuple(_row(row, loads, said.get(row.pk, []), now) for row in shown),
+        tuple(_forecast_row(row, loads, said.get(row.pk, []), now) for row in shown),
         len(ordered) - len(shown),
     )
 
 
-def _row(
+def _forecast_row(
     row: DemandForecast,
     loads: dict[tuple[str, str, date], list[float | None]],
     records: list[ForecastRecord],

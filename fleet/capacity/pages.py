@@ -65,8 +65,8 @@ def day_plan_view(*, deployment: str, region: str, now: datetime) -> DayPlanView
         plan,
         is_old=(now - plan.at).total_seconds() >= FRESH_S,
         charts=_charts(plan, list(places), region),
-        orders=_rows(plan, plan.orders, wanted),
-        lacks=_rows(plan, plan.lacks, wanted),
+        orders=_plan_rows(plan, plan.orders, wanted),
+        lacks=_plan_rows(plan, plan.lacks, wanted),
         warm=tuple(
             WarmMachines(where, kind, spares.count, spares.reason)
             for (where, kind), spares in spares_by_plan(now).items()
@@ -77,7 +77,7 @@ def day_plan_view(*, deployment: str, region: str, now: datetime) -> DayPlanView
     )
 
 
-def _rows(plan: DayPlan, rows: Sequence[dict[str, Any]], wanted: dict[str, str]) -> tuple[PlanRow, ...]:
+def _plan_rows(plan: DayPlan, rows: Sequence[dict[str, Any]], wanted: dict[str, str]) -> tuple[PlanRow, ...]:
     found = [row for row in rows if all(not value or row[name] == value for name, value in wanted.items())]
     return tuple(PlanRow(plan.at + timedelta(seconds=row["at_s"]), row) for row in found[:ROWS_SHOWN])
 

@@ -45,7 +45,7 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
         replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
         repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
         modes=written.get("modes", ["fleet_faultrule"], rule_modes),
-        down=_down(now - timedelta(seconds=settings.witness_age_s)),
+        down=_unreachable_cells(now - timedelta(seconds=settings.witness_age_s)),
         windows=windows,
         muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
     )
@@ -130,7 +130,7 @@ def _repairs(since: datetime) -> dict[str, int]:
     return Counter(counted.filter(at__gte=F("inspected_at")).order_by().values_list("node_id", flat=True))
 
 
-def _down(since: datetime) -> dict[str, str]:
+def _unreachable_cells(since: datetime) -> dict[str, str]:
     """Cell -> an ingress that cannot reach its current generation, from recent sightings only."""
     witnesses: dict[tuple[str, int], str] = {}
     for row in CellSighting.objects.filter(seen_at__gte=since).order_by("witness"):

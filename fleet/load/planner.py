@@ -262,7 +262,7 @@ def fine_index(now_s: float) -> int:
 def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[FinishedWindow]:
     """Adds a sample to the series, which changes, and returns finished windows. Without a sample, only expired long
     windows are finished. A fine window has the number of the last complete one, even if it covers more time."""
-    done = [_finished(step, series.open.pop(step)) for step in _over(series, now_s)]
+    done = [_finished(step, series.open.pop(step)) for step in _finished_steps(series, now_s)]
     if sample is None:
         return done
     covered_s = FINE_S if series.at is None else max(1.0, now_s - series.at)
@@ -286,7 +286,7 @@ def _coarse_index(step: int, now_s: float) -> int:
     return int((now_s - FINE_S / 2) // step)
 
 
-def _over(series: Accumulator, now_s: float) -> list[int]:
+def _finished_steps(series: Accumulator, now_s: float) -> list[int]:
     return [step for step, window in series.open.items() if window.index < _coarse_index(step, now_s)]
 
 

@@ -212,7 +212,7 @@ def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -
         grown = {
             name: (codes, added)
             for name, codes in reported.items()
-            if (added := _added(rows.get(name), since, codes)) > 0
+            if (added := _refusals_added(rows.get(name), since, codes)) > 0
         }
         if not grown:
             return
@@ -241,6 +241,6 @@ def _counts(codes: Any) -> dict[str, int]:
     }
 
 
-def _added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> int:
+def _refusals_added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> int:
     before = row.codes if row is not None and row.since == since else {}
     return sum(max(0, count - before.get(code, 0)) for code, count in codes.items())

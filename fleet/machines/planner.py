@@ -232,29 +232,29 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePresence:
+class ListedState:
     provider_id: str
     state: str
     absent_lists: int
 
 
-def plan_presence(machines: Collection[KnownMachine], listed: Listed) -> tuple[MachinePresence, ...]:
+def plan_listed_states(machines: Collection[KnownMachine], listed: Listed) -> tuple[ListedState, ...]:
     """Returns the changes of recorded machines that follow from a list."""
-    found = [_machine_presence(machine, listed) for machine in machines]
+    found = [_listed_state(machine, listed) for machine in machines]
     return tuple(one for one in found if one is not None)
 
 
-def _machine_presence(machine: KnownMachine, listed: Listed) -> MachinePresence | None:
+def _listed_state(machine: KnownMachine, listed: Listed) -> ListedState | None:
     if machine.state in ENDED and listed.states.get(machine.provider_id) not in ENDED:
         return None  # final, although a late list may show it
     if machine.provider_id in listed.states:
-        return MachinePresence(machine.provider_id, listed.states[machine.provider_id], 0)
+        return ListedState(machine.provider_id, listed.states[machine.provider_id], 0)
     if not listed.complete or machine.zone in listed.silent_zones:
         return None
     if listed.began_at - machine.launched_at < VISIBLE_AFTER:
         return None
     absent = machine.absent_lists + 1
-    return MachinePresence(machine.provider_id, GONE if absent >= ABSENT_LISTS else machine.state, absent)
+    return ListedState(machine.provider_id, GONE if absent >= ABSENT_LISTS else machine.state, absent)
 
 
 LISTED = frozenset({NoticeSource.STATUS, NoticeSource.BLOCK})

@@ -144,12 +144,12 @@ def cells_grant(decision: GrantCells, *, now: datetime) -> None:
         if not changed:
             raise StaleDecision(f"{place[0]} in {place[1]} has another target or grant meanwhile")
         if decision.granted != decision.seen:
-            _tell(decision, now)
+            _grant_event(decision, now)
             wake_ups.send(AUTOSCALE_TASK)  # requests may wait for a first cell, which is now allowed or not
         live.push("deployments", place[0])
 
 
-def _tell(decision: GrantCells, now: datetime) -> None:
+def _grant_event(decision: GrantCells, now: datetime) -> None:
     granted = decision.asked if decision.granted is None else min(decision.granted, decision.asked)
     of = f"{granted} of {cells_text(decision.asked)} in {decision.region}"
     detail = {"was": decision.seen, "granted": decision.granted, "cells": decision.asked, "rule": decision.rule.value}

@@ -214,11 +214,11 @@ def places_of(placed: Iterable[tuple[tuple[str, ...], Node]]) -> tuple[Place, ..
     for name, below in groupby(ordered, key=lambda pair: pair[0][0]):
         pairs = [(path[1:], node) for path, node in below]
         here = [node for path, node in pairs if not path]
-        places.append(_place(name, places_of((path, node) for path, node in pairs if path), here))
+        places.append(_merged_place(name, places_of((path, node) for path, node in pairs if path), here))
     return tuple(places)
 
 
-def _place(name: str, below: tuple[Place, ...], here: Sequence[Node]) -> Place:
+def _merged_place(name: str, below: tuple[Place, ...], here: Sequence[Node]) -> Place:
     if len(below) == 1 and not here:
         only = below[0]
         return Place((name, *only.names), only.nodes, only.places, only.groups)

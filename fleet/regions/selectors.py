@@ -57,11 +57,11 @@ def application_tls(region: str, version: str) -> ApplicationTls:
     """Returns the message for a region's ingresses. `version`: from an earlier `tls_versions`. A certificate whose key
     cannot be decrypted has no text: ingresses keep their copy."""
     box = key_box()
-    certificates = tuple(ServerCertificate(row.name, _text(row, box)) for row in certificates_of(region))
+    certificates = tuple(ServerCertificate(row.name, _certificate_pem(row, box)) for row in certificates_of(region))
     return ApplicationTls(version, certificates, Region.objects.get(name=region).plain_http)
 
 
-def _text(row: ApplicationCertificate, box: MultiFernet) -> str:
+def _certificate_pem(row: ApplicationCertificate, box: MultiFernet) -> str:
     try:
         return row.chain + box.decrypt(row.sealed_secret.encode()).decode()
     except InvalidToken:

@@ -431,8 +431,8 @@ def plan_removal(
     ended = sorted((rollout for rollout in rollouts if not rollout.is_active), key=lambda each: -each.id)
     forgotten = ended[settings.rollouts :]
     gone = {rollout.id for rollout in forgotten}
-    told_of = {name for each in rollouts if each.id not in gone for name in (each.source, each.target)}
-    kept = frozenset({*newest_first[: settings.newest], *named, *told_of} - {""})
+    used_by_rollouts = {name for each in rollouts if each.id not in gone for name in (each.source, each.target)}
+    kept = frozenset({*newest_first[: settings.newest], *named, *used_by_rollouts} - {""})
     return Removal(
         rollouts=tuple(sorted(gone)), releases=tuple(name for name in newest_first if name not in kept), kept=kept
     )

@@ -36,10 +36,10 @@ def agent_source_register(source: AgentSource) -> None:
 
 def agents_seen(now: datetime) -> list[AgentView]:
     """Returns every agent that moves alone, by ID, with its last order."""
-    return _seen(now, {move.agent: move for move in AgentMove.objects.all()})
+    return _agent_views(now, {move.agent: move for move in AgentMove.objects.all()})
 
 
-def _seen(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
+def _agent_views(now: datetime, moves: Mapping[str, AgentMove]) -> list[AgentView]:
     alone = {agent.id: agent for agent in _node_agents(now)}
     alone |= {agent.id: agent for source in _sources for agent in source()}
     hosts = [_machine_agent(machine, alone, moves.get(machine.id)) for machine in _joined_machines()]
@@ -72,7 +72,7 @@ def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
 def agents_by_release(now: datetime) -> dict[str, list[str]]:
     """Release -> IDs of the agents that run it; "" for agents without one, such as from a checkout."""
     found: dict[str, list[str]] = {}
-    for agent in _seen(now, {}):
+    for agent in _agent_views(now, {}):
         found.setdefault(agent.release, []).append(agent.id)
     return found
 

@@ -35,7 +35,7 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.transitions import StaleDecision
 from models_registry.versions.models import ModelVersion
-from models_registry.versions.services.drafts import version_hold
+from models_registry.versions.services.drafts import version_lock
 
 
 def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
@@ -223,7 +223,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
     this version already, or the version was retired since the proposal."""
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
-        version_hold(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
+        version_lock(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
         before = Rollout.objects.select_for_update().filter(deployment=deployment, state__in=ACTIVE).first()
         if already_serves(deployment, proposal.version):
             raise Conflict(f"every cell of {deployment.name} runs {proposal.version.reference} already")

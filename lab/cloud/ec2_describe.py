@@ -250,20 +250,20 @@ STATE_CHANGE = "EC2 Instance State-change Notification"
 
 def warn_of_interruption(world: World, machine_id: str) -> None:
     """Two minutes' notice, and the end after them."""
-    machine = _known(world, machine_id)
+    machine = _require_machine(world, machine_id)
     machine.interrupted = world.clock.now() + SPOT_LEAD_S
     emit(world, machine, SPOT_WARNING, {"instance-id": machine_id, "instance-action": "terminate"})
 
 
 def recommend_rebalance(world: World, machine_id: str) -> None:
-    machine = _known(world, machine_id)
+    machine = _require_machine(world, machine_id)
     machine.rebalance_at = world.clock.now()
     emit(world, machine, REBALANCE, {"instance-id": machine_id})
 
 
 def schedule(world: World, machine_id: str, code: str, not_before: float) -> None:
     """A scheduled event, such as `instance-retirement`, at `not_before` (seconds since 1970)."""
-    _known(world, machine_id).events.append(
+    _require_machine(world, machine_id).events.append(
         {
             "InstanceEventId": f"instance-event-{secrets.token_hex(9)[:17]}", "Code": code,
             "Description": "The instance is running on degraded hardware", "NotBefore": moment(not_before),
@@ -282,15 +282,15 @@ def announce(world: World) -> None:
         if reserved.is_block and not reserved.announced and reserved.ends and now >= reserved.ends - BLOCK_LEAD_S:
             reserved.announced = True
             detail = {"capacity-reservation-id": reserved.id, "end-date": moment(reserved.ends).isoformat()}
-            _put(world, reserved.region, BLOCK_WARNING, detail, [])
+            _put_event(world, reserved.region, BLOCK_WARNING, detail, [])
 
 
 def emit(world: World, machine: Machine, kind: str, detail: dict[str, Any]) -> None:
     arn = f"arn:aws:ec2:{machine.region}:{world.account}:instance/{machine.id}"
-    _put(world, machine.region, kind, detail, [arn])
+    _put_event(world, machine.region, kind, detail, [arn])
 
 
-def _put(world: World, region: str, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
+def _put_event(world: World, region: str, kind: str, detail: dict[str, Any], resources: list[str]) -> None:
     event = {
         "Source": "aws.ec2", "DetailType": kind, "Detail": json.dumps(detail), "Resources": resources,
         "Time": world.clock.now(),
@@ -298,7 +298,7 @@ def _put(world: World, region: str, kind: str, detail: dict[str, Any], resources
     world.backend("events", region).put_events([event])
 
 
-def _known(world: World, machine_id: str) -> Machine:
+def _require_machine(world: World, machine_id: str) -> Machine:
     machine = world.machines.get(machine_id)
     if machine is None:
         raise KeyError(machine_id)

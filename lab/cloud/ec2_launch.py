@@ -238,12 +238,12 @@ def run_instances(world: World, call: Call) -> dict[str, Any]:
     launch = read_launch(world, call)
     earlier = world.launches.get((call.region, launch.zone, launch.token)) if launch.token else None
     if earlier:
-        return _again(world, call, launch, *earlier)
+        return _repeated_launch(world, call, launch, *earlier)
     if call.params.get("DryRun"):
         return world.moto(call)  # refuses, by saying that it would have done it
     if launch.zone in world.silent_zones:
         raise Refused("Unavailable", "The server is overloaded and can't handle the request.")
-    reserved, count = _room(world, launch)
+    reserved, count = _launch_capacity(world, launch)
     _check_quota(world, call.region, launch, count)
     first = f"NetworkInterface.{launch.interfaces[0]['position']}."
     others = {key: None for key in call.form if key.startswith("NetworkInterface.") and not key.startswith(first)}
@@ -259,7 +259,7 @@ def run_instances(world: World, call: Call) -> dict[str, Any]:
     return describe_by_id(world, call, ids)[0]
 
 
-def _again(world: World, call: Call, launch: Launch, digest: str, ids: tuple[str, ...]) -> dict[str, Any]:
+def _repeated_launch(world: World, call: Call, launch: Launch, digest: str, ids: tuple[str, ...]) -> dict[str, Any]:
     """A token that was used. In another zone it is another request; see "Ensuring idempotency in EC2 API requests"."""
     if digest != launch.digest:
         raise Refused("IdempotentParameterMismatch", "Arguments on this idempotent request are inconsistent.")
@@ -272,7 +272,7 @@ def _again(world: World, call: Call, launch: Launch, digest: str, ids: tuple[str
 # --- whether there is room --------------------------------------------------------------------------------------------
 
 
-def _room(world: World, launch: Launch) -> tuple[Reserved | None, int]:
+def _launch_capacity(world: World, launch: Launch) -> tuple[Reserved | None, int]:
     capacity, now = world.machines.capacity, world.clock.now()
     reserved = capacity.wanted(launch.reservation_id, launch.instance_type, launch.zone, launch.market, now)
     if reserved and reserved.group_arn and not reserved.group_arn.endswith(f"/{launch.group}"):

@@ -29,7 +29,7 @@ class Target:
 def register_targets(world: World, call: Call) -> dict[str, Any]:
     """They are `initial` first; one that drains comes back; one that is there already stays as it is."""
     group, targets, now = _group(world, call), _targets(world, call), world.clock.now()
-    for key in [_checked(group, each) for each in call.params["Targets"]]:
+    for key in [_private_target(group, each) for each in call.params["Targets"]]:
         if key not in targets or targets[key].leaves is not None:
             checks = float(group.healthy_threshold_count) * float(group.health_check_interval_seconds)
             registered = now + world.delays.target_registered_s
@@ -115,7 +115,7 @@ def _key(group: Any, target: Mapping[str, Any]) -> TargetKey:
     return target["Id"], int(target.get("Port") or group.port)
 
 
-def _checked(group: Any, target: Mapping[str, Any]) -> TargetKey:
+def _private_target(group: Any, target: Mapping[str, Any]) -> TargetKey:
     if group.target_type == "ip":
         try:
             is_private = ip_address(target["Id"]).is_private

@@ -51,7 +51,7 @@ class Metadata:
             if ends is None or self._world.clock.now() >= ends:
                 return 401, "", {}
             with self._world.settled():
-                return _found(self._tree(), path)
+                return _find_reply(self._tree(), path)
 
     def _new_token(self, path: str, headers: Mapping[str, str]) -> Reply:
         if path != TOKENS_AT:
@@ -201,7 +201,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _found(tree: Tree, path: str) -> Reply:
+def _find_reply(tree: Tree, path: str) -> Reply:
     version, _, rest = path.removeprefix("/").partition("/")
     at: Tree | str | None = tree if VERSION.fullmatch(version) else None
     for name in filter(None, rest.split("/")):

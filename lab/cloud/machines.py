@@ -54,15 +54,15 @@ class Limits:
         if not self.enforced:
             return
         if call.service == "route53":
-            self._take(("", "route53"), CHANGES, 1, now, "Throttling")
+            self._take_tokens(("", "route53"), CHANGES, 1, now, "Throttling")
         elif call.service == "ec2":
             if call.operation in INSTANCES:
                 machines = int(call.form.get("MaxCount") or sum("InstanceId." in key for key in call.form))
-                self._take((call.region, f"{call.operation} machines"), INSTANCES[call.operation], machines, now)
+                self._take_tokens((call.region, f"{call.operation} machines"), INSTANCES[call.operation], machines, now)
             name, bucket = _ec2_bucket(call)
-            self._take((call.region, name), bucket, 1, now)
+            self._take_tokens((call.region, name), bucket, 1, now)
 
-    def _take(
+    def _take_tokens(
         self, key: tuple[str, str], bucket: Bucket, tokens: int, now: float, code: str = "RequestLimitExceeded"
     ) -> None:
         left, at = self._left.get(key, (bucket.size, now))

@@ -35,7 +35,7 @@ Maker = Callable[[World, str, str, Properties], Made]
 """World, region, name that CloudFormation would give it, properties."""
 
 
-def _as(world: World, region: str, service: str, operation: str, **params: Any) -> dict[str, Any]:
+def _call_operation(world: World, region: str, service: str, operation: str, **params: Any) -> dict[str, Any]:
     call = Call(service, operation, region, world.access_key, {}, b"", params)
     return HANDLERS[service, operation](world, call)
 
@@ -47,7 +47,7 @@ def _tags(properties: Properties) -> list[dict[str, str]]:
 def _placement_group(world: World, region: str, name: str, properties: Properties) -> Made:
     name = properties.get("GroupName", name)
     asked = {"GroupName": name, "Strategy": properties["Strategy"]}
-    _as(world, region, "ec2", "CreatePlacementGroup", **asked)
+    _call_operation(world, region, "ec2", "CreatePlacementGroup", **asked)
     world.groups[region][name]["Tags"] = _tags(properties)
     return Made(name, lambda: world.groups[region].pop(name, None))
 

@@ -274,12 +274,12 @@ class World:
     def _answer(self, call: Call) -> Answer:
         before = self._fault(call, When.BEFORE)
         if before and before.ending:
-            self._note(call, before.ending)
+            self._record_call(call, before.ending)
             raise _Lost(before.ending, (200, [], b"<nothing/>"))
         with contextlib.nullcontext() if call.operation in WAITING else self._lock:
             answer, outcome = self._carried_out(call, before)
         after = self._fault(call, When.AFTER)
-        self._note(call, after.code or after.ending or "" if after else outcome)
+        self._record_call(call, after.code or after.ending or "" if after else outcome)
         if after and after.ending:
             raise _Lost(after.ending, answer)
         return write_answer(call, Refused(after.code, after.message)) if after and after.code else answer
@@ -310,7 +310,7 @@ class World:
             time.sleep(fault.delay_s)
         return fault
 
-    def _note(self, call: Call, outcome: str) -> None:
+    def _record_call(self, call: Call, outcome: str) -> None:
         self.calls.append(Made(call.service, call.operation, call.region, call.access_key, str(outcome)))
 
     def forwarded(self, call: Call) -> Answer:

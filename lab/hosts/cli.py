@@ -134,12 +134,12 @@ def status(
     if as_json:
         print(json.dumps(seen, indent=2))
         return
-    rows = [_row(host) for host in seen["hosts"]]
+    rows = [_host_row(host) for host in seen["hosts"]]
     rows += [("", site, "", "", "", "", "; ".join(wrong)) for site, wrong in seen["sites"].items() if wrong]
     table(("HOST", "SITE", "ADDRESS", "POWER", "PROCESSES", "CLOCK", "NETWORK"), rows)
 
 
-def _row(host: dict[str, Any]) -> tuple[str, ...]:
+def _host_row(host: dict[str, Any]) -> tuple[str, ...]:
     power = "on" if host["power"] else "shut down" if host["shut_down"] else "off"
     own = (host["name"], host["site"], host["address"], power, str(host["processes"]))
     return (*own, skew_text(host["ahead_s"]), "; ".join(host["wrong"]))

@@ -153,13 +153,13 @@ class Control:
         if not path.startswith(PATH) or environ.get("HTTP_AUTHORIZATION"):
             return self._world(environ, start_response)
         try:
-            status, answer = "200 OK", self._do(path.removeprefix(PATH), environ)
+            status, answer = "200 OK", self._run_command(path.removeprefix(PATH), environ)
         except NoControl as error:
             status, answer = "400 Bad Request", {"error": str(error)}
         start_response(status, [("Content-Type", "application/json")])
         return [json.dumps(answer).encode()]
 
-    def _do(self, what: str, environ: Environ) -> dict[str, Any]:
+    def _run_command(self, what: str, environ: Environ) -> dict[str, Any]:
         todo = self._known.get(what)
         if todo is None or environ["REQUEST_METHOD"] != "POST":
             raise NoControl(f"{environ['REQUEST_METHOD']} {what!r}: POST one of {', '.join(self._known)}.")

@@ -91,13 +91,13 @@ def dropped(topology: Topology, conditions: Conditions) -> frozenset[Pair]:
     cuts = (*conditions.cuts, *(Cut(name) for name in conditions.off))
     for cut in cuts:
         own = topology.network_of(cut.name)
-        for other in _others(topology, cut):
+        for other in _networks_beyond(topology, cut):
             pairs |= {(own, other)} if cut.lost is not Lost.RECEIVED else set()
             pairs |= {(other, own)} if cut.lost is not Lost.SENT else set()
     return frozenset(pairs)
 
 
-def _others(topology: Topology, cut: Cut) -> list[IPv4Network]:
+def _networks_beyond(topology: Topology, cut: Cut) -> list[IPv4Network]:
     """The other side. A site that is cut off from all others still works internally."""
     if cut.other:
         return [topology.network_of(cut.other)]

@@ -53,7 +53,7 @@ def place_of(folder: Path, path: str) -> Path:
     belong to the host."""
     for name in (*OWN, *ON_TOP):
         if path.startswith(f"{name}/") and ".." not in path.split("/"):
-            own = _own(folder, name) / "changes" if name in ON_TOP else _own(folder, name)
+            own = _folder_of(folder, name) / "changes" if name in ON_TOP else _folder_of(folder, name)
             return own / path.removeprefix(f"{name}/")
     raise ValueError(f"{path} is no file of a host's own: give one below {', '.join((*OWN, *ON_TOP))}.")
 
@@ -70,17 +70,17 @@ def write(folder: Path, path: str, text: str) -> None:
 def make(tree: FileTree, etc: dict[str, str]) -> None:
     """Make the folders of a new host; those of one that has run stay as they are."""
     for name in OWN:
-        own = _own(tree.folder, name)
+        own = _folder_of(tree.folder, name)
         own.mkdir(parents=True, exist_ok=True)
         own.chmod(MODES.get(name, 0o755))
     for name in INSIDE_VAR:
-        inside = _own(tree.folder, "/var") / name
+        inside = _folder_of(tree.folder, "/var") / name
         inside.mkdir(exist_ok=True)
         inside.chmod(0o1777 if name == "tmp" else 0o755)
     for name in ON_TOP:
         for part in ("changes", "scratch"):
-            (_own(tree.folder, name) / part).mkdir(parents=True, exist_ok=True)
-    changes = _own(tree.folder, "/etc") / "changes"
+            (_folder_of(tree.folder, name) / part).mkdir(parents=True, exist_ok=True)
+    changes = _folder_of(tree.folder, "/etc") / "changes"
     (changes / Path(START_AT_BOOT).name).mkdir(exist_ok=True)
     for file, text in etc.items():
         (changes / file).write_text(text)
@@ -131,7 +131,7 @@ def _on_top(folder: str, is_root: bool) -> str:
     return f"upperdir={folder}/changes,workdir={folder}/scratch" + ("" if is_root else ",userxattr")
 
 
-def _own(folder: Path, name: str) -> Path:
+def _folder_of(folder: Path, name: str) -> Path:
     return folder / _name(name)
 
 

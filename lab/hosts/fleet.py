@@ -100,14 +100,14 @@ def start_script(topology: Topology, host: Host, python: Path, more: Mapping[str
     """What a host of the control plane starts when it boots: the launcher, once what that needs is there."""
     lines = ["#!/bin/sh", f"cd '{CHECKOUT}'", exports(topology, host, more)]
     if host.name != FIRST_CONTROL:
-        lines.append(_until(f"[ -e {CONTROL_HOME}/{SETTINGS} ]"))
+        lines.append(_wait_line(f"[ -e {CONTROL_HOME}/{SETTINGS} ]"))
     if DATABASE in topology.hosts:
         asked = "import os, psycopg; psycopg.connect(os.environ['DATABASE_URL'], connect_timeout=2)"
-        lines.append(_until(f"'{python}' -c \"{asked}\" 2>/dev/null"))
+        lines.append(_wait_line(f"'{python}' -c \"{asked}\" 2>/dev/null"))
     return "\n".join([*lines, f"exec '{python}' -m controlplane.embedded up", ""])
 
 
-def _until(command: str) -> str:
+def _wait_line(command: str) -> str:
     return f"until {command}; do sleep 0.5; done"
 
 

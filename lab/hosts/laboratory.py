@@ -84,7 +84,7 @@ class Laboratory:
         for router in self.topology.routers:
             with kernel.inside_network(router):
                 _set_sysctls()
-        self._do([*router_steps(self.topology), *outside_cable(self.topology)])
+        self._run_steps([*router_steps(self.topology), *outside_cable(self.topology)])
         self._relay = await self._start_helper("lab.hosts.relay", first=self._orders())
         direct = [each for each in forwards if each.host not in self.topology.regions]
         targets = [self._target(each) for each in direct]
@@ -154,7 +154,7 @@ class Laboratory:
             raise NoLaboratory(f"Connections cannot be watched; why is in {self._places.log}.")
         return json.loads(reply)
 
-    def _do(self, steps: Steps) -> None:
+    def _run_steps(self, steps: Steps) -> None:
         for namespace, lines in steps:
             _ip(namespace, lines)
 
@@ -169,7 +169,7 @@ class Laboratory:
         added = self._temporary_hosts.get(name)
         try:
             _ip(None, [f"netns add {name}"])
-            self._do(host_cable(self.topology, host, added.link_local if added else ()))
+            self._run_steps(host_cable(self.topology, host, added.link_local if added else ()))
             self.change(self.conditions.with_power(name, on=True))
             reply = await self._start_host(name)
         except NoLaboratory:

@@ -319,10 +319,10 @@ def candidate_rows(row: ConfigurationSearch) -> tuple[CandidateRow, ...]:
         )
         for choice, candidate in view.candidates.items()
     ]
-    return tuple(sorted(rows, key=_place))
+    return tuple(sorted(rows, key=_rank_key))
 
 
-def _place(row: CandidateRow) -> tuple[Any, ...]:
+def _rank_key(row: CandidateRow) -> tuple[Any, ...]:
     longest = max(row.scores, default=0.0)
     return not row.is_best, -longest, -row.scores.get(longest, row.predicted or 0.0), row.candidate.number
 

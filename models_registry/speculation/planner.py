@@ -93,13 +93,13 @@ def read_calibration(stated: Any) -> Calibration:
         raise BadCalibration("two tasks have the same name; names must be unique")
     if sum(len(answer) for task in read for answer in task.answers) > MOST_CHARACTERS:
         raise BadCalibration(f"the answers have more than {MOST_CHARACTERS} characters; calibrate with fewer")
-    return Calibration(_text(stated, "model"), _text(stated, "heads_sha256"), heads, read)
+    return Calibration(_text_field(stated, "model"), _text_field(stated, "heads_sha256"), heads, read)
 
 
 def _task(stated: Any, heads: int) -> Task:
     if not isinstance(stated, Mapping):
         raise BadCalibration(f"task {str(stated)[:40]!r} must be an object with name and answers")
-    name, answers = _text(stated, "name"), stated.get("answers")
+    name, answers = _text_field(stated, "name"), stated.get("answers")
     if not isinstance(answers, list) or not 2 <= len(answers) <= MOST_ANSWERS:
         raise BadCalibration(f"task {name}: answers must be a list of 2 to {MOST_ANSWERS} texts")
     for answer in answers:
@@ -110,7 +110,7 @@ def _task(stated: Any, heads: int) -> Task:
     return Task(name, heads, tuple(answers))
 
 
-def _text(stated: Mapping[str, Any], name: str) -> str:
+def _text_field(stated: Mapping[str, Any], name: str) -> str:
     value = stated.get(name)
     if not isinstance(value, str) or not value or len(value) > 100 or not value.isprintable():
         raise BadCalibration(f"{name} is {str(value)[:40]!r}; it must be a text of 1 to 100 characters")
@@ -256,12 +256,12 @@ def read_step_cost(stated: Any) -> StepCost:
             "instance_type, hardware and software must be texts of 120 characters at most, the first not empty"
         )
     steps: dict[int, dict[int, list[float]]] = {}
-    for row in _rows(stated, "steps"):
-        batch, verified = _whole(row, "batch", MOST_BATCH), _whole(row, "verified", 64)
+    for row in _row_list(stated, "steps"):
+        batch, verified = _whole_number(row, "batch", MOST_BATCH), _whole_number(row, "verified", 64)
         steps.setdefault(batch, {}).setdefault(verified, []).append(_seconds(row))
     guess: dict[int, list[float]] = {}
-    for row in _rows(stated, "guess") if "guess" in stated else ():
-        guess.setdefault(_whole(row, "batch", MOST_BATCH), []).append(_seconds(row))
+    for row in _row_list(stated, "guess") if "guess" in stated else ():
+        guess.setdefault(_whole_number(row, "batch", MOST_BATCH), []).append(_seconds(row))
     for batch, by_verified in steps.items():
         if 1 not in by_verified or len(by_verified) < 2:
             raise BadStepCost(
@@ -354,7 +354,7 @@ def _between(points: Mapping[int, float], at: int) -> float:
     return points[low] + (points[high] - points[low]) * (at - low) / (high - low)
 
 
-def _rows(stated: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _row_list(stated: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     rows = stated.get(name)
     if (
         not isinstance(rows, list)
@@ -365,7 +365,7 @@ def _rows(stated: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _whole(row: Mapping[str, Any], name: str, most: int) -> int:
+def _whole_number(row: Mapping[str, Any], name: str, most: int) -> int:
     value = row.get(name)
     if type(value) is not int or not 1 <= value <= most:
         raise BadStepCost(f"{name} is {str(value)[:40]!r}; it must be a whole number from 1 to {most}")

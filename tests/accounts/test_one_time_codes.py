@@ -32,11 +32,11 @@ def test_a_code_does_not_count_again_nor_one_before_it() -> None:
 
 
 def test_a_sealed_secret_is_one_users_and_hidden() -> None:
-    text = one_time_codes.sealed(SECRET, 7, AT)
+    text = one_time_codes.encrypted_secret(SECRET, 7, AT)
     assert SECRET not in text
-    assert one_time_codes.unsealed(text, 7) == SECRET
-    assert one_time_codes.unsealed(text, 8) == ""
-    assert one_time_codes.unsealed(text[:-2] + "AA", 7) == ""
+    assert one_time_codes.decrypted_secret(text, 7) == SECRET
+    assert one_time_codes.decrypted_secret(text, 8) == ""
+    assert one_time_codes.decrypted_secret(text[:-2] + "AA", 7) == ""
     assert one_time_codes.is_recent(text, AT + timedelta(seconds=600))
     assert not one_time_codes.is_recent(text, AT + timedelta(seconds=601))
 

@@ -86,7 +86,7 @@ def why_not_linear(pattern: str | bytes, *, searched: bool = True) -> str | None
             and _leads_both_ways(automaton, reach, one, other)
         ):
             where = "it may begin anywhere within what it repeats" if one == START else "two repetitions overlap"
-            return f"{where}: {_shown(automaton.characters[other])}"
+            return f"{where}: {_characters_text(automaton.characters[other])}"
     return None
 
 
@@ -121,7 +121,7 @@ def _reachable(automaton: Automaton, state: int) -> set[int]:
 def _build(items: list[Any], automaton: Automaton, flags: int) -> Part:
     whole = Part()
     for item in items:
-        part = _one(str(item[0]), item[1], automaton, flags)
+        part = _operation_part(str(item[0]), item[1], automaton, flags)
         automaton.connect(whole.last, part.first)
         whole = Part(
             whole.first | (part.first if whole.nullable else frozenset()),
@@ -131,7 +131,7 @@ def _build(items: list[Any], automaton: Automaton, flags: int) -> Part:
     return whole
 
 
-def _one(name: str, value: Any, automaton: Automaton, flags: int) -> Part:
+def _operation_part(name: str, value: Any, automaton: Automaton, flags: int) -> Part:
     match name:
         case "AT" | "ASSERT" | "ASSERT_NOT":
             return Part()
@@ -192,7 +192,7 @@ def _compiled(tree: Any) -> "re.Pattern[str]":
     return compiled
 
 
-def _shown(characters: Characters) -> str:
+def _characters_text(characters: Characters) -> str:
     shown = "".join(character for place, character in enumerate(ALPHABET) if characters >> place & 1)
     return repr(shown if len(shown) <= 20 else f"{shown[40:52]}…")
 

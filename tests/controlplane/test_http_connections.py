@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits
-from controlplane.http_connections import HttpCrowd, http_connections
+from controlplane.http_connections import HttpConnectionLimit, http_connections
 from tests.engine_agent.fake_control_plane import eventually
 
 pytestmark = pytest.mark.asyncio
@@ -27,8 +27,8 @@ class Listener:
         self.port = bound.getsockname()[1]
         config = uvicorn.Config(self._answer, interface="asgi3", lifespan="off", log_config=None)
         config.load()
-        self.crowd = HttpCrowd(limits.http, head_s)
-        make = http_connections(config, ServerState(), self.crowd)
+        self.limit = HttpConnectionLimit(limits.http, head_s)
+        make = http_connections(config, ServerState(), self.limit)
         self.door = ConnectionDoor(bound, make, limits, is_unlimited=lambda address: False)
         self.door.start(100)
         self.may_answer = asyncio.Event()
@@ -52,7 +52,7 @@ async def listening(limits: ConnectionLimits, head_s: float = 600.0) -> AsyncIte
     listener = Listener(limits, head_s)
     try:
         yield listener
-        await eventually(lambda: not listener.door.open and not listener.crowd.count)
+        await eventually(lambda: not listener.door.open and not listener.limit.count)
     finally:
         listener.door.close()
         await listener.door.wait_closed()
@@ -105,7 +105,7 @@ async def test_the_connection_that_was_silent_the_longest_makes_room_and_those_t
         asking = await listener.connected(b"GET /slow HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         await eventually(lambda: listener.slow)
         silent = [await listener.connected() for _ in range(2)]
-        await eventually(lambda: listener.crowd.count == 3)
+        await eventually(lambda: listener.limit.count == 3)
         fresh = await listener.connected(REQUEST)
         assert b"200 OK" in await fresh[0].readuntil(b"ok")
         assert await said_until_its_end(silent[0]) == b""
@@ -142,12 +142,12 @@ async def test_both_listeners_leave_half_of_the_open_files() -> None:
 
 async def test_who_still_introduces_himself_has_a_place_of_a_handshake() -> None:
     async with listening(ConnectionLimits(handshakes=2)) as listener:
-        introducing = 2
-        listener.door.introducing = lambda: introducing
+        pending_hellos = 2
+        listener.door.pending_hellos = lambda: pending_hellos
         reader, writer = await listener.connected()
         assert await reader.read(1) == b"", "closed before anything was done for it"
         writer.close()
-        introducing = 1
+        pending_hellos = 1
         reader, writer = await listener.connected(REQUEST)
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.close()

@@ -100,7 +100,7 @@ def _rounded_load(load: dict[str, float | None]) -> dict[str, float | None]:
 # Request holds for deployments that scale to zero: how long a request waits for the first cell, when that is expected,
 # and what prevents it. Without autoscaling the wait would be pointless, so there is no hold.
 
-_TOLD = ("for_s", "cold_start_s", "ready_at", "regions", "withheld")
+_HOLD_COLUMNS = ("for_s", "cold_start_s", "ready_at", "regions", "withheld")
 _STARTS = (CellState.PENDING.value, CellState.STARTING.value)
 
 
@@ -120,7 +120,7 @@ def pool_holds_follow(*, scaled: Iterable[ScaledDeployment], now: datetime) -> b
         changed,
         update_conflicts=True,
         unique_fields=["deployment"],
-        update_fields=list(_TOLD),
+        update_fields=list(_HOLD_COLUMNS),
     )
     if gone or changed:
         wake_ups.send("traffic.publish")
@@ -144,7 +144,7 @@ def _hold_row(one: ScaledDeployment, started: list[datetime]) -> PoolHold:
 
 
 def _is_same(row: PoolHold, other: PoolHold) -> bool:
-    return all(getattr(row, name) == getattr(other, name) for name in _TOLD)
+    return all(getattr(row, name) == getattr(other, name) for name in _HOLD_COLUMNS)
 
 
 def _start_times(names: Iterable[str]) -> dict[str, list[datetime]]:

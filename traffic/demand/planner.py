@@ -18,7 +18,7 @@ COVERED_LEAST = 0.8
 LONGEST_LOOK_S = 20.0
 """A sample counts for at most this long; later time is unknown."""
 
-GUEST = ServingClass.BATCH.value
+BATCH_CLASS = ServingClass.BATCH.value
 Place = tuple[str, str]
 """Deployment, region."""
 
@@ -80,7 +80,7 @@ def series_loads(
 def batch_work_share(cells: Iterable[Mapping[str, float]]) -> float:
     """Returns the share of batch work in cells, 0 to 1. Each cell has the same weight regardless of its numbers, so a
     wrong one changes only its own part."""
-    shares = [classes.get(GUEST, 0.0) / total for classes in cells if (total := sum(classes.values())) > 0]
+    shares = [classes.get(BATCH_CLASS, 0.0) / total for classes in cells if (total := sum(classes.values())) > 0]
     return sum(shares) / len(shares) if shares else 0.0
 
 

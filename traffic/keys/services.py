@@ -27,7 +27,7 @@ ROTATION_GRACE = timedelta(hours=24)
 """A rotated key stays valid this long, so that the application can switch."""
 
 
-EXPIRED_TOLD = timedelta(days=30)
+EXPIRED_KEPT_FOR = timedelta(days=30)
 """Expired keys are refused as expired for this time and as unknown afterwards, which keeps tables short."""
 RETIRED_AT_ONCE = 1000
 
@@ -132,7 +132,7 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
 
 def keys_retire(*, now: datetime) -> list[str]:
     """Revokes keys that expired long ago, so that ingresses no longer list them. Returns their prefixes."""
-    ended = ApplicationKey.objects.filter(revoked_at=None, expires_at__lt=now - EXPIRED_TOLD)
+    ended = ApplicationKey.objects.filter(revoked_at=None, expires_at__lt=now - EXPIRED_KEPT_FOR)
     prefixes = list(ended.order_by("id").values_list("prefix", flat=True)[:RETIRED_AT_ONCE])
     for prefix in prefixes:
         key_revoke(prefix=prefix, actor="switchyard", now=now, why="expired long ago")

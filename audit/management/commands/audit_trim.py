@@ -24,5 +24,5 @@ class Command(AuditedCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         removed = audit_trim(before=before, unexported_too=options["unexported_too"])
-        self.acts_outside = removed > 0
+        self.has_external_effect = removed > 0
         self.stdout.write(f"removed {removed} records from before {options['before']}")

@@ -10,7 +10,7 @@ from audit.services import application_role_grant
 
 class Command(AuditedCommand):
     help = "Grant a PostgreSQL role the rights of the control plane's processes. Run it as owner after each migrate."
-    acts_outside = True
+    has_external_effect = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("role", help="name of an existing role that is neither a superuser nor the owner")

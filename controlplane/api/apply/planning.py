@@ -199,11 +199,13 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
         if field == "regions":
             yield from _region_changes(spec["regions"], current["regions"])
         elif field == "update_policy":
-            yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(current[field])))
+            yield from _field_changes("update_policy", spec[field], policy_as_json(parse_policy(current[field])))
         elif field == "scaling":
-            yield from _parts("scaling", spec[field], scaling_policy_as_json(parse_scaling_policy(current[field])))
+            yield from _field_changes(
+                "scaling", spec[field], scaling_policy_as_json(parse_scaling_policy(current[field]))
+            )
         elif field == "slo":
-            yield from _parts("slo", spec[field], current[field])
+            yield from _field_changes("slo", spec[field], current[field])
         elif field == "by_type" and "regions" in current:
             before = current["by_type"]
             differing = {region: wanted for region, wanted in spec[field].items() if wanted != before.get(region, {})}
@@ -226,10 +228,10 @@ def _says_the_same(field: str, one: Any, other: Any) -> bool:
         return False  # its service reports errors
 
 
-def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
+def _field_changes(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
     for key, value in after.items():
         if isinstance(value, Mapping):
-            yield from _parts(f"{path}.{key}", value, before.get(key) or {})
+            yield from _field_changes(f"{path}.{key}", value, before.get(key) or {})
         elif value != before.get(key):
             yield Change(f"{path}.{key}", before.get(key), value)
 

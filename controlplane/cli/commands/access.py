@@ -133,7 +133,7 @@ def set_certificate(
 
     switchyard certificate set api --certificate fullchain.pem --key privkey.pem"""
     run = session_of(context)
-    body = {"name": name, "region": region, "certificate": _text(chain), "private_key": _text(key)}
+    body = {"name": name, "region": region, "certificate": _read_pem(chain), "private_key": _read_pem(key)}
     shown = run.connection.post("certificates", body)
     run.show(shown, [f"certificate {name}: {', '.join(shown['names'])}, until {shown['not_after']}"])
 
@@ -147,7 +147,7 @@ def remove_certificate(context: typer.Context, name: Name, yes: Yes = False) -> 
     run.show({"name": name, "removed": True}, [f"certificate {name} is removed"])
 
 
-def _text(path: Path) -> str:
+def _read_pem(path: Path) -> str:
     """The content of a PEM file. Raises Failure if it cannot be read, is too long, or is not text."""
     try:
         with path.open("rb") as file:

@@ -50,7 +50,7 @@ def place_named(run: Session, name: str) -> Resource:
     return first
 
 
-def _act(run: Session, resource: Resource, names: list[str], action: str, why: str) -> None:
+def _run_action(run: Session, resource: Resource, names: list[str], action: str, why: str) -> None:
     results = []
     for name in names:
         result = run.connection.post(f"{path_of(resource.path, name)}/{action}", {"why": why})
@@ -77,21 +77,21 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
     run = session_of(context)
     for name in names:
         resource = place_named(run, name)
-        _act(run, resource, [name.rpartition("/")[2]], "drain", why)
+        _run_action(run, resource, [name.rpartition("/")[2]], "drain", why)
 
 
 @app.command()
 def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Exclude nodes from new placements. Running cells stay."""
     run = session_of(context)
-    _act(run, run.resource("nodes"), names, "cordon", why)
+    _run_action(run, run.resource("nodes"), names, "cordon", why)
 
 
 @app.command()
 def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Allow nodes to be used for cells again. This overrides failed checks."""
     run = session_of(context)
-    _act(run, run.resource("nodes"), names, "uncordon", why)
+    _run_action(run, run.resource("nodes"), names, "uncordon", why)
 
 
 @app.command("check")
@@ -110,7 +110,7 @@ def check(
     switchyard check n-1a0a1784 n-9f31c2aa --links"""
     run = session_of(context)
     if not links:
-        _act(run, run.resource("nodes"), names, "check", why)
+        _run_action(run, run.resource("nodes"), names, "check", why)
         return
     first, *others = names
     run.connection.post(f"{path_of('nodes', first)}/check", {"why": why, "with_nodes": others})
@@ -122,7 +122,7 @@ def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = Fals
     """Replace nodes with others and terminate their machines."""
     run = session_of(context)
     run.confirm(f"{', '.join(names)} will be terminated.", wanted=names[0], yes=yes)
-    _act(run, run.resource("nodes"), names, "replace", why)
+    _run_action(run, run.resource("nodes"), names, "replace", why)
 
 
 @app.command()
@@ -140,7 +140,7 @@ def revoke(
     for name in names:
         resource = _agent_named(run, name)
         run.confirm(f"{name} will be rejected everywhere.", wanted=name, yes=yes)
-        _act(run, resource, [name.rpartition("/")[2]], "revoke", why)
+        _run_action(run, resource, [name.rpartition("/")[2]], "revoke", why)
 
 
 def _agent_named(run: Session, name: str) -> Resource:
@@ -158,7 +158,7 @@ def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = Fals
     """Restart whole cells. Running requests are interrupted; use `switchyard drain` to let them finish."""
     run = session_of(context)
     run.confirm(f"Running requests on {', '.join(names)} will be interrupted.", wanted=names[0], yes=yes)
-    _act(run, run.resource("cells"), names, "restart", why)
+    _run_action(run, run.resource("cells"), names, "restart", why)
 
 
 ROLES = {"p": "prefill", "d": "decode", "m": "mixed"}

@@ -16,7 +16,7 @@ agents = typer.Typer(help="Upgrade agents to another release.", no_args_is_help=
 app.add_typer(agents, name="agents")
 
 ACTIVE = ("running", "rolling_back")
-SAID = {
+STATE_TEXT = {
     "running": "is in progress",
     "rolling_back": "goes back",
     "succeeded": "has succeeded",
@@ -106,7 +106,7 @@ def _line(rollout: dict[str, Any]) -> str:
     well = sum(move["settled_at"] is not None for move in moves)
     reason = f": {rollout['reason']}" if rollout["reason"] else ""
     return (
-        f"upgrade {rollout['id']} to {rollout['to_release']} {SAID[rollout['state']]}, ring"
+        f"upgrade {rollout['id']} to {rollout['to_release']} {STATE_TEXT[rollout['state']]}, ring"
         f" {rollout['ring'] + 1} of {rollout['rings']}, {well} of {len(moves)} agent{'' if len(moves) == 1 else 's'}"
         f" well{reason}"
     )

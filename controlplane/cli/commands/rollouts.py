@@ -123,25 +123,25 @@ def watch(
 @rollout.command()
 def pause(context: typer.Context, subject: Subject, why: Why = "") -> None:
     """Pause a rollout: no further cell is replaced; cells in transition finish."""
-    _act(context, subject, "pause", why)
+    _run_rollout_action(context, subject, "pause", why)
 
 
 @rollout.command()
 def resume(context: typer.Context, subject: Subject, why: Why = "") -> None:
     """Resume the current stage of a rollout; a bake starts over."""
-    _act(context, subject, "resume", why)
+    _run_rollout_action(context, subject, "resume", why)
 
 
 @rollout.command()
 def abort(context: typer.Context, subject: Subject, why: Why = "") -> None:
     """Abort a rollout: cells keep the version that they run."""
-    _act(context, subject, "abort", why)
+    _run_rollout_action(context, subject, "abort", why)
 
 
 @rollout.command("roll-back")
 def roll_back(context: typer.Context, subject: Subject, why: Why = "") -> None:
     """Roll back: return every cell to the previous version."""
-    _act(context, subject, "roll-back", why)
+    _run_rollout_action(context, subject, "roll-back", why)
 
 
 @rollout.command("skip-bake")
@@ -151,10 +151,10 @@ def skip_bake(
     why: Annotated[str, typer.Option(help="Required: reason for skipping the bake.")],
 ) -> None:
     """Skip the bake and promote without the gate's verdict."""
-    _act(context, subject, "skip-bake", why)
+    _run_rollout_action(context, subject, "skip-bake", why)
 
 
-def _act(context: typer.Context, subject: str, action: str, why: str) -> None:
+def _run_rollout_action(context: typer.Context, subject: str, action: str, why: str) -> None:
     run = session_of(context)
     row = run.connection.post(f"rollouts/{_id_of(run, subject)}/{action}", {"why": why})
     run.show(row, [_line(row)])

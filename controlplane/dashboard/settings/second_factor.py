@@ -74,10 +74,10 @@ def _app_context(form: Submission, _: None) -> Context:
     require_fresh_login(form.request, form.now)
     user = _user(form.request)
     sealed = form.text("secret")
-    secret = one_time_codes.unsealed(sealed, user.pk) if one_time_codes.is_recent(sealed, form.now) else ""
+    secret = one_time_codes.decrypted_secret(sealed, user.pk) if one_time_codes.is_recent(sealed, form.now) else ""
     if not secret:
         secret = one_time_codes.app_secret()
-        sealed = one_time_codes.sealed(secret, user.pk, form.now)
+        sealed = one_time_codes.encrypted_secret(secret, user.pk, form.now)
     uri = one_time_codes.provisioning_uri(secret, user.get_username(), site_of(form.request).host)
     picture = mark_safe(one_time_codes.qr_code(uri))  # noqa: S308 - generated SVG without user input
     groups = [secret[at : at + 4] for at in range(0, len(secret), 4)]
@@ -88,7 +88,7 @@ def _add_app(form: Submission, _: None) -> HttpResponse:
     require_fresh_login(form.request, form.now)
     user = _user(form.request)
     sealed, code, name = form.text("secret"), form.text("one_time_code"), form.text("name")
-    return _added(form, user, app_enrol(user=user, sealed=sealed, code=code, name=name, now=form.now))
+    return _factor_added_response(form, user, app_enrol(user=user, sealed=sealed, code=code, name=name, now=form.now))
 
 
 def _key_context(form: Submission, _: None) -> Context:
@@ -104,7 +104,9 @@ def _add_key(form: Submission, _: None) -> HttpResponse:
     require_fresh_login(form.request, form.now)
     user, response = _user(form.request), form.text("credential", longest=LONGEST_CREDENTIAL + 1)
     site = site_of(form.request)
-    return _added(form, user, key_enrol(user=user, site=site, response=response, name=form.text("name"), now=form.now))
+    return _factor_added_response(
+        form, user, key_enrol(user=user, site=site, response=response, name=form.text("name"), now=form.now)
+    )
 
 
 factor_app = action_page_view(
@@ -141,7 +143,7 @@ def recovery_codes_action(form: Submission, _: None) -> HttpResponse | None:
     return _codes_shown(form, recovery_codes_issue(user=user, now=form.now))
 
 
-def _added(form: Submission, user: User, codes: tuple[str, ...]) -> HttpResponse:
+def _factor_added_response(form: Submission, user: User, codes: tuple[str, ...]) -> HttpResponse:
     session_renew(request=form.request, user=user, has_factor=True, now=form.now)
     return _codes_shown(form, codes) if codes else redirect("settings")
 

@@ -46,54 +46,58 @@ MAX_CLAIM = 256
 MAX_REASON = 200
 
 
-def _part(name: str, title: str, load: Load, *topics: str) -> Fragment:
+def _settings_fragment(name: str, title: str, load: Load, *topics: str) -> Fragment:
     return Fragment(f"settings-{name}", title, topics, f"dashboard/settings/{name}.html", load)
 
 
 def _page(title: str, role: Role, *fragments: Fragment) -> Page:
-    tabs = _part("tabs", "", lambda request: title)
+    tabs = _settings_fragment("tabs", "", lambda request: title)
     return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role)
 
 
 SETTINGS = _page(
     "You",
     Role.VIEWER,
-    _part("me", "You", lambda request: read.own_access(request.caller)),
-    _part("factors", "Second factor", lambda request: read.factors_view(request.caller)),
-    _part("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
-    _part("sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"),
+    _settings_fragment("me", "You", lambda request: read.own_access(request.caller)),
+    _settings_fragment("factors", "Second factor", lambda request: read.factors_view(request.caller)),
+    _settings_fragment("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
+    _settings_fragment(
+        "sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"
+    ),
 )
 USERS = _page(
     "Users",
     Role.ADMIN,
-    _part("users", "Users", lambda request: read.users_view()),
-    _part("service-accounts", "Service accounts", lambda request: read.service_accounts_view()),
+    _settings_fragment("users", "Users", lambda request: read.users_view()),
+    _settings_fragment("service-accounts", "Service accounts", lambda request: read.service_accounts_view()),
 )
 GROUPS = _page(
     "Groups",
     Role.ADMIN,
-    _part("groups", "Groups", lambda request: read.groups_view()),
-    _part("grants", "Grants for one deployment", lambda request: read.grants_view()),
+    _settings_fragment("groups", "Groups", lambda request: read.groups_view()),
+    _settings_fragment("grants", "Grants for one deployment", lambda request: read.grants_view()),
 )
 APPROVALS = _page(
     "Approvals",
     Role.VIEWER,
-    _part("pending", "Pending", lambda request: read.pending_approvals(request.caller), "approvals"),
-    _part("approval-rules", "Two-person approval", lambda request: read.approval_rules()),
-    _part("decided", "Decided", lambda request: read.past_approvals(), "approvals"),
+    _settings_fragment("pending", "Pending", lambda request: read.pending_approvals(request.caller), "approvals"),
+    _settings_fragment("approval-rules", "Two-person approval", lambda request: read.approval_rules()),
+    _settings_fragment("decided", "Decided", lambda request: read.past_approvals(), "approvals"),
 )
 WEBHOOKS = _page(
     "Webhooks",
     Role.VIEWER,
-    _part("webhooks", "Webhooks", lambda request: read.webhooks_view()),
-    _part("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
+    _settings_fragment("webhooks", "Webhooks", lambda request: read.webhooks_view()),
+    _settings_fragment("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
 )
 ALLOWANCES = _page(
     "Allowances",
     Role.VIEWER,
-    _part("allowances", "Engine options beyond the lists", lambda request: read.allowances_view()),
+    _settings_fragment("allowances", "Engine options beyond the lists", lambda request: read.allowances_view()),
 )
-FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", lambda request: read.fault_rules()))
+FAULT_RULES = _page(
+    "Rules", Role.VIEWER, _settings_fragment("fault-rules", "Fault rules", lambda request: read.fault_rules())
+)
 
 OWN = page_target("settings")
 LOGGED_IN = "logged in"

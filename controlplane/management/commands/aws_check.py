@@ -13,7 +13,7 @@ from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.models import CloudRegion
 from kernel import clock
 
-TO_MEND = (Verdict.DENIED, Verdict.MISSING)
+TO_FIX = (Verdict.DENIED, Verdict.MISSING)
 
 
 class Command(AuditedCommand):
@@ -32,12 +32,12 @@ class Command(AuditedCommand):
             clouds = clouds.filter(pk=options["region"])
             if not clouds:
                 raise CommandError(f"there is no region {options['region']!r} of provider aws")
-        to_mend = 0
+        to_fix = 0
         for cloud in clouds:
             self.stdout.write(f"\nregion {cloud.pk}, {cloud.state}{f': {cloud.reason}' if cloud.reason else ''}")
             for found in region_check(cloud, install, now):
-                to_mend += found.verdict in TO_MEND
+                to_fix += found.verdict in TO_FIX
                 self.stdout.write(f"  {found.verdict:<8} {found.what}{f': {found.text}' if found.text else ''}")
-        if to_mend:
-            self.stdout.write(f"\n{to_mend} to mend")
+        if to_fix:
+            self.stdout.write(f"\n{to_fix} to mend")
             sys.exit(1)

@@ -12,7 +12,7 @@ from kernel import clock
 class Command(AuditedCommand):
     help = "Take over the clouds of this install, whichever copy of its database held them. Stop that one first."
     one_transaction = False
-    acts_outside = True
+    has_external_effect = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--confirm", required=True, metavar="INSTALL", help="the install's name, such as sw-…")

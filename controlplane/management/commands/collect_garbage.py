@@ -28,7 +28,7 @@ class Command(AuditedCommand):
         "without a machine. With --delete, also run the control plane's next garbage collection now."
     )
     one_transaction = False
-    acts_outside = True
+    has_external_effect = True
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--region", default="", help="one region (default: all that are ready)")
@@ -48,7 +48,7 @@ class Command(AuditedCommand):
             until = f"{install.dry_run_until:%Y-%m-%d %H:%M} UTC"
             self.stdout.write(f"nothing is deleted until {until}: this is the install's first day")
         for cloud in clouds:
-            for line in _found(cloud, install.pk, now):
+            for line in _garbage_lines(cloud, install.pk, now):
                 self.stdout.write(f"{cloud.pk}: {line}")
             if options["delete"]:
                 cloud_list(cloud, now)
@@ -56,7 +56,7 @@ class Command(AuditedCommand):
                 self.stdout.write(f"{cloud.pk}: collected; the region's events name what was deleted")
 
 
-def _found(cloud: CloudRegion, install: str, now: datetime) -> Iterator[str]:
+def _garbage_lines(cloud: CloudRegion, install: str, now: datetime) -> Iterator[str]:
     """Yields one line for each suspect, and what would happen to it."""
     try:
         listing = region_list(cloud, install, now)

@@ -22,7 +22,7 @@ class Command(BaseCommand):
         deadline = time.monotonic() + options["wait_s"]
         last = ""
         while True:
-            readiness = self._look()
+            readiness = self._print_readiness()
             if (line := readiness.summary) != last:
                 self.stdout.write(line)
                 self.stdout.flush()
@@ -34,6 +34,6 @@ class Command(BaseCommand):
                 raise CommandError(f"not ready after {options['wait_s']:.0f} s: {waiting}")
             time.sleep(POLL_S)
 
-    def _look(self) -> Readiness:
+    def _print_readiness(self) -> Readiness:
         readiness = fleet_readiness()
         return readiness.plus(ingresses_waiting()) if readiness.is_ready else readiness

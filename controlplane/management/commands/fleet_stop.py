@@ -20,7 +20,7 @@ PROVIDER = "aws"
 class Command(AuditedCommand):
     help = "Stop every process of the local fleet of this home. The database keeps what should run; `make up` resumes."
     one_transaction = False
-    acts_outside = True
+    has_external_effect = True
 
     def add_arguments(self, parser: CommandParser) -> None:
         what = "also terminate the machines of its clouds: the install's name, such as sw-…"
@@ -46,7 +46,7 @@ class Command(AuditedCommand):
             return
         if name != install.pk:
             raise CommandError(f"this install is {install}, not {name!r}; {said}, run on")
-        failed = [f"{row.provider_id}: {error}" for row in running if (error := _end(row)) is not None]
+        failed = [f"{row.provider_id}: {error}" for row in running if (error := _terminate_machine(row)) is not None]
         self.stdout.write(f"ended {len(running) - len(failed)} of {said}")
         if failed:
             raise CommandError("these may run on: " + "; ".join(failed))
@@ -58,7 +58,7 @@ def _price(row: Machine) -> float:
     return row.price_per_hour or stated or 0.0
 
 
-def _end(machine: Machine) -> ProviderError | None:
+def _terminate_machine(machine: Machine) -> ProviderError | None:
     try:
         provider_named(PROVIDER).terminate(machine.runs)
     except ProviderError as error:

@@ -65,7 +65,7 @@ def _train(options: argparse.Namespace) -> int:
             for count, held_out in zip(_counts(options, family), (False, True), strict=True):
                 chosen = prompts(family, count, held_out=held_out)
                 folder = work / f"{family}-{'evaluated' if held_out else 'trained'}"
-                found = capture(model, tokenizer, chosen, folder, limits, _say)
+                found = capture(model, tokenizer, chosen, folder, limits, _print_line)
                 if held_out:
                     evaluated[family] = found
                 else:
@@ -75,7 +75,7 @@ def _train(options: argparse.Namespace) -> int:
         heads = MedusaHeads(options.heads, model.lm_head.weight.detach().float()[vocabulary], vocabulary)
         heads.to(options.device)
         states, wanted = training_rows(trained, options.heads, vocabulary.cpu(), whole)
-        _say(f"training {options.heads} heads on {len(states)} positions of {len(trained)} answers")
+        _print_line(f"training {options.heads} heads on {len(states)} positions of {len(trained)} answers")
         rules = TrainingRules(options.heads, options.epochs)
         train(
             heads,
@@ -84,10 +84,10 @@ def _train(options: argparse.Namespace) -> int:
             rules,
             work / f"heads-{options.heads}-{options.vocabulary}-{options.epochs}.pt",
             until_s,
-            _say,
+            _print_line,
         )
     except OutOfTime as late:
-        _say(f"the limit of {options.limit_s:g} s is reached: {late}; run it again to continue")
+        _print_line(f"the limit of {options.limit_s:g} s is reached: {late}; run it again to continue")
         return EXIT_OUT_OF_TIME
     calibration = {
         "format": 1,
@@ -101,7 +101,7 @@ def _train(options: argparse.Namespace) -> int:
         "learnt_from": {"answers": len(trained), "tokens": len(states), "epochs": options.epochs},
     }
     folder, manifest = write_heads(heads, whole, calibration, options.name, options.output)
-    _say(f"done in {time.monotonic() - began:.0f} s: {folder}")
+    _print_line(f"done in {time.monotonic() - began:.0f} s: {folder}")
     print(json.dumps({"uri": folder.resolve().as_uri(), "digest": manifest.digest}))
     return 0
 
@@ -147,7 +147,7 @@ def _counts(options: argparse.Namespace, family: str) -> tuple[int, int]:
     return max(1, round(trained * options.share)), max(2, round(evaluated * options.share))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 

@@ -38,7 +38,7 @@ def installed_target(installed: Installed = installed_version) -> NeuronTarget:
     other versions."""
     plugin = installed(PLUGIN)
     if plugin is None:
-        raise NoTarget(f"{PLUGIN} is not installed; install one of {_known()}")
+        raise NoTarget(f"{PLUGIN} is not installed; install one of {_target_names()}")
     for target in TARGETS:
         if not plugin.startswith(target.distributions[PLUGIN]):
             continue
@@ -47,7 +47,7 @@ def installed_target(installed: Installed = installed_version) -> NeuronTarget:
             if version is None or not version.startswith(beginning):
                 raise NoTarget(f"{name} is {version or 'not installed'}; {PLUGIN} {plugin} needs {beginning}*")
         return target
-    raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_known()}")
+    raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_target_names()}")
 
 
 def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
         )
 
 
-def _known() -> str:
+def _target_names() -> str:
     return ", ".join(map(str, TARGETS))
 
 

@@ -242,7 +242,7 @@ class BatchingModel:
             if name in self._running:
                 self._running[name].prefilled += tokens
                 self._keep_full_blocks(self._running[name])
-        return tuple(self._give(name) for name in step.yielding if name in self._running)
+        return tuple(self._emit_token(name) for name in step.yielding if name in self._running)
 
     def _admit(self) -> dict[str, int]:
         """Strictly in order: no request overtakes a long one at the head that waits for room, so none starves."""
@@ -346,7 +346,7 @@ class BatchingModel:
         jitter = 1 + self._random.uniform(-parameters.step_jitter, parameters.step_jitter)
         return (decode_s + prefill_tokens / parameters.prefill_tokens_per_s) * jitter
 
-    def _give(self, name: str) -> TokenGiven:
+    def _emit_token(self, name: str) -> TokenGiven:
         running = self._running[name]
         if running.sequence.output_tokens == 0:
             self._leave_batch(name)

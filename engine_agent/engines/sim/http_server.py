@@ -190,7 +190,7 @@ class AdminServer:
             ("GET", "/health"): health,
             ("GET", "/steps"): self._steps_page,
             ("GET", "/fault"): self._show,
-            ("POST", "/fault"): self._put,
+            ("POST", "/fault"): self._put_fault,
             ("DELETE", "/fault"): self._clear,
         }
 
@@ -211,7 +211,7 @@ class AdminServer:
         self._faults.clear()
         await self._show(scope, receive, send)
 
-    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _put_fault(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             fault = parse_fault(await read_body(receive))
         except ClientLeft:

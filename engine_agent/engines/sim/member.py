@@ -38,12 +38,12 @@ class Shutdown:
     """The end of this process: the first request wins."""
 
     def __init__(self) -> None:
-        self._end: asyncio.Future[ShutdownReason] = asyncio.get_running_loop().create_future()
+        self._shut_down: asyncio.Future[ShutdownReason] = asyncio.get_running_loop().create_future()
 
     def request(self, reason: str, failed: bool) -> None:
         """Ends the process, unless its end was requested before."""
-        if not self._end.done():
-            self._end.set_result(ShutdownReason(reason, failed))
+        if not self._shut_down.done():
+            self._shut_down.set_result(ShutdownReason(reason, failed))
 
     def on_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class Shutdown:
         task.add_done_callback(self._task_done)
 
     async def wait(self) -> ShutdownReason:
-        return await asyncio.shield(self._end)
+        return await asyncio.shield(self._shut_down)
 
     def _task_done(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -130,7 +130,7 @@ class Leader:
         end = await self._shutdown.wait()
         log.info("ending: %s", end.reason)
         tasks["start"].cancel()
-        await self._end(end)
+        await self._shut_down(end)
         await asyncio.wait([tasks["http"]])
         for name in ("engine", "kv"):
             if name in tasks:
@@ -149,7 +149,7 @@ class Leader:
             limit = f"{self._settings.rendezvous_timeout_s:g} s"
             self._fail(f"{self._link.missing} of {self._settings.followers} followers did not join within {limit}")
 
-    async def _end(self, end: ShutdownReason) -> None:
+    async def _shut_down(self, end: ShutdownReason) -> None:
         if end.failed:
             self._engine.fail(end.reason)
             self._link.close(end.reason, failed=True)

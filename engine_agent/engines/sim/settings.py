@@ -181,7 +181,7 @@ def _add_handover_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--base-ms", type=_not_negative, default=default.base_ms)
 
 
-def _checked(text: str, kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> float:
+def _bounded_number(text: str, kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> float:
     try:
         number = kind(text)
     except ValueError:
@@ -195,27 +195,27 @@ _MANY = 10.0**12
 
 
 def _count(text: str) -> int:
-    return int(_checked(text, int, 0, _MANY, "a whole number, 0 or more"))
+    return int(_bounded_number(text, int, 0, _MANY, "a whole number, 0 or more"))
 
 
 def _positive_count(text: str) -> int:
-    return int(_checked(text, int, 1, _MANY, "a whole number, 1 or more"))
+    return int(_bounded_number(text, int, 1, _MANY, "a whole number, 1 or more"))
 
 
 def _port(text: str) -> int:
-    return int(_checked(text, int, 1, 65535, "a port, 1 to 65535"))
+    return int(_bounded_number(text, int, 1, 65535, "a port, 1 to 65535"))
 
 
 def _positive(text: str) -> float:
-    return _checked(text, float, 1e-6, _MANY, "a number above 0")
+    return _bounded_number(text, float, 1e-6, _MANY, "a number above 0")
 
 
 def _not_negative(text: str) -> float:
-    return _checked(text, float, 0, _MANY, "a number, 0 or more")
+    return _bounded_number(text, float, 0, _MANY, "a number, 0 or more")
 
 
 def _jitter(text: str) -> float:
-    return _checked(text, float, 0, 0.9, "a fraction, 0 to 0.9")
+    return _bounded_number(text, float, 0, 0.9, "a fraction, 0 to 0.9")
 
 
 def _endpoint(text: str) -> Endpoint:

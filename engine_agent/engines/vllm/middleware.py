@@ -175,9 +175,9 @@ class KvEventReader:
             return
         if at > self._expected:
             self._replay(context, at)
-        self._take(at, payload)
+        self._apply_events(at, payload)
 
-    def _take(self, at: int, payload: bytes) -> None:
+    def _apply_events(self, at: int, payload: bytes) -> None:
         try:
             events = self._decoder.decode(payload)
         except msgspec.DecodeError:
@@ -203,7 +203,7 @@ class KvEventReader:
                 if at > self._expected:
                     self._forget()
                 if at >= self._expected:
-                    self._take(at, payload)
+                    self._apply_events(at, payload)
         if self._expected < before:
             self._forget()
 

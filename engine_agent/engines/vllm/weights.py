@@ -45,14 +45,14 @@ def build(cache: Path, gguf_path: Path, convert: Convert, say: Say, ranks: int =
         source["ranks"] = str(ranks)
     with exclusively(artifacts / f".{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
         for folder in sorted(artifacts.glob(f"{NAME}-*")):
-            manifest = _whole(folder, source, say)
+            manifest = _verified_manifest(folder, source, say)
             if manifest is not None:
                 say(f"{NAME} is in the cache, verified")
                 return folder, manifest
         return _convert_into(artifacts, gguf_path, source, convert, say)
 
 
-def _whole(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
+def _verified_manifest(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
     try:
         if read_manifest(folder).source != source:
             return None

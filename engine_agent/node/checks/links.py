@@ -114,7 +114,9 @@ def _connect(plan: LinkPlan, member: LinkMember, deadline_s: float) -> socket.so
     reason = "no time was left"
     while monotonic() < deadline_s:
         try:
-            link = socket.create_connection((member.address, member.port), _left(deadline_s), (plan.own.address, 0))
+            link = socket.create_connection(
+                (member.address, member.port), _seconds_left(deadline_s), (plan.own.address, 0)
+            )
             try:
                 return _proved(plan, link, member.rank, deadline_s)
             except OSError:
@@ -127,7 +129,7 @@ def _connect(plan: LinkPlan, member: LinkMember, deadline_s: float) -> socket.so
 
 
 def _proved(plan: LinkPlan, link: socket.socket, rank: int, deadline_s: float) -> socket.socket:
-    link.settimeout(_left(deadline_s))
+    link.settimeout(_seconds_left(deadline_s))
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     mine = secrets.token_bytes(NONCE_BYTES)
     link.sendall(_RANK.pack(plan.rank) + mine)
@@ -143,14 +145,14 @@ def _accept(
 ) -> tuple[int, socket.socket]:
     """The next member that proves itself. Other connections are closed and do not affect the check."""
     while True:
-        listening.settimeout(_left(deadline_s))
+        listening.settimeout(_seconds_left(deadline_s))
         try:
             link, _ = listening.accept()
         except TimeoutError:
             waiting = ", ".join(str(member) for member in plan.members if member.rank in missing)
             raise LinkBroken(f"{waiting} did not connect within {plan.within_s:g} s") from None
         try:
-            link.settimeout(min(5.0, _left(deadline_s)))
+            link.settimeout(min(5.0, _seconds_left(deadline_s)))
             (rank,), theirs = _RANK.unpack(_receive(link, _RANK.size)), _receive(link, NONCE_BYTES)
             mine = secrets.token_bytes(NONCE_BYTES)
             link.sendall(mine)
@@ -177,7 +179,7 @@ def _measure(plan: LinkPlan, links: Mapping[int, socket.socket], deadline_s: flo
             continue
         peer = other if plan.rank == one else one
         link = links[peer]
-        link.settimeout(_left(deadline_s))
+        link.settimeout(_seconds_left(deadline_s))
         if plan.rank == one:
             sent = _send_noise(link, noise, plan.mib)
             speeds[peer] = (sent, _receive_noise(link, noise, plan.mib, peer))
@@ -265,5 +267,5 @@ def _receive(link: socket.socket, length: int) -> bytes:
     return bytes(parts)
 
 
-def _left(deadline_s: float) -> float:
+def _seconds_left(deadline_s: float) -> float:
     return max(0.01, deadline_s - monotonic())

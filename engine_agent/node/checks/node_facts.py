@@ -104,7 +104,7 @@ def taken_ports(host: str, port_base: int) -> list[int]:
 
 def _meminfo(root: Path) -> dict[str, int]:
     found = {}
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in _file_text(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         number = value.split()[:1]
         if number and number[0].isdecimal():
@@ -113,12 +113,12 @@ def _meminfo(root: Path) -> dict[str, int]:
 
 
 def _limit(path: Path) -> int | None:
-    text = _text(path)
+    text = _file_text(path)
     return int(text) if text.isdecimal() else None
 
 
 def _cpu_quota(path: Path) -> float | None:
-    quota, _, period = _text(path).partition(" ")
+    quota, _, period = _file_text(path).partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
@@ -139,7 +139,7 @@ def _existing(folder: Path) -> Path:
     return folder if folder.exists() else _existing(folder.parent)
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -190,7 +190,7 @@ class MachineAgent:
         """Runs one pass; returns 0 to continue, or the exit status."""
         self._take_order()
         now_s = asyncio.get_running_loop().time()
-        here = self._here()
+        here = self._host_state()
         step = next_step(self._order, here, now_s)
         if step is Step.WIPE:
             self._report(MachinePhase.WIPING)
@@ -204,7 +204,7 @@ class MachineAgent:
         elif here.alive and self._failures and now_s - self._started_s > STABLE_AFTER_S:
             self._failures, self._reason = 0, ""
         left = step is Step.LEAVE
-        self._report(phase_of(self._order, self._here(), left=left))
+        self._report(phase_of(self._order, self._host_state(), left=left))
         bound(self._paths.log)
         return LEFT if left else CHANGES_RELEASE if await self._changes_release() else 0
 
@@ -226,7 +226,7 @@ class MachineAgent:
         except (OSError, ValueError) as error:
             log.error("%s cannot be started: %s", here.runs, error)  # the next pass starts it, as after every exit
 
-    def _here(self) -> HostState:
+    def _host_state(self) -> HostState:
         runs = self._tenant.id
         return HostState(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
 

@@ -147,7 +147,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
         invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
     except ControlRefused as refusal:
         raise NotJoined(str(refusal)) from None
-    facts = _checked(paths, client, invitation, _ports(client, port, str(invitation["role"])))
+    facts = _check_host(paths, client, invitation, _ports(client, port, str(invitation["role"])))
     try:
         machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
         joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
@@ -185,7 +185,9 @@ def _ports(client: JoinClient, stated: str, role: str) -> list[int]:
         raise NotJoined(str(wrong)) from None
 
 
-def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object], ports: Sequence[int]) -> MachineFacts:
+def _check_host(
+    paths: HostPaths, client: JoinClient, invitation: dict[str, object], ports: Sequence[int]
+) -> MachineFacts:
     is_node, first = invitation["role"] == AgentKind.NODE, ports[0]
     address = str(invitation["address"])
     began = time.time()

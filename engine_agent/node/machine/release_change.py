@@ -98,12 +98,12 @@ class ReleaseChange:
     async def _switch(self, order: ReleaseOrder, installed: asyncio.Task[Path]) -> bool:
         try:
             folder = installed.result()
-            self._note(Tried(order.id, order.attempt))
+            self._store_attempt(Tried(order.id, order.attempt))
             await asyncio.to_thread(releases.switch_to, self._paths, folder, order.attempt)
         except (ReleaseTrouble, OSError) as error:
             log.error("the release does not change: %s", error)
             self._retry_at_s = time.monotonic() + AGAIN_AFTER_S
-            self._note(Tried(order.id, order.attempt, str(error)))
+            self._store_attempt(Tried(order.id, order.attempt, str(error)))
             return False
         log.info("switched to release %s", order.id)
         return True
@@ -138,10 +138,10 @@ class ReleaseChange:
             limit_s, starts = service.TRIAL_LIMIT_S, service.TRIAL_STARTS
             why = f"release {known.id} did not connect within {limit_s} s and {starts} starts; the previous one stays"
             log.error("%s", why)
-            return self._note(Tried(known.id, known.attempt, why))
+            return self._store_attempt(Tried(known.id, known.attempt, why))
         return known
 
-    def _note(self, tried: Tried) -> Tried:
+    def _store_attempt(self, tried: Tried) -> Tried:
         self.tried = tried
         try:
             self._journal.save(tried)

@@ -280,14 +280,14 @@ def _too_long(order: ReleaseOrder) -> ReleaseTrouble:
 def _unpack(archive: Path, folder: Path) -> None:
     try:
         with tarfile.open(archive) as tar:
-            for member in _checked(tar):
+            for member in _release_members(tar):
                 tar.extract(member, folder, set_attrs=True)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise ReleaseTrouble(f"the archive cannot be unpacked: {error}") from None
     archive.unlink()
 
 
-def _checked(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+def _release_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yields only regular files inside the release: our archives have no others."""
     for member in tar:
         parts = Path(member.name).parts

@@ -115,7 +115,7 @@ def _rapl_zones(root: Path) -> list[Path]:
     """Packages, and memory outside them. The zone of the whole platform contains both and is left out."""
     found = []
     for zone in sorted(root.glob("intel-rapl:*")):
-        name = _text(zone / "name")
+        name = _file_text(zone / "name")
         is_package = zone.name.count(":") == 1 and name.startswith("package")
         if is_package or (zone.name.count(":") == 2 and name == "dram"):
             found.append(zone)
@@ -150,7 +150,7 @@ class NeuronPowerSource:
         return (at_s, readings) if any(reading.share is not None for reading in readings.values()) else None
 
     def _reading(self, file: Path, at_s: float) -> Reading:
-        text = _text(file)
+        text = _file_text(file)
         before = self._last_lines.get(file)
         if before is None or before[0] != text:
             self._last_lines[file] = before = (text, at_s)
@@ -179,12 +179,12 @@ def energy_here(accelerators: AcceleratorMonitor, root: Path = Path("/")) -> Ene
     return EnergyMonitor(sources)
 
 
-def _text(path: Path) -> str:
+def _file_text(path: Path) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text()[:200].strip()
     return ""
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = _file_text(path)
     return int(text) if text.isascii() and text.isdecimal() else None

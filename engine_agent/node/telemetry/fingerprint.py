@@ -122,7 +122,7 @@ def read_machine_stack(root: Path = Path("/")) -> dict[str, str]:
     neuron = root / "opt/aws/neuron/lib"
     efa = root / "opt/amazon/efa"
     ofi = root / "opt/amazon/ofi-nccl"
-    modules = {field: _text(root / "sys/module" / name / "version") for field, name in KERNEL_MODULES.items()}
+    modules = {field: _file_text(root / "sys/module" / name / "version") for field, name in KERNEL_MODULES.items()}
     fields = {
         "kernel": platform.release(),
         **modules,
@@ -151,7 +151,7 @@ def read_environment_stack(python: Path) -> dict[str, str]:
     return {field: version for field, version in fields.items() if version}
 
 
-def _text(path: Path) -> str | None:
+def _file_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -159,7 +159,7 @@ def _text(path: Path) -> str | None:
 
 
 def _first_match(pattern: re.Pattern[str], paths: list[Path]) -> str | None:
-    texts = (text for path in paths if (text := _text(path)) is not None)
+    texts = (text for path in paths if (text := _file_text(path)) is not None)
     return next((match["version"] for text in texts if (match := pattern.search(text))), None)
 
 

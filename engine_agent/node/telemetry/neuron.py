@@ -156,7 +156,7 @@ class NeuronReader:
             try:
                 return await self._read(process)
             finally:
-                await _end(process)
+                await _stop_monitor(process)
 
     async def _read(self, process: asyncio.subprocess.Process) -> str:
         output = process.stdout
@@ -172,9 +172,9 @@ class NeuronReader:
                 return f"it printed a line of more than {MAX_LINE_BYTES} bytes"
             if not line:
                 return f"it exited with status {await process.wait()}"
-            self._take(line)
+            self._read_monitor_line(line)
 
-    def _take(self, line: bytes) -> None:
+    def _read_monitor_line(self, line: bytes) -> None:
         try:
             report = parse_monitor_line(line)
         except UnreadableOutput as error:
@@ -239,14 +239,14 @@ async def _output_of(*argv: str) -> bytes:
     except TimeoutError as error:
         raise TimeoutError(f"no answer within {LIST_TIMEOUT_S:g} s") from error
     finally:
-        await _end(process)
+        await _stop_monitor(process)
     if process.returncode:
         message = errors.decode(errors="replace").strip()[:200]
         raise OSError(f"it exited with status {process.returncode}: {message or 'no reason given'}")
     return output
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _stop_monitor(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
     process.terminate()

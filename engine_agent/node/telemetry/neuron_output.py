@@ -52,14 +52,14 @@ def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
         listed = next((rows for rows in lists if any("neuron_device" in _object(row) for row in rows)), None)
     if not isinstance(listed, list):
         raise UnreadableOutput("neuron-ls printed no list of devices")
-    rows = [row for row in map(_object, listed) if _whole(row.get("neuron_device")) is not None]
+    rows = [row for row in map(_object, listed) if _whole_number(row.get("neuron_device")) is not None]
     devices = (
         Accelerator(
-            index=_whole(row["neuron_device"]) or 0,
+            index=_whole_number(row["neuron_device"]) or 0,
             kind=KIND,
             name=str(row.get("instance_type") or row.get("bdf") or "unnamed"),
             cores=_listed_cores(row),
-            memory_total_bytes=_whole(row.get("memory_size")),
+            memory_total_bytes=_whole_number(row.get("memory_size")),
         )
         for row in rows
     )
@@ -68,13 +68,13 @@ def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
 
 def _listed_cores(row: dict[str, Any]) -> int | None:
     ids = _list(row.get("neuroncore_ids"))
-    return len(ids) or _logical(_whole(row.get("nc_count")), row) or None
+    return len(ids) or _logical(_whole_number(row.get("nc_count")), row) or None
 
 
 def _logical(cores: int | None, described: dict[str, Any]) -> int:
     """Cores of a device as applications count them. The tools report either number for grouped ones: AWS documents 4
     for a trn2n.48xlarge, whose devices have 8."""
-    group = _whole(described.get("logical_neuroncore_config")) or 1
+    group = _whole_number(described.get("logical_neuroncore_config")) or 1
     return (cores or 0) // (group if group > 1 and cores == PHYSICAL_CORES_IN_GROUPS else 1)
 
 
@@ -88,9 +88,9 @@ def parse_monitor_line(line: str | bytes) -> MonitorReport:
     system = _object(report.get("system_data"))
     return MonitorReport(
         device_type=str(hardware.get("neuron_device_type") or ""),
-        cores_per_device=_logical(_whole(hardware.get("neuroncore_per_device_count")), hardware),
-        device_count=_whole(hardware.get("neuron_device_count")) or 0,
-        device_memory_bytes=_whole(hardware.get("neuron_device_memory_size")),
+        cores_per_device=_logical(_whole_number(hardware.get("neuroncore_per_device_count")), hardware),
+        device_count=_whole_number(hardware.get("neuron_device_count")) or 0,
+        device_memory_bytes=_whole_number(hardware.get("neuron_device_memory_size")),
         core_utilisation=_core_utilisation(groups),
         core_memory_bytes=_core_memory(groups),
         counters=_counters(system),
@@ -141,7 +141,7 @@ def _core_memory(groups: Sequence[dict[str, Any]]) -> dict[int, int]:
         cores = _object(_object(memory.get("usage_breakdown")).get("neuroncore_memory_usage"))
         for core, parts in cores.items():
             if core.isdecimal():
-                own = sum(_whole(size) or 0 for size in _object(parts).values())
+                own = sum(_whole_number(size) or 0 for size in _object(parts).values())
                 used[int(core)] = used.get(int(core), 0) + own
     return used
 
@@ -149,9 +149,9 @@ def _core_memory(groups: Sequence[dict[str, Any]]) -> dict[int, int]:
 def _counters(system: dict[str, Any]) -> dict[int, dict[str, int]]:
     counters: dict[int, dict[str, int]] = {}
     for row in map(_object, _list(_object(system.get("neuron_hw_counters")).get("neuron_devices"))):
-        index = _whole(row.get("neuron_device_index"))
+        index = _whole_number(row.get("neuron_device_index"))
         if index is not None:
-            values = {name: _whole(row.get(name)) for name in ECC_COUNTERS}
+            values = {name: _whole_number(row.get(name)) for name in ECC_COUNTERS}
             counters[index] = {name: count for name, count in values.items() if count is not None}
     return counters
 
@@ -163,7 +163,7 @@ def _executions(groups: Sequence[dict[str, Any]]) -> dict[str, int]:
         errors = {f"{name}_errors": count for name, count in _object(stats.get("error_summary")).items()}
         outcomes = _object(stats.get("execution_summary"))
         for name, count in {**errors, **{name: outcomes.get(name) for name in EXECUTION_TROUBLE}}.items():
-            if whole := _whole(count):
+            if whole := _whole_number(count):
                 total[name] = total.get(name, 0) + whole
     return total
 
@@ -196,6 +196,6 @@ def _number(value: Any) -> float | None:
     return float(value) if abs(value) < 2**63 else None  # NaN is not below any number
 
 
-def _whole(value: Any) -> int | None:
+def _whole_number(value: Any) -> int | None:
     number = _number(value)
     return int(number) if number is not None else None

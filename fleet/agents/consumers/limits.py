@@ -217,9 +217,9 @@ class HelloQueue:
             return RetryLater(after_s)
         self._under_way[credential] += 1
         self.count += 1
-        return HelloSlot(lambda: self._end(credential))
+        return HelloSlot(lambda: self._release_hello(credential))
 
-    def _end(self, credential: str) -> None:
+    def _release_hello(self, credential: str) -> None:
         self._under_way[credential] -= 1
         if not self._under_way[credential]:
             del self._under_way[credential]

@@ -186,8 +186,8 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
     sent to it."""
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
-        is_told = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
-        if not is_told or (row.role, row.runs) != (kind, subject):
+        is_served = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
+        if not is_served or (row.role, row.runs) != (kind, subject):
             raise EnrolmentRefused(f"{machine.id} has no order to run {kind} {subject}")
         return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
 

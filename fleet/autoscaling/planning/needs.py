@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from engine_agent.protocol.ingress_messages import Withheld
-from fleet.autoscaling.planning.policy import HOLD_MOST_S, CellRange, ScalingPolicy, WakeOn, window_in_force
+from fleet.autoscaling.planning.policy import REQUEST_HOLD_MOST_S, CellRange, ScalingPolicy, WakeOn, window_in_force
 from fleet.deployments.planner import ClaimView, GrantRule
 
 
@@ -137,7 +137,7 @@ class ScalingView:
     is_rolling: bool = False
     is_full_elsewhere: bool = True
     """Regions without a range have no room for more, or no cells."""
-    crowded_out: frozenset[str] = frozenset()
+    displaced_regions: frozenset[str] = frozenset()
     """Regions for whose requests no other one has room; set by the planner."""
     capacities: tuple[float, ...] = ()
     """Concurrency of each cell of the current place, if they differ."""
@@ -193,7 +193,7 @@ def elsewhere_ask(view: ScalingView, place: ScaledPlace, load: PlaceLoad) -> tup
     text = f"{load.elsewhere:.1f} concurrent requests of this region are served in others"
     if view.policy.wake is WakeOn.ARRIVALS:
         return ScalingRule.ARRIVALS, load.elsewhere, f"{text}, and its policy starts a cell here"
-    if place.region in view.crowded_out:
+    if place.region in view.displaced_regions:
         return ScalingRule.ARRIVALS, load.elsewhere, f"{text}, which have no room for more"
     return None
 
@@ -220,7 +220,7 @@ def idle_long_enough(view: ScalingView, since: datetime | None, now: datetime) -
 
 START_UPS = 2.0
 """A hold covers two start-ups, so that a failed start is retried."""
-MIN_HOLD_S = 30
+REQUEST_HOLD_LEAST_S = 30
 STEP = 1.25
 """Announced start-up times are rounded to steps of a quarter, because each new number changes the routing table and
 reloads the hold."""
@@ -240,7 +240,7 @@ def hold_s(policy: ScalingPolicy, start_up_s: float) -> int:
     """The maximum time for which a request is held."""
     if policy.hold_s is not None:
         return math.ceil(policy.hold_s)
-    return min(HOLD_MOST_S, max(MIN_HOLD_S, math.ceil(START_UPS * stepped_s(start_up_s))))
+    return min(REQUEST_HOLD_MOST_S, max(REQUEST_HOLD_LEAST_S, math.ceil(START_UPS * stepped_s(start_up_s))))
 
 
 def ready_at_s(started: Iterable[datetime], start_up_s: float) -> int:

@@ -34,7 +34,7 @@ MAX_SAMPLES = 60
 def plan_scaling(view: ScalingView, now: datetime) -> tuple[PlaceDecision, ...]:
     """One decision per place, including unchanged ones."""
     places = tuple(replace(place, range=_range_now(view, place, now)) for place in view.places)
-    view = replace(view, places=places, crowded_out=_crowded_out(view, places, now))
+    view = replace(view, places=places, displaced_regions=_displaced_regions(view, places, now))
     decisions = {place.region: _plan_place(view, place, now) for place in places}
     return tuple(_within_budget(view, decisions))
 
@@ -45,7 +45,7 @@ def _range_now(view: ScalingView, place: ScaledPlace, now: datetime) -> CellRang
     return CellRange(0, place.range.max) if window is not None and window.cells == 0 else place.range
 
 
-def _crowded_out(view: ScalingView, places: tuple[ScaledPlace, ...], now: datetime) -> frozenset[str]:
+def _displaced_regions(view: ScalingView, places: tuple[ScaledPlace, ...], now: datetime) -> frozenset[str]:
     """Regions for whose requests no other region can have room."""
     full = {place.region for place in places if greatest_need(view, place, now).cells > place.range.max}
     others_of = {one.region: [two.region for two in places if two is not one and two.ready] for one in places}

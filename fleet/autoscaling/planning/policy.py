@@ -82,7 +82,7 @@ CELLS_MOST = 1000
 """Limit per region against typing errors; the largest planned fleets have fewer."""
 TEXT_MOST = 40
 """Maximum length of a number of cells as text."""
-HOLD_MOST_S = 600
+REQUEST_HOLD_MOST_S = 600
 """Clients of OpenAI and Anthropic time out after this, and each waiting request uses two connections of an ingress."""
 TARGET_MOST = 0.8
 """The region autopilot fills no region further (`traffic.region_shares.planning.policy.MOST_UTILISED`)."""
@@ -174,7 +174,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
     ] = ()
     idle_s: Annotated[float, Meta(ge=10, le=7 * 86_400)] = 900.0
     wake: WakeOn = WakeOn.WAITING
-    hold_s: Annotated[float, Meta(ge=5, le=HOLD_MOST_S)] | None = None
+    hold_s: Annotated[float, Meta(ge=5, le=REQUEST_HOLD_MOST_S)] | None = None
     roles: RolesBy = RolesBy.STATED
     itl_p99_ms: Annotated[float, Meta(ge=1, le=60_000)] = 50.0
 

@@ -118,7 +118,7 @@ def arrays_of(view: CapacityView, settings: CapacitySettings) -> Arrays:
         nodes=nodes,
         lag=lag,
         busy=starts_s / np.maximum(lag * view.slot_s, 1.0),
-        room=np.array([_room(pool, view) for pool in pools]).reshape(len(pools), view.slots),
+        room=np.array([_pool_room(pool, view) for pool in pools]).reshape(len(pools), view.slots),
         price=np.array([pool.price for pool in pools]) * view.slot_s / HOUR_S,
         hour=hour,
         shift=_shifts(rows, hour[group_of] if rows else hour, nodes, starts_s),
@@ -154,13 +154,13 @@ def _demands(
             cover.append(np.full(view.slots, max(least, one.target * there)))
             expected.append(np.full(view.slots, settings.batch_fill * there))
         else:
-            wanted, late = covered(demand, one, view, settings), _late(one, place, view)
+            wanted, late = covered(demand, one, view, settings), _late_batch_load(one, place, view)
             cover.append(np.maximum(least, np.where(wanted < MIN_FORECAST, 0.0, wanted) + late))
             expected.append(np.array(demand.p50[: view.slots]) + late)
     return cover, expected
 
 
-def _late(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Array:
+def _late_batch_load(one: PlannedDeployment, place: PlannedPlace, view: CapacityView) -> Array:
     """Concurrent requests [t] that finish late batch work with a tenth of its time left, from when a cell ordered now
     serves."""
     row = np.zeros(view.slots)
@@ -185,7 +185,7 @@ def covered(demand: Demand, one: PlannedDeployment, view: CapacityView, settings
     return np.concatenate([p90[:near], later[near:]])
 
 
-def _room(pool: MachinePool, view: CapacityView) -> Array:
+def _pool_room(pool: MachinePool, view: CapacityView) -> Array:
     begins = np.arange(view.slots) * view.slot_s
     usable = (begins >= pool.from_s) & (begins + view.slot_s <= pool.until_s)
     return np.where(usable, float(pool.count), 0.0)
@@ -241,7 +241,7 @@ def bounded(arrays: Arrays, cells: Array) -> Array:
     """Returns cells [k, t] within start-up times, ranges and machines, and without short dips."""
     soon = np.arange(arrays.view.slots)[None, :] < arrays.lag[:, None]
     cells = np.where(soon, np.minimum(cells, arrays.now[:, None]), cells)
-    _hold_dips(arrays, cells)
+    _bridge_dips(arrays, cells)
     _fit_ranges(arrays, cells)
     _fit_machines(arrays, cells)
     return cells
@@ -313,7 +313,7 @@ def _give_back(arrays: Arrays, cells: Array, least: Array, batch: Array) -> None
             room, free, beyond = room - back * arrays.useful[kind], free - back * arrays.filled[kind], beyond - back
 
 
-def _hold_dips(arrays: Arrays, cells: Array) -> None:
+def _bridge_dips(arrays: Arrays, cells: Array) -> None:
     """Keeps cells through a dip if that is cheaper than a restart. In place."""
     a_slot = arrays.hour[arrays.group_of] * arrays.nodes * arrays.slot_h
     shift = start_dollars(arrays)
@@ -346,12 +346,12 @@ def _fit_machines(arrays: Arrays, cells: Array) -> None:
         over = used[group, slot] - room[group, slot]
         kinds = np.flatnonzero(arrays.group_of == group)
         while over > ROUNDING and cells[kinds, slot].any():
-            kind = min(kinds[cells[kinds, slot] > 0], key=lambda one: _worth(arrays, cells, one, slot))
+            kind = min(kinds[cells[kinds, slot] > 0], key=lambda one: _cell_worth(arrays, cells, one, slot))
             cells[kind, slot] -= 1
             over -= arrays.nodes[kind]
 
 
-def _worth(arrays: Arrays, cells: Array, kind: int, slot: int) -> tuple[float, int]:
+def _cell_worth(arrays: Arrays, cells: Array, kind: int, slot: int) -> tuple[float, int]:
     """Dollars of the load that a cell covers."""
     place = arrays.place_of[kind]
     of = arrays.kinds_of(place)

@@ -246,7 +246,7 @@ def _record(past: Past, by_method: Mapping[str, Floats], calibration: Calibratio
     return Record(past.made_at, p50, p90)
 
 
-JUDGED_FOR = timedelta(days=7)
+SCORED_FOR = timedelta(days=7)
 """Older records do not count for the choice of a method."""
 RATIOS_FOR = timedelta(days=3)
 """Quantiles follow recent errors."""
@@ -276,7 +276,7 @@ class _Errors:
 def calibrate(past: Past, records: Iterable[Record], before: Calibration) -> Calibration:
     """Returns the ledger as of the end of the past."""
     judged = sorted(
-        (one for one in records if past.made_at - JUDGED_FOR <= one.made_at < past.made_at), key=lambda one: one.made_at
+        (one for one in records if past.made_at - SCORED_FOR <= one.made_at < past.made_at), key=lambda one: one.made_at
     )
     chosen: list[str] = []
     scores: dict[str, list[Score]] = {method.value: [] for method in Method}

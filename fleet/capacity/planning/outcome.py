@@ -81,7 +81,7 @@ def lacks(plan: RegionPlan) -> Iterator[Lack]:
             later = slots[slots >= arrays.lag[arrays.kinds_of(at)].min()]
             lasting = later if later.size else slots  # skips load for which no cell could have been started
             worst = int(lasting[np.argmax(row[lasting])])
-            reason = _why(plan, at, worst)
+            reason = _lack_reason(plan, at, worst)
             yield Lack(
                 one.name,
                 place.region,
@@ -94,7 +94,7 @@ def lacks(plan: RegionPlan) -> Iterator[Lack]:
         undone = _used(arrays, at, free[at])[1]
         for due, work in undone:
             share = f"{work / due.work:.0%}" if due.work else "none"
-            reason = f"{share} of the work due then has no room; {_why(plan, at, due.last)}"
+            reason = f"{share} of the work due then has no room; {_lack_reason(plan, at, due.last)}"
             mean = round(work / (due.last + 1), 2)
             yield Lack(one.name, place.region, "batch", due.within_s, mean, reason, (due.last + 1) * arrays.view.slot_s)
 
@@ -117,7 +117,7 @@ def spare_cells(plan: RegionPlan, place: int, kind: int) -> Array:
     return free
 
 
-def _why(plan: RegionPlan, place: int, slot: int) -> str:
+def _lack_reason(plan: RegionPlan, place: int, slot: int) -> str:
     arrays = plan.arrays
     of = arrays.kinds_of(place)
     _, stated = arrays.places[place]

@@ -124,7 +124,7 @@ def program_of(arrays: Arrays) -> Program:
     _cover(arrays, columns, rows)
     _starts(arrays, columns, rows)
     _machines(arrays, columns, rows)
-    _due(arrays, columns, rows)
+    _add_due_rows(arrays, columns, rows)
     starts, at, values = rows.matrix()
     row_lower, row_upper = rows.bounds()
     upper = _upper(arrays, columns)
@@ -179,7 +179,7 @@ def _machines(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
         rows.put(used[arrays.group_of[of], : slots - ahead], columns.starts[of, ahead:], taken)
 
 
-def _due(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
+def _add_due_rows(arrays: Arrays, columns: Columns, rows: _Rows) -> None:
     """Batch work until a due plus undone work is all of it."""
     if not arrays.dues:
         return
@@ -332,7 +332,7 @@ def plan_capacity(view: CapacityView, settings: CapacitySettings = SETTINGS, sol
     """Returns the plan of a view. Raises ValueError if the view is invalid; the text names the part."""
     regions = {place.region for one in view.deployments for place in one.places}
     plans = {region: _plan(_of_region(view, region), settings, solver, len(regions)) for region in sorted(regions)}
-    for region, moved in _elsewhere(plans).items():
+    for region, moved in _views_with_helpers(plans).items():
         plans[region] = _plan(moved, settings, solver, len(regions))
     found = [plans[region] for region in sorted(plans)]
     worst = min(found, key=lambda one: WAYS.index(one.solver), default=None)
@@ -384,7 +384,7 @@ def _rounded(arrays: Arrays, found: Solution) -> Array:
     return bounded(arrays, topped_up(arrays, cells))
 
 
-def _elsewhere(plans: Mapping[str, RegionPlan]) -> dict[str, CapacityView]:
+def _views_with_helpers(plans: Mapping[str, RegionPlan]) -> dict[str, CapacityView]:
     """Regions that cover load for which others have no machines, as new views of both: as far as machines are free,
     cheapest first."""
     moved: dict[str, CapacityView] = {}

@@ -392,13 +392,13 @@ def planned_spares(fleet: FleetView, there: Mapping[CellGroup, int], now: dateti
                 more[place.region, kind][begins_at][spec.name] = (planned - have) * size
                 sizes[kind, spec.name] = size
     found = {
-        group: _most(slots, {name: size for (kind, name), size in sizes.items() if kind == group[1]})
+        group: _most_spares(slots, {name: size for (kind, name), size in sizes.items() if kind == group[1]})
         for group, slots in sorted(more.items())
     }
     return {group: spares for group, spares in found.items() if spares.count > 0}
 
 
-def _most(slots: Mapping[datetime, Mapping[str, int]], sizes: Mapping[str, int]) -> PlannedSpares:
+def _most_spares(slots: Mapping[datetime, Mapping[str, int]], sizes: Mapping[str, int]) -> PlannedSpares:
     begins_at = max(slots, key=lambda at: (sum(slots[at].values()), -at.timestamp()))
     changes = sorted(slots[begins_at].items(), key=lambda one: (-abs(one[1]), one[0]))
     named = ", ".join(f"{nodes:+d} of {deployment}" for deployment, nodes in changes[:NAMED_MOST] if nodes)

@@ -21,7 +21,7 @@ from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.clouds.planning.call_budget import PAGE, TOPOLOGY_CALL, PlacedMachine, path_of, topology_batches
 from fleet.clouds.planning.upkeep import ResourceKind
 from fleet.machines.models import Machine
-from fleet.machines.planner import ENDED, KnownMachine, Listed, plan_presence
+from fleet.machines.planner import ENDED, KnownMachine, Listed, plan_listed_states
 from fleet.nodes.models import Node
 from fleet.placement.planning.distance import Path
 from fleet.reconcile.planning.states import MachineRole, MachineState, NoticeKind
@@ -139,7 +139,7 @@ def listing_store(cloud: CloudRegion, listing: Listing, now: datetime) -> None:
         for row in _recorded_machines(cloud.pk)
     ]
     states = {one.provider_id: one.state for one in listing.instances}
-    changes = plan_presence(known, Listed(states, listing.began_at, listing.complete, listing.silent_zones))
+    changes = plan_listed_states(known, Listed(states, listing.began_at, listing.complete, listing.silent_zones))
     alike: dict[tuple[str, int, bool], list[str]] = defaultdict(list)
     for change in changes:
         alike[change.state, change.absent_lists, change.provider_id in states].append(change.provider_id)

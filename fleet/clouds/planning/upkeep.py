@@ -330,7 +330,7 @@ def plan_garbage_collection(
     for kind in ResourceKind:
         same = [one for one in garbage if one.kind is kind]
         unknown = sum(not one.is_recorded for one in same)
-        if reason := _hold_reason(kind, unknown, machines, has_records, policy):
+        if reason := _keep_reason(kind, unknown, machines, has_records, policy):
             held.append(reason)
             continue
         seen = (one for one in same if policy.lists == 1 or one.id in before)
@@ -339,7 +339,7 @@ def plan_garbage_collection(
     return GarbagePlan(tuple(delete), suspects, "; ".join(held))
 
 
-def _hold_reason(kind: ResourceKind, unknown: int, machines: int, has_records: bool, policy: GarbagePolicy) -> str:
+def _keep_reason(kind: ResourceKind, unknown: int, machines: int, has_records: bool, policy: GarbagePolicy) -> str:
     if unknown and not has_records:
         return f"{kind}: {unknown} have no record, and no launch is recorded at all"
     if policy.unknown_least is None or unknown <= max(policy.unknown_least, policy.unknown_most_share * machines):

@@ -51,7 +51,7 @@ from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
-from models_registry.versions.services.drafts import version_hold
+from models_registry.versions.services.drafts import version_lock
 
 EVACUATE_RULE = "evacuate-region"
 """Approval rule for everything that empties a region: its evacuation, fixed shares, and scaling it down."""
@@ -88,7 +88,7 @@ def deployment_create(
         _check_regions_have_markets(columns["markets"], _minimum_by_region(cells))
     try:
         with transaction.atomic():
-            version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
+            version_lock(version_id=version.pk, allow_unreleased=allow_unreleased)
             check_names_free(name, version, field="name")
             deployment = Deployment.objects.create(
                 name=name, model_version=version, instance_types=list(instance_types), created_at=now, **columns

@@ -50,10 +50,10 @@ class _Pass:
     handled: set[str] = field(default_factory=set)
 
     def incident(self, kind: str, subject: str) -> IncidentView | None:
-        return self._known.get((kind, subject))
+        return self._open_incidents.get((kind, subject))
 
     @cached_property
-    def _known(self) -> dict[tuple[str, str], IncidentView]:
+    def _open_incidents(self) -> dict[tuple[str, str], IncidentView]:
         return {(one.kind, one.subject): one for one in reversed(self.fleet.faults.incidents)}
 
     @cached_property

@@ -73,7 +73,7 @@ class ControlLoopWatch:
 
     def check(self, now: datetime) -> None:
         """Call it every `CHECK_EVERY_S`."""
-        is_awake = self._own.may_judge(self._now_s())
+        is_awake = self._own.may_enforce(self._now_s())
         standing = control_standing()
         incidents = Incident.objects.filter(kind=LOOP_STALE, state=IncidentState.OPEN.value)
         opened = set(incidents.values_list("subject", flat=True))

@@ -34,8 +34,8 @@ def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> No
         if _is_revoked(machine, node, now):
             return
         if machine is not None:
-            _machine_end(machine, actor, now, why)
-        _node_end(node, actor, now, why)
+            _revoke_machine_row(machine, actor, now, why)
+        _revoke_node_row(node, actor, now, why)
 
 
 def host_locked(agent_id: str) -> Machine | None:
@@ -44,7 +44,7 @@ def host_locked(agent_id: str) -> Machine | None:
     return rows.exclude(state=MachineState.GONE).first()
 
 
-def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
+def _revoke_node_row(node: Node, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     reason = _revocation_reason(actor, why)
     node.cordoned = True
@@ -66,9 +66,9 @@ def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "")
         node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
         if _is_revoked(machine, node, now):
             return
-        _machine_end(machine, actor, now, why)
+        _revoke_machine_row(machine, actor, now, why)
         if node is not None:
-            _node_end(node, actor, now, why)
+            _revoke_node_row(node, actor, now, why)
 
 
 def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bool:
@@ -82,7 +82,7 @@ def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bo
     )
 
 
-def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
+def _revoke_machine_row(machine: Machine, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
     if machine.runs:
         agent_trust_end(kind=machine.role, subject=machine.runs, now=now)

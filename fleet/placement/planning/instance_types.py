@@ -111,7 +111,7 @@ def _add_missing(
     supply = {one.name: left if one.supply is None else max(0, one.supply - coming[one.name]) for one in order}
     for rank in range(3):
         for one in order:
-            due = _due(one, cells[one.name], left, rank)
+            due = _cells_due(one, cells[one.name], left, rank)
             count = max(0, min(left, supply[one.name], due, _allowed(one, cells, left)))
             if count:
                 cells[one.name] += count
@@ -126,7 +126,7 @@ def _add_missing(
             why[one.name] = "no listed type has a free machine"
 
 
-def _due(one: TypeChoice, there: int, left: int, rank: int) -> int:
+def _cells_due(one: TypeChoice, there: int, left: int, rank: int) -> int:
     if rank == 0:
         return (one.stated or 0) - there
     return 0 if one.stated == 0 or (rank == 1 and one.stated is not None) else left

@@ -27,7 +27,7 @@ def placed(deployment: str, nodes: Sequence[NodeView], depth: int, left: int, ot
     cells of the deployment in its failure domain."""
     names = ", ".join(node.id for node in nodes)
     domain = failure_domain(nodes[0].topology)
-    sentence = f"placed on {names}, {_together(nodes, depth)}"
+    sentence = f"placed on {names}, {_togetherness_text(nodes, depth)}"
     if not domain:
         return sentence
     spread = f"the first cell of {deployment} under {domain}"
@@ -52,7 +52,7 @@ def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int)
     if not all(node.topology for node in (staying[0], *joining)):
         return f"{names} {verb} the lost nodes; the distance to {staying[0].id} is unknown"
     levels = max(distance(node.topology, staying[0].topology, depth) for node in joining)
-    return f"{names} {verb} the lost nodes, {_apart(levels)} {staying[0].id}: no spare is nearer"
+    return f"{names} {verb} the lost nodes, {_apart_text(levels)} {staying[0].id}: no spare is nearer"
 
 
 def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
@@ -80,7 +80,7 @@ def _missing_text(
         return f"{needs}; {_spare_text(seen.free)} and {kept} of them kept for repair"
     if seen.same_software < count:
         return f"{needs} with the same software; largest group has {seen.same_software}"
-    return f"{needs} {_under(within, depth)}; largest group has {seen.near_enough}"
+    return f"{needs} {_within_text(within, depth)}; largest group has {seen.near_enough}"
 
 
 def waiting(reason: str, refusal: str, *, is_broken: bool) -> str:
@@ -88,7 +88,7 @@ def waiting(reason: str, refusal: str, *, is_broken: bool) -> str:
     return f"{reason.partition(WAITS)[0]}{WAITS}{refusal}" if is_broken else refusal
 
 
-def _together(nodes: Sequence[NodeView], depth: int) -> str:
+def _togetherness_text(nodes: Sequence[NodeView], depth: int) -> str:
     if not all(node.topology for node in nodes):
         return "whose place in the network is unknown"
     shared = common_prefix([node.topology for node in nodes])
@@ -100,15 +100,15 @@ def _together(nodes: Sequence[NodeView], depth: int) -> str:
 
 def _software_text(staying: Sequence[NodeView], within: int, depth: int) -> str:
     names = ", ".join(node.id for node in staying)
-    near = f" {_under(within, depth)}" if within else ""
+    near = f" {_within_text(within, depth)}" if within else ""
     return f"with the software of {names}{near}"
 
 
-def _under(within: int, depth: int) -> str:
+def _within_text(within: int, depth: int) -> str:
     return "under one network node" if within >= depth else f"under one network node of level {within}"
 
 
-def _apart(levels: int) -> str:
+def _apart_text(levels: int) -> str:
     return f"{_levels(levels)} away from" if levels else "under the same network node as"
 
 

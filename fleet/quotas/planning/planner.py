@@ -101,7 +101,7 @@ class Preemption:
         for one in state.waiting:
             short, free = max(0, one.machines - free), max(0, free - one.machines)
             if short and one.may_take and self._has_waited(state, one):
-                self._take(state, one, short)
+                self._preempt_for(state, one, short)
 
     def _has_waited(self, state: PoolState, one: Waiting) -> bool:
         if one.lack is None:
@@ -110,7 +110,7 @@ class Preemption:
         waited_s = self.fleet.listening_for_s(one.lack.cell.state_since, self.now)
         return waited_s >= self.settings.shares.patience_s + boot_s
 
-    def _take(self, state: PoolState, one: Waiting, short: int) -> None:
+    def _preempt_for(self, state: PoolState, one: Waiting, short: int) -> None:
         found = (self._victim_place(one.share, share) for share in state.shares)
         victims = sorted((victim for victim in found if victim is not None), key=lambda victim: victim.key)
         if sum(victim.most * victim.share.size for victim in victims) < short:

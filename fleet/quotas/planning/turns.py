@@ -294,7 +294,7 @@ class _Allotment:
                 full.add(share.place)
                 beyond.append((share, number))
             else:
-                self._give(share)
+                self._grant_share(share)
         # A place that borrows already precedes an equal one, so that cells do not move between them.
         beyond.sort(key=lambda one: _borrows_at(*one))
         for share, _ in beyond:
@@ -302,14 +302,14 @@ class _Allotment:
             if share.place in self.bounded or bound:
                 self.bounded.setdefault(share.place, bound)
             else:
-                self._give(share)
+                self._grant_share(share)
                 self.borrowed[share.place] += 1
 
     def _cells(self) -> list[tuple[Share, int]]:
         cells = [(share, number) for share in self.shares for number in range(share.claim.asked)]
         return sorted(cells, key=lambda one: one[0].turn(one[1]))
 
-    def _give(self, share: Share) -> None:
+    def _grant_share(self, share: Share) -> None:
         self.used[share.team] += share.size
         self.given[share.place] += 1
 

@@ -278,7 +278,7 @@ AGENT_ROLLOUT_TONE: dict[AgentRolloutState, Tone] = {
     AgentRolloutState.ROLLED_BACK: Tone.IDLE,
 }
 
-AGENT_ROLLOUT_SAID: dict[AgentRolloutState, str] = {
+AGENT_ROLLOUT_TEXT: dict[AgentRolloutState, str] = {
     AgentRolloutState.RUNNING: "is under way",
     AgentRolloutState.ROLLING_BACK: "goes back",
     AgentRolloutState.SUCCEEDED: "has succeeded",

@@ -26,7 +26,7 @@ from fleet.machines.models import Machine
 from fleet.machines.selectors import tag_of
 from fleet.reconcile.planning.states import (
     AGENT_ROLLOUT_ALLOWED,
-    AGENT_ROLLOUT_SAID,
+    AGENT_ROLLOUT_TEXT,
     AGENT_ROLLOUT_TONE,
     AgentRolloutState,
     MachineState,
@@ -67,7 +67,7 @@ from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 
-SAID_AGAIN_AFTER = timedelta(hours=1)
+EVENT_REPEATS_AFTER = timedelta(hours=1)
 """Refused agents retry twice a minute."""
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def archives_note(row: AgentRelease) -> None:
 
 def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> None:
     """Records in the timeline, once an hour, why an agent was refused."""
-    said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - SAID_AGAIN_AFTER)
+    said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - EVENT_REPEATS_AFTER)
     if said.exists():
         return
     with transaction.atomic():
@@ -235,7 +235,7 @@ class AgentRollouts:
         rollout = active_rollout()
         if rollout is None and monotonic() < self.look_again_s:
             return True
-        if not _hold_lease():
+        if not _take_lease():
             return False
         self.look_again_s = monotonic() + CATCH_UP_EVERY_S
         try:
@@ -245,7 +245,7 @@ class AgentRollouts:
         return True
 
 
-def _hold_lease() -> bool:
+def _take_lease() -> bool:
     return lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_TTL_S, now=clock.now()) is not None
 
 
@@ -357,7 +357,7 @@ def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str
     with transaction.atomic():
         rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
         if rollout.state != AgentRolloutState.RUNNING:
-            said = AGENT_ROLLOUT_SAID[AgentRolloutState(rollout.state)]
+            said = AGENT_ROLLOUT_TEXT[AgentRolloutState(rollout.state)]
             raise Conflict(f"upgrade {rollout.pk} {said} already")
         reason = f"cancelled by {actor}" + (f": {why}" if why else "")
         _set_rollout_state(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
@@ -393,7 +393,7 @@ def _set_rollout_state(
         AgentRelease.objects.filter(is_current=True).update(is_current=False)
         AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
     rollout.state = to.value
-    _rollout_event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
+    _rollout_event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_TEXT[to]}: {kept}", now, actor)
     wake_ups.send("fleet.agents")
 
 
@@ -432,7 +432,7 @@ def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
         if move is not None and not runs_it and not move.trouble:
             wanted.setdefault(agent.provider, {})[agent.id] = move.release
     for provider, releases in wanted.items():
-        if not _hold_lease():
+        if not _take_lease():
             return  # another process continues
         try:
             troubles = provider_named(provider).move_agents(releases)

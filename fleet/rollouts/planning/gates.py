@@ -28,7 +28,7 @@ from models_registry.benchmarks.planning.workload import ComparedGoodput
 Numbers = dict[str, float | None]
 
 
-def judge(updated: CellCounters, control: CellCounters | None, policy: GatePolicy) -> Verdict:
+def gate_verdict(updated: CellCounters, control: CellCounters | None, policy: GatePolicy) -> Verdict:
     """The gate's verdict. `control` is None if no cell of the old version serves; then only health counts, which the
     caller has checked."""
     numbers: Numbers = {"requests": updated.requests, "errors": updated.errors}
@@ -159,7 +159,7 @@ def _verdict_on_type(
     control = _counted_since(filter(is_fresh, old), before)
     if old and not control:
         return Verdict(Finding.INCONCLUSIVE, "no cell of the old version has reported what it served during the bake")
-    verdict = judge(pooled(served), pooled(control) if old else None, progress.rollout.policy.gate)
+    verdict = gate_verdict(pooled(served), pooled(control) if old else None, progress.rollout.policy.gate)
     where = f"on {updated[0].instance_type}: " if progress.deployment.further else ""
     return replace(verdict, reason=where + verdict.reason)
 

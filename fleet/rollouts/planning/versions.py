@@ -21,7 +21,7 @@ from fleet.rollouts.planning.waves import RolloutProgress, progress_of
 
 Place = tuple[str, str]
 """Deployment, region."""
-HOLDING = frozenset({CellState.READY, CellState.STARTING})
+KEPT_STATES = frozenset({CellState.READY, CellState.STARTING})
 """Cells in these states keep their role. All others get one when they start."""
 
 
@@ -48,14 +48,14 @@ class RolePlan:
         """Frees the roles of cells whose machines end, for their successors."""
         given = self._roles(place)
         for cell in cells:
-            if cell.state in HOLDING:
+            if cell.state in KEPT_STATES:
                 given.remove(cell.role)
 
     def of(self, cell: CellView, version: str) -> CellRole:
         """The role that this cell gets if it starts now with this version."""
         place = (cell.deployment, cell.region)
         given, wanted = self._roles(place), self.wanted(place)
-        if cell.state in HOLDING and cell.role in given:
+        if cell.state in KEPT_STATES and cell.role in given:
             given.remove(cell.role)
         role = cell.role
         if not self._fleet.deployments[cell.deployment].of(version).hands_over:
@@ -87,7 +87,7 @@ class RolePlan:
     def _roles(self, place: Place) -> list[CellRole]:
         if place not in self._assigned:
             cells = self._live.get(place, ())
-            self._assigned[place] = [cell.role for cell in cells if cell.state in HOLDING]
+            self._assigned[place] = [cell.role for cell in cells if cell.state in KEPT_STATES]
         return self._assigned[place]
 
 
@@ -117,7 +117,7 @@ def plan_role_changes(
         wanted = deployment.split(place[1])
         if len(cells) != wanted.total:
             continue
-        yield from _role_drains([cell for cell in cells if cell.state in HOLDING], wanted, ledger)
+        yield from _role_drains([cell for cell in cells if cell.state in KEPT_STATES], wanted, ledger)
 
 
 def _role_drains(cells: list[CellView], wanted: RoleSplit, ledger: Ledger) -> Iterator[DrainCell]:

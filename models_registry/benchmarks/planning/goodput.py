@@ -69,7 +69,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class PointJudgement:
+class PointEvaluation:
     """`is_early`: decided before the point's full length. `is_proven`: decided by the test, not by the share alone.
     `low` and `high` bound the share that met the objective, with the rules' confidence."""
 
@@ -99,7 +99,7 @@ def warm_up_s(longest_inside_s: float, rules: GoodputRules) -> float:
     return min(rules.most_s, max(rules.warm_up_min_s, longest_inside_s))
 
 
-def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement | None:
+def early_verdict(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointEvaluation | None:
     """Returns the verdict, or None if more requests are needed. `outcomes` are in due order without a gap, because fast
     requests end first. `rate`: the rate at which they were due; 0 if they are independent."""
     look = _interim_test(len(outcomes))
@@ -108,26 +108,26 @@ def judge_early(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 
     inside, counted = _independent_trials(outcomes, rate)
     error = (1 - rules.confidence) / 2 / 2 ** (look + 1)
     verdict = _tested(inside, counted, rules.share, error)
-    return None if verdict is None else _judgement(verdict, outcomes, rate, rules, is_early=True)
+    return None if verdict is None else _evaluation(verdict, outcomes, rate, rules, is_early=True)
 
 
-def judge_whole(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointJudgement:
+def final_verdict(outcomes: Sequence[Outcome], rules: GoodputRules, rate: float = 0.0) -> PointEvaluation:
     """The verdict at the end of a point: by the test if it is conclusive, else by the observed share. A point without
     requests is broken."""
     inside, requests = sum(outcome.is_inside for outcome in outcomes), len(outcomes)
     if not requests:
-        return PointJudgement(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
+        return PointEvaluation(PointVerdict.BROKEN, 0, 0, 0.0, 1.0, is_early=False, is_proven=False)
     by_share = PointVerdict.HELD if inside >= rules.share * requests else PointVerdict.BROKEN
-    return _judgement(by_share, outcomes, rate, rules, is_early=False)
+    return _evaluation(by_share, outcomes, rate, rules, is_early=False)
 
 
-def _judgement(
+def _evaluation(
     verdict: PointVerdict, outcomes: Sequence[Outcome], rate: float, rules: GoodputRules, *, is_early: bool
-) -> PointJudgement:
+) -> PointEvaluation:
     low, high = share_interval(*_independent_trials(outcomes, rate), rules.confidence)
     is_proven = is_early or low > rules.share or high < rules.share
     inside = sum(outcome.is_inside for outcome in outcomes)
-    return PointJudgement(verdict, inside, len(outcomes), low, high, is_early, is_proven)
+    return PointEvaluation(verdict, inside, len(outcomes), low, high, is_early, is_proven)
 
 
 def _independent_trials(outcomes: Sequence[Outcome], rate: float) -> tuple[int, int]:

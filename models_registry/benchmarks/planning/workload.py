@@ -116,7 +116,7 @@ def parse_workload(text: str) -> Workload:
                 f"workload has {part!r}; after its source it may have each of these once: {_choices()}"
             )
         fields[name] = value
-    return _checked(base, fields)
+    return _check_workload(base, fields)
 
 
 def _base(source: str) -> Workload:
@@ -126,30 +126,30 @@ def _base(source: str) -> Workload:
     if not plus or not prompt.isascii() or not (prompt + output).isdigit() or not prompt or not output:
         known = " or ".join(TRACES)
         raise InvalidWorkload(f"workload begins with {source[:40]!r}; it must be PROMPT+OUTPUT (1000+150) or {known}")
-    lengths = [_whole("workload", part, 1, MOST_TOKENS) for part in (prompt, output)]
+    lengths = [_parse_whole("workload", part, 1, MOST_TOKENS) for part in (prompt, output)]
     if sum(lengths) > MOST_TOKENS:
         raise InvalidWorkload(f"workload has {source}; prompt and output may have {MOST_TOKENS} tokens in total")
     return Workload("synthetic", lengths[0], lengths[1])
 
 
-def _checked(base: Workload, stated: Mapping[str, str]) -> Workload:
+def _check_workload(base: Workload, stated: Mapping[str, str]) -> Workload:
     is_trace = base.source in TRACES
     if is_trace and (wrong := sorted(stated.keys() & {"sigma", "prefix", "groups"})):
         raise InvalidWorkload(f"workload {base.source} has {wrong[0]}; a trace has its own lengths and prefixes")
     arrival = _choice("arrival", stated.get("arrival", base.arrival), Arrival)
     if arrival is Arrival.TRACE and not is_trace:
         raise InvalidWorkload("workload has arrival=trace; without a trace it must be poisson or uniform")
-    prefix = _whole("prefix", stated.get("prefix", "0"), 0, max(0, base.prompt - 1))
+    prefix = _parse_whole("prefix", stated.get("prefix", "0"), 0, max(0, base.prompt - 1))
     return Workload(
         base.source,
         base.prompt,
         base.output,
         _sigma(stated.get("sigma", "0")),
         prefix,
-        _whole("groups", stated.get("groups", "1"), 1, 100_000),
+        _parse_whole("groups", stated.get("groups", "1"), 1, 100_000),
         arrival,
         _choice("prompts", stated.get("prompts", base.prompts), Prompts),
-        _whole("longest", stated.get("longest", str(base.longest)), 2, MOST_TOKENS),
+        _parse_whole("longest", stated.get("longest", str(base.longest)), 2, MOST_TOKENS),
     )
 
 
@@ -177,7 +177,7 @@ def _choices() -> str:
     return ", ".join(f"{name}=" for name in OPTIONS)
 
 
-def _whole(name: str, text: str, low: int, high: int) -> int:
+def _parse_whole(name: str, text: str, low: int, high: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not low <= int(text) <= high:
         raise InvalidWorkload(f"{name} is {text[:40]!r}; it must be a whole number from {low} to {high}")
     return int(text)

@@ -14,9 +14,9 @@ import msgspec
 from models_registry.benchmarks.planning.goodput import (
     GoodputRules,
     Outcome,
-    PointJudgement,
-    judge_early,
-    judge_whole,
+    PointEvaluation,
+    early_verdict,
+    final_verdict,
     length_s,
 )
 from models_registry.benchmarks.planning.measurements import Sample
@@ -119,7 +119,7 @@ class LoadClient:
         seen.status = int(head[0].split(" ")[1])
         headers = {name.strip().lower(): text.strip() for name, _, text in (line.partition(":") for line in head[1:])}
         seen.cell = headers.get("x-switchyard-cell", "")
-        async with aclosing(_parts(reader, headers)) as parts:
+        async with aclosing(_body_parts(reader, headers)) as parts:
             if seen.status != 200:
                 seen.error = "".join([part.decode("utf-8", "replace") async for part in parts])[:ERROR_BYTES]
                 return False
@@ -169,7 +169,7 @@ class _Seen:
         self.pieces, self.last_s = self.pieces + 1, now_s
 
 
-async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+async def _body_parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
     if "chunked" in headers.get("transfer-encoding", ""):
         while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
             yield (await reader.readexactly(size + 2))[:-2]
@@ -183,7 +183,7 @@ async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> As
 
 
 LOOK_EVERY_S = 0.1
-TELL_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 MOST_AT_ONCE = 4096
 """Concurrent requests. This is far beyond any objective, and below this host's limit of sockets."""
 HOPELESS_AFTER = 20
@@ -200,7 +200,7 @@ class MeasuredPoint:
     """`samples`: the requests that count, in due order. `span_s`: how long requests were due."""
 
     rate: float
-    judgement: PointJudgement
+    judgement: PointEvaluation
     samples: tuple[Sample, ...]
     span_s: float
 
@@ -266,16 +266,16 @@ class _Point:
                 return
             self._due.append(due_s)
             self._longest_s.append(self._slo.longest_s(tokens))
-            self._running[number] = asyncio.get_running_loop().create_task(self._one(number, body, due_s))
+            self._running[number] = asyncio.get_running_loop().create_task(self._send_request(number, body, due_s))
 
     async def watch(self, sending: "asyncio.Task[None]", tell: Tell) -> MeasuredPoint:
-        told_s = 0.0
+        reported_s = 0.0
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if judgement := self._judge(sending):
+            if judgement := self._evaluate(sending):
                 return self._measured(judgement)
-            if self._now_s() - told_s >= TELL_EVERY_S:
-                told_s = self._now_s()
+            if self._now_s() - reported_s >= REPORT_EVERY_S:
+                reported_s = self._now_s()
                 expected = max(len(self._outcomes), round(self._rate * self._length_s()))
                 inside = sum(outcome.is_inside for outcome in self._outcomes)
                 await tell(Progress(self._rate, len(self._outcomes), expected, inside))
@@ -288,26 +288,26 @@ class _Point:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._client.close()
 
-    async def _one(self, number: int, body: bytes, due_s: float) -> None:
+    async def _send_request(self, number: int, body: bytes, due_s: float) -> None:
         try:
             self._samples[number] = await self._client.complete(body, due_s)
         finally:
             del self._running[number]
 
-    def _judge(self, sending: "asyncio.Task[None]") -> PointJudgement | None:
-        while self._next < len(self._due) and self._take(self._next):
+    def _evaluate(self, sending: "asyncio.Task[None]") -> PointEvaluation | None:
+        while self._next < len(self._due) and self._record_result(self._next):
             self._next += 1
-            if judgement := judge_early(self._outcomes, self._rules, self._rate):
+            if judgement := early_verdict(self._outcomes, self._rules, self._rate):
                 return judgement
         self._refuse_hopeless()
         if sending.done() and not sending.cancelled():
             sending.result()
-            return judge_whole(
+            return final_verdict(
                 [*self._outcomes, Outcome(False, 0.0)], self._rules, self._rate
             )  # too many concurrent requests
         if not self._outcomes or not self._is_over(self._warm_s + self._length_s()):
             return None
-        return judge_whole(self._outcomes, self._rules, self._rate)
+        return final_verdict(self._outcomes, self._rules, self._rate)
 
     def _is_over(self, length_s: float) -> bool:
         """Whether the time is over and the result of each request due in it is known; otherwise slow requests would be
@@ -315,7 +315,7 @@ class _Point:
         is_known = self._next >= len(self._due) or self._due[self._next] - self._began_s >= length_s
         return is_known and self._now_s() - self._began_s >= length_s
 
-    def _take(self, number: int) -> bool:
+    def _record_result(self, number: int) -> bool:
         """Record the result of a request. Returns False if it is not known yet."""
         sample, due_s = self._samples.get(number), self._due[number]
         counts = due_s - self._began_s >= self._warm_s
@@ -350,7 +350,7 @@ class _Point:
             what = f"status {refused[0].status}" if refused[0].status else "no answer"
             raise HopelessPoint(f"the first {len(first)} requests got {what}: {refused[0].error[:300]}")
 
-    def _measured(self, judgement: PointJudgement) -> MeasuredPoint:
+    def _measured(self, judgement: PointEvaluation) -> MeasuredPoint:
         samples = self._counted()
         span_s = samples[-1].due_s - samples[0].due_s if len(samples) > 1 else 0.0
         return MeasuredPoint(self._rate, judgement, tuple(samples), max(span_s, len(samples) / self._rate))

@@ -146,7 +146,7 @@ def _shapes(workload: Workload, chance: random.Random) -> Iterator[tuple[Request
             shape, recorded_gap = recorded[number % len(recorded)]
             yield shape, recorded_gap if workload.arrival is Arrival.TRACE else gap
         else:
-            yield _made(workload, chance), gap
+            yield _draw_request(workload, chance), gap
 
 
 def arrival_gaps(arrival: Arrival, chance: random.Random) -> Iterator[float]:
@@ -163,7 +163,7 @@ def arrival_gaps(arrival: Arrival, chance: random.Random) -> Iterator[float]:
         yield from (gap / mean for gap in drawn)
 
 
-def _made(workload: Workload, chance: random.Random) -> Request:
+def _draw_request(workload: Workload, chance: random.Random) -> Request:
     prompt, output = (
         max(1, round(chance.lognormvariate(math.log(median), workload.sigma))) if workload.sigma else median
         for median in (workload.prompt, workload.output)
@@ -292,9 +292,9 @@ class BenchmarkRunner:
         rows = Benchmark.objects.select_related("version")
         row = rows.filter(state=BenchmarkState.RUNNING.value).first()
         row = row or rows.filter(state=BenchmarkState.QUEUED.value).order_by("id").first()
-        return row if row is not None and self._take() else None
+        return row if row is not None and self._take_lease() else None
 
-    def _take(self) -> bool:
+    def _take_lease(self) -> bool:
         return lease_take(name=LEASE, holder=self._holder, ttl_s=LEASE_TTL_S, now=self._now()) is not None
 
     async def _advance(self, row: Benchmark) -> None:
@@ -309,7 +309,7 @@ class BenchmarkRunner:
         if row.first_rate is None:
             at_once = row.version.spec().on(row.instance_type).max_concurrency
             first = first_rate(await self._alone_s(row, load_target), at_once * row.cells, rules)
-            await self._note(row, first_rate=first)
+            await self._store_progress(row, first_rate=first)
         points = await in_thread(lambda: dict(row.points.values_list("rate", "verdict")))
         verdicts = {rate: PointVerdict(verdict) for rate, verdict in points.items()}
         step = plan_goodput(verdicts, row.first_rate or 1.0, rules)
@@ -359,11 +359,11 @@ class BenchmarkRunner:
             "inside": progress.inside,
             "reason": step.reason,
         }
-        await self._note(row, progress=words)
+        await self._store_progress(row, progress=words)
 
-    async def _note(self, row: Benchmark, **columns: object) -> None:
+    async def _store_progress(self, row: Benchmark, **columns: object) -> None:
         def note() -> bool:
-            return self._take() and benchmark_note(row, now=self._now(), **columns)
+            return self._take_lease() and benchmark_note(row, now=self._now(), **columns)
 
         if not await in_thread(note):
             raise _Ended
@@ -372,7 +372,7 @@ class BenchmarkRunner:
         log.warning("benchmark %s: %s", row.pk, trouble)
         if row.troubles + 1 >= MOST_TROUBLES:
             raise HopelessPoint(f"{trouble}; given up after {MOST_TROUBLES} tries")
-        await self._note(row, troubles=row.troubles + 1, reason=f"{trouble}; repeating the point")
+        await self._store_progress(row, troubles=row.troubles + 1, reason=f"{trouble}; repeating the point")
 
     async def _alone_s(self, row: Benchmark, to: LoadTarget) -> float:
         """Duration of a request without concurrent ones. Raises HopelessPoint if it is not answered."""

@@ -314,9 +314,9 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         return row.reference
 
     def get_object(self) -> ModelVersion:
-        return self._found(self.filter_queryset(self.get_queryset()))
+        return self._version_or_404(self.filter_queryset(self.get_queryset()))
 
-    def _found(self, versions: QuerySet[ModelVersion]) -> ModelVersion:
+    def _version_or_404(self, versions: QuerySet[ModelVersion]) -> ModelVersion:
         version = version_by_reference(versions, self.kwargs["id"])
         if version is None:
             raise Http404
@@ -372,7 +372,7 @@ class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]
         """Differences between this version and another: their fields, and a cell of each on every instance type, side
         by side."""
         fields = validated(AgainstSerializer, request.query_params.dict())
-        version = self._found(self.get_queryset())
+        version = self._version_or_404(self.get_queryset())
         against = version_stated(fields["against"], field="against", versions=self.get_queryset())
         difference = diff_versions(against.spec(), version.spec(), instance_shapes())
         if not access_of(request).operate:

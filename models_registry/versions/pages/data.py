@@ -24,7 +24,7 @@ from models_registry.versions.planning.diff import (
     VersionDiff,
     diff_versions,
     diff_without_values,
-    said_by,
+    stated_fields,
     without_values,
 )
 from models_registry.versions.selectors import (
@@ -219,10 +219,12 @@ def _versions() -> "QuerySet[ModelVersion]":
 
 def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> VersionList:
     fetched = list(versions[: limit + 1])
-    return VersionList(rows=tuple(_row(each) for each in fetched[:limit]), more=len(fetched) > limit, filtered=filtered)
+    return VersionList(
+        rows=tuple(_version_row(each) for each in fetched[:limit]), more=len(fetched) > limit, filtered=filtered
+    )
 
 
-def _row(version: ModelVersion) -> VersionRow:
+def _version_row(version: ModelVersion) -> VersionRow:
     return VersionRow(
         version=version,
         degrees=tuple((kind, degrees_text(degrees)) for kind, degrees in sorted(version.parallelism.items())),
@@ -258,7 +260,7 @@ def version_find(reference: str) -> ModelVersion | None:
 
 def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
     """With or without the values of the engine's variables."""
-    said = {name: value for name, value in said_by(version.spec()).items() if _is_option(name)}
+    said = {name: value for name, value in stated_fields(version.spec()).items() if _is_option(name)}
     shown = {name: value if values else without_values(name, value) for name, value in said.items()}
     return VersionPage(
         version=version,

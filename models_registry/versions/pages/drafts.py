@@ -83,7 +83,7 @@ def draft_fields(
         DraftField(
             name=name,
             kind=kind,
-            text=texts[name] if texts and name in texts else _text(getattr(version, name), kind),
+            text=texts[name] if texts and name in texts else _field_text(getattr(version, name), kind),
             help=str(declared[name].help_text or ""),
             error=(errors or {}).get(name, ""),
             options=tuple(ENGINES) if kind is FieldKind.CHOICE else (),
@@ -109,7 +109,7 @@ def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, st
     return values, errors
 
 
-def _text(value: Any, kind: FieldKind) -> str:
+def _field_text(value: Any, kind: FieldKind) -> str:
     if kind is FieldKind.JSON:
         return json.dumps(value, indent=2, ensure_ascii=False)
     if isinstance(value, float) and value.is_integer():

@@ -118,7 +118,7 @@ def _actions(request: PageRequest) -> ActionMenu:
         ACTIONS[name].confirmation(version, reverse("version-action", args=(version.reference, name)), EFFECTS[name])
         for name in names
     )
-    return ActionMenu(confirmations, _note(page, names))
+    return ActionMenu(confirmations, _version_note(page, names))
 
 
 def _allowed_actions(page: VersionPage) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _allowed_actions(page: VersionPage) -> tuple[str, ...]:
     return tuple(name for name in names if not (page.uses and name in {"retire", "delete"}))
 
 
-def _note(page: VersionPage, names: tuple[str, ...]) -> str:
+def _version_note(page: VersionPage, names: tuple[str, ...]) -> str:
     if page.uses:
         return f"In use by {', '.join(page.uses)}, so it can be neither retired nor deleted."
     return "" if names else "This version is retired."

@@ -76,12 +76,12 @@ def diff_versions(before: VersionSpec, after: VersionSpec, machines: Mapping[str
     return VersionDiff(
         before=before.reference,
         after=after.reference,
-        fields=_lines(said_by(before), said_by(after)),
+        fields=_lines(stated_fields(before), stated_fields(after)),
         instance_types=tuple(_instance_type(before, after, kind, machines) for kind in kinds),
     )
 
 
-def said_by(spec: VersionSpec) -> dict[str, Any]:
+def stated_fields(spec: VersionSpec) -> dict[str, Any]:
     """A version's engine, artifacts and prompts by dotted name, without empty fields."""
     stated = {name: value for name, value in asdict(spec).items() if name not in (*LEFT_OUT, *SHOWN_APART)}
     stated |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}

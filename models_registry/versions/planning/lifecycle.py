@@ -1,7 +1,7 @@
 """The states of versions and validations with their allowed changes; the rules for each field of a draft
 (`check_draft`); and the decision whether a draft can be validated, which needs a possible cell and evidence of correct
-answers (`judge_version`). Only a draft may be edited; later only its state changes, and only forward. Pure: artifacts
-are read elsewhere."""
+answers (`evaluate_version`). Only a draft may be edited; later only its state changes, and only forward. Pure:
+artifacts are read elsewhere."""
 
 import re
 from collections.abc import Mapping
@@ -211,7 +211,7 @@ PLAN_BYTES_MAX = 192 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class VersionEvaluation:
     """`problems`: why no cell is possible, by instance type; empty if one is. `objection`: why the version cannot be
     validated; empty if this module found nothing."""
 
@@ -219,9 +219,9 @@ class Judgement:
     objection: str
 
 
-def judge_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> Judgement:
+def evaluate_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> VersionEvaluation:
     problems = {name: _problem(spec, name, machines) for name in sorted(spec.parallelism)}
-    return Judgement(problems, _validation_objection(spec, problems))
+    return VersionEvaluation(problems, _validation_objection(spec, problems))
 
 
 def artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:

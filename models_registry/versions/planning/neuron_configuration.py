@@ -128,7 +128,7 @@ def neuron_configuration(
     """`override_neuron_config` of a version on checked degrees. Raises InvalidVersion if a key in
     `engine_options.neuron_config` is unknown, follows from another field, has an invalid value, or conflicts with
     another key."""
-    added = _added(spec, target)
+    added = _with_stated_keys(spec, target)
     rendered: JsonObject = {
         **_parallel(degrees),
         **_batching(spec),
@@ -230,7 +230,7 @@ def _speculative(speculation: Speculation | None) -> JsonObject:
     return {}
 
 
-def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
+def _with_stated_keys(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
     where = f"{spec.reference}: engine_options.neuron_config"
     stated = spec.engine_options.get("neuron_config", {})
     fields = FieldReader(where, stated)
@@ -238,7 +238,7 @@ def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
         if name in DECIDED_ELSEWHERE:
             raise fields.wrong(name, f"it follows from {DECIDED_ELSEWHERE[name]}; state it there")
         if name not in NEURON_CONFIG_KEYS:
-            raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
+            raise InvalidVersion(f"{where} names {name!r}; {_support_note(name)}")
         if name in NOT_IN_TARGET.get(target.name, ()):
             raise fields.wrong(name, f"target {target.name} does not support it; {NXDI_2_29.name} does")
     for name in BUCKETS:
@@ -251,7 +251,7 @@ def _added(spec: VersionSpec, target: NeuronTarget) -> JsonObject:
     return dict(stated)
 
 
-def _known(name: str) -> str:
+def _support_note(name: str) -> str:
     if name in NATIVE_KEYS:
         return f"only target {NATIVE_0_24.name} supports it: state engine_options.neuron_target"
     near = one_of(sorted(NEURON_CONFIG_KEYS), name).rpartition("(")[2].rstrip("?)")

@@ -29,16 +29,16 @@ def broken_rule(rendered: Rendered) -> str:
     return ""
 
 
-def _any(rendered: Rendered, *keys: str) -> bool:
+def _is_any_set(rendered: Rendered, *keys: str) -> bool:
     return any(rendered.get(key) for key in keys)
 
 
 def _without(*keys: str) -> Holds:
-    return lambda rendered: not _any(rendered, *keys)
+    return lambda rendered: not _is_any_set(rendered, *keys)
 
 
-def _with(*keys: str) -> Holds:
-    return lambda rendered: _any(rendered, *keys)
+def _any_of(*keys: str) -> Holds:
+    return lambda rendered: _is_any_set(rendered, *keys)
 
 
 def _cte_kernels_off(rendered: Rendered) -> bool:
@@ -63,7 +63,7 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
     (
         "activation_quantization_type",
         "it conflicts with mlp_kernel_enabled and quantized_mlp_kernel_enabled",
-        _with("mlp_kernel_enabled", "mlp_tkg_nki_kernel_enabled", "quantized_mlp_kernel_enabled"),
+        _any_of("mlp_kernel_enabled", "mlp_tkg_nki_kernel_enabled", "quantized_mlp_kernel_enabled"),
     ),
     (
         "rmsnorm_quantize_kernel_enabled",
@@ -81,11 +81,11 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
         _cte_kernels_off,
     ),
     *(
-        (kernel, f"it needs {' or '.join(QKV_KERNELS)}", lambda r: not _any(r, *QKV_KERNELS))
+        (kernel, f"it needs {' or '.join(QKV_KERNELS)}", lambda r: not _is_any_set(r, *QKV_KERNELS))
         for kernel in ATTENTION_KERNELS[:1]
     ),
     *(
-        (kernel, "it conflicts with flash_decoding_enabled", _with("flash_decoding_enabled"))
+        (kernel, "it conflicts with flash_decoding_enabled", _any_of("flash_decoding_enabled"))
         for kernel in ATTENTION_KERNELS
     ),
     *(
@@ -95,12 +95,12 @@ _RULES: tuple[tuple[str, str, Holds], ...] = (
     (
         "k_cache_transposed",
         "it conflicts with flash_decoding_enabled and prefix caching",
-        _with("flash_decoding_enabled", "is_block_kv_layout"),
+        _any_of("flash_decoding_enabled", "is_block_kv_layout"),
     ),
     (
         "quantized",
         f"with {' or '.join(QKV_KERNELS)} it needs quantization.unconverted",
-        lambda r: _any(r, *QKV_KERNELS) and not r.get("modules_to_not_convert"),
+        lambda r: _is_any_set(r, *QKV_KERNELS) and not r.get("modules_to_not_convert"),
     ),
     (
         "is_full_model_shuffled",

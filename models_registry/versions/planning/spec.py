@@ -120,7 +120,7 @@ LAID_OVER = ("engine_options", "engine_env")
 """By type these are merged into the version's value, and null removes an entry; other fields are replaced."""
 BY_TYPE = ("engine", "artifact_uri", "artifact_digest", "max_concurrency", "ready_timeout_s", *OF_AN_ENGINE)
 """Fields that may differ by instance type, in addition to `parallelism`."""
-UNSAID: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
+UNSTATED_VALUES: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
 """An empty digest is not known yet."""
 READY_TIMEOUT_MAX_S = 24 * 3600.0
 
@@ -230,7 +230,9 @@ def read_by_type(spec: VersionSpec, instance_type: str) -> dict[str, Any]:
     if stated is None:
         return {}
     fields = FieldReader(f"{spec.reference}: by_type.{instance_type}", stated)
-    values = {name: _value(fields, name) for name in BY_TYPE if fields.given(name) not in UNSAID.get(name, (None,))}
+    values = {
+        name: _value(fields, name) for name in BY_TYPE if fields.given(name) not in UNSTATED_VALUES.get(name, (None,))
+    }
     fields.finish()
     return _changes(spec, values)
 

@@ -212,7 +212,7 @@ def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> M
     return _change_state(version_id, VersionState.RETIRED, "retire", why, actor, now)
 
 
-def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
+def version_lock(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
     """Lock a version for a new use until the transaction ends, so that it cannot be retired meanwhile. Raises Conflict
     if it is not released, or not even validated if `allow_unreleased`."""
     row = ModelVersion.objects.select_for_update().get(pk=version_id)

@@ -20,7 +20,7 @@ from kernel.tones import Tone
 from models_registry.artifacts.planner import ArtifactLimits, Place, size_words
 from models_registry.artifacts.services import OpenArtifact, SourceTrouble, artifact_open, file_sha256
 from models_registry.versions.models import ModelVersion, Validation
-from models_registry.versions.planning.lifecycle import ValidationState, VersionState, artifacts_of, judge_version
+from models_registry.versions.planning.lifecycle import ValidationState, VersionState, artifacts_of, evaluate_version
 from models_registry.versions.selectors import engine_allowances, instance_shapes
 from models_registry.versions.services.drafts import draft_locked, version_move
 
@@ -121,7 +121,7 @@ def _open_artifacts(validation: Validation, turn: Slice) -> list[OpenArtifact]:
         raise BadArtifact("the draft was changed meanwhile; validate it again")
     if (turn.clock_now() - validation.started_at).total_seconds() > limits.validation_s:
         raise BadArtifact(f"not done after {limits.validation_s / 3600:g} h (SWITCHYARD_ARTIFACT_LIMIT_S)")
-    objection = judge_version(version.spec(engine_allowances()), instance_shapes()).objection
+    objection = evaluate_version(version.spec(engine_allowances()), instance_shapes()).objection
     if objection:
         raise BadArtifact(objection)
     return [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]
@@ -251,7 +251,7 @@ def _with_digest(stated: Mapping[str, Any], digests: Mapping[str, str]) -> dict[
 
 def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str, Any]:
     spec = version.spec(engine_allowances())
-    problems = judge_version(spec, instance_shapes()).problems
+    problems = evaluate_version(spec, instance_shapes()).problems
     return {
         "artifacts": [
             {

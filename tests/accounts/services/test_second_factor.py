@@ -29,7 +29,7 @@ SITE = Site("http://localhost", "localhost")
 
 def user_with_app() -> tuple[User, str]:
     user, secret = User.objects.create_user("ada"), one_time_codes.app_secret()
-    sealed = one_time_codes.sealed(secret, user.pk, NOW)
+    sealed = one_time_codes.encrypted_secret(secret, user.pk, NOW)
     SecondFactor.objects.create(user=user, kind="app", name="phone", secret=sealed, created_at=NOW)
     return user, secret
 

@@ -23,7 +23,6 @@ from django.db.models import (
 )
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
-from rest_framework import serializers
 
 from accounts.models import Grant, GroupRole, LoginSession, ServiceAccount
 from accounts.services.token import token_create
@@ -205,7 +204,7 @@ def one_more_fleet(number: int) -> None:
     one_more_user(number)
 
 
-def one_more_row(shown: serializers.ModelSerializer[Any], number: int) -> None:
+def one_more_row(shown: Any, number: int) -> None:
     """Fills each column without default: one of its choices, another row of a foreign key, or a value of its type."""
     text = f"x-{number}"
     values: dict[type[Field[Any, Any]], Any] = {
@@ -215,7 +214,7 @@ def one_more_row(shown: serializers.ModelSerializer[Any], number: int) -> None:
     columns: dict[str, Any] = {}
     for column in shown.Meta.model._meta.concrete_fields:
         if isinstance(column, ForeignKey):
-            columns[column.name] = column.related_model._base_manager.order_by("pk")[number]  # type: ignore[union-attr]
+            columns[column.name] = column.related_model._base_manager.order_by("pk")[number]
         elif choices := list(getattr(shown.fields.get(column.name), "choices", ())):
             columns[column.name] = choices[number % len(choices)]
         elif not (column.has_default() or column.null or column.blank or isinstance(column, AutoField)):
@@ -226,7 +225,8 @@ def one_more_row(shown: serializers.ModelSerializer[Any], number: int) -> None:
 def one_more_of_everything(number: int) -> None:
     """Rows that `one_more_fleet` does not create follow from the columns, so that a new table needs no line here."""
     one_more_fleet(number)
-    classes = [getattr(view_set, "serializer_class", None) for _, view_set, _ in router.registry]
+    view_sets: list[Any] = [view_set for _, view_set, _ in router.registry]
+    classes: list[Any] = [getattr(view_set, "serializer_class", None) for view_set in view_sets]
     shown = {kind.Meta.model._meta.label: kind for kind in classes if hasattr(getattr(kind, "Meta", None), "model")}
     for label in sorted(shown):
         if shown[label].Meta.model._base_manager.count() <= number:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.batch_window import (
     FIRST,
-    JUDGED_AFTER,
+    STEPS_LEAST,
     WAITING,
     BatchAdmission,
     BatchWindow,
@@ -64,7 +64,7 @@ def test_it_doubles_while_it_is_full_and_real_time_requests_do_not_mind() -> Non
 def test_it_shrinks_by_a_quarter_when_they_do_is_judged_anew_after_that_and_grows_by_a_quarter() -> None:
     window = learnt()
     sizes = []
-    for _ in range(2 * JUDGED_AFTER):
+    for _ in range(2 * STEPS_LEAST):
         window.steer(SLOW, had_batch=True, was_full=False)
         sizes.append(window.limit)
     assert sizes == [8, 8, 6, 6, 6, 4]

@@ -15,7 +15,7 @@ from engine_agent.cell_proxy.prefill import (
     PromptMemory,
     choose_cell,
     prefill_members,
-    prompt_to_hand_over,
+    prompt_for_prefill,
     read_answer,
     read_engine_answer,
 )
@@ -30,7 +30,7 @@ def cell(name: str, layout: str = "a", most: int = 4) -> PrefillCell:
 
 
 def handed_over(path: bytes, **body: object) -> bytes | None:
-    return prompt_to_hand_over(path, msgspec.json.encode(body))
+    return prompt_for_prefill(path, msgspec.json.encode(body))
 
 
 @pytest.mark.parametrize(

@@ -104,4 +104,4 @@ def test_an_agent_that_was_stopped_ends_no_cell_proxy_that_missed_one_question(s
 def test_who_wakes_up_late_lets_others_speak_before_it_judges() -> None:
     own = LateWakeUp(grace_s=2.0)
     looks = [0.0, 1.0, 2.0, 2.25, 60.5, 60.75, 62.25, 62.75]
-    assert [own.may_judge(now_s) for now_s in looks] == [False, False, True, True, False, False, False, True]
+    assert [own.may_enforce(now_s) for now_s in looks] == [False, False, True, True, False, False, False, True]

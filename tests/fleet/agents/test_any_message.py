@@ -55,8 +55,8 @@ from kernel.leases import lease_take
 from tests.fleet import rows
 from tests.fleet.agents.agent_client import hello
 from tests.fleet.agents.test_fault_limits import session_of
-from traffic import models
 from traffic.region_shares.services.autopilot import autopilot_run
+from traffic.routing import models
 from traffic.routing.consumers import IngressHandler
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import drained_cells_mark, tables_publish

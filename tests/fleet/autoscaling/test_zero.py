@@ -10,7 +10,7 @@ import pytest
 
 from engine_agent.protocol.ingress_messages import Withheld
 from fleet.autoscaling.planning.needs import (
-    MIN_HOLD_S,
+    REQUEST_HOLD_LEAST_S,
     PlaceDecision,
     PlaceLoad,
     ScaledPlace,
@@ -183,7 +183,7 @@ def test_a_forecast_of_next_to_nobody_keeps_none() -> None:
 
 
 def test_requests_are_held_for_two_starts_within_bounds() -> None:
-    assert hold_s(POLICY, 3.0) == MIN_HOLD_S
+    assert hold_s(POLICY, 3.0) == REQUEST_HOLD_LEAST_S
     assert 180 <= hold_s(POLICY, 90.0) <= 180 * 1.25 + 1
     assert hold_s(POLICY, 3600.0) == 600
     assert hold_s(ScalingPolicy(hold_s=12.5), 3600.0) == 13
@@ -209,7 +209,7 @@ def test_who_may_be_empty() -> None:
 
 def test_the_view_is_not_asked_who_is_crowded_out() -> None:
     scaled: ScalingView = view(empty(load=PlaceLoad(0.0, elsewhere=1.0)), policy=POLICY)
-    assert scaled.crowded_out == frozenset()
+    assert scaled.displaced_regions == frozenset()
 
 
 NOTHING, QUOTA, MACHINES = Withheld.NOTHING, Withheld.QUOTA, Withheld.MACHINES

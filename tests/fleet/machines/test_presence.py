@@ -6,26 +6,26 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.machines.planner import ENDED, VISIBLE_AFTER, KnownMachine, Listed, MachinePresence, plan_presence
+from fleet.machines.planner import ENDED, VISIBLE_AFTER, KnownMachine, Listed, ListedState, plan_listed_states
 from tests.fleet.fleets import NOW
 
 MACHINE = KnownMachine("i-1", "us-east-1a", "running", NOW - VISIBLE_AFTER)
 
 
-def after(machine: KnownMachine, **said: object) -> MachinePresence | None:
+def after(machine: KnownMachine, **said: object) -> ListedState | None:
     columns: dict[str, object] = {"states": {}, "began_at": NOW, "complete": True}
-    found = plan_presence([machine], Listed(**{**columns, **said}))  # type: ignore[arg-type]
+    found = plan_listed_states([machine], Listed(**{**columns, **said}))  # type: ignore[arg-type]
     return found[0] if found else None
 
 
 def test_what_is_listed_is_as_the_list_says() -> None:
-    assert after(MACHINE, states={"i-1": "shutting-down"}) == MachinePresence("i-1", "shutting-down", 0)
-    assert after(replace(MACHINE, absent_lists=1), states={"i-1": "running"}) == MachinePresence("i-1", "running", 0)
+    assert after(MACHINE, states={"i-1": "shutting-down"}) == ListedState("i-1", "shutting-down", 0)
+    assert after(replace(MACHINE, absent_lists=1), states={"i-1": "running"}) == ListedState("i-1", "running", 0)
 
 
 def test_two_whole_lists_without_it_prove_that_a_machine_is_gone() -> None:
-    assert after(MACHINE) == MachinePresence("i-1", "running", 1)
-    assert after(replace(MACHINE, absent_lists=1)) == MachinePresence("i-1", "gone", 2)
+    assert after(MACHINE) == ListedState("i-1", "running", 1)
+    assert after(replace(MACHINE, absent_lists=1)) == ListedState("i-1", "gone", 2)
 
 
 def test_nothing_follows_from_half_a_list_a_silent_zone_or_a_young_machine() -> None:

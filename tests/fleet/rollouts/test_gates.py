@@ -7,7 +7,7 @@ import pytest
 from fleet.deployments.planner import GatePolicy, GoodputMissing
 from fleet.load.planner import CellCounters, pooled
 from fleet.reconcile.planning.snapshot import Finding, Verdict
-from fleet.rollouts.planning.gates import goodput_objection, judge
+from fleet.rollouts.planning.gates import gate_verdict, goodput_objection
 from models_registry.benchmarks.planning.workload import ComparedGoodput
 
 POLICY = GatePolicy()
@@ -21,7 +21,7 @@ def counted(requests: int = 100, errors: int = 0, shift: int = 0, **changes: Any
 
 
 def verdict(updated: CellCounters, control: CellCounters | None = None) -> Verdict:
-    return judge(updated, counted(300) if control is None else control, POLICY)
+    return gate_verdict(updated, counted(300) if control is None else control, POLICY)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_numbers_can_be_checked_by_people() -> None:
 
 
 def test_without_any_old_cell_health_decides_and_the_reason_says_so() -> None:
-    found = judge(counted(3, errors=1), None, POLICY)
+    found = gate_verdict(counted(3, errors=1), None, POLICY)
     assert found.finding is Finding.PASSED
     assert "no cell of the old version is left" in found.reason
 

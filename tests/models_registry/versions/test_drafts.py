@@ -21,7 +21,7 @@ from models_registry.versions.services.drafts import (
     draft_create,
     draft_delete,
     model_create,
-    version_hold,
+    version_lock,
     version_register,
     version_release,
     version_retire,
@@ -269,7 +269,7 @@ def test_a_version_of_a_live_cell_is_not_retired() -> None:
 def test_what_is_about_to_be_used_must_be_fit_for_it(state: str, allow_unreleased: bool, holds: bool) -> None:
     row = stored(state)
     if holds:
-        assert version_hold(version_id=row.pk, allow_unreleased=allow_unreleased) == row
+        assert version_lock(version_id=row.pk, allow_unreleased=allow_unreleased) == row
     else:
         with pytest.raises(Conflict, match=f"toy@1 is {state} now; it cannot be rolled out"):
-            version_hold(version_id=row.pk, allow_unreleased=allow_unreleased)
+            version_lock(version_id=row.pk, allow_unreleased=allow_unreleased)

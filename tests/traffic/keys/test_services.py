@@ -15,7 +15,7 @@ from tests.fleet.rows import NOW
 from traffic.keys.models import ApplicationKey, KeyPolicy
 from traffic.keys.selectors import keys_for_ingresses
 from traffic.keys.services import (
-    EXPIRED_TOLD,
+    EXPIRED_KEPT_FOR,
     NewKey,
     key_change,
     key_create,
@@ -190,6 +190,6 @@ def test_without_any_ingress_nothing_is_waited_for() -> None:
 
 def test_a_key_long_expired_is_no_longer_published() -> None:
     old, lasting = new_key(expires_at=LATER).key, new_key().key
-    assert keys_retire(now=LATER + EXPIRED_TOLD) == []
-    assert keys_retire(now=LATER + EXPIRED_TOLD + timedelta(seconds=1)) == [old.prefix]
+    assert keys_retire(now=LATER + EXPIRED_KEPT_FOR) == []
+    assert keys_retire(now=LATER + EXPIRED_KEPT_FOR + timedelta(seconds=1)) == [old.prefix]
     assert {key.prefix for key in keys_for_ingresses()} & {old.prefix, lasting.prefix} == {lasting.prefix}

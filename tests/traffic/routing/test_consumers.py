@@ -30,7 +30,7 @@ from kernel import clock
 from tests.fleet import rows
 from tests.fleet.agents.agent_client import AgentClient, client_with, eventually
 from tests.server_certificates import PublicAuthority, Signed
-from traffic import models
+from traffic.routing import models
 from traffic.routing.consumers import IngressHandler
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import tables_publish

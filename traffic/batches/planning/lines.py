@@ -239,7 +239,7 @@ def sent_body(text: bytes) -> tuple[str, bytes]:
 
 OUTPUT, ERROR = b"o", b"e"
 EXPIRED, CANCELLED, LOST, TIMEOUT = "batch_expired", "batch_cancelled", "outcome_lost", "request_timeout"
-_SAID = {
+_UNEXECUTED_TEXT = {
     EXPIRED: "This request could not be executed before the completion window expired.",
     CANCELLED: "This request was not executed, because the batch was cancelled.",
     LOST: "The outcome of this request was damaged in the file store.",
@@ -274,7 +274,9 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
 
 
 def unsent_outcome(position: int, request_id: str, custom_id: str, code: str) -> Outcome:
-    return _new_outcome(position, request_id, custom_id, None, {"code": code, "message": _SAID[code]}, Tally(failed=1))
+    return _new_outcome(
+        position, request_id, custom_id, None, {"code": code, "message": _UNEXECUTED_TEXT[code]}, Tally(failed=1)
+    )
 
 
 def _new_outcome(

@@ -36,8 +36,8 @@ from traffic.files.services.store import (
     StoreAway,
     file_store,
     pieces,
-    said_of,
     spooled,
+    store_error_text,
 )
 from traffic.keys.models import ApplicationKey
 from traffic.tenants.models import GrantUse, TenantGrant
@@ -107,9 +107,9 @@ def _explain_errors(place: ObjectUri) -> Iterator[None]:
         yield
     except Refused as refused:
         if refused.is_for_now:
-            raise StoreAway(f"{place}: {said_of(refused)}") from refused
+            raise StoreAway(f"{place}: {store_error_text(refused)}") from refused
         code = "object_not_found" if refused.code in GONE else "object_not_accessible"
-        problem = "there is no such object" if refused.code in GONE else said_of(refused)
+        problem = "there is no such object" if refused.code in GONE else store_error_text(refused)
         raise UnusableObject(code, f"{place}: {problem}") from refused
     except ObjectChanged as changed:
         raise UnusableObject(
@@ -118,7 +118,7 @@ def _explain_errors(place: ObjectUri) -> Iterator[None]:
     except OtherObject as other:
         raise UnusableObject("object_exists", str(other)) from other
     except CallFailed as failed:
-        raise StoreAway(f"{place}: {said_of(failed)}") from failed
+        raise StoreAway(f"{place}: {store_error_text(failed)}") from failed
 
 
 RANGE_ROWS = 1000

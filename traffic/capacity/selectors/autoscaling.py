@@ -33,7 +33,7 @@ from fleet.placement.planning.instance_types import TypeChoice, cheapest_first
 from traffic.batches.models import Batch
 from traffic.batches.planning.batch import BatchState
 from traffic.batches.selectors import tallies
-from traffic.demand.planner import GUEST, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
+from traffic.demand.planner import BATCH_CLASS, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
 from traffic.demand.selectors import batch_work_shares, expected_loads
 from traffic.region_shares.models import TrafficMatrix, TrafficWindow
 from traffic.region_shares.planning.autopilot import AutopilotSettings
@@ -307,7 +307,7 @@ def _place_loads(
 def _opportunistic_shares(fleet: RangedFleet, now: datetime) -> dict[Place, float]:
     """Share of a place's load that is opportunistic batch work. It fills any free capacity, so it asks for cells only
     through its backlog and the plan of the day. Does not apply to deployments for batch work."""
-    own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == GUEST}
+    own = {one.deployment.name for one in fleet.deployments if one.deployment.serving_class == BATCH_CLASS}
     return {place: share for place, share in batch_work_shares(now).items() if place[0] not in own}
 
 

@@ -370,10 +370,10 @@ def as_away() -> Iterator[None]:
     try:
         yield
     except (CallFailed, OtherObject, ObjectChanged) as error:
-        raise StoreAway(f"the file store is unavailable: {said_of(error)}") from error
+        raise StoreAway(f"the file store is unavailable: {store_error_text(error)}") from error
 
 
-def said_of(error: Exception) -> str:
+def store_error_text(error: Exception) -> str:
     match error:
         case Refused(code="NoSuchBucket"):
             return "there is no such bucket"

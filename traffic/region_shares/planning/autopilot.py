@@ -104,14 +104,14 @@ class ShiftTraffic:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldTable:
+class KeepTable:
     """Keep the last matrix although it may be outdated."""
 
     deployment: str
     reason: str
 
 
-Decision = ShiftTraffic | HoldTable
+Decision = ShiftTraffic | KeepTable
 
 
 def describe_rows(before: Matrix, after: Matrix) -> str:
@@ -154,14 +154,14 @@ def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) ->
     target = place_demand(task)
     overridden = _overridden_origins(view, active, target)
     returned = _returned_origins(view, task, target, settings, now)
-    if held := reason_to_hold(view, settings, now):
+    if held := reason_to_keep_table(view, settings, now):
         causes = Causes(overridden, returned=returned)
-        return _shift_of(view, task, _adopt_rows(view, target, causes), causes) or HoldTable(view.deployment, held)
+        return _shift_of(view, task, _adopt_rows(view, target, causes), causes) or KeepTable(view.deployment, held)
     causes = Causes(overridden, _relieved_origins(view, task, target, settings), returned)
     matrix = _adopt_rows(view, target, causes)
     if view.moved_at is None or (now - view.moved_at).total_seconds() >= settings.step_every_s:
         matrix = _step_rows(matrix, target, settings)
-    if target.fits and not _respects_caps(task, matrix):
+    if target.fits and not _fits_caps(task, matrix):
         # Rows that move independently could meet in one region, so all move by the same part of their way.
         matrix = dict(target.matrix) if causes else _step_alike(view.in_force, target, settings)
     return _shift_of(view, task, matrix, causes)
@@ -194,7 +194,7 @@ def _serving_region(region: RegionView, carried: float, policy: TrafficPolicy, *
     return ServingRegion(region.name, capacity, max(region.capacity_now, holds), carried, starts, returned)
 
 
-def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
+def reason_to_keep_table(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
     """Returns why observations must not be acted upon, or an empty text."""
     ages = {one.name: _age_s(one, now) for one in view.regions}
     stale = [
@@ -307,7 +307,7 @@ def _step_alike(in_force: Matrix, target: Placement, settings: AutopilotSettings
     }
 
 
-def _respects_caps(task: PlacementProblem, matrix: Matrix) -> bool:
+def _fits_caps(task: PlacementProblem, matrix: Matrix) -> bool:
     carried = loads(matrix, task.demand)
     return all(carried.get(name, 0.0) <= task.cap(name) * (1 + ROUNDING) + LEAST_DEMAND for name in task.places)
 

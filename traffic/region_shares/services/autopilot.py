@@ -28,7 +28,7 @@ from kernel.transitions import StaleDecision
 from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
 from traffic.region_shares.planning.autopilot import (
     AutopilotSettings,
-    HoldTable,
+    KeepTable,
     ShiftKind,
     ShiftTraffic,
     TrafficView,
@@ -185,7 +185,7 @@ def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> b
     if not view.regions:
         return False
     decision = plan_shift(view, SETTINGS, now)
-    held = decision.reason if isinstance(decision, HoldTable) else ""
+    held = decision.reason if isinstance(decision, KeepTable) else ""
     matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
     changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
     if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:

@@ -347,12 +347,12 @@ def marginal_price(hours: Iterable[BatchHour]) -> MarginalPrice | None:
         return None
     value, error = best.value(2), best.error_of((0.0, 0.0, 1.0), len(known))
     average = square / sum((hour.other_tokens + hour.batch_tokens) / 1e6 for hour in known)
-    if error > ERROR_MOST * average or (2 not in best.terms and not _told_apart(known)):
+    if error > ERROR_MOST * average or (2 not in best.terms and not _are_terms_separable(known)):
         return None
     return MarginalPrice(Decimal(repr(round(value, 6))), Decimal(repr(round(error, 6))), len(known))
 
 
-def _told_apart(hours: list[BatchHour]) -> bool:
+def _are_terms_separable(hours: list[BatchHour]) -> bool:
     """Whether batch amounts vary independently of the others; without that, their price is undetermined."""
     ratios = {round(hour.batch_tokens / (hour.other_tokens + 1), 3) for hour in hours}
     return len({hour.batch_tokens for hour in hours}) > 1 and len(ratios) > 1

@@ -174,7 +174,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
             taken.busy_price += price.micro_usd
             taken.busy_uj += energy.total
     _store_meter_marks(kept, marks, now)
-    power_meters_judge(looks=looks, now=now)
+    power_meters_check(looks=looks, now=now)
     return dict(found)
 
 
@@ -286,7 +286,7 @@ SUSPICIONS = "power-meter"
 """Source of marks about refused readings of a node."""
 
 
-def power_meters_judge(*, looks: Mapping[str, MeterSample], now: datetime) -> None:
+def power_meters_check(*, looks: Mapping[str, MeterSample], now: datetime) -> None:
     there = UsageMark.objects.filter(source=SUSPICIONS)
     before = {node: Suspicion(**totals) for node, totals in there.values_list("subject", "totals")}
     open_now = Incident.objects.filter(kind=POWER_METER, state=IncidentState.OPEN.value)

@@ -81,7 +81,7 @@ def plan_answers(request: GenerationRequest, seed: int, max_model_len: int, wron
 
 def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model_len: int, wrong: bool) -> Answer:
     """Returns one answer to one prompt. Raises BadRequest (see `plan_answers`)."""
-    room = _room(request, prompt, max_model_len)
+    room = _output_room(request, prompt, max_model_len)
     limit = request.output_limit or room
     source = random.Random(f"{seed}\0{wrong}\0{prompt.answered}".encode())
     calls = [plan_call(tool, source) for tool in called_tools(request.tools, request.tool_choice, prompt)]
@@ -99,7 +99,7 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
     return _cut(_stopped(whole, request.stops, request.min_tokens), limit)
 
 
-def _room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
+def _output_room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
     limit = request.output_limit or 1
     if limit > max_model_len:
         message = f"{request.limit_param}={limit} cannot be greater than max_model_len={max_model_len}."

@@ -261,12 +261,12 @@ class LeaderLink:
     def _attend(self, follower: _Follower) -> None:
         try:
             while True:
-                self._take(follower, follower.channel.receive())
+                self._handle_message(follower, follower.channel.receive())
         except ChannelClosed as error:
             how = "is stopping" if follower.leaving else f"is gone: {error}"
             self._lost(f"{follower.joined} {how}")
 
-    def _take(self, follower: _Follower, message: Message) -> None:
+    def _handle_message(self, follower: _Follower, message: Message) -> None:
         match message.kind:
             case Kind.BEAT:
                 if self._hang_detector is not None:

@@ -21,9 +21,9 @@ from models_registry.benchmarks.planning.goodput import (
     Usual,
     at_least_by_chance,
     at_most_by_chance,
+    early_verdict,
+    final_verdict,
     first_rate,
-    judge_early,
-    judge_whole,
     length_s,
     plan_goodput,
     predict_goodput,
@@ -101,45 +101,45 @@ def test_the_first_rate_lies_between_one_at_a_time_and_all_at_once() -> None:
 
 
 def test_a_point_that_clearly_breaks_ends_at_the_first_look() -> None:
-    assert judge_early(outcomes(23, 1), RULES) is None, "no look is due"
-    early = judge_early(outcomes(20, 5), RULES)
+    assert early_verdict(outcomes(23, 1), RULES) is None, "no look is due"
+    early = early_verdict(outcomes(20, 5), RULES)
     assert early is not None
     assert (early.verdict, early.is_early, early.is_proven) == (BROKEN, True, True)
     assert early.low < 0.8 < early.high < 0.99
 
 
 def test_few_requests_prove_nothing_and_many_do() -> None:
-    assert judge_early(outcomes(400, 0), RULES) is None
-    late = judge_early(outcomes(800, 0), RULES)
+    assert early_verdict(outcomes(400, 0), RULES) is None
+    late = early_verdict(outcomes(800, 0), RULES)
     assert late is not None
     assert late.verdict is HELD
 
 
 def test_requests_that_are_under_way_at_once_are_one_look() -> None:
     burst = outcomes(20, 5)
-    assert judge_early(burst, RULES) is not None
-    assert judge_early(burst, RULES, rate=10.0) is None, "14 at once met one burst"
-    assert judge_early(outcomes(800, 0), RULES, rate=10.0) is None, "80 looks prove no 99 %"
-    clearly = judge_early(outcomes(0, 25), RULES, rate=10.0)
+    assert early_verdict(burst, RULES) is not None
+    assert early_verdict(burst, RULES, rate=10.0) is None, "14 at once met one burst"
+    assert early_verdict(outcomes(800, 0), RULES, rate=10.0) is None, "80 looks prove no 99 %"
+    clearly = early_verdict(outcomes(0, 25), RULES, rate=10.0)
     assert clearly is not None
     assert clearly.verdict is BROKEN
-    wide, narrow = judge_whole(outcomes(198, 2), RULES, rate=10.0), judge_whole(outcomes(198, 2), RULES)
+    wide, narrow = final_verdict(outcomes(198, 2), RULES, rate=10.0), final_verdict(outcomes(198, 2), RULES)
     assert (wide.verdict, wide.inside, wide.requests) == (HELD, 198, 200)
     assert wide.high - wide.low > narrow.high - narrow.low
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=200), st.floats(0, 100))
 def test_looks_are_never_more_than_requests(known: list[bool], rate: float) -> None:
-    judged = judge_whole([Outcome(inside, 1.0) for inside in known], RULES, rate)
+    judged = final_verdict([Outcome(inside, 1.0) for inside in known], RULES, rate)
     assert 0 <= judged.low <= judged.high <= 1
     assert judged.requests == len(known)
 
 
 def test_at_its_end_a_point_is_judged_by_its_share() -> None:
-    assert judge_whole(outcomes(198, 2), RULES).verdict is HELD
-    broken = judge_whole(outcomes(197, 3), RULES)
+    assert final_verdict(outcomes(198, 2), RULES).verdict is HELD
+    broken = final_verdict(outcomes(197, 3), RULES)
     assert (broken.verdict, broken.is_proven) == (BROKEN, False)
-    assert judge_whole([], RULES).verdict is BROKEN
+    assert final_verdict([], RULES).verdict is BROKEN
 
 
 def test_looking_often_hardly_ever_errs() -> None:

@@ -11,11 +11,11 @@ from models_registry.benchmarks.planning.goodput import (
     Found,
     GoodputRules,
     Outcome,
-    PointJudgement,
+    PointEvaluation,
     PointVerdict,
+    early_verdict,
+    final_verdict,
     first_rate,
-    judge_early,
-    judge_whole,
     length_s,
     plan_goodput,
     warm_up_s,
@@ -70,7 +70,7 @@ class VirtualCell:
     seed: int = 0
     spent_s: float = 0.0
 
-    def measure(self, rate: float) -> PointJudgement:
+    def measure(self, rate: float) -> PointEvaluation:
         point = _Point(self, warm_up_s(self.slo.longest_s(self.workload.output), self.rules))
         model, now_s = BatchingModel(self.parameters), 0.0
         coming = arrivals(rate, self.workload.arrival, self.seed)
@@ -100,11 +100,11 @@ class _Point:
         self._outcomes: list[Outcome] = []
         self._next, self._looked_s = 0, 0.0
 
-    def judge(self, rate: float, now_s: float) -> PointJudgement | None:
+    def judge(self, rate: float, now_s: float) -> PointEvaluation | None:
         rules = self._cell.rules
         while self._next < len(self.requests) and self._take(self.requests[self._next], now_s):
             self._next += 1
-            if judgement := judge_early(self._outcomes, rules, rate):
+            if judgement := early_verdict(self._outcomes, rules, rate):
                 return judgement
         if not self._outcomes or now_s < max(self._warm_s + rules.min_s, self._looked_s + LATE_CHECK_S):
             return None
@@ -113,7 +113,7 @@ class _Point:
         is_known = self._next >= len(self.requests) or self.requests[self._next].due_s >= ends_s
         if now_s < ends_s or not is_known:
             return None
-        return judge_whole(self._outcomes, rules, rate)
+        return final_verdict(self._outcomes, rules, rate)
 
     def _take(self, request: _Request, now_s: float) -> bool:
         slo, so_far_s = self._cell.slo, (request.ended_s or now_s) - request.due_s
@@ -128,10 +128,10 @@ class _Point:
         return True
 
 
-def search(cell: VirtualCell) -> tuple[Found, dict[float, PointJudgement]]:
+def search(cell: VirtualCell) -> tuple[Found, dict[float, PointEvaluation]]:
     alone_s = cell.slo.longest_s(cell.workload.output) / 4
     first = first_rate(alone_s, cell.parameters.max_num_seqs, cell.rules)
-    points: dict[float, PointJudgement] = {}
+    points: dict[float, PointEvaluation] = {}
     while True:
         verdicts: dict[float, PointVerdict] = {rate: point.verdict for rate, point in points.items()}
         step = plan_goodput(verdicts, first, cell.rules)

@@ -16,7 +16,7 @@ from models_registry.versions.planning.lifecycle import (
     VersionState,
     artifacts_of,
     check_draft,
-    judge_version,
+    evaluate_version,
     may_be_rolled_out,
     states_before,
 )
@@ -119,13 +119,13 @@ GOOD = spec("vllm", P5, artifact_uri="file:///weights", golden_prompts=(("2 + 2 
 
 @pytest.mark.parametrize("changes", [{}, {"golden_prompts": (), "golden_waiver": "random weights answer nothing"}])
 def test_a_version_that_runs_somewhere_and_can_be_asked_something_is_fine(changes: dict[str, Any]) -> None:
-    judged = judge_version(replace(GOOD, **changes), INSTANCE_TYPES)
+    judged = evaluate_version(replace(GOOD, **changes), INSTANCE_TYPES)
     assert (judged.objection, judged.problems) == ("", {P5.name: ""})
 
 
 def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
     elsewhere = replace(GOOD, parallelism={P5.name: {}, LOCAL.name: {"tp": 2}, "own.gpu": {}})
-    judged = judge_version(elsewhere, INSTANCE_TYPES)
+    judged = evaluate_version(elsewhere, INSTANCE_TYPES)
     assert judged.objection == ""
     assert judged.problems[P5.name] == ""
     assert "local.cpu.tp is 2" in judged.problems[LOCAL.name]
@@ -147,7 +147,7 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
     ],
 )
 def test_what_is_missing_is_said(changes: dict[str, Any], message: str) -> None:
-    assert re.search(message, judge_version(replace(GOOD, **changes), INSTANCE_TYPES).objection)
+    assert re.search(message, evaluate_version(replace(GOOD, **changes), INSTANCE_TYPES).objection)
 
 
 def test_a_draft_model_is_an_artifact_too() -> None:

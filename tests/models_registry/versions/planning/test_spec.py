@@ -11,7 +11,7 @@ import pytest
 from engine_agent.protocol.messages import Artifact
 from models_registry.benchmarks.planning.workload import version_digest
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_version
-from models_registry.versions.planning.lifecycle import artifacts_of, judge_version
+from models_registry.versions.planning.lifecycle import artifacts_of, evaluate_version
 from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
@@ -172,7 +172,7 @@ def test_the_artifacts_of_a_version_are_those_of_all_instance_types() -> None:
 
 def test_a_judgement_names_every_instance_type() -> None:
     broken = replace(EVERYWHERE, by_type={**EVERYWHERE.by_type, CPU: {"engine": "generic"}})
-    judged = judge_version(broken, INSTANCE_TYPES)
+    judged = evaluate_version(broken, INSTANCE_TYPES)
     assert judged.objection == ""
     assert {kind for kind, problem in judged.problems.items() if problem} == {CPU}
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from traffic.region_shares.planning.autopilot import (
     AutopilotSettings,
     Decision,
-    HoldTable,
+    KeepTable,
     RegionView,
     ShiftTraffic,
     TrafficView,
@@ -118,7 +118,7 @@ class ClosedLoop:
     def tick(self) -> None:
         now = NOW + timedelta(seconds=self.at_s)
         decision = plan_shift(self._view(now), SETTINGS, now)
-        if isinstance(decision, HoldTable):
+        if isinstance(decision, KeepTable):
             self.holds.append((self.at_s, decision.reason))
         elif decision is not None:
             greatest = max(distance(self.matrix[name], row) for name, row in decision.matrix.items())

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.traffic.region_shares.planning.steering import NOW, decide, region, shifted, utilisations, view
-from traffic.region_shares.planning.autopilot import HoldTable, RegionView, ShiftKind, preview_override
+from traffic.region_shares.planning.autopilot import KeepTable, RegionView, ShiftKind, preview_override
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind, OverrideView, TrafficPolicy
 
 LATER = NOW + timedelta(minutes=5)
@@ -122,13 +122,13 @@ def test_a_live_region_keeps_one_per_cent_of_its_own() -> None:
 @pytest.mark.parametrize("heard", [None, 16.0])
 def test_stale_reports_hold_the_last_table(heard: float | None) -> None:
     decision = decide(view(region("a", 60, 34, lost=0.66), region("b", 30, 100, heard_s_ago=heard)))
-    assert isinstance(decision, HoldTable)
+    assert isinstance(decision, KeepTable)
     assert "no fresh report: b" in decision.reason
 
 
 def test_two_regions_going_bad_together_hold_the_last_table() -> None:
     decision = decide(view(region("a", 60, 34, lost=0.66), region("b", 60, 40, lost=0.6), region("c", 1, 100)))
-    assert isinstance(decision, HoldTable)
+    assert isinstance(decision, KeepTable)
     assert decision.reason == "several regions lost capacity within a minute: a 66%, b 60%"
 
 
