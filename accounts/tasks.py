@@ -1,3 +1,5 @@
+"""Celery tasks of accounts. Each calls one service and decides nothing."""
+
 from celery import shared_task
 
 from accounts.services.approval import approvals_expire

@@ -1,3 +1,5 @@
+"""Celery tasks of the audit log. Each calls one service and decides nothing."""
+
 from celery import shared_task
 from django.conf import settings
 

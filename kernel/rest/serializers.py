@@ -136,7 +136,7 @@ def _struct_field(kind: inspect.Type, **options: Any) -> serializers.Field[Any, 
     return _FIELDS[type(kind)](**options)
 
 
-_FIELDS = {
+_FIELDS: dict[type[inspect.Type], type[serializers.Field[Any, Any, Any, Any]]] = {
     inspect.BoolType: serializers.BooleanField,
     inspect.FloatType: serializers.FloatField,
     inspect.IntType: serializers.IntegerField,

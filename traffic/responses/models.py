@@ -1,3 +1,5 @@
+"""Table of stored responses (`/v1/responses`). Each belongs to one tenant; other tenants never see it."""
+
 import secrets
 
 from django.db import models

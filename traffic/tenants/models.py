@@ -1,3 +1,5 @@
+"""Tables of tenants: grants for callback hosts and buckets, and webhooks with their signing secrets."""
+
 import base64
 import secrets
 from enum import StrEnum

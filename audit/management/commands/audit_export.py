@@ -1,3 +1,5 @@
+"""`manage.py audit_export`: sends audit records to a file, a bucket or a syslog server. Changes no record."""
+
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
