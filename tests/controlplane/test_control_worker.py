@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import socketserver
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from kernel.leases import lease_held_since
 from kernel.models import LoopPass
 from tests.controlplane.embedded.processes import eventually
 from tests.docs.pages import ROOT
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
@@ -43,9 +43,7 @@ class Broker:
     """A port: no server listens on it, or a Valkey, or one that answers nonsense."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.valkey: subprocess.Popen[bytes] | None = None
 

@@ -87,7 +87,7 @@ def test_a_release_whose_agents_do_not_come_up_is_left_again(fleet: RunningFleet
     done: list[dict[str, Any]] = []
     answers = under_load(fleet, partial(_go, fleet, other, done), rate=8)
     assert done[0]["state"] == "rolled_back"
-    assert f"well with {other}" in done[0]["reason"]
+    assert f"healthy with {other}" in done[0]["reason"]
     assert [answer for answer in answers if answer.error] == []
     assert pids(fleet).items() >= before.items()
     assert done[0]["ring"] < 2  # the others were never upgraded

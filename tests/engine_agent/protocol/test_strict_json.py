@@ -59,7 +59,7 @@ def test_text_of_any_length_is_no_structure() -> None:
         | st.text(),
         lambda inner: (
             st.lists(inner, max_size=3)
-            | st.dictionaries(st.text(st.characters(exclude_characters="\0")), inner, max_size=3)
+            | st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), inner, max_size=3)
         ),
         max_leaves=20,
     )

@@ -63,7 +63,7 @@ def test_heads_are_trained_judged_and_written_and_a_run_that_was_ended_goes_on(
 ) -> None:
     ended = trained(python, model, tmp_path, "--limit-s", "0")
     assert ended.returncode == 75, ended.stderr
-    assert "run it again to go on" in ended.stdout
+    assert "run it again to continue" in ended.stdout
     done = trained(python, model, tmp_path)
     assert done.returncode == 0, done.stderr
     made = Artifact(**json.loads(done.stdout.splitlines()[-1]))
@@ -85,4 +85,4 @@ def test_parts_of_another_run_are_refused_by_name(python: Path, model: Path, tmp
     (work / "of.json").write_text("{}")
     refused = trained(python, model, tmp_path, "--work", str(work))
     assert refused.returncode == 1
-    assert "has parts of another model or other numbers of answers" in refused.stderr
+    assert "belongs to another model or other options" in refused.stderr
