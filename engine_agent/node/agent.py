@@ -8,7 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import time_ns
@@ -16,6 +16,7 @@ from time import time_ns
 from msgspec import structs
 
 from engine_agent.cell_proxy.span_export import SpanExporter
+from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.imds import NoticeWatch, is_in_aws
@@ -92,6 +93,8 @@ BOUND_LOGS_EVERY_S = 60.0
 SEND_LOGS_EVERY_S = 1.0
 """While a user reads logs; otherwise this only checks for requests."""
 NEURON = "neuron"
+BUILDS = "builds"
+"""Of the machine's cache, next to `fetched`. Engines cannot write to it."""
 POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """Longest delay in reporting software that was installed under a running agent."""
@@ -114,6 +117,7 @@ class NodeAgent:
         self._awake = AwakeClock()
         """The clock of every limit. A stopped agent polled nothing, so its own pause must not count as silence."""
         self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._hello = hello
         self._stack = stack
         self._sent_fingerprint: Fingerprint = {}
@@ -128,6 +132,7 @@ class NodeAgent:
             stack=stack,
             on_change=self._wake.set,
             on_fault=self._connection.send_fault,
+            builds=NodeBuilds(place.cache.parent / BUILDS, enrolment, self._wake_from_thread),
             now_s=self._awake.now_s,
         )
         self._accelerators = accelerators(self._connection.send_fault)
@@ -148,7 +153,13 @@ class NodeAgent:
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
 
+    def _wake_from_thread(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it was closed meanwhile
+                self._loop.call_soon_threadsafe(self._wake.set)
+
     async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._node.resume()
         try:
             # Adopted processes are polled before the first report, so that a restarted agent never reports a serving
@@ -306,6 +317,7 @@ class NodeAgent:
             energy=self._energy.meters(),
             checks=self._checks.report,
             network=self._efa.devices,
+            builds=self._node.builds.report(),
         )
         health = _health(observed, seen.health)
         report = Report(

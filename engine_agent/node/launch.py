@@ -41,10 +41,11 @@ class NodePlace:
         """The place for engine adapters, without the engines: probing a running engine only needs its address."""
         return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {}, self.cache)
 
-    def launch_context(self) -> EngineContext:
-        """The same with the installed engines, which requires reading files."""
+    def launch_context(self, build: Mapping[str, Path] | None = None) -> EngineContext:
+        """The same with the installed engines, which requires reading files. `build`: the engine of a build, which
+        replaces all of them."""
         installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
-        return replace(self.context(), engine_pythons=installed)
+        return replace(self.context(), engine_pythons=installed if build is None else build)
 
 
 def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
@@ -110,7 +111,8 @@ def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> 
     """The launch of an engine with the fingerprint of its rank: see `engine_agent.protocol.fingerprint`."""
     weights = plan.artifact.digest if plan.artifact is not None else None
     adapters = {each.name: each.artifact.digest if each.artifact else "" for each in plan.adapters}
-    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights, adapters)
+    build = plan.build.digest if plan.build is not None else ""
+    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights, adapters, build)
     return replace(launch, env={**launch.env, FINGERPRINT_VARIABLE: fingerprint_to_variable(own)})
 
 

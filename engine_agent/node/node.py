@@ -3,7 +3,9 @@ writes the journal before it acts. `planning` decides what to do next, `agent` w
 
 import asyncio
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -12,6 +14,7 @@ from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
+from engine_agent.node.builds import HeldBuild, NodeBuilds
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -40,7 +43,7 @@ from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended
 from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
 from engine_agent.node.telemetry.fault_logs import runtime_faults
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
+from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole
 
 log = logging.getLogger(__name__)
@@ -61,9 +64,11 @@ class LocalNode:
         stack: Callable[[], Fingerprint],
         on_change: Callable[[], None],
         on_fault: Callable[[Fault], None],
+        builds: NodeBuilds,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         self.place = place
+        self.builds = builds
         self._now_s = now_s
         self._stack = stack
         self.seen = watch.ProbeResults()
@@ -141,6 +146,7 @@ class LocalNode:
         """Stops watching; all processes keep running."""
         if self._proxy_change is not None:
             self._proxy_change.cancel()
+        self.builds.close()
         self._http.close()
         self._processes.close()
 
@@ -175,6 +181,7 @@ class LocalNode:
             failure=self._failure,
             proxy_failure=self._proxy_failure,
             no_contact_since_s=no_contact_since_s,
+            fetching=self.builds.words(self.desired.plan.build) if self.desired is not None else "",
         )
 
     async def poll(self) -> None:
@@ -243,19 +250,27 @@ class LocalNode:
 
     def _start_engine(self, step: StartEngine) -> None:
         given, member = step.assignment, membership_of(step.assignment)
-        log.info("starting the engine: %s", step.reason)
-        self.seen = watch.without_engine(self.seen)
+        held = None
         try:
             check_plan(given.plan)
             check_role(given)
+            if given.plan.build is not None and (held := self.builds.obtain(given.plan.build)) is None:
+                return  # it is being fetched, and a pass follows when it has arrived
+            log.info("starting the engine: %s", step.reason)
+            self.seen = watch.without_engine(self.seen)
+            context = self.place.launch_context(engine_of(given.plan, held))
             launch = with_fingerprint(
-                engine_adapter(given.plan.engine).launch(given, self.place.launch_context()), given.plan, self._stack()
+                engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()
             )
             launch = with_certificate(with_order(launch, self.order), given)
-            record = self._processes.start(ProcessKind.ENGINE, member, launch)
+            inherited = (held.lock,) if held is not None else ()  # the engine keeps its build until it exits
+            record = self._processes.start(ProcessKind.ENGINE, member, launch, inherited)
         except (EngineUnavailable, OSError) as error:
             self._give_up(member, str(error))
             return
+        finally:
+            if held is not None:
+                os.close(held.lock)
         self._failure = None
         self._save(engine=record, failure=None)
 
@@ -343,6 +358,13 @@ class LocalNode:
         except OSError as error:
             log.error("cannot write the journal: %s", error)
             self.journal_error = str(error)
+
+
+def engine_of(plan: EnginePlan, held: HeldBuild | None) -> Mapping[str, Path] | None:
+    """The engine that a plan's build provides, as `engine_pythons` names engines; None without a build."""
+    if plan.build is None or plan.build.facts is None or held is None:
+        return None
+    return {plan.build.facts.serves: held.program}
 
 
 async def _post(http: HttpClient, url: str, body: bytes) -> None:

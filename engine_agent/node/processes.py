@@ -97,8 +97,11 @@ class Processes:
     def log_path(self, kind: ProcessKind) -> Path:
         return self._home / f"{kind}.log"
 
-    def start(self, kind: ProcessKind, membership: Membership, launch: Launch) -> ProcessRecord:
-        """Starts a process in the free slot of its kind. Raises OSError if it could not be started."""
+    def start(
+        self, kind: ProcessKind, membership: Membership, launch: Launch, inherited: tuple[int, ...] = ()
+    ) -> ProcessRecord:
+        """Starts a process in the free slot of its kind. `inherited`: descriptors that it keeps open. Raises OSError if
+        it could not be started."""
         if kind in self._slots:
             raise RuntimeError(f"the slot of the {kind} is taken by pid {self._slots[kind].record.pid}")
         if account := self._accounts.get(kind):
@@ -114,6 +117,7 @@ class Processes:
                 cwd=self._home,
                 env=child_environment(os.environ, launch.env, self._node_id, kind),
                 start_new_session=True,
+                pass_fds=inherited,
             )
         procfs.session_nice(child.pid, FIRST_NICE)
         started = procfs.stat(child.pid)

@@ -71,10 +71,16 @@ def rank_fingerprint(
     env: Mapping[str, str],
     weights: str | None,
     adapters: Mapping[str, str] = MappingProxyType({}),
+    build: str = "",
 ) -> dict[str, str]:
     """The fingerprint of one rank of a cell. `args` and `env` are the engine plan's, `weights` the digest of its
-    artifact, `adapters` the digest of each adapter by name."""
-    fields = engine_fingerprint(machine, engine) | {"flags": flags_digest(args, env)}
+    artifact, `adapters` the digest of each adapter by name. `build`: the digest of its engine build, which replaces
+    what is installed on the node; empty: none."""
+    if build:
+        fields = {field: value for field, value in machine.items() if "." not in field} | {"build": build}
+    else:
+        fields = engine_fingerprint(machine, engine)
+    fields["flags"] = flags_digest(args, env)
     if adapters:
         fields["adapters"] = fingerprint_digest(adapters)
     return fields if weights is None else fields | {"weights": weights}

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
 from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MachineNoticeKind, MemberRole, Phase
@@ -46,7 +47,8 @@ class EnginePlan(Struct, frozen=True):
     `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
     `max_concurrency` is the number of requests that the cell runs concurrently; the ingress queues the rest. `draft`
     are the weights of a smaller model that predicts tokens for speculative decoding; `args` refer to it by its URI.
-    `adapters` are served next to the model. `widened`: names in `args` and `env` that an admin allowed in addition to
+    `adapters` are served next to the model. `build` has the engine; None: the one that is installed on the node.
+    `widened`: names in `args` and `env` that an admin allowed in addition to
     `engine_agent.protocol.engine_options`."""
 
     engine: str
@@ -60,6 +62,7 @@ class EnginePlan(Struct, frozen=True):
     golden: tuple[GoldenPrompt, ...] = ()
     widened: tuple[str, ...] = ()
     adapters: tuple[PlanAdapter, ...] = ()
+    build: EngineBuild | None = None
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:
@@ -388,6 +391,19 @@ class CheckReport(Struct, frozen=True, omit_defaults=True):
     results: Annotated[tuple[CheckResult, ...], Meta(max_length=CHECKS_MAX)] = ()
 
 
+NODE_BUILDS_MAX = 32
+
+
+class NodeBuild(Struct, frozen=True, omit_defaults=True):
+    """An engine build on a machine. `fetching`: the progress of one that is not complete yet."""
+
+    digest: str
+    serves: str = ""
+    version: str = ""
+    unpacked_bytes: int = 0
+    fetching: str = ""
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
@@ -408,6 +424,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     energy: Annotated[tuple[EnergyMeter, ...], Meta(max_length=8)] = ()
     checks: CheckReport | None = None
     network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()
+    builds: Annotated[tuple[NodeBuild, ...], Meta(max_length=NODE_BUILDS_MAX)] = ()
 
 
 class StepTimes(Struct, frozen=True):

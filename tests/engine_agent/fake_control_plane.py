@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
@@ -22,6 +23,9 @@ T = TypeVar("T")
 class FakeControlPlane:
     """`join_tokens` may enrol; `credentials` may connect; `greeting` is sent on every connection after its hello.
     `retry_after`: the `Retry-After` of every answer, if set.
+
+    `builds` is a folder with an engine build that it hands out; `build_requests` are the requests for its files: name
+    and `Range`. The next `busy_answers` of them are refused as too many.
 
     `orders` has the last order of each node, which is sent again on each of its connections; `by_agent` has the
     messages of each agent, except `requests` for certificates, which get no answer.
@@ -40,6 +44,9 @@ class FakeControlPlane:
         self.enrolled: list[dict[str, str]] = []
         self.connections = 0
         self.retry_after: bytes | None = None
+        self.builds: Path | None = None
+        self.build_requests: list[tuple[str, str]] = []
+        self.busy_answers = 0
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
         self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
@@ -106,6 +113,9 @@ class FakeControlPlane:
             await self._converse(receive, send)
 
     async def _enrol(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["method"] == "GET":
+            await self._hand_out(scope, send)
+            return
         asked = json.loads((await receive())["body"])
         if scope["path"] != "/agents/enrol" or _bearer(scope) not in self.join_tokens:
             await _answer(send, 401, {"error": "unknown join token"})
@@ -114,6 +124,21 @@ class FakeControlPlane:
         credential = f"sw_{len(self.enrolled)}_secret"
         self.credentials.add(credential)
         await _answer(send, 200, {"credential": credential})
+
+    async def _hand_out(self, scope: dict[str, Any], send: Any) -> None:
+        first, name = dict(scope["headers"]).get(b"range", b"").decode(), scope["path"].rpartition("/")[2]
+        self.build_requests.append((name, first))
+        if self.busy_answers:
+            self.busy_answers -= 1
+            await _answer(send, 503, {"error": "too many downloads"})
+            return
+        if self.builds is None or _bearer(scope) not in self.credentials or not (self.builds / name).is_file():
+            await _answer(send, 404, {"error": "no such build"})
+            return
+        content = (self.builds / name).read_bytes()[int(first[6:-1] or 0) if first else 0 :]
+        headers = [(b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": 206 if first else 200, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
 
     async def _converse(self, receive: Any, send: Any) -> None:
         await receive()

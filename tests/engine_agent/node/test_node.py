@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_agent.node.builds import NodeBuilds
+from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
 from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.protocol.messages import EnginePlan, Fault
-from engine_agent.protocol.states import Phase
+from engine_agent.protocol.states import AgentKind, Phase
 from tests.engine_agent.orders import assignment, order
 
 GONE = ProcessRecord(pid=2**22 + 1, boot="b", started_ticks=1, cell="c-1", generation=1, rank=0)
@@ -31,8 +33,13 @@ class Rig:
         place = NodePlace(
             "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}
         )
+        enrolment = Enrolment("http://127.0.0.1:9", AgentKind.NODE, "n-1", home)
         self.node = LocalNode(
-            place, stack=lambda: {"kernel": "6"}, on_change=self._changed, on_fault=self.faults.append
+            place,
+            stack=lambda: {"kernel": "6"},
+            on_change=self._changed,
+            on_fault=self.faults.append,
+            builds=NodeBuilds(home / "builds", enrolment, self._changed),
         )
 
     def _changed(self) -> None:

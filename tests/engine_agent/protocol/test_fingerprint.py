@@ -44,6 +44,14 @@ def test_a_rank_adds_the_flags_and_the_weights_of_its_assignment() -> None:
     assert "weights" not in rank_fingerprint(MACHINE, "sim", (), {}, None)
 
 
+def test_a_build_replaces_what_is_installed_on_the_node() -> None:
+    installed, delivered = (rank_fingerprint(MACHINE, "vllm", (), {}, None, build=build) for build in ("", "sha256:1"))
+    assert {field.field for field in differing_fields((installed, delivered))} == {"build", "engine", "python"}
+    assert (delivered["build"], delivered["kernel"], delivered["python"]) == ("sha256:1", "6.8", "3.11.2")
+    other = rank_fingerprint({**MACHINE, "vllm.engine": "vllm 0.17"}, "vllm", (), {}, None, build="sha256:1")
+    assert other == delivered
+
+
 def test_digests_are_equal_exactly_where_all_fields_are() -> None:
     assert fingerprint_digest({"a": "1", "b": "2"}) == fingerprint_digest({"b": "2", "a": "1"})
     assert fingerprint_digest({"a": "1", "b": "2"}) != fingerprint_digest({"a": "1", "b": "3"})
