@@ -17,9 +17,9 @@ STANDARD_INPUT = "-"
 SUFFIXES = (".yaml", ".yml", ".json")
 API_VERSION = "switchyard/v1"
 VERSION_FIELDS = (
-    "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
-    "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
-    "speculation", "quantization", "adapters", "roles", "by_type",
+    "engine", "engine_build", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
+    "parallelism", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads",
+    "layers", "speculation", "quantization", "adapters", "roles", "by_type",
 )  # fmt: skip
 POLICY_META = frozenset({"deployment", "revision", "actor", "changed_at"})
 

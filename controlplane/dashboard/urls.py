@@ -20,6 +20,7 @@ from fleet.nodes.pages import NODE, NODES
 from fleet.regions.pages import REGION, image_back_action, image_move_action, pool_action, pool_add_action
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
+from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
 from models_registry.versions.pages.drafts import draft_edit, draft_new
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from traffic.batches.pages import BATCH, BATCHES, batch_action
@@ -111,6 +112,9 @@ urlpatterns = [
     path("models/<version:key>/diff/", _view(VERSION_DIFF), name="version-diff"),
     path("models/<version:key>/draft/", draft_new, name="draft-new"),
     path("models/<version:key>/edit/", draft_edit, name="draft-edit"),
+    path("builds/new/", engine_build_new, name="engine-build-new"),
+    path("builds/<str:key>/", _view(BUILD), name="engine-build"),
+    path("builds/<str:key>/ask/<str:action>/", engine_build_action, name="engine-build-action"),
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),

@@ -1,6 +1,6 @@
 """The HTTP endpoints for hosts: join scripts, agent archives, the reachability check, join failures, and the
 attestation of EC2 machines. Browsers and users never call them. The archive and the check need the token of an open
-invitation; a release needs a machine's credential."""
+invitation; a release needs a machine's credential, a build a node's."""
 
 import asyncio
 import ipaddress
@@ -35,6 +35,8 @@ from kernel.addresses import client_network
 from kernel.decoding import decode_json
 from kernel.outside_transaction import run_outside_transaction
 from kernel.rest.throttling import count_request
+from models_registry.artifacts.planner import parse_place
+from models_registry.builds.selectors import build_file
 
 MAX_BODY_BYTES = 2048
 NONCE = re.compile(r"[0-9a-f]{32}")
@@ -91,6 +93,30 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
     return _download_response(known)
 
 
+FIRST_BYTE = re.compile(r"bytes=([0-9]{1,15})-")
+BUILD_REQUESTS_PER_MIN = 6000
+"""Of one network: a hundred hosts behind one address fetch 40 parts each."""
+
+
+@require_GET
+def build(request: HttpRequest, digest: str, name: str) -> HttpResponseBase:
+    """`GET /agents/builds/SHA256/NAME`: the manifest, facts or a part of an engine build in a folder of this host, by
+    the credential of a node; with `Range: bytes=N-` from there. 403, 404, 416, 429."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    rate = count_request("agent-build", network, BUILD_REQUESTS_PER_MIN)
+    if rate is not None and rate.count > rate.limit:
+        answer = {"error": "too many requests from one network"}
+        return JsonResponse(answer, status=429, headers={"Retry-After": str(rate.reset_s)})
+    [identity] = agents_identify([_bearer_token(request)])
+    if identity is None or identity.kind is not AgentKind.NODE:
+        return JsonResponse({"error": "only nodes of this fleet may download builds"}, status=403)
+    path = build_file(digest, name, map(parse_place, settings.ARTIFACT_SOURCES))
+    if path is None:
+        return JsonResponse({"error": "this host of the control plane has no such build"}, status=404)
+    first = FIRST_BYTE.fullmatch(request.headers.get("Range", ""))
+    return _download_file(path, int(first[1]) if first else 0, "application/octet-stream", {})
+
+
 class _Download:
     """An archive in chunks, read by threads. Its slot is released when the response is closed or garbage-collected:
     Django drops a response without closing it if the host disconnected while the view ran, or if the file became
@@ -115,14 +141,24 @@ class _Download:
 
 
 def _download_response(archive: AgentArchive) -> HttpResponseBase:
-    file = archive.path.open("rb")
+    return _download_file(archive.path, 0, "application/gzip", {"X-Content-SHA256": archive.digest})
+
+
+def _download_file(path: Path, first: int, kind: str, headers: dict[str, str]) -> HttpResponseBase:
+    """The file from this byte on."""
+    file = path.open("rb")
     length = os.fstat(file.fileno()).st_size
+    if first and first >= length:
+        file.close()
+        return HttpResponse(status=416, headers={"Content-Range": f"bytes */{length}"})
     if not _downloading.acquire(blocking=False):
         file.close()
         answer = {"error": "too many downloads; try again"}
         return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
-    headers = {"Content-Length": str(length), "X-Content-SHA256": archive.digest}
-    return StreamingHttpResponse(_Download(file), content_type="application/gzip", headers=headers)
+    file.seek(first)
+    stated = {"Content-Length": str(length - first), **headers}
+    stated |= {"Content-Range": f"bytes {first}-{length - 1}/{length}"} if first else {}
+    return StreamingHttpResponse(_Download(file), content_type=kind, headers=stated, status=206 if first else 200)
 
 
 @audit_exempt("it waits for the host, and changes nothing")

@@ -3,15 +3,18 @@ number of nodes. A desired state is always complete: it is built from the cell t
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.db import connection
 from django.db.models import Count, QuerySet, Value
 from django.db.models.functions import Coalesce
+from msgspec import structs
 
+from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.messages import Assignment, CheckRequest, Desired, LogRequest, Peer
 from engine_agent.protocol.states import CellRole, MemberRole, Phase
 from fleet.cells.models import CellMember
@@ -20,6 +23,7 @@ from fleet.faults.planning.liveness import WATCHED
 from fleet.nodes.models import Node, NodeCheck, NodeLog
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
+from models_registry.builds.selectors import builds_ordered
 from models_registry.versions.planning.roles import render_role
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances
@@ -80,8 +84,8 @@ def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """Desired state of these nodes, without those whose version cannot be rendered. Five queries, six with checks of
-    links."""
+    """Desired state of these nodes, without those whose version cannot be rendered. Five queries, and one more each
+    for checks of links and for engine builds."""
     nodes = {
         node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
     }
@@ -100,13 +104,14 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     addresses = _nodes_by_id({peer for node in nodes.values() for peer in _check_field(node, "peers", [])})
     desired = {}
     allowances = engine_allowances() if own else {}
+    builds = cache(builds_ordered)
     pairs = pairings(member.cell for member in own.values())
     for node in nodes.values():
         place = own.get(node.id)
+        assignment = None
         try:
-            assignment = (
-                _assignment(place, tuple(peers[place.cell_id]), pairs, allowances) if place is not None else None
-            )
+            if place is not None:
+                assignment = _assignment(place, tuple(peers[place.cell_id]), pairs, allowances, builds)
         except InvalidVersion as error:
             # It keeps its previous orders. Other nodes are not affected.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
@@ -118,17 +123,24 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
 
 
 def _assignment(
-    member: CellMember, peers: tuple[Peer, ...], pairs: Pairings, allowances: Mapping[str, Sequence[str]]
+    member: CellMember,
+    peers: tuple[Peer, ...],
+    pairs: Pairings,
+    allowances: Mapping[str, Sequence[str]],
+    builds: Callable[[], Mapping[str, EngineBuild]],
 ) -> Assignment:
     cell, role = member.cell, CellRole(member.cell.role)
     shape = cell.instance_type.shape()
+    plan = render_role(cell.model_version.spec(allowances), role, shape).plan
+    if plan.build is not None:
+        plan = structs.replace(plan, build=builds().get(plan.build.name, plan.build))
     return Assignment(
         cell=cell.id,
         generation=cell.generation,
         rank=member.rank,
         role=member.role,
         phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
-        plan=render_role(cell.model_version.spec(allowances), role, shape).plan,
+        plan=plan,
         peers=peers,
         secret=cell.secret,
         drain_deadline_s=cell.deployment.drain_deadline_s,

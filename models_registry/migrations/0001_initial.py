@@ -1,3 +1,4 @@
+import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
@@ -75,6 +76,32 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='EngineBuild',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='Name that versions state, such as `vllm-0.32.0-cpu`.', max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9._-]{0,63}$', 'lower-case letters, digits, `.`, `_` and `-`; 64 at most')])),
+                ('uri', models.CharField(help_text="`file:///folder` on the control plane's hosts, which hand it out to agents, or `s3://bucket/prefix`.", max_length=512)),
+                ('digest', models.CharField(blank=True, help_text='`sha256:` and the digest of its manifest; if empty, it is read there.', max_length=80)),
+                ('serves', models.CharField(help_text='Engine that it provides: `vllm`, or `generic/NAME`.', max_length=64)),
+                ('version', models.CharField(help_text='Version of the engine.', max_length=64)),
+                ('platform', models.CharField(help_text='Its target, such as `cpu-avx2` or `cuda13.0`.', max_length=64)),
+                ('program', models.CharField(help_text='Program in it that is started.', max_length=128)),
+                ('python', models.CharField(help_text='Version of the Python in it.', max_length=32)),
+                ('cpu_arch', models.CharField(help_text='Processor architecture: `x86_64` or `aarch64`.', max_length=16)),
+                ('cpu_flags', models.JSONField(blank=True, default=list, help_text='Processor features that a host must have.')),
+                ('least_glibc', models.CharField(help_text='Oldest glibc of a host.', max_length=16)),
+                ('least_driver', models.CharField(blank=True, help_text='Oldest NVIDIA driver of a host; empty: none is needed.', max_length=16)),
+                ('packed_bytes', models.BigIntegerField(help_text='Bytes that an agent fetches.')),
+                ('unpacked_bytes', models.BigIntegerField(help_text='Bytes on a node.')),
+                ('parts', models.PositiveIntegerField(help_text='Files that its archive is cut into.')),
+                ('actor', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+            ],
+            options={
+                'ordering': ['name'],
+            },
+        ),
+        migrations.CreateModel(
             name='ModelVersion',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -82,6 +109,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('draft', 'Draft'), ('validated', 'Validated'), ('released', 'Released'), ('retired', 'Retired')], default='draft', max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('engine', models.CharField(max_length=32)),
+                ('engine_build', models.CharField(blank=True, max_length=64)),
                 ('artifact_uri', models.CharField(blank=True, max_length=512)),
                 ('artifact_digest', models.CharField(blank=True, max_length=80)),
                 ('context_length', models.PositiveIntegerField(default=2048)),

@@ -39,7 +39,8 @@ class ModelVersion(models.Model):
     """One way to serve a model. `revision` increases with every change, for compare-and-set.
 
     `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.versions.planning.machines`).
-    `engine_options` has the engine's options by name. `golden_prompts` is a list of {"prompt", "expect"};
+    `engine_build` names the engine build that its nodes fetch; empty: what is installed there. `engine_options` has the
+    engine's options by name. `golden_prompts` is a list of {"prompt", "expect"};
     `golden_waiver` says why it is empty. `attention_heads`, `kv_heads` and `layers` are those of the model, against
     which degrees are checked; null is unknown. `speculation`, `quantization`, `adapters` (list of objects) and `roles`
     (role -> object) are read in `models_registry.versions.planning`. `by_type` maps instance type -> fields that differ
@@ -51,6 +52,7 @@ class ModelVersion(models.Model):
     state = models.CharField(max_length=16, choices=choices(VersionState), default=VersionState.DRAFT.value)
     reason = models.TextField(blank=True)
     engine = models.CharField(max_length=32)
+    engine_build = models.CharField(max_length=64, blank=True)
     artifact_uri = models.CharField(max_length=512, blank=True)
     artifact_digest = models.CharField(max_length=80, blank=True)
     context_length = models.PositiveIntegerField(default=2048)
@@ -99,6 +101,7 @@ class ModelVersion(models.Model):
             model=self.model_id,
             version=self.version,
             engine=self.engine,
+            engine_build=self.engine_build,
             artifact_uri=self.artifact_uri,
             artifact_digest=self.artifact_digest,
             context_length=self.context_length,

@@ -1,23 +1,96 @@
-"""Checks the local machine before an engine starts on it."""
+"""Engine builds: packs one on this machine, adds it, lists them with the recipes; and checks the local machine."""
 
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.resources import Column, at
 from controlplane.cli.session import session_of
 
 app = typer.Typer()
-engine = typer.Typer(help="Find problems on this machine before an engine starts.", no_args_is_help=True)
+engine = typer.Typer(help="Make and add engine builds, and check this machine.", no_args_is_help=True)
 app.add_typer(engine, name="engine")
 
 ROOT = Path(__file__).resolve().parents[3]
 WRONG = 1
 """Exit status of the agent's commands if they found a problem."""
+
+RECIPES = ROOT / "engine_agent/engines/builds/recipes.toml"
+COLUMNS = (
+    Column("NAME", at("name")),
+    Column("KIND", at("kind")),
+    Column("ENGINE", at("serves")),
+    Column("VERSION", at("version")),
+    Column("PLATFORM", at("platform")),
+    Column("NOTE", at("note")),
+)
+
+
+@engine.command("list")
+def list_(context: typer.Context) -> None:
+    """List the builds that versions can name, and the recipes that `engine build` can pack, or why it cannot.
+
+    switchyard engine list"""
+    run = session_of(context)
+    rows: list[dict[str, Any]] = []
+    for row in run.connection.pages("engine-builds", {}):
+        note = f"glibc {row['least_glibc']}, {row['packed_bytes'] / 1e6:.0f} MB"
+        note += f", driver {row['least_driver']}" if row["least_driver"] else ""
+        rows.append({**row, "kind": "build", "note": note})
+    for name, recipe in tomllib.loads(RECIPES.read_text(encoding="utf-8")).items():
+        needs = f"needs {recipe['needs']}" if "needs" in recipe else "can be packed here"
+        rows.append({**recipe, "name": name, "kind": "recipe", "note": needs})
+    if run.output.is_for_programs:
+        run.output.document(rows)
+        return
+    run.output.rows(COLUMNS, rows, empty="No builds and no recipes.")
+
+
+@engine.command("build")
+def build(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="Recipe, such as vllm-cpu; `engine list` shows them.")],
+    to: Annotated[Path | None, typer.Option(help="New folder. Default: CACHE/artifacts/builds/RECIPE.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Cache of engines and weights. Default: SWITCHYARD_CACHE.")] = None,
+) -> None:
+    """Install a recipe on this machine, from its lock file with hashes, and pack it with its Python into a folder that
+    runs on hosts without either. `engine add` adds the folder.
+
+    switchyard engine build vllm-cpu"""
+    kept = (cache or Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache")).absolute()
+    folder = (to or kept / "artifacts" / "builds" / recipe).absolute()
+    command = [sys.executable, "-m", "engine_agent.engines.builds", "pack", recipe]
+    command += ["--cache", str(kept), "--to", str(folder)]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise Failure(f"{recipe} was not built", ExitCode.DIFFERS)
+    session_of(context).output.note(f"add it: switchyard engine add NAME {folder}")
+
+
+@engine.command("add")
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name that versions state as engine_build.")],
+    place: Annotated[
+        str, typer.Argument(help="Folder on the control plane's hosts, or s3://bucket/prefix, in its artifact sources.")
+    ],
+) -> None:
+    """Add a packed build to the fleet.
+
+    switchyard engine add vllm-0.32.0-cpu .cache/artifacts/builds/vllm-cpu"""
+    run = session_of(context)
+    uri = place if "://" in place else Path(place).absolute().as_uri()
+    row = run.connection.post("engine-builds", {"name": name, "uri": uri})
+    if run.output.is_for_programs:
+        run.output.document(row)
+        return
+    run.output.note(f"added {row['name']}: {row['serves']} {row['version']} for {row['platform']}, {row['digest']}")
 
 
 @engine.command("doctor")

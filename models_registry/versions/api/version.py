@@ -219,6 +219,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     id = serializers.CharField(source="reference", help_text="`model@version`")
     model = serializers.CharField(source="model_id")
     tone = serializers.ChoiceField(choices=choices(Tone))
+    engine_build = serializers.CharField(help_text="Engine build that nodes fetch; empty: what is installed on them.")
     reason = serializers.CharField(help_text="Reason for its state.")
     revision = serializers.IntegerField(help_text="Increases with every change.")
     ready_timeout_s = serializers.FloatField()
@@ -248,14 +249,16 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     class Meta:
         model = ModelVersion
         fields = [
-            "id", "model", "version", "state", "tone", "reason", "revision", "engine", "artifact_uri",
-            "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads",
-            "layers", "parallelism", "speculation", "quantization", "adapters", "roles", "by_type", "engine_options",
-            "engine_env", "golden_prompts", "golden_waiver", "renderings", "validation", "created_at", "state_since",
+            "id", "model", "version", "state", "tone", "reason", "revision", "engine", "engine_build",
+            "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
+            "attention_heads", "kv_heads", "layers", "parallelism", "speculation", "quantization", "adapters", "roles",
+            "by_type", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "renderings", "validation",
+            "created_at", "state_since",
         ]  # fmt: skip
         examples = {
             "id": "smollm2@1",
             "version": "1",
+            "engine_build": "",
             "parallelism": {"local.cpu": {"nodes": 2, "tp": 2}},
             "by_type": {},
             "golden_waiver": "",

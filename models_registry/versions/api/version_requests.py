@@ -23,6 +23,7 @@ from models_registry.versions.services.drafts import engine_allowance_request, e
 
 COUNT_MAX = 2**31 - 1
 TOKENS_MAX = 10_000_000
+BUILD_HELP = "Engine build that nodes fetch; empty: the engine that is installed on them."
 
 
 class DegreeSerializer(serializers.DictField):
@@ -59,6 +60,7 @@ class OnTypeSerializer(StrictSerializer):
     `engine_env`, `speculation`, `quantization` and `roles` start empty."""
 
     engine = serializers.ChoiceField(choices=ENGINES, required=False)
+    engine_build = serializers.CharField(max_length=64, required=False, allow_blank=True, help_text=BUILD_HELP)
     artifact_uri = serializers.CharField(
         max_length=512, required=False, help_text="`file:///folder` or `s3://bucket/prefix`."
     )
@@ -89,6 +91,7 @@ class ChangeDraftSerializer(StrictSerializer):
     """Omitted fields stay unchanged."""
 
     engine = serializers.ChoiceField(choices=ENGINES, required=False)
+    engine_build = serializers.CharField(max_length=64, required=False, allow_blank=True, help_text=BUILD_HELP)
     artifact_uri = serializers.CharField(
         max_length=512, required=False, allow_blank=True, help_text="`file:///folder` or `s3://bucket/prefix`."
     )

@@ -36,7 +36,7 @@ NUMBERS = (
     "kv_heads",
     "layers",
 )
-TEXTS = ("artifact_uri", "artifact_digest", "golden_waiver")
+TEXTS = ("engine_build", "artifact_uri", "artifact_digest", "golden_waiver")
 NESTED = (
     "parallelism", "engine_options", "engine_env", "quantization", "speculation", "adapters", "roles", "by_type",
     "golden_prompts",

@@ -8,6 +8,7 @@ from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Sub
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
+from models_registry.builds.pages import BUILDS
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.pages.data import (
@@ -148,7 +149,7 @@ TOPICS = ("models", "deployments", "cells")
 MODELS = Page(
     section="models",
     title="Models",
-    fragments=(Fragment("versions-table", "", TOPICS, "models_registry/versions/table.html", _list),),
+    fragments=(Fragment("versions-table", "", TOPICS, "models_registry/versions/table.html", _list), BUILDS),
     narrow=_filter,
 )
 

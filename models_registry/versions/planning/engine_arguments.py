@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.engine_options import (
     RefusedOption,
     is_agents_own,
@@ -125,6 +126,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
         widened=_used_allowances(spec),
         adapters=tuple(adapter.planned for adapter in adapters),
+        build=EngineBuild(spec.engine_build) if spec.engine_build else None,  # orders add the rest
     )
     if isinstance(speculation, Medusa):  # last, because other errors are more specific
         raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")

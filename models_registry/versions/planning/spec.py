@@ -118,7 +118,15 @@ OF_AN_ENGINE = ("engine_options", "engine_env", "speculation", "quantization", "
 """Fields in the terms of one engine. If an instance type states another engine, they start empty there."""
 LAID_OVER = ("engine_options", "engine_env")
 """By type these are merged into the version's value, and null removes an entry; other fields are replaced."""
-BY_TYPE = ("engine", "artifact_uri", "artifact_digest", "max_concurrency", "ready_timeout_s", *OF_AN_ENGINE)
+BY_TYPE = (
+    "engine",
+    "engine_build",
+    "artifact_uri",
+    "artifact_digest",
+    "max_concurrency",
+    "ready_timeout_s",
+    *OF_AN_ENGINE,
+)
 """Fields that may differ by instance type, in addition to `parallelism`."""
 UNSTATED_VALUES: Mapping[str, tuple[Any, ...]] = {"artifact_digest": (None, "")}
 """An empty digest is not known yet."""
@@ -164,6 +172,7 @@ class VersionSpec:
     by_type: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     allowances: Mapping[str, Sequence[str]] = field(default_factory=dict)
     differs_on: str = ""
+    engine_build: str = ""
 
     @property
     def reference(self) -> str:
@@ -240,6 +249,8 @@ def read_by_type(spec: VersionSpec, instance_type: str) -> dict[str, Any]:
 def _value(fields: FieldReader, name: str) -> Any:
     if name in OF_AN_ENGINE:
         return fields.mapping(name)
+    if name == "engine_build" and fields.given(name) == "":
+        return ""  # what is installed on nodes of this type
     if name == "max_concurrency":
         return fields.whole(name)
     if name == "ready_timeout_s":
@@ -249,7 +260,7 @@ def _value(fields: FieldReader, name: str) -> Any:
 
 def _changes(spec: VersionSpec, values: dict[str, Any]) -> dict[str, Any]:
     is_other_engine = values.get("engine", spec.engine) != spec.engine
-    changes: dict[str, Any] = {name: {} for name in OF_AN_ENGINE} if is_other_engine else {}
+    changes: dict[str, Any] = {**{name: {} for name in OF_AN_ENGINE}, "engine_build": ""} if is_other_engine else {}
     if "artifact_uri" in values:
         changes["artifact_digest"] = ""
     for name, value in values.items():

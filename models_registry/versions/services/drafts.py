@@ -18,6 +18,7 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import compare_and_set
+from models_registry.builds.selectors import wrong_build
 from models_registry.versions.models import EngineAllowance, Model, ModelVersion
 from models_registry.versions.planning.engine_arguments import ENGINES, check_engine_options, render_version
 from models_registry.versions.planning.lifecycle import (
@@ -33,9 +34,9 @@ from models_registry.versions.planning.spec import InvalidVersion, one_of
 from models_registry.versions.selectors import engine_allowances, version_stated, version_uses
 
 COLUMNS = (
-    "engine", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "parallelism",
-    "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads", "layers",
-    "speculation", "quantization", "adapters", "roles", "by_type",
+    "engine", "engine_build", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
+    "parallelism", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads",
+    "layers", "speculation", "quantization", "adapters", "roles", "by_type",
 )  # fmt: skip
 """Columns that a draft states; the registry sets all others."""
 
@@ -159,10 +160,13 @@ def _columns_of(reference: str) -> dict[str, Any]:
 def _set(row: ModelVersion, columns: Mapping[str, Any]) -> None:
     for name, value in columns.items():
         setattr(row, name, value)
+    spec = row.spec(engine_allowances())
     try:
-        check_draft(row.spec(engine_allowances()))
+        check_draft(spec)
     except BrokenRule as broken:
         raise InvalidInput(field=broken.field, rule=broken.rule, message=broken.message) from None
+    if wrong := wrong_build(spec):
+        raise InvalidInput(field="engine_build", rule="exists", message=wrong)
 
 
 def _record(row: ModelVersion, what: str, *, actor: str, now: datetime, **detail: Any) -> None:

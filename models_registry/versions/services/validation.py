@@ -19,6 +19,7 @@ from kernel.refusals import Conflict
 from kernel.tones import Tone
 from models_registry.artifacts.planner import ArtifactLimits, Place, size_words
 from models_registry.artifacts.services import OpenArtifact, SourceTrouble, artifact_open, file_sha256
+from models_registry.builds.selectors import wrong_build
 from models_registry.versions.models import ModelVersion, Validation
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState, artifacts_of, evaluate_version
 from models_registry.versions.selectors import engine_allowances, instance_shapes
@@ -121,7 +122,8 @@ def _open_artifacts(validation: Validation, turn: Slice) -> list[OpenArtifact]:
         raise BadArtifact("the draft was changed meanwhile; validate it again")
     if (turn.clock_now() - validation.started_at).total_seconds() > limits.validation_s:
         raise BadArtifact(f"not done after {limits.validation_s / 3600:g} h (SWITCHYARD_ARTIFACT_LIMIT_S)")
-    objection = evaluate_version(version.spec(engine_allowances()), instance_shapes()).objection
+    spec = version.spec(engine_allowances())
+    objection = evaluate_version(spec, instance_shapes()).objection or wrong_build(spec)
     if objection:
         raise BadArtifact(objection)
     return [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]

@@ -16,6 +16,7 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
+    "engine-build",
     "costs",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
@@ -35,7 +36,7 @@ ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
     "webhook-switch", "webhook-delete", "fault-rule", "tenant-grant-new", "tenant-grant-withdraw",
-    "allowance-new",
+    "allowance-new", "engine-build-new", "engine-build-action",
     "allowance-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw",
 }  # fmt: skip

@@ -1,13 +1,16 @@
-"""The doctor on the command line: the agent's own, with its exit status."""
+"""Engines on the command line: the agent's doctor with its exit status, recipes that can be packed here, and others."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from controlplane.cli.commands import engine
 from controlplane.cli.main import main
+from tests.controlplane.cli.conftest import Switchyard
+from tests.engine_agent.engines.builds.packed import small_build
 
 pytestmark = pytest.mark.processes
 
@@ -23,6 +26,31 @@ def test_the_doctor_says_what_is_wrong_with_this_machine(tmp_path: Path, capfd: 
 def test_a_target_that_is_none_is_a_wrong_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "doctor", "--target", "nxdi-1"]) == 2
     assert "invalid choice: 'nxdi-1'" in capfd.readouterr().err
+
+
+def test_a_recipe_that_cannot_be_packed_here_names_its_needs_and_the_recipes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", "build", "tensorrt-llm", "--cache", str(tmp_path)]) == 1
+    assert "it needs NVIDIA's package index or image" in capfd.readouterr().err
+    assert main(["engine", "build", "vlm", "--cache", str(tmp_path)]) == 1
+    assert "there is no recipe 'vlm'; there are llama-cpp, neuron, " in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.django_db
+def test_a_folder_is_added_as_a_build_and_listed_with_the_recipes(
+    switchyard: Switchyard, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ARTIFACT_SOURCES = [tmp_path.as_uri()]
+    small_build(tmp_path / "small", least_driver="580")
+    monkeypatch.chdir(tmp_path)
+    added = switchyard("engine", "add", "llama-1", "small")
+    assert "added llama-1: generic/llama-cpp 1 for cpu, sha256:" in added.out + added.err
+    lines = [line.split() for line in switchyard("engine", "list").out.splitlines()]
+    assert ["llama-1", "build", "generic/llama-cpp", "1", "cpu", "glibc", "2.17,"] in [line[:7] for line in lines]
+    assert ["vllm-cpu", "recipe", "vllm", "0.32.0", "cpu-avx2", "can", "be"] in [line[:7] for line in lines]
+    assert switchyard("engine", "add", "llama-1", "small").code != 0
 
 
 def test_it_is_the_agents_own_of_this_python() -> None:

@@ -17,6 +17,7 @@ from fleet.releases.models import AgentRelease
 from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
+from models_registry.builds.models import EngineBuild
 from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -44,6 +45,11 @@ def one_more_of_everything(number: int) -> Cell:
     cordon = Act("node.cordon", object=f"node/n-{number:08x}", changes={"asked": {"why": "fan"}})
     audit_record(actor=Actor("operator", Proof.SESSION, "127.0.0.1"), act=cordon, now=NOW)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
+    EngineBuild.objects.create(
+        name=f"build-{number}", uri=f"s3://builds/{number}", digest=f"sha256:{number}", serves="vllm", version="1",
+        platform="cpu", program="bin/python", python="3.11.7", cpu_arch="x86_64", least_glibc="2.17", packed_bytes=1,
+        unpacked_bytes=1, parts=1, actor="ada", created_at=NOW,
+    )  # fmt: skip
     version = ModelVersion.objects.create(
         model=model,
         version="1",

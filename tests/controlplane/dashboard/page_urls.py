@@ -52,6 +52,7 @@ DETAILS: tuple[str, ...] = (
     "/batches/batch_00000000000000000000000000000000/",
     "/models/model-0/",
     "/models/model-0@1/",
+    "/builds/build-0/",
     "/models/model-0@1/diff/?against=model-0@1",
 )
 """Pages about one thing that `fleets.one_more_of_everything(0)` makes."""

@@ -89,6 +89,15 @@ def test_a_node_shows_its_accelerators_and_their_errors() -> None:
     assert "Accelerators" not in part(f"/nodes/{rows.node('n-00000002').pk}/", "node-report")
 
 
+def test_a_node_shows_the_builds_that_it_holds_and_fetches() -> None:
+    held = {"digest": "sha256:4b1d", "serves": "vllm", "version": "0.32.0", "unpacked_bytes": 2 * 2**30}
+    coming = {"digest": "sha256:77ab", "serves": "vllm", "fetching": "build vllm-2: fetching 120 of 900 MB"}
+    rows.node("n-00000001", report={"telemetry": {"builds": [held, coming]}})
+    page = part("/nodes/n-00000001/", "node-report")
+    assert "vllm 0.32.0" in page
+    assert "build vllm-2: fetching 120 of 900 MB" in page
+
+
 def test_a_node_shows_what_its_agent_found_in_it() -> None:
     node = rows.node("n-00000001", accelerators=["nvidia 0: H100, 80 GiB", "nvidia 1: H100, 80 GiB", "odd"])
     assert "<dd>2 x H100, 80 GiB, 1 x odd</dd>" in part(f"/nodes/{node.pk}/", "node")

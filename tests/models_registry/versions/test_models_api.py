@@ -72,6 +72,7 @@ def test_a_version_says_how_it_is_served() -> None:
         "reason": "",
         "revision": 1,
         "engine": "vllm",
+        "engine_build": "",
         "artifact_uri": "",
         "artifact_digest": "",
         "context_length": 2048,

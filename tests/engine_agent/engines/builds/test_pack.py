@@ -45,7 +45,7 @@ def hidden(folder: str, command: list[str]) -> list[str]:
 
 
 def test_it_runs_elsewhere_without_its_source_and_loads_nothing_of_it(tree: Path) -> None:
-    command = hidden(sys.base_prefix, [str(tree / "bin/python"), "-I", "-c", USES_ITS_LIBRARIES])
+    command = hidden(sys.base_prefix, [str(tree / "bin/python"), "-I", "-B", "-c", USES_ITS_LIBRARIES])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 0, done.stderr
     prefix, _, maps = done.stdout.partition("\n")

@@ -1,0 +1,67 @@
+"""The table of engine builds. A row never changes: another build has another name."""
+
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db import models
+
+from engine_agent.protocol.engine_builds import BuildFacts
+from engine_agent.protocol.engine_builds import EngineBuild as OrderedBuild
+from models_registry.artifacts.planner import parse_place
+
+NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+FACTS = (
+    "serves", "version", "platform", "program", "python", "cpu_arch", "cpu_flags", "least_glibc", "least_driver",
+    "packed_bytes", "unpacked_bytes", "parts",
+)  # fmt: skip
+"""Columns that the build itself states in its `build.json`."""
+
+
+class EngineBuild(models.Model):
+    """An engine for one platform that agents fetch. `digest` is of its manifest, and so names its content."""
+
+    name = models.CharField(
+        max_length=64,
+        unique=True,
+        validators=[RegexValidator(rf"^{NAME}$", "lower-case letters, digits, `.`, `_` and `-`; 64 at most")],
+        help_text="Name that versions state, such as `vllm-0.32.0-cpu`.",
+    )
+    uri = models.CharField(
+        max_length=512,
+        help_text="`file:///folder` on the control plane's hosts, which hand it out to agents, or `s3://bucket/prefix`.",
+    )
+    digest = models.CharField(
+        max_length=80, blank=True, help_text="`sha256:` and the digest of its manifest; if empty, it is read there."
+    )
+    serves = models.CharField(max_length=64, help_text="Engine that it provides: `vllm`, or `generic/NAME`.")
+    version = models.CharField(max_length=64, help_text="Version of the engine.")
+    platform = models.CharField(max_length=64, help_text="Its target, such as `cpu-avx2` or `cuda13.0`.")
+    program = models.CharField(max_length=128, help_text="Program in it that is started.")
+    python = models.CharField(max_length=32, help_text="Version of the Python in it.")
+    cpu_arch = models.CharField(max_length=16, help_text="Processor architecture: `x86_64` or `aarch64`.")
+    cpu_flags = models.JSONField(default=list, blank=True, help_text="Processor features that a host must have.")
+    least_glibc = models.CharField(max_length=16, help_text="Oldest glibc of a host.")
+    least_driver = models.CharField(
+        max_length=16, blank=True, help_text="Oldest NVIDIA driver of a host; empty: none is needed."
+    )
+    packed_bytes = models.BigIntegerField(help_text="Bytes that an agent fetches.")
+    unpacked_bytes = models.BigIntegerField(help_text="Bytes on a node.")
+    parts = models.PositiveIntegerField(help_text="Files that its archive is cut into.")
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def facts(self) -> BuildFacts:
+        stated: dict[str, Any] = {name: getattr(self, name) for name in FACTS}
+        return BuildFacts(**{**stated, "cpu_flags": tuple(self.cpu_flags)})
+
+    def ordered(self) -> OrderedBuild:
+        """The build as orders name it."""
+        uri = self.uri if parse_place(self.uri).scheme == "s3" else ""
+        return OrderedBuild(self.name, self.digest, uri, self.facts)

@@ -1,0 +1,63 @@
+"""The pages of engine builds: what a build needs and which versions name it; admins add and delete builds there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from kernel.access import Role
+from models_registry.builds.models import EngineBuild
+from models_registry.versions.models import ModelVersion
+from tests.controlplane.access.callers import make_user
+from tests.engine_agent.engines.builds.packed import small_build
+from tests.models_registry.rows import draft
+
+pytestmark = pytest.mark.django_db
+
+
+def browser(role: Role) -> Client:
+    client = Client()
+    client.force_login(make_user(role.value, role))
+    return client
+
+
+@pytest.fixture
+def folder(tmp_path: Path, settings: Any) -> Path:
+    settings.ARTIFACT_SOURCES = [tmp_path.as_uri()]
+    return small_build(tmp_path / "small", least_driver="580")
+
+
+def test_an_admin_adds_a_build_sees_what_it_needs_and_deletes_it(folder: Path) -> None:
+    ada = browser(Role.ADMIN)
+    added = ada.post("/builds/new/", {"name": "llama-1", "uri": folder.as_uri()})
+    assert (added.status_code, added.url) == (302, "/builds/llama-1/")
+    page = ada.get("/builds/llama-1/").content.decode()
+    assert "generic/llama-cpp 1" in page
+    assert "580 or newer" in page
+    assert ">llama-1</a>" in ada.get("/models/").content.decode()
+    assert ada.post("/builds/llama-1/ask/delete/", {"confirm": "other"}).status_code != 302
+    assert ada.post("/builds/llama-1/ask/delete/", {"confirm": "llama-1"}).status_code == 302
+    assert not EngineBuild.objects.exists()
+    assert ada.get("/builds/llama-1/").status_code == 404
+
+
+def test_a_wrong_place_says_why(folder: Path) -> None:
+    answer = browser(Role.ADMIN).post("/builds/new/", {"name": "llama-1", "uri": f"{folder.as_uri()}-gone"})
+    assert answer.status_code == 409
+    assert "is not a folder on the control plane" in answer.content.decode()
+
+
+def test_a_build_that_a_version_names_says_so_and_offers_no_deletion(folder: Path) -> None:
+    ada = browser(Role.ADMIN)
+    ada.post("/builds/new/", {"name": "llama-1", "uri": folder.as_uri()})
+    ModelVersion.objects.filter(pk=draft("1").pk).update(engine_build="llama-1")
+    page = ada.get("/builds/llama-1/").content.decode()
+    assert "Named by toy@1, so it cannot be deleted." in page
+    assert "/builds/llama-1/" in ada.get("/models/toy@1/").content.decode()
+    assert "Admins may delete it" not in page
+    ModelVersion.objects.update(engine_build="")
+    oscar = browser(Role.OPERATOR)
+    assert "Admins may delete it" in oscar.get("/builds/llama-1/").content.decode()
+    assert "Add an engine build" not in oscar.get("/models/").content.decode()
+    assert oscar.post("/builds/llama-1/ask/delete/", {"confirm": "llama-1"}).status_code == 403
