@@ -98,7 +98,7 @@ PROCESSES = (
     ProcessKind(
         role=ProcessRole.JOBS,
         arguments=("manage.py", "jobs"),
-        does="near-real-time requests, batches, webhooks, callbacks, queues of SQS, benchmarks",
+        does="near-real-time requests, batches, webhooks, callbacks, queues of SQS, benchmarks, model imports",
         how_many="one or more per control host",
         needs="PostgreSQL, the ingresses, the file store",
         health="age of passes; incident `control-loop-stale`",

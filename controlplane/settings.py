@@ -114,6 +114,18 @@ ARTIFACT_MAX_GIB = int(os.environ.get("SWITCHYARD_ARTIFACT_MAX_GIB", "4096"))
 """Largest artifact that is validated, in GiB."""
 ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
 """Longest validation, in seconds."""
+IMPORT_STORE = os.environ.get("SWITCHYARD_IMPORT_STORE") or next(iter(ARTIFACT_SOURCES), "")
+"""Folder or bucket for imported models, inside `SWITCHYARD_ARTIFACT_SOURCES`. Default: its first entry"""
+HF_ENDPOINT = os.environ.get("SWITCHYARD_HF_ENDPOINT", "")
+"""Hub for imports of `hf://…`: `https://huggingface.co` or a mirror; empty: none, so no request leaves."""
+HF_TOKEN = os.environ.get("SWITCHYARD_HF_TOKEN", "")
+"""Token for gated and private repositories there. Only the process `jobs` needs it."""
+MODELSCOPE_ENDPOINT = os.environ.get("SWITCHYARD_MODELSCOPE_ENDPOINT", "")
+"""Hub for imports of `modelscope://…`: `https://modelscope.cn` or a mirror; empty: none."""
+MODELSCOPE_TOKEN = os.environ.get("SWITCHYARD_MODELSCOPE_TOKEN", "")
+"""Token for repositories there. Only the process `jobs` needs it."""
+IMPORT_PICKLES = _flag("SWITCHYARD_IMPORT_PICKLES", False)
+"""`1`: weights in Python's pickle format may be imported; loading them can run code on nodes."""
 WEBHOOK_NETWORKS = _list("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Private networks that webhooks may use, such as `10.0.0.0/8`. Plain HTTP is allowed there."""
 
@@ -415,6 +427,7 @@ SPECTACULAR_SETTINGS = {
         "VersionState": "controlplane.api.enums.VERSION_STATES",
         "ValidationState": "controlplane.api.enums.VALIDATION_STATES",
         "BenchmarkState": "controlplane.api.enums.BENCHMARK_STATES",
+        "ImportState": "controlplane.api.enums.IMPORT_STATES",
         "DiffChange": "controlplane.api.enums.CHANGES",
         "Tone": "controlplane.api.enums.TONES",
         "AuditOutcome": "controlplane.api.enums.AUDIT_OUTCOMES",

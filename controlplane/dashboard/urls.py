@@ -21,6 +21,7 @@ from fleet.regions.pages import REGION, image_back_action, image_move_action, po
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
+from models_registry.imports.pages import IMPORT, IMPORTS, import_action, import_new
 from models_registry.versions.pages.drafts import draft_edit, draft_new
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from traffic.batches.pages import BATCH, BATCHES, batch_action
@@ -116,6 +117,10 @@ urlpatterns = [
     path("builds/<str:key>/", _view(BUILD), name="engine-build"),
     path("builds/<str:key>/ask/<str:action>/", engine_build_action, name="engine-build-action"),
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
+    path("imports/", _view(IMPORTS), name="imports"),
+    path("imports/new/", import_new, name="import-new"),
+    path("imports/<str:key>/", _view(IMPORT), name="import"),
+    path("imports/<str:key>/ask/<str:action>/", import_action, name="import-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
     path("search/", _view(SEARCH), name="search"),

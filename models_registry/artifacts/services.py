@@ -257,11 +257,12 @@ Say = Callable[[str], None]
 
 def artifact_push(folder: Path, place: Place, say: Say) -> Manifest:
     """Upload the folder and return its manifest. An interrupted upload resumes with the missing files. Raises
-    BadArtifact if the folder is not a valid artifact, the prefix has other content, or S3 refuses."""
+    BadArtifact if the folder is not a valid artifact, the prefix has other content, or S3 refuses, and SourceTrouble if
+    S3 does not answer."""
     manifest = _folder_manifest(folder, say)
     if place.scheme != "s3":
         raise BadArtifact(f"{place} is not an S3 prefix; it must be s3://bucket/prefix")
-    prefix = _Prefix(place)
+    prefix = BucketPrefix(place)
     if prefix.holds(MANIFEST_NAME):
         raise BadArtifact(f"{place} already has another artifact, and artifacts never change: push to another prefix")
     for path, digest in sorted(manifest.files.items()):
@@ -307,8 +308,8 @@ def _once(params: dict[str, Any], **_: Any) -> dict[str, Any]:
     return {**params, "IfNoneMatch": "*"}
 
 
-class _Prefix:
-    """A prefix of a bucket, written with the caller's credentials."""
+class BucketPrefix:
+    """A prefix of a bucket, written with the process's credentials."""
 
     def __init__(self, place: Place) -> None:
         import boto3
@@ -377,7 +378,7 @@ class _Prefix:
 
     @contextmanager
     def _explained(self, path: str, but: tuple[str, ...] = ()) -> Iterator[None]:
-        """Turns S3 errors into `BadArtifact`, except those whose code is in `but`."""
+        """Turns S3 errors into `BadArtifact` or `SourceTrouble`, except those whose code is in `but`."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         where = f"{self._place}/{path}".rstrip("/")
@@ -388,7 +389,7 @@ class _Prefix:
             if code in but:
                 raise
             rights = (
-                f"your credentials may not write {where}: they need s3:PutObject, s3:GetObject and s3:ListBucket there"
+                f"the credentials may not write {where}: they need s3:PutObject, s3:GetObject and s3:ListBucket there"
             )
             reasons = {
                 "NoSuchBucket": f"bucket {self._place.host} does not exist",
@@ -399,4 +400,4 @@ class _Prefix:
         except NoCredentialsError as error:
             raise BadArtifact(f"{where}: no AWS credentials found; run `aws configure`, or use a role") from error
         except BotoCoreError as error:
-            raise BadArtifact(f"{where} was not uploaded: {error}; push again to continue") from error
+            raise SourceTrouble(f"{where} was not uploaded: {error}; push again to continue") from error

@@ -36,6 +36,7 @@ _BY_HAND = [
     RecordChanges(table="models_registry_benchmark", kind="benchmark", thing="id", key="{row}.id::text", columns=["state", "reason", "goodput"]),
     RecordChanges(table="models_registry_benchmarkpoint", kind="benchmark", thing="benchmark_id", only_new=True),
     RecordChanges(table="models_registry_configurationsearch", kind="configuration-search", thing="id", key="{row}.id::text", columns=["state", "reason", "found"]),
+    RecordChanges(table="models_registry_modelimport", kind="model-import", thing="id", key="{row}.id::text", columns=["state", "reason", "files_done"]),
 ]
 """What `makemigrations` does not write."""
 
@@ -58,6 +59,57 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['name'],
+            },
+        ),
+        migrations.CreateModel(
+            name='ModelImport',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('source', models.CharField(help_text='`hf://ORG/NAME@REVISION` or `modelscope://ORG/NAME@REVISION`. Default: main branch.', max_length=330)),
+                ('pattern', models.CharField(blank=True, default='', help_text='Glob for the weights, such as `*Q4_K_M.gguf`. Default: safetensors, or the only GGUF.', max_length=200)),
+                ('draft', models.CharField(blank=True, default='', help_text='`model@version` to draft from it, once it is done.', max_length=161)),
+                ('engine', models.CharField(blank=True, default='', help_text='Engine of the draft. Default: vllm.', max_length=32)),
+                ('state', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', help_text='State of the import.', max_length=16)),
+                ('reason', models.TextField(blank=True, help_text='Progress, or why it ended.')),
+                ('revision', models.CharField(blank=True, help_text='Commit that REVISION named at the start.', max_length=128)),
+                ('license', models.CharField(blank=True, help_text='Licence that the repository states.', max_length=64)),
+                ('tags', models.JSONField(blank=True, default=list, help_text='Tags of the repository.')),
+                ('configuration', models.JSONField(blank=True, default=dict, help_text='Numbers from `config.json`.')),
+                ('artifact_uri', models.CharField(blank=True, help_text='Where the artifact is, once it is done.', max_length=512)),
+                ('artifact_digest', models.CharField(blank=True, help_text='Digest of the artifact.', max_length=80)),
+                ('files_total', models.PositiveIntegerField(default=0, help_text='Files to fetch.')),
+                ('files_done', models.PositiveIntegerField(default=0, help_text='Files that were verified and stored.')),
+                ('bytes_total', models.BigIntegerField(default=0, help_text='Bytes to fetch.')),
+                ('bytes_done', models.BigIntegerField(default=0, help_text='Bytes fetched.')),
+                ('bytes_per_s', models.FloatField(default=0, help_text='Present rate.')),
+                ('troubles', models.PositiveIntegerField(default=0)),
+                ('fence', models.PositiveIntegerField(default=0)),
+                ('is_staged', models.BooleanField(default=False)),
+                ('actor', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+                ('due_at', models.DateTimeField()),
+                ('ended_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'ordering': ['-id'],
+                'indexes': [models.Index(condition=models.Q(('state__in', ['queued', 'running'])), fields=['due_at'], name='import_due')],
+            },
+        ),
+        migrations.CreateModel(
+            name='ImportFile',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('path', models.CharField(max_length=1024)),
+                ('size', models.BigIntegerField()),
+                ('sha256', models.CharField(blank=True, max_length=64)),
+                ('blob', models.CharField(blank=True, max_length=64)),
+                ('revision', models.CharField(blank=True, max_length=64)),
+                ('stored', models.CharField(blank=True, max_length=64)),
+                ('model_import', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='files', to='models_registry.modelimport')),
+            ],
+            options={
+                'ordering': ['model_import_id', 'path'],
+                'constraints': [models.UniqueConstraint(fields=('model_import', 'path'), name='import_file_once')],
             },
         ),
         migrations.CreateModel(

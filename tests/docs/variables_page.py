@@ -24,6 +24,7 @@ LINKS = {
     "SWITCHYARD_AUDIT_EXPORT": "access.md#audit",
     "SWITCHYARD_BATCH_AT_RISK": "batch.md#when-a-batch-ends-or-will-be-late",
     "SWITCHYARD_FILES": "batch.md#files-and-batches",
+    "SWITCHYARD_HF_ENDPOINT": "models.md#models-by-name",
     "SWITCHYARD_HOME": "#where-files-are",
     "SWITCHYARD_LOG_FORMAT": "monitoring.md#correlation",
     "SWITCHYARD_METRICS_LISTEN": "monitoring.md#metrics",

@@ -1,4 +1,4 @@
-"""Rollouts and model versions: start, watch and control a rollout; validate, release and retire a version."""
+"""Rollouts and models: start, watch and control a rollout; import a model; validate, release and retire a version."""
 
 import time
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ app = typer.Typer()
 rollout = typer.Typer(help="Move a deployment to another version in waves.", no_args_is_help=True)
 app.add_typer(rollout, name="rollout")
 model_app = typer.Typer()
-model = typer.Typer(help="Validate, release or retire a model version.", no_args_is_help=True)
+model = typer.Typer(help="Import models; validate, release or retire their versions.", no_args_is_help=True)
 model_app.add_typer(model, name="model")
 
 ACTIVE = ("running", "paused", "baking", "rolling_back")
@@ -34,6 +34,7 @@ Subject = Annotated[
 ]
 Why = Annotated[str, typer.Option(help="Reason, shown in the timeline.")]
 Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
+ImportNumber = Annotated[int, typer.Argument(metavar="NUMBER", help="ID in `switchyard get model-imports`.")]
 VersionWhy = Annotated[str, typer.Option(help="Required: reason, shown in the timeline.")]
 
 
@@ -231,6 +232,72 @@ def release(context: typer.Context, version: Version, why: VersionWhy) -> None:
 def retire(context: typer.Context, version: Version, why: VersionWhy) -> None:
     """Retire a version permanently."""
     _move_version(context, version, "retire", why)
+
+
+@model.command("import")
+def import_(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="HUB://ORG/NAME@REVISION", help="HUB is hf or modelscope.")],
+    pattern: Annotated[
+        str, typer.Option("--pattern", help="Glob for the weights. Default: safetensors, or the only GGUF.")
+    ] = "",
+    draft: Annotated[str, typer.Option(metavar="MODEL@VERSION", help="Version to draft from it.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine of the draft. Default: vllm.")] = "",
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+) -> None:
+    """Fetch a model from a hub into the artifact store: each file is verified, and the commit is pinned.
+
+    switchyard model import hf://HuggingFaceTB/SmolLM2-135M-Instruct@main --draft smollm2@1"""
+    run = session_of(context)
+    body = {"source": source, "pattern": pattern, "draft": draft, "engine": engine}
+    row = run.connection.post("model-imports", body)
+    _show_import(run, row if detach else _followed_import(run, row))
+
+
+@model.command("retry-import")
+def retry_import(
+    context: typer.Context,
+    number: ImportNumber,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+) -> None:
+    """Continue a failed or cancelled import; verified files are kept."""
+    run = session_of(context)
+    row = run.connection.post(f"model-imports/{number}/retry", {})
+    _show_import(run, row if detach else _followed_import(run, row))
+
+
+@model.command("cancel-import")
+def cancel_import(context: typer.Context, number: ImportNumber) -> None:
+    """Cancel an import and drop its unfinished files."""
+    run = session_of(context)
+    row = run.connection.post(f"model-imports/{number}/cancel", {})
+    run.show(row, [f"import {number} is {row['state']}"])
+
+
+def _followed_import(run: Session, row: dict[str, Any]) -> dict[str, Any]:
+    """Prints progress until it has ended."""
+    said = ""
+    while row["state"] in ("queued", "running"):
+        line = f"{row['state']}: {row['reason']}"
+        if row["bytes_total"]:
+            share = 100 * row["bytes_done"] / row["bytes_total"]
+            line += f", {row['files_done']} of {row['files_total']} files, {share:.0f} %"
+            line += f", {row['bytes_per_s'] / 1e6:.1f} MB/s" if row["bytes_per_s"] else ""
+        if line != said:
+            run.output.note(line)
+            said = line
+        time.sleep(WATCH_EVERY_S)
+        row = run.connection.get(f"model-imports/{row['id']}")
+    return row
+
+
+def _show_import(run: Session, row: dict[str, Any]) -> None:
+    run.show(row, [f"import {row['id']} is {row['state']}" + _because(row["reason"])])
+    if row["state"] == "done" and not run.output.is_for_programs:
+        run.output.plain(f"{row['artifact_uri']}  {row['artifact_digest']}")
+        run.output.plain(f"commit {row['revision']}, licence {row['license'] or 'not stated'}")
+    if row["state"] in ("failed", "cancelled"):
+        raise Failure(f"{row['source']} was not imported", ExitCode.NOT_ACHIEVED)
 
 
 def _move_version(context: typer.Context, version: str, action: str, why: str) -> None:

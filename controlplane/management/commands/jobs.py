@@ -14,6 +14,7 @@ from fleet.webhooks.services import WebhookSender
 from kernel.process_role import ProcessRole
 from models_registry.benchmarks.services.runner import BenchmarkRunner
 from models_registry.benchmarks.services.search_runner import SearchRunner
+from models_registry.imports.services.runner import ModelImporter
 from traffic.async_requests.services.queues import QueueReaders
 from traffic.async_requests.services.sender import AsyncSender
 from traffic.batches.services.runner import BatchChores, BatchSender
@@ -38,6 +39,6 @@ async def _work() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    lease_loops = (AsyncSender(), BatchChores(), BatchSender(), WebhookSender())
+    lease_loops = (AsyncSender(), BatchChores(), BatchSender(), WebhookSender(), ModelImporter())
     others = (QueueReaders(), BenchmarkRunner(), SearchRunner())
     await asyncio.gather(*(each.run(stopping) for each in (*lease_loops, *others)))

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from engine_agent.protocol.manifest import BadArtifact
 from models_registry.artifacts.planner import parse_place
-from models_registry.artifacts.services import artifact_push
+from models_registry.artifacts.services import SourceTrouble, artifact_push
 
 
 class Command(BaseCommand):
@@ -29,6 +29,6 @@ class Command(BaseCommand):
         refuses."""
         try:
             manifest = artifact_push(options["folder"], parse_place(options["uri"]), self.stderr.write)
-        except BadArtifact as error:
+        except (BadArtifact, SourceTrouble) as error:
             raise CommandError(str(error)) from error
         self.stdout.write(manifest.digest)

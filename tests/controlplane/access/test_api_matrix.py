@@ -16,7 +16,7 @@ RESOURCES = [
     "incidents", "fault-rules", "webhooks", "webhook-deliveries", "models", "model-versions",
     "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "engine-builds", "tenant-grants", "tenant-webhooks", "request-queues", "budgets",
-    "rates", "forecasts", "quotas", "batches", "benchmarks", "configuration-searches",
+    "rates", "forecasts", "quotas", "batches", "benchmarks", "configuration-searches", "model-imports",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
@@ -54,6 +54,8 @@ OPERATE = {
     "POST autoscaling/pause", "POST autoscaling/resume", "POST batches/{id}/cancel",
     "POST quotas", "DELETE quotas/{id}",
     "POST configuration-searches", "POST configuration-searches/{id}/cancel",
+    "POST model-imports", "POST model-imports/{id}/cancel", "POST model-imports/{id}/retry",
+    "POST model-imports/{id}/draft",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment also does
     "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",

@@ -20,7 +20,7 @@ VIEWER = {
     "costs",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
-    "token-new", "batches-page", "batch-page",
+    "token-new", "batches-page", "batch-page", "imports", "import",
     "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",
     "factor-recovery", "factor-remove",
 }  # fmt: skip
@@ -29,7 +29,7 @@ OPERATOR = {
     "machine-add", "machine-remove", "invitation-withdraw",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
-    "batch-action", "draft-new", "draft-edit",
+    "batch-action", "draft-new", "draft-edit", "import-new", "import-action",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

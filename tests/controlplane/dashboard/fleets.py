@@ -18,6 +18,7 @@ from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
 from models_registry.builds.models import EngineBuild
+from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -62,6 +63,12 @@ def one_more_of_everything(number: int) -> Cell:
         state_since=NOW,
     )
     validated(version)
+    fetched = ModelImport.objects.create(
+        id=1000 + number, source=f"hf://org/model-{number}@main", actor="operator", created_at=NOW, due_at=NOW,
+        files_total=2, files_done=1, bytes_total=3 * 2**30, bytes_done=2**30, bytes_per_s=2**27, license="apache-2.0",
+    )  # fmt: skip
+    ImportFile.objects.create(model_import=fetched, path="config.json", size=2**30, blob=40 * "0", stored=64 * "a")
+    ImportFile.objects.create(model_import=fetched, path="model.safetensors", size=2**31, sha256=64 * "b")
     deployment = Deployment.objects.create(
         name=f"deployment-{number}",
         model_version=version,

@@ -76,7 +76,7 @@ def test_nothing_is_written_over_by_a_second_push(client: Any, folder: Path) -> 
 
 
 def test_two_pushes_at_once_end_with_one_manifest(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_push._Prefix, "holds", lambda *_: False)  # each checked before the other wrote
+    monkeypatch.setattr(artifact_push.BucketPrefix, "holds", lambda *_: False)  # each checked before the other wrote
     push(folder)
     (folder / "model.safetensors").rename(folder / "renamed.safetensors")
     before = client.get_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}")["Body"].read()
