@@ -1,14 +1,17 @@
-"""Time of a decode step in a two-node cell next to vLLM's multiprocess executor.
+"""Time of a decode step in a cell of two nodes next to vLLM's own multi-node mode.
 
-    .venv/bin/python -m bench executor_overhead [--rounds 5] [--tokens 48] [--write]
+    .venv/bin/python -m bench executor_overhead [--rounds 5] [--tokens 48] [--deaths 3] [--write]
 
-All replicas run together and get requests in turn, so each meets the same machine. Prints Markdown: medians over the
-rounds of the time of a step, and of the ratio to vLLM's executor in the same round. `--write` writes the page."""
+Both replicas of a comparison run together and get requests in turn, so each meets the same machine. Then it kills a
+process of a cell of two nodes with two workers each, and measures when the leader reports it. Prints Markdown: medians
+over the rounds of the time of a step, and of the ratio to vLLM's in the same round. `--write` writes the page.
+"""
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +44,7 @@ ARGS = (
 )
 
 
+@cache
 def artifact() -> tuple[Path, str]:
     """Folder and digest of SmolLM2 with heads that two ranks can share."""
     command = [str(PYTHON), "-m", "engine_agent.engines.vllm.weights", "build", "--cache", str(CACHE), "--ranks", "2"]
@@ -88,6 +94,9 @@ class Engine:
         given = {"PYTHONPATH": str(ROOT), CELL_SECRET_VARIABLE: "bench", "OMP_NUM_THREADS": "1", **env}
         if rank == 0:
             given[CELL_CERTIFICATE_VARIABLE] = throwaway_certificate()
+        return self._run(rank, argv, given)
+
+    def _run(self, rank: int, argv: list[str], given: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         with (self.logs / f"{rank}.log").open("wb") as log:
             return subprocess.Popen(
                 argv,
@@ -131,12 +140,45 @@ class Engine:
         shutil.rmtree(self.logs, ignore_errors=True)
 
 
+class VllmNodes(Engine):
+    """The same nodes in vLLM's own multi-node mode, with the environment that our launcher sets."""
+
+    def _start(self, rank: int, args: tuple[str, ...], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        folder, _ = artifact()
+        argv = [
+            *(str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "m"),
+            *("--host", "127.0.0.1", "--port", str(self._base + 3), "--distributed-executor-backend", "mp"),
+            *("--nnodes", str(len(self._nodes)), "--node-rank", str(rank)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(self._base + 8)),
+            *(("--headless",) if rank else ()),
+            *(*ARGS, *args),
+        ]
+        given = {
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "passive",
+            "TMPDIR": str(self.logs),
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        return self._run(rank, argv, {**given, **env})
+
+
 @contextmanager
 def engine(
-    place: int, nodes: int, *args: str, hosts: tuple[Host, ...] = (Host(), Host()), **env: str
+    place: int,
+    nodes: int,
+    *args: str,
+    hosts: tuple[Host, ...] = (Host(), Host()),
+    kind: type[Engine] = Engine,
+    **env: str,
 ) -> Iterator[Engine]:
     """Runs a replica for the duration of the block. `place` separates the ports of concurrent replicas."""
-    started = Engine(place, nodes, args, env, hosts)
+    started = kind(place, nodes, args, env, hosts)
     try:
         started.wait_until_up()
         yield started
@@ -148,9 +190,13 @@ BATCHES = (1, 4, 16)
 SETTLE_TOKENS = 4
 """Until all streams of a batch have begun."""
 PROMPT = "Once upon a time"
-TP = ("--tensor-parallel-size", "2")
-OWN = "vLLM's mp"
-SHM, NETWORK = "cell, shared memory", "cell, gloo over TCP"
+NODES = 2
+SHM, NETWORK = "shared memory", "gloo over TCP"
+COMPARED = ((1, SHM), (1, NETWORK), (2, NETWORK))
+"""Workers of a node, and their collectives. Four ranks in shared memory need five cores."""
+LEADERS, FOLLOWERS, FOLLOWER = "the leader's second worker", "the follower's second worker", "the follower"
+VICTIMS = (LEADERS, FOLLOWERS, FOLLOWER)
+VLLM, CELL = "vLLM's --nnodes", "cell"
 
 
 def step_ms(of: Engine, batch: int, tokens: int) -> float:
@@ -178,34 +224,82 @@ def measure(replicas: dict[str, Engine], rounds: int, tokens: int) -> dict[tuple
     return times
 
 
+def compare(workers: int, collectives: str, rounds: int, tokens: int) -> dict[tuple[str, int], list[float]]:
+    tp = ("--tensor-parallel-size", str(NODES * workers))
+    plain = ("--worker-extension-cls", "bench.cells.network_collectives.NetworkCollectives")
+    chosen = "shared-memory" if collectives == SHM else "network"
+    with ExitStack() as stack:
+        own = stack.enter_context(engine(2, NODES, *tp, *(plain if collectives == NETWORK else ()), kind=VllmNodes))
+        replicas = {VLLM: own, CELL: stack.enter_context(engine(3, NODES, *tp, SWITCHYARD_CELL_COLLECTIVES=chosen))}
+        measure(replicas, 1, 8)
+        return measure(replicas, rounds, tokens)
+
+
+def victim(of: Engine, name: str) -> int:
+    """Returns the pid of one of `VICTIMS`."""
+    leader, follower = of.ranks
+    if name == FOLLOWER:
+        return follower.pid
+    owner = _child(leader.pid) if name == LEADERS else follower.pid  # the engine's core is the server's child
+    return _child(owner)
+
+
+def _child(pid: int) -> int:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True).stdout.split()
+    return int(found[0])
+
+
+def death_ms(name: str) -> tuple[float, str]:
+    """Kills a process of an idle cell. Returns the milliseconds until its leader answers 503, and the reason."""
+    with engine(3, NODES, "--tensor-parallel-size", str(NODES * 2), SWITCHYARD_CELL_COLLECTIVES="network") as cell:
+        killed = victim(cell, name)
+        began = time.perf_counter()
+        os.kill(killed, signal.SIGKILL)
+        while (health := cell.health())[0] == HTTPStatus.OK:
+            time.sleep(0.005)
+        return (time.perf_counter() - began) * 1e3, health[1]
+
+
+def deaths(rounds: int) -> list[str]:
+    lines = ["\n| killed process | ms until 503, median | lowest to highest | reason |", "| --- | --- | --- | --- |"]
+    for name in VICTIMS:
+        found = [death_ms(name) for _ in range(rounds)]
+        times = [ms for ms, _ in found]
+        reason = found[-1][1]
+        lines.append(f"| {name} | {statistics.median(times):.0f} | {min(times):.0f} to {max(times):.0f} | {reason} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--deaths", type=int, default=3, help="how often each process is killed (3)")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        replicas = {
-            OWN: stack.enter_context(engine(2, 1, *TP, "--distributed-executor-backend", "mp")),
-            SHM: stack.enter_context(engine(3, 2, *TP, SWITCHYARD_CELL_COLLECTIVES="shared-memory")),
-            NETWORK: stack.enter_context(engine(4, 2, *TP, SWITCHYARD_CELL_COLLECTIVES="network")),
-        }
-        measure(replicas, 1, 8)
-        times = measure(replicas, options.rounds, options.tokens)
     lines = [
-        "# A decode step in a two-node cell\n",
-        f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
-        f"rounds of {options.tokens} tokens, all replicas on one machine, with requests in turn; "
-        f"load average {os.getloadavg()[1]:.0f}, most of it from the bench. In some rounds of a batch of 16 the client "
-        "received several tokens together, so the median gap is meaningless. This explains the extremes.\n",
-        "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",
-        "| --- | --- | --- | --- | --- |",
+        "# A decode step in a cell of two nodes\n",
+        f"{time.strftime('%Y-%m-%d')}, `python -m bench executor_overhead --rounds {options.rounds} --tokens "
+        f"{options.tokens}`, SmolLM2-135M, bf16, tensor-parallel over all workers, one thread a worker, both nodes and "
+        f"both replicas of a comparison on one machine of {os.cpu_count()} cores, with requests in turn. Next to "
+        "vLLM's own multi-node mode (`--nnodes 2`, executor `mp`).\n",
+        "| nodes x workers | collectives | batch | ms a step, vLLM's | ms a step, cell | ratio, median of rounds "
+        "| lowest to highest |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (name, batch), taken in times.items():
-        ratios = [own / mp for own, mp in zip(taken, times[OWN, batch], strict=True)]
-        lines.append(
-            f"| {name} | {batch} | {statistics.median(taken):.1f} | {statistics.median(ratios):.2f} "
-            f"| {min(ratios):.2f} to {max(ratios):.2f} |"
-        )
+    for workers, collectives in COMPARED:
+        times = compare(workers, collectives, options.rounds, options.tokens)
+        for batch in BATCHES:
+            ours, theirs = times[CELL, batch], times[VLLM, batch]
+            ratios = [own / vllm for own, vllm in zip(ours, theirs, strict=True)]
+            lines.append(
+                f"| {NODES} x {workers} | {collectives} | {batch} | {statistics.median(theirs):.1f} "
+                f"| {statistics.median(ours):.1f} | {statistics.median(ratios):.2f} "
+                f"| {min(ratios):.2f} to {max(ratios):.2f} |"
+            )
+            print(lines[-1], flush=True)
+    if options.deaths:
+        lines += deaths(options.deaths)
     result = "\n".join(lines) + "\n"
     print(result)
     if options.write:

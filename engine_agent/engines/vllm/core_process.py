@@ -24,6 +24,13 @@ PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
 
+def exit_with_parent(parent_pid: int) -> None:
+    """Has this process killed when its parent exits, or the thread of the parent that started it."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_CORE_ENDED)
+
+
 class CoreProcess(ForkProcess):
     """A fork that is killed when its parent exits; the parent outlives it only briefly."""
 
@@ -39,9 +46,7 @@ class CoreProcess(ForkProcess):
         Thread(target=self._end_after_child, name="core-watch", daemon=True).start()
 
     def run(self) -> None:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._server_pid:
-            os._exit(EXIT_CORE_ENDED)
+        exit_with_parent(self._server_pid)
         super().run()
 
     def _end_after_child(self) -> None:
@@ -65,9 +70,11 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
     Raises ImportError if this Python has no working vLLM."""
     import vllm.model_executor.models.registry as model_registry
     import vllm.v1.engine.utils as engine_processes
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.launchers.api_server.entry import main as serve_api
     from vllm.platforms import current_platform
 
+    _let_named_executors_have_stages(EngineArgs)
     CoreProcess.shutdown_hook = staticmethod(shutdown_hook)
     if current_platform.is_cpu():
         # vLLM spawns the engine's core on CPU because a worker process needs its own OpenMP environment. An executor
@@ -79,6 +86,21 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
         os.environ.setdefault("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     server: Callable[[], None] = serve_api
     return server
+
+
+def _let_named_executors_have_stages(arguments: type[Any]) -> None:
+    """Resolves the executor of engines with pipeline stages, which vLLM supports for a class and refuses for a name."""
+    check = arguments.__post_init__
+
+    def resolve(given: Any) -> None:
+        check(given)
+        executor = given.distributed_executor_backend
+        if given.pipeline_parallel_size > 1 and isinstance(executor, str) and "." in executor:
+            from vllm.utils.import_utils import resolve_obj_by_qualname
+
+            given.distributed_executor_backend = resolve_obj_by_qualname(executor)
+
+    arguments.__post_init__ = resolve
 
 
 def _call(function: Callable[[], Any]) -> Any:

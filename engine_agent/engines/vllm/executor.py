@@ -1,12 +1,15 @@
 """vLLM's executors, given to it by name with `--distributed-executor-backend`: `OneProcessExecutor` measures decode
-steps, `LeaderFollowerExecutor` leads a cell. In a cell vLLM runs its scheduler and worker as on one node. Every call of
-the worker is sent to the followers first, so that all ranks make the same calls in the same order. One step is one
-message. Nothing is retried, and no cell continues with fewer members: any failure ends the cell with its reason."""
+steps, `LeaderFollowerExecutor` leads a cell. In a cell vLLM runs its scheduler and first worker as on one node. Every
+call of the worker is sent to the followers and to this node's other workers first, so that all ranks make the same
+calls in the same order. One step is one message. Nothing is retried, and no cell continues with fewer members: any
+failure ends the cell with its reason."""
 
 import os
 import pickle
 import secrets
+from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -18,6 +21,7 @@ from vllm.v1.serial_utils import run_method
 
 from engine_agent.engines.vllm import vllm_versions
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
+from engine_agent.engines.vllm.cell.local_workers import CAUSE_FIRST_S, LocalWorkers
 from engine_agent.engines.vllm.cell.member import (
     CellEnded,
     Shutdown,
@@ -32,10 +36,14 @@ from engine_agent.engines.vllm.cell.worker import (
     Setup,
     cell_token,
     host_store,
+    output_rank,
     place_worker,
+    ranks_share_memory,
     remove_shared_memory,
     software,
+    start_local_workers,
     workers_meet_in,
+    workers_per_node,
 )
 from engine_agent.engines.vllm.steps import (
     OwnSteps,
@@ -77,20 +85,20 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         return output
 
 
-BLAME_AFTER_S = 0.5
-"""A collective fails before the news of another rank's death arrives; measured: < 0.05 s."""
-
-
 class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
-    """Rank 0's worker, and the link to all followers."""
+    """Rank 0's worker, this node's other workers, and the link to all followers."""
+
+    supports_pp = True
 
     def _init_executor(self) -> None:
         self._held: Any = None
         self._link: LeaderLink | None = None
+        self._local: LocalWorkers | None = None
         self._member = member_from(os.environ)
         self._process_shutdown = Shutdown()
         self._process_shutdown.hooks.append(lambda reason: write_end_reason(self._member, reason))
         try:
+            self._start_local_workers()
             super()._init_executor()
             self._own_steps = measure_steps(self.vllm_config)
         except CellEnded as error:
@@ -98,6 +106,20 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         except Exception as error:
             self._blame(error, "building its engine")
             raise
+
+    def _start_local_workers(self) -> None:
+        member, config, end = self._member, self.vllm_config, self._process_shutdown.end
+        self._shares = ranks_share_memory(config, member)
+        self._output_node = output_rank(config) // workers_per_node(config, member)
+        local = start_local_workers(
+            config,
+            member,
+            secret_from(os.environ),
+            Path(config.model_config.model),
+            lambda reason: end(f"{member} failed: {reason}"),
+        )
+        self._process_shutdown.hooks.insert(0, lambda _: local.close())
+        self._local = local
 
     def _distributed_args(self) -> tuple[str, int, int]:
         """Waits for the followers and publishes the configuration; then the worker may be built."""
@@ -108,11 +130,14 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         rank = place_worker(self.vllm_config, member)
         link.gather()
         store, nonce = host_store(member.address), secrets.token_hex(16)
-        link.publish(cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce)))
+        setup = cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce))
+        link.publish(setup)
+        self._locals().send(setup)
+        link.finished = self._locals().finished
         token = cell_token(secret, member, nonce)
         self._process_shutdown.hooks.append(lambda _: remove_shared_memory(token))
         self._link, self._token = link, token
-        return workers_meet_in(store, token, member.rank, member.size), rank, 0
+        return workers_meet_in(store, token, member.rank, shares=self._shares), rank, 0
 
     def initialize_from_config(self, kv_cache_configs: Any) -> None:
         """The last call before vLLM serves, in versions whose executors have no warm-up method."""
@@ -158,10 +183,14 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         except Exception as error:
             self._blame(error, f"step {number}")
             raise
+        if self._output_node > 0:
+            link.step_finished(number)
+            reading = _Awaited(lambda: pickle.loads(link.reply(self._output_node, number)))  # noqa: S301
+            return reading if non_block else reading.result()
         if not isinstance(output, AsyncModelRunnerOutput):
             link.step_finished(number)
             return _done(output) if non_block else output
-        finishing = _FinishingFuture(output, lambda: link.step_finished(number))
+        finishing = _Awaited(output.get_output, lambda: link.step_finished(number))
         return finishing if non_block else finishing.result()
 
     # --- any other call -----------------------------------------------------------------------------------------------
@@ -181,8 +210,10 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         try:
             own: Any = run_method(self.driver_worker, method, args, kwargs or {})
         finally:
-            replies = self._joined().replies(number, timeout)
-        theirs = [pickle.loads(reply) for reply in replies]  # noqa: S301  (from authenticated members)
+            replies = self._locals().replies(number)
+            for node in self._joined().replies(number, timeout):
+                replies += pickle.loads(node)  # noqa: S301  (from authenticated members)
+        theirs = [pickle.loads(reply) for reply in replies]  # noqa: S301
         for reply in theirs:
             if isinstance(reply, Exception):
                 raise reply
@@ -203,19 +234,23 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
         if self._link is not None:
             reason = read_end_reason(self._member.ended_file)
             self._link.close(reason or "the leader is stopping", failed=bool(reason))
+        if self._local is not None:
+            self._local.close()
         super().shutdown()
 
     def _send(self, call: bytes) -> int:
         try:
-            return self._joined().call(call)
+            number = self._joined().call(call)
         except ValueError as error:
             self._blame(error, "calling its followers")
             raise
+        self._locals().call(number, call)
+        return number
 
     def _blame(self, error: Exception, doing: str) -> None:
         """Records this rank as the cause, unless another rank's death turns out to be."""
         if self._link is not None:
-            sleep(BLAME_AFTER_S)
+            sleep(CAUSE_FIRST_S)
         write_end_reason(self._member, f"{self._member} failed in {doing}: {type(error).__name__}: {error}")
 
     def _joined(self) -> LeaderLink:
@@ -223,20 +258,25 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
             raise CellEnded("the cell has not formed")
         return self._link
 
+    def _locals(self) -> LocalWorkers:
+        if self._local is None:
+            raise CellEnded("the workers of this node have not started")
+        return self._local
 
-class _FinishingFuture(Future[Any]):
-    """A step's output that a device still computes; the step is finished when it is read. Like vLLM's
-    AsyncOutputFuture, which versions before May 2026 lack."""
 
-    def __init__(self, output: AsyncModelRunnerOutput, finished: Any) -> None:
+class _Awaited(Future[Any]):
+    """A step's output that a device or the last pipeline stage still computes; `finished` is called when it is read.
+    Like vLLM's AsyncOutputFuture, which versions before May 2026 lack."""
+
+    def __init__(self, read: Callable[[], Any], finished: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._output, self._finished = output, finished
+        self._read, self._finished = read, finished
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits for the output; vLLM passes no timeout here."""
         if not self.done():
             try:
-                self.set_result(self._output.get_output())
+                self.set_result(self._read())
             except Exception as error:
                 self.set_exception(error)
         output = super().result(timeout)

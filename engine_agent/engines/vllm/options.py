@@ -18,6 +18,8 @@ HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
 """In a plan's environment: how long a member may be silent, or a step take, before its cell counts as hung."""
 BATCH_PROMPT_TOKENS_OPTION = "--batch-prompt-tokens"
 """Stated among vLLM's options, but not one of them."""
+DEGREES = ("--tensor-parallel-size", "--pipeline-parallel-size")
+"""As versions render them."""
 HANG_S = 20.0
 """The default. The longest regular step here, 2,048 tokens of prompt on one core, takes 4 s."""
 JOIN_TIMEOUT_S = 120.0
@@ -51,10 +53,23 @@ class ServeOptions:
     """Where decode engines fetch prompts that this one has read; 0: nothing is handed over."""
     batch_prompt_tokens: int = 0
     """Of a step; 0: batch prompts are read like all others, as without scheduling by priority."""
+    one_worker: bool = False
+    """One worker drives all devices of the node, whatever the degrees."""
 
     @property
     def role(self) -> MemberRole:
         return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
+
+    @property
+    def workers(self) -> int:
+        """Workers of this node, from the degrees in vLLM's options. vLLM itself rejects malformed ones."""
+        if self.one_worker:
+            return 1
+        ranks = 1
+        for degree in DEGREES:
+            with suppress(ValueError):
+                ranks *= int(option_value(self.vllm_args, degree) or 1)
+        return max(1, ranks // (self.followers + 1))
 
     @property
     def speculation_method(self) -> str:

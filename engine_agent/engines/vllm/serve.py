@@ -4,8 +4,8 @@ Run by the engine's Python. It checks the weights and the port, sets what a node
 becomes vLLM's OpenAI server or, with `--role follower`, a worker that runs the leader's calls. The model's options
 follow `--`. It outlives the agent that started it; its core never outlives it. Nothing heavy is loaded before vLLM.
 
-Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core or the cell
-failed; 0 is what vLLM makes of everything else."""
+Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 6 too little shared memory, 70 the
+engine's core or the cell failed; 0 is what vLLM makes of everything else."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -50,6 +50,11 @@ EXIT_BAD_COMMAND_LINE = 2
 EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
+EXIT_LITTLE_SHARED_MEMORY = 6
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where vLLM allocates it)
+CALLS_MIB, REPLIES_MIB = 160, 240
+"""Of the queues of vLLM's own executor: one for calls, and one per worker for its replies (`MessageQueue` of vLLM 0.32:
+10 chunks of 16 and of 24 MiB)."""
 SHUTDOWN_TIMEOUT_S = 2
 """After SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.executor.OneProcessExecutor"
@@ -99,6 +104,8 @@ class Server:
     """A worker extension that patches speculation; empty if there is none."""
     tells_cache: bool = False
     """Its middleware lists the prefix cache."""
+    one_worker: bool = True
+    """One worker drives all devices of a node, as Neuron's."""
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
@@ -178,7 +185,7 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
         "TMPDIR": str(runtime),
         # One core stays free for the agent, the proxy and the engine's HTTP. No thread is bound to a core: several
         # nodes can share a machine, and each would bind its threads to the same first core.
-        "OMP_NUM_THREADS": str(max(1, cores - 1)),
+        "OMP_NUM_THREADS": str(max(1, (cores - 1) // options.workers)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # Waiting threads must not use the processor. Measured on two busy cores: 7 tokens/s with spinning threads and
         # 15 to 20 with passive ones; with n-gram speculation 1 and 28.
@@ -264,6 +271,7 @@ OWN_SERVER = Server(
     CLASS_SCHEDULER,
     EXTENSION,
     tells_cache=True,
+    one_worker=False,
 )
 
 
@@ -273,16 +281,18 @@ def _no_vllm(error: ImportError) -> CannotServe:
 
 
 def main(argv: Sequence[str], server: Server | None = None) -> int:
-    options = parse(argv)
+    server = server or OWN_SERVER
+    options = replace(parse(argv), one_worker=server.one_worker)
     try:
         if options.followers > 0:
             _check_membership(options.role)
         _check_packages(options)
+        check_shared_memory(options, SHARED_MEMORY)
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
         with reserve_port(LOOPBACK, options.port):
             check_artifacts(options)
-            return _serve(options, server or OWN_SERVER)
+            return _serve(options, server)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
         return error.exit_status
@@ -293,6 +303,21 @@ def _check_packages(options: ServeOptions) -> None:
     if options.kv_port and find_spec(kv_transfer.PACKAGE) is None:
         missing = f"{kv_transfer.PACKAGE}, {kv_transfer.USE}: {kv_transfer.HOW}"
         raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {missing}")
+
+
+def check_shared_memory(options: ServeOptions, folder: Path) -> None:
+    """Raises CannotServe if the workers of this node would not find room for their queues. vLLM would fail after a
+    minute, with the traceback of one worker."""
+    if options.workers == 1 or options.followers > 0:
+        return
+    found = os.statvfs(folder)
+    free_mib, needed_mib = found.f_bavail * found.f_frsize >> 20, CALLS_MIB + REPLIES_MIB * options.workers
+    if free_mib < needed_mib:
+        raise CannotServe(
+            EXIT_LITTLE_SHARED_MEMORY,
+            f"{folder} has {free_mib} MiB free, and the queues of {options.workers} workers need {needed_mib} MiB; "
+            f"in a container, start it with --shm-size={needed_mib}m or more",
+        )
 
 
 def _check_membership(role: MemberRole) -> None:

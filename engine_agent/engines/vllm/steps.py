@@ -2,8 +2,9 @@
 
 A slow rank holds up a whole cell, and each rank's step then takes as long as the slowest. Only the time outside
 collectives tells ranks apart. It is known for CPU workers, which call collectives in the thread that computes. Where
-devices wait for each other (CUDA, Neuron), or collectives are compiled into the model, nothing is measured. The rank
-writes its sums to a file in the engine's runtime folder at most once a second."""
+devices wait for each other (CUDA, Neuron), or collectives are compiled into the model, nothing is measured. Each
+worker writes its sums to a file in the engine's runtime folder at most once a second; a node is as slow as its slowest.
+"""
 
 import os
 import tempfile
@@ -18,9 +19,10 @@ import msgspec
 
 from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.vllm import vllm_versions
+from engine_agent.protocol.messages import StepTimes
 
 STEPS_FILE = "steps.json"
-"""The rank's `StepTimes`, in the runtime folder."""
+"""The `StepTimes` of a node's first worker, in the runtime folder; those of others have a number before the dot."""
 STEPS_PATH = "/switchyard/steps"
 """Where a leader's API serves that file."""
 FOLLOWER_STEPS_PATH = "/steps"
@@ -40,10 +42,10 @@ def decode_sequences(scheduled: Any) -> int:
 
 
 class OwnSteps:
-    """The steps of this process's rank. Only the computing thread may call it."""
+    """The steps of this process's rank, which has this place on its node. Only the computing thread may call it."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = perf_counter) -> None:
-        self._file = folder / STEPS_FILE
+    def __init__(self, folder: Path, clock: Callable[[], float] = perf_counter, place: int = 0) -> None:
+        self._file = (folder / STEPS_FILE).with_stem(f"steps-{place}") if place else folder / STEPS_FILE
         self._clock = clock
         self._meter = StepMeter()
         self._waited_s = 0.0
@@ -106,10 +108,22 @@ def runtime_folder() -> Path:
 
 
 def written_steps(folder: Path) -> bytes | None:
-    """Returns a rank's `StepTimes` as JSON; None if none were measured yet."""
-    with suppress(OSError):
-        return (folder / STEPS_FILE).read_bytes()
-    return None
+    """Returns a node's `StepTimes` as JSON: the steps of its first worker, each with the time of the slowest. Returns
+    None if none were measured yet."""
+    try:
+        written = (folder / STEPS_FILE).read_bytes()
+        others = [path.read_bytes() for path in folder.glob("steps-*.json")]
+    except OSError:
+        return None
+    if not others:
+        return written
+    first, *rest = (msgspec.json.decode(each, type=StepTimes) for each in (written, *others))
+    for bucket, steps in first.steps.items():  # workers do not write at the same time, so only averages compare
+        slowest_ms = max(
+            each.compute_ms[bucket] / each.steps[bucket] for each in (first, *rest) if bucket in each.steps
+        )
+        first.compute_ms[bucket] = round(slowest_ms * steps, 3)
+    return msgspec.json.encode(first)
 
 
 @dataclass(frozen=True)
@@ -137,14 +151,15 @@ def in_one_order(scheduler_output: Any) -> None:
             setattr(scheduler_output, name, SortedSet(value))
 
 
-def measure_steps(vllm_config: Any) -> OwnSteps | None:
-    """Returns the meter of this rank's steps, and counts its collectives as waiting from now on. Call it once the
-    worker is built. Returns None if collectives cannot be timed: they are compiled into the model's graph, or run on a
-    device."""
-    communicator = vllm_versions.cpu_communicator() if vllm_config.model_config.enforce_eager else None
+def measure_steps(vllm_config: Any, place: int = 0) -> OwnSteps | None:
+    """Returns the meter of the steps of this rank, which has this place on its node, and counts its collectives as
+    waiting from now on. Call it once the worker is built. Returns None if collectives cannot be timed: they are
+    compiled into the model's graph, or run on a device. A pipeline stage waits for others inside its computation."""
+    is_timed = vllm_config.model_config.enforce_eager and vllm_config.parallel_config.pipeline_parallel_size == 1
+    communicator = vllm_versions.cpu_communicator() if is_timed else None
     if communicator is None:
         return None
-    steps = OwnSteps(runtime_folder())
+    steps = OwnSteps(runtime_folder(), place=place)
     communicator.dist_module = TimedCollectives(communicator.dist_module, steps)
     return steps
 

@@ -283,18 +283,20 @@ class _Rules:
             raise self.broken("pp", f"every stage needs a layer, so it must be at most {heads.layers}")
 
     def _check_executor_over_nodes(self) -> None:
-        """Over several nodes Switchyard's executor drives one worker per node, each a rank of one tensor-parallel group
-        (`engine_agent.engines.vllm.cell.worker.place_worker`): a cell of other degrees fails at its start. On one node
-        vLLM's own executor drives all devices."""
-        nodes = self.degrees.nodes
-        if nodes == 1:
+        """Over several nodes Switchyard's executor drives equally many workers on each, tensor-parallel across all of
+        them or in pipeline stages (`engine_agent.engines.vllm.executor`). On one node vLLM's own drives them."""
+        degrees, ranks = self.degrees, self.degrees.ranks_per_node
+        if degrees.nodes == 1 or degrees.pp == 1:
             return
-        if self.degrees.pp > 1:
-            rule = "over several nodes engine vllm does not support pipeline stages, so it must be 1, or nodes = 1"
-            raise self.broken("pp", rule)
-        if self.degrees.tp != nodes:
-            rule = f"over several nodes engine vllm supports one device per node, so it must be {nodes}, or nodes = 1"
-            raise self.broken("tp", rule)
+        if degrees.tp % ranks and ranks % degrees.tp:
+            raise self.broken(
+                "tp",
+                f"over several nodes a pipeline stage is whole nodes or a part of one, so it must divide the {ranks} "
+                "ranks of a node or be a multiple of them",
+            )
+        if self.spec.speculation:
+            rule = "over several nodes engine vllm does not support pipeline stages with speculation"
+            raise self.broken("pp", f"{rule}, so it must be 1, or nodes = 1, or speculation must be left out")
 
     def _fitting_degrees(self) -> str:
         heads, pp = self.spec.heads, self.degrees.pp
@@ -304,7 +306,7 @@ class _Rules:
         fitting = [
             tp
             for tp in range(1, min(attention, most) + 1)
-            if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and self.degrees.nodes in (1, tp)
+            if attention % tp == 0 and (kv % tp == 0 or tp % kv == 0) and tp * pp % self.degrees.nodes == 0
         ]
         if not fitting:
             return f"no value fits {self.degrees.nodes} nodes; pad the heads or change nodes"

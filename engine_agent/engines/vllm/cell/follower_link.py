@@ -45,6 +45,8 @@ class FollowerLink:
         self._hang_detector: HangDetector | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.done = 0
+        self.finished: Callable[[int], int] = lambda own: own
+        """The last call that the whole node has finished; its argument: that its first worker has."""
 
     @property
     def ready(self) -> bool:
@@ -142,7 +144,7 @@ class FollowerLink:
         reason = ""
         while not reason:
             with contextlib.suppress(ChannelClosed):  # the listening thread reports it
-                self._connected().beat(PROGRESS.pack(self.done))
+                self._connected().beat(PROGRESS.pack(self.finished(self.done)))
             sleep(BEAT_S)
             reason = self._hang_detector.hang_reason(monotonic()) if self._hang_detector is not None else ""
         self._end(reason, True)

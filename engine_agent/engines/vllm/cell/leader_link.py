@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, Queue
 from threading import Condition, Event, Thread
 from time import monotonic
 
@@ -109,7 +108,10 @@ class _Incompatible(Exception):
 class _Follower:
     joined: Joined
     channel: Channel
-    replies: "Queue[Message]" = field(default_factory=Queue)
+    replies: dict[int, bytes] = field(default_factory=dict)
+    """By the number of their call."""
+    given_up: set[int] = field(default_factory=set)
+    """Calls whose caller has given up."""
     leaving: bool = False
 
 
@@ -128,6 +130,8 @@ class LeaderLink:
         self._callers = 0
         self._closing = Event()
         self._called = self._own_done = 0
+        self.finished: Callable[[int], int] = lambda own: own
+        """The last call that the whole node has finished; its argument: that its first worker has."""
         self._hang_detector: HangDetector | None = None
         where = (leader.leader_address, leader.leader_port)
         try:
@@ -177,7 +181,17 @@ class LeaderLink:
         """Returns each follower's result of a call, in the order of ranks. Raises TimeoutError if one did not reply in
         time."""
         ends_at = None if timeout_s is None else monotonic() + timeout_s
-        return [self._reply(self._followers[rank], number, ends_at) for rank in sorted(self._followers)]
+        return [self.reply(rank, number, ends_at) for rank in sorted(self._followers)]
+
+    def reply(self, rank: int, number: int, ends_at: float | None = None) -> bytes:
+        """Returns the result of one follower. Raises TimeoutError if it did not reply until `ends_at`."""
+        follower = self._followers[rank]
+        with self._changed:
+            timeout_s = None if ends_at is None else max(0.0, ends_at - monotonic())
+            if not self._changed.wait_for(lambda: number in follower.replies, timeout_s):
+                follower.given_up.add(number)
+                raise TimeoutError(f"{follower.joined} did not reply to call {number} in time")
+            return follower.replies.pop(number)
 
     def close(self, reason: str, *, failed: bool) -> None:
         """Sends every follower the end of the cell, and disconnects."""
@@ -273,13 +287,21 @@ class LeaderLink:
                     done = PROGRESS.unpack(message.payload)[0]
                     self._hang_detector.note_beat(follower.joined.rank, done, monotonic())
             case Kind.REPLY:
-                follower.replies.put(message)
+                self._keep(follower, PROGRESS.unpack_from(message.payload)[0], message.payload[PROGRESS.size :])
             case Kind.LEAVING:
                 follower.leaving = True
             case Kind.FAILED:
                 self._lost(f"{follower.joined} failed: {message.payload.decode(errors='replace')}")
             case _:
                 self._lost(f"{follower.joined} sent a {message.kind.name} message, which is the leader's to send")
+
+    def _keep(self, follower: _Follower, number: int, returned: bytes) -> None:
+        with self._changed:
+            if number in follower.given_up:
+                follower.given_up.remove(number)
+                return
+            follower.replies[number] = returned
+            self._changed.notify_all()
 
     def _lost(self, reason: str) -> None:
         if not self._closing.is_set():
@@ -296,22 +318,11 @@ class LeaderLink:
         while not self._closing.wait(BEAT_S):
             if self._hang_detector is None:
                 continue
-            self._hang_detector.note_beat(0, self._own_done, monotonic())
+            self._hang_detector.note_beat(0, self.finished(self._own_done), monotonic())
             reason = self._hang_detector.hang_reason(monotonic())
             if reason:
                 self._lost(reason)
                 return
-
-    def _reply(self, follower: _Follower, number: int, ends_at: float | None) -> bytes:
-        while True:
-            timeout_s = None if ends_at is None else max(0.0, ends_at - monotonic())
-            try:
-                payload = follower.replies.get(timeout=timeout_s).payload
-            except Empty:
-                raise TimeoutError(f"{follower.joined} did not reply to call {number} in time") from None
-            if PROGRESS.unpack_from(payload)[0] == number:
-                return payload[PROGRESS.size :]
-            # otherwise it belongs to a call whose caller gave up
 
     def _send_all(self, kind: Kind, payload: bytes = b"") -> None:
         for follower in list(self._followers.values()):

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,12 @@ def plan_of(
     nodes: int = 1,
     speculation: dict[str, Any] | None = None,
     adapters: Sequence[dict[str, Any]] = (),
+    workers: int = 1,
+    stages: int = 1,
     **options: Any,
 ) -> EnginePlan:
-    """A version over so many nodes, rendered. In 32 bits: greedy text of a 16-bit model differs with the number of
-    ranks, which add up in another order, and with how a CPU rounds."""
+    """A version over so many nodes of so many workers, rendered. In 32 bits: greedy text of a 16-bit model differs with
+    the number of ranks, which add up in another order, and with how a CPU rounds."""
     config = json.loads((Path(urlparse(artifact.uri).path) / "config.json").read_text())
     layers: int = config["num_hidden_layers"]
     version = VersionSpec(
@@ -72,8 +75,8 @@ def plan_of(
         context_length=2048,
         max_concurrency=16,
         ready_timeout_s=START_LIMIT_S,
-        parallelism={LOCAL.name: {"nodes": nodes, "tp": nodes}},
-        heads=HeadCounts(attention=12, kv=4, layers=layers),
+        parallelism={LOCAL.name: {"nodes": nodes, "tp": nodes * workers // stages, "pp": stages}},
+        heads=HeadCounts(config["num_attention_heads"], config["num_key_value_heads"], layers),
         engine_options={
             "enforce_eager": True,
             "dtype": "float32",
@@ -83,12 +86,13 @@ def plan_of(
         speculation=speculation or {},
         adapters=tuple(adapters),
     )
-    return render_engine_plan(version, LOCAL)
+    return render_engine_plan(version, replace(LOCAL, cores=workers))
 
 
-def padded_artifact(python: Path) -> Artifact:
-    """SmolLM2 with heads that two ranks can share."""
-    command = [str(python), "-m", "engine_agent.engines.vllm.weights", "build", "--cache", str(CACHE), "--ranks", "2"]
+def padded_artifact(python: Path, ranks: int = 2) -> Artifact:
+    """SmolLM2 with heads that so many ranks can share."""
+    build = (str(python), "-m", "engine_agent.engines.vllm.weights", "build", "--cache", str(CACHE))
+    command = (*build, "--ranks", str(ranks))
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=True)
     return Artifact(**json.loads(built.stdout.splitlines()[-1]))
 
@@ -177,6 +181,13 @@ class RunningCell:
         assert answer.status_code == 200, answer.text
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
+
+    def tokens(self, prompt: str, max_tokens: int, **asked: Any) -> list[int]:
+        """The token ids of one greedy completion."""
+        ids: list[int] = self.complete(prompt=prompt, max_tokens=max_tokens, return_token_ids=True, **asked)[
+            "token_ids"
+        ]
+        return ids
 
     def texts(self, prompts: Sequence[str], max_tokens: int, **asked: Any) -> dict[str, str]:
         """Greedy texts of prompts that are all sent together, by prompt."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from engine_agent.engines.vllm.serve import (
     Server,
     cache_argv,
     check_artifact,
+    check_shared_memory,
     fresh_runtime_folder,
     node_environment,
     reserve_port,
@@ -187,6 +189,39 @@ def test_a_plan_that_places_workers_is_left_alone(chosen: tuple[str, ...]) -> No
 def test_a_cell_of_several_nodes_gets_its_executor_whatever_its_degrees() -> None:
     argv = vllm_argv(options("--tensor-parallel-size", "2", followers=1))
     assert argv[argv.index("--distributed-executor-backend") + 1] == CELL_EXECUTOR
+
+
+@pytest.mark.parametrize(
+    ("stated", "followers", "workers"),
+    [
+        ((), 0, 1),
+        (("--tensor-parallel-size", "8"), 0, 8),
+        (("--tensor-parallel-size", "4"), 1, 2),
+        (("--tensor-parallel-size", "2", "--pipeline-parallel-size", "3"), 2, 2),
+        (("--tensor-parallel-size", "two"), 0, 1),
+    ],
+)
+def test_the_workers_of_a_node_share_its_cores(stated: tuple[str, ...], followers: int, workers: int) -> None:
+    read = options(*stated, followers=followers)
+    assert read.workers == workers
+    assert node_environment(read, Path("/run"), 17, {})["OMP_NUM_THREADS"] == str(16 // workers)
+    assert replace(read, one_worker=True).workers == 1
+
+
+def test_workers_whose_queues_find_no_room_are_refused_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = options("--tensor-parallel-size", "4")
+    needed = 160 + 4 * 240
+
+    def of_mib(free: int) -> SimpleNamespace:
+        return SimpleNamespace(f_bavail=free << 8, f_frsize=4096)
+
+    monkeypatch.setattr(os, "statvfs", lambda _: of_mib(64))
+    with pytest.raises(CannotServe, match=f"/shm has 64 MiB free.* 4 workers need {needed} MiB.*--shm-size={needed}m"):
+        check_shared_memory(read, Path("/shm"))
+    check_shared_memory(options(), Path("/shm"))
+    check_shared_memory(options("--tensor-parallel-size", "4", followers=1), Path("/shm"))
+    monkeypatch.setattr(os, "statvfs", lambda _: of_mib(needed))
+    check_shared_memory(read, Path("/shm"))
 
 
 def test_a_member_knows_its_place_from_its_environment() -> None:

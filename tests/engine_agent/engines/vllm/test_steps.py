@@ -100,6 +100,17 @@ def test_waiting_for_others_is_no_computing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["steps.json"]
 
 
+def test_a_node_is_as_slow_as_its_slowest_worker(tmp_path: Path) -> None:
+    OwnSteps(tmp_path, Clock()).note(1, 0.010)
+    slow = OwnSteps(tmp_path, Clock(), place=1)
+    slow.note(1, 0.030)
+    fast = OwnSteps(tmp_path, Clock(), place=2)
+    fast.note(2, 0.001)
+    found = msgspec.json.decode(written_steps(tmp_path) or b"", type=StepTimes)
+    assert (found.steps, found.compute_ms) == ({0: 1}, {0: 30.0})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps-1.json", "steps-2.json", "steps.json"]
+
+
 def test_a_step_that_fails_is_not_counted_and_a_full_disk_costs_nothing(tmp_path: Path) -> None:
     steps = OwnSteps(tmp_path / "missing", Clock())
 
@@ -221,18 +232,23 @@ def test_two_processes_that_hash_texts_differently_walk_alike() -> None:
     assert walked(SortedSet(IDS), "1") == walked(SortedSet(IDS), "2")
 
 
+def configuration(*, enforce_eager: bool = True, stages: int = 1) -> Any:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(enforce_eager=enforce_eager),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+    )
+
+
 def test_collectives_of_an_eager_model_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     gloo = SimpleNamespace(all_reduce=str.upper)
     communicator = SimpleNamespace(dist_module=gloo)
     monkeypatch.setattr(vllm_versions, "cpu_communicator", lambda: communicator)
 
-    def configuration(*, enforce_eager: bool) -> Any:
-        return SimpleNamespace(model_config=SimpleNamespace(enforce_eager=enforce_eager))
-
     assert measure_steps(configuration(enforce_eager=False)) is None
+    assert measure_steps(configuration(stages=2)) is None
     assert communicator.dist_module is gloo
 
-    steps = measure_steps(configuration(enforce_eager=True))
+    steps = measure_steps(configuration())
     assert steps is not None
     waited: list[Any] = []
 
@@ -247,4 +263,4 @@ def test_collectives_of_an_eager_model_count_as_waiting(monkeypatch: pytest.Monk
 
 def test_steps_of_a_device_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_versions, "cpu_communicator", lambda: None)
-    assert measure_steps(SimpleNamespace(model_config=SimpleNamespace(enforce_eager=True))) is None
+    assert measure_steps(configuration()) is None

@@ -18,6 +18,7 @@ from models_registry.versions.planning.machines import (
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion
 
 SMOLLM2 = HeadCounts(attention=9, kv=3, layers=30)
+NGRAM = {"method": "ngram", "tokens": 3, "lookup_max": 3, "lookup_min": 1}
 
 
 @pytest.mark.parametrize(("machine", "degree"), [(TRN1, 32), (INF2, 24), (P5, 8), (LOCAL, 1)])
@@ -37,14 +38,30 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
 
 
 @pytest.mark.parametrize(
+    ("degrees", "found"),
+    [
+        ({"nodes": 2}, Degrees(2, tp=16)),
+        ({"nodes": 2, "pp": 2}, Degrees(2, tp=8, pp=2)),
+        ({"nodes": 4, "tp": 8, "pp": 2}, Degrees(4, tp=8, pp=2)),
+        ({"nodes": 2, "tp": 2, "pp": 4}, Degrees(2, tp=2, pp=4)),
+    ],
+    ids=["tensor-parallel across all", "a stage per node", "a stage on two nodes", "two stages on a node"],
+)
+def test_a_vllm_cell_of_several_nodes_uses_several_devices_of_each(degrees: dict[str, int], found: Degrees) -> None:
+    rendering = render_version(spec("vllm", P5, degrees), P5)
+    assert rendering.degrees == found
+    stages = f"--pipeline-parallel-size {found.pp} " if found.pp > 1 else ""
+    assert f"{stages}--tensor-parallel-size {found.tp}" in " ".join(rendering.plan.args)
+
+
+@pytest.mark.parametrize(
     ("engine", "machine", "degrees", "changes", "message"),
     [
         ("vllm", P5, {"tp": 16}, {}, r"p5.48xlarge.tp is 16; .* = 16 ranks on 1 x 8 cores .* at most 8, or nodes = 2$"),
         ("vllm", P5, {"nodes": 2, "tp": 1}, {}, r"tp is 1; every node has .* a multiple of nodes = 2"),
-        ("vllm", P5, {"nodes": 2}, {}, r"tp is 16; .* supports one device per node, so it must be 2, or nodes = 1$"),
-        ("vllm", P5, {"nodes": 2, "tp": 4}, {}, r"tp is 4; .* supports one device per node, so it must be 2"),
-        ("vllm", P5, {"nodes": 2, "pp": 2, "tp": 1}, {}, r"pp is 2; .* does not support pipeline stages"),
-        ("vllm", LOCAL, {"nodes": 2, "tp": 1, "pp": 2}, {}, r"pp is 2; .* does not support pipeline stages"),
+        ("vllm", P5, {"nodes": 4, "tp": 2, "pp": 6}, {}, r"tp is 2; over several nodes .* divide the 3 ranks of"),
+        ("vllm", P5, {"nodes": 2, "tp": 8, "pp": 2}, {"speculation": NGRAM}, r"pp is 2; .* stages with speculation"),
+        ("vllm", LOCAL, {"nodes": 2, "tp": 4}, {}, r"tp is 4; .* = 4 ranks on 2 x 1 cores .* at most 2, or nodes = 4$"),
         ("vllm", P5, {"tp": 2}, {"heads": SMOLLM2}, r"tp is 2; it must divide 9 attention heads: use one of 1, 3"),
         ("vllm", P5, {"tp": 4}, {"heads": HeadCounts(12, 6)}, r"it must divide 6 KV heads .* use one of 1, 2, 3, 6"),
         ("vllm", LOCAL, {"nodes": 2}, {"heads": SMOLLM2}, r"tp is 2; .* no value fits 2 nodes; pad the heads"),

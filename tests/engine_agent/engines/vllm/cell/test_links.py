@@ -112,6 +112,30 @@ def test_a_reply_that_does_not_come_is_a_timeout(cells: Cells) -> None:
     cell.form()
     with pytest.raises(TimeoutError, match=r"rank 1 \(n-00000001\) did not reply to call 1"):
         cell.leader.replies(1, 0.01)
+    cell.followers[1].reply(1, b"late")
+    cell.followers[1].reply(2, b"two")
+    assert cell.leader.replies(2, LIMIT_S) == [b"two"]
+    assert cell.leader._followers[1].replies == {}
+
+
+def test_the_output_of_a_step_waits_for_its_reader_while_other_calls_are_made(cells: Cells) -> None:
+    """With pipeline stages several steps are under way."""
+    cell = cells()
+    cell.form()
+    for number in (1, 2, 3):
+        cell.followers[1].reply(number, b"%d" % number)
+    assert cell.leader.replies(3, LIMIT_S) == [b"3"]
+    assert [cell.leader.reply(1, number) for number in (1, 2)] == [b"1", b"2"]
+
+
+def test_a_node_has_finished_what_all_its_workers_have(cells: Cells) -> None:
+    cell = cells(hang_s=3.0)
+    cell.form()
+    cell.leader.step_called(1)
+    cell.followers[1].done = 1
+    cell.leader.finished = lambda _: 0
+    cell.leader.step_finished(1)
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 0 (n-00000000) did not finish step 1 within 3 s"
 
 
 def test_a_failed_follower_says_why(cells: Cells) -> None:
