@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -15,12 +16,13 @@ import pytest
 from engine_agent.engines.artifacts import verify_folder
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 from engine_agent.protocol.messages import Artifact
+from kernel.lease_loop import in_thread
 from kernel.models import Event as EventRow
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
 from models_registry.artifacts.services import artifact_open
 from models_registry.imports.models import ModelImport
-from models_registry.imports.planner import ImportState
+from models_registry.imports.planner import CannotImport, ImportState
 from models_registry.imports.services import download, hub, imports, runner, store
 from models_registry.imports.services.imports import (
     import_cancel,
@@ -360,10 +362,10 @@ def _kill(*_: Any) -> None:
 @pytest.mark.asyncio
 async def test_the_loop_of_process_jobs_imports(server: LocalHub) -> None:
     importer = ModelImporter()
-    row = await runner.in_thread(start)
+    row = await in_thread(start)
     assert await importer.step() == 1
     await asyncio.wait_for(importer.idle(), 30)
-    await runner.in_thread(row.refresh_from_db)
+    await in_thread(row.refresh_from_db)
     assert row.state == "done", row.reason
     assert await importer.step() == 0
     await importer.stop()
@@ -422,13 +424,11 @@ def test_a_draft_that_exists_does_not_fail_the_import(server: LocalHub) -> None:
 
 def test_a_public_hub_cannot_lead_to_private_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"hub.example": "93.184.216.34", "cdn.example": "93.184.216.35", "inside.example": "10.0.0.7"}
-    monkeypatch.setattr(
-        hub.socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", (addresses.get(host, host), 0))]
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *_, **__: [(2, 1, 6, "", (addresses.get(host, host), 0))])
     api = hub.HuggingFace(None, hub.HubAccess("https://hub.example"))  # type: ignore[arg-type]
     assert api._followed("https://hub.example/a", "https://cdn.example/b", "a") == "https://cdn.example/b"
     assert api._followed("https://hub.example/a", "/b", "a") == "https://hub.example/b"
-    with pytest.raises(hub.CannotImport, match="something other than HTTPS"):
+    with pytest.raises(CannotImport, match="something other than HTTPS"):
         api._followed("https://hub.example/a", "https://cdn.example:99999/", "a")
     for location in (
         "https://inside.example/",
@@ -436,9 +436,9 @@ def test_a_public_hub_cannot_lead_to_private_addresses(monkeypatch: pytest.Monke
         "https://127.0.0.1/",
         "http://cdn.example/",
     ):
-        with pytest.raises(hub.CannotImport, match="not followed"):
+        with pytest.raises(CannotImport, match="not followed"):
             api._followed("https://hub.example/a", location, "a")
     mirror = hub.HuggingFace(None, hub.HubAccess("https://inside.example"))  # type: ignore[arg-type]
     assert mirror._followed("https://inside.example/a", "https://10.0.0.8/b", "a") == "https://10.0.0.8/b"
-    with pytest.raises(hub.CannotImport, match="private address"):
+    with pytest.raises(CannotImport, match="private address"):
         mirror._followed("https://inside.example/a", "https://169.254.169.254/", "a")
