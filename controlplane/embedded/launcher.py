@@ -181,11 +181,11 @@ class Launcher:
             await step()
 
     async def _prepare_engine(self, weights: list[Weights]) -> None:
-        if self._configuration.engine is Engine.VLLM:
-            built = await install_engine(self._configuration.cache, self._inherited, self._home, self._console)
-            weights.append(built)
+        engine, cache = self._configuration.engine, self._configuration.cache
+        if engine is Engine.SIM:
+            self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on an engine")
         else:
-            self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on vLLM")
+            weights.append(await install_engine(engine, cache, self._inherited, self._home, self._console))
 
     async def _wait_for_cells(self, management: Management) -> None:
         """Report when every cell is ready. After the promised time report the reason, and keep polling; slow processes

@@ -31,8 +31,8 @@ HOST = "127.0.0.1"
 GIB = 1024**3
 HOME_BYTES = 1 * GIB
 """Database, journals and logs of a demo fleet, with room to grow."""
-ENGINE_BYTES = 6 * GIB
-"""The engine's environment (2.4 GB), its downloads while it installs, and the weights."""
+ENGINE_BYTES = {Engine.VLLM: 6 * GIB, Engine.LLAMA_CPP: 1 * GIB}
+"""The engine's environment (vLLM 2.4 GB, llama.cpp 0.1 GB), its downloads while it installs, and the weights."""
 
 
 def wanted_ports(configuration: Configuration) -> list[PortUse]:
@@ -124,8 +124,8 @@ def require_disk_space(configuration: Configuration) -> float:
     """The room left where the home lies, in GiB. Raises CannotStart if there is too little for the home, or for the
     engine that is still to be installed."""
     needs = [(configuration.home, HOME_BYTES, "SWITCHYARD_HOME")]
-    if configuration.engine is Engine.VLLM and not is_installed(configuration.cache):
-        needs.append((configuration.cache, ENGINE_BYTES, "SWITCHYARD_CACHE"))
+    if configuration.engine in ENGINE_BYTES and not is_installed(configuration.engine, configuration.cache):
+        needs.append((configuration.cache, ENGINE_BYTES[configuration.engine], "SWITCHYARD_CACHE"))
     for folder, needed_bytes, variable in needs:
         free_bytes = _free_bytes(folder)
         if free_bytes < needed_bytes:
@@ -154,34 +154,42 @@ class Weights:
     digest: str
 
 
-def engine_python(cache: Path) -> Path:
-    return cache / "engines" / "vllm-cpu" / "bin" / "python"
+ENVIRONMENTS = {Engine.VLLM: "vllm-cpu", Engine.LLAMA_CPP: "llama-cpp"}
+"""The folder of each engine's environment in `<cache>/engines`."""
 
 
-def is_installed(cache: Path) -> bool:
+def is_installed(engine: Engine, cache: Path) -> bool:
     """Whether there is an environment at all; its installer judges whether it is whole and current."""
-    return (cache / "engines" / "vllm-cpu" / "installed").exists()
+    return (cache / "engines" / ENVIRONMENTS[engine] / "installed").exists()
 
 
 READABLE = 0o022
 """Of an engine's environment and weights: engines run under another account."""
 
 
-async def install_engine(cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console) -> Weights:
+async def install_engine(
+    engine: Engine, cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console
+) -> Weights:
     """Install the environment and build the weights; a second time both are there already. Raises CannotStart if this
-    machine cannot have vLLM, or the weights could not be built."""
-    module = "engine_agent.engines.vllm"
+    machine cannot have the engine, or the weights could not be built."""
+    own, more = Path(sys.executable), _FOR_TWO_RANKS if engine is Engine.VLLM else ()
+    if engine is Engine.VLLM:
+        title, module, others = "vLLM", "engine_agent.engines.vllm", "ENGINE=llama-cpp` or `make up ENGINE=sim"
+        builder = cache / "engines" / ENVIRONMENTS[engine] / "bin" / "python"
+    else:
+        title, module, others = "llama.cpp", "engine_agent.engines.llama_cpp", "ENGINE=sim"
+        builder = own
     try:
-        with console.step("vLLM's environment"):
-            install = _program(Path(sys.executable), f"{module}.environment", "install", cache, inherited)
+        with console.step(f"{title}'s environment"):
+            install = _program(own, f"{module}.environment", "install", cache, inherited)
             await require_oneshot("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
         with console.step("weights of smollm2"):
-            build = _program(engine_python(cache), f"{module}.weights", "build", cache, inherited, _FOR_TWO_RANKS)
+            build = _program(builder, f"{module}.weights", "build", cache, inherited, more)
             described = await require_oneshot("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
         return _read_weights(described)
     except CannotStart as error:
         raise CannotStart(
-            f"vLLM cannot be had on this machine: {error} `make up ENGINE=sim` does without it."
+            f"{title} cannot be had on this machine: {error} `make up {others}` does without it."
         ) from error
 
 

@@ -1,6 +1,7 @@
 """`python -m engine_agent.cell_proxy`: reads the command line and runs one cell proxy until SIGTERM or SIGINT."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import uvloop
 
 from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.server import CannotListen, ProxyServer
-from engine_agent.cell_proxy.settings import Limits, ProxySettings
+from engine_agent.cell_proxy.settings import EngineMembers, Limits, ProbeTimes, ProxySettings
 from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.protocol.states import CellRole
 from engine_agent.protocol.tracing import TraceSettings, TracingOff, trace_settings
@@ -36,6 +37,10 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
     parser.add_argument("--orders-classes", action="store_true", help="the engine limits batch prompts in its steps")
     parser.add_argument(
+        "--engine-members", dest="members", type=_members, default=EngineMembers(), help="JSON: see EngineMembers"
+    )
+    parser.add_argument("--sleeps", action="store_true", help="the engine unloads its model while idle: let it")
+    parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="the engine ends at a longer prompt: refuse it"
     )
     parser.add_argument("--cell-role", type=CellRole, choices=list(CellRole), default=CellRole.MIXED)
@@ -50,8 +55,11 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     engine_host, engine_port = options.pop("engine")
     options["adapters"] = frozenset(options["adapters"])
     limits = Limits(max_body_bytes=options.pop("max_body_bytes"))
+    probes = ProbeTimes(token_interval_s=math.inf) if options.pop("sleeps") else ProbeTimes()
     traces = _traces(parser, os.environ)
-    return ProxySettings(engine_host=engine_host, engine_port=engine_port, limits=limits, traces=traces, **options)
+    return ProxySettings(
+        engine_host=engine_host, engine_port=engine_port, limits=limits, probes=probes, traces=traces, **options
+    )
 
 
 def _traces(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> TraceSettings | None:
@@ -82,6 +90,13 @@ def _golden(text: str) -> tuple[GoldenPrompt, ...]:
         raise argparse.ArgumentTypeError(
             f'no list of golden prompts ({error}); give [{{"prompt": "…", "expect": "…"}}]'
         ) from None
+
+
+def _members(text: str) -> EngineMembers:
+    try:
+        return msgspec.json.decode(text, type=EngineMembers)
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"no members of requests ({error})") from None
 
 
 def _engine(text: str) -> tuple[str, int]:

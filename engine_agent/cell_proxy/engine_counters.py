@@ -77,7 +77,13 @@ COMPARED_S = 900.0
 _METRICS_LIMIT_S = 5.0
 _METRICS_BYTES = 4 * 1024 * 1024
 """vLLM's page has some 100 kB per engine."""
-_TOKEN_COUNTER = re.compile(rb"^vllm:(prompt|generation)_tokens_total(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$", re.MULTILINE)
+_TOKEN_COUNTER = re.compile(
+    rb"^(vllm:prompt_tokens_total|vllm:generation_tokens_total|llamacpp:prompt_tokens_total"
+    rb"|llamacpp:prompt_tokens_cached_total|llamacpp:tokens_predicted_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
+    re.MULTILINE,
+)
+_COMPLETIONS = {b"vllm:generation_tokens_total", b"llamacpp:tokens_predicted_total"}
+"""Of these counters; the others count prompts. llama.cpp counts cached tokens apart, vLLM with the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +96,10 @@ class TokenTotals:
 
 
 def read_counters(page: bytes) -> TokenTotals | None:
-    found = {b"prompt": 0.0, b"generation": 0.0}
     matches = _TOKEN_COUNTER.findall(page)
-    for name, value in matches:
-        found[name] += float(value)
-    return TokenTotals(int(found[b"prompt"]), int(found[b"generation"])) if matches else None
+    completion = sum(float(value) for name, value in matches if name in _COMPLETIONS)
+    prompt = sum(float(value) for name, value in matches if name not in _COMPLETIONS)
+    return TokenTotals(int(prompt), int(completion)) if matches else None
 
 
 class TokenChecker:
@@ -167,9 +172,10 @@ class TokenChecker:
 
 READ_INTERVAL_S = 10.0
 _STEP_COUNTER = re.compile(
-    rb"^vllm:(prompt_tokens_total|generation_tokens_total|prefix_cache_hits_total|iteration_tokens_total_count"
-    rb"|external_prefix_cache_hits_total|nixl_num_failed_transfers_total)"
-    rb"(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
+    rb"^(vllm:prompt_tokens_total|vllm:generation_tokens_total|vllm:prefix_cache_hits_total"
+    rb"|vllm:iteration_tokens_total_count|vllm:external_prefix_cache_hits_total|vllm:nixl_num_failed_transfers_total"
+    rb"|llamacpp:prompt_tokens_total|llamacpp:tokens_predicted_total|llamacpp:prompt_tokens_cached_total"
+    rb"|llamacpp:n_decode_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
 _SPECULATION_COUNTER = re.compile(
@@ -196,16 +202,24 @@ def read_totals(page: bytes) -> EngineTotals | None:
     found: dict[bytes, float] = {}
     for name, value in _STEP_COUNTER.findall(page):
         found[name] = found.get(name, 0.0) + float(value)
-    if b"iteration_tokens_total_count" not in found:
+    if b"llamacpp:n_decode_total" in found:
+        cached = int(found.get(b"llamacpp:prompt_tokens_cached_total", 0))
+        return EngineTotals(
+            steps=int(found[b"llamacpp:n_decode_total"]),
+            prompt_tokens=int(found.get(b"llamacpp:prompt_tokens_total", 0)) + cached,
+            cached_tokens=cached,
+            completion_tokens=int(found.get(b"llamacpp:tokens_predicted_total", 0)),
+        )
+    if b"vllm:iteration_tokens_total_count" not in found:
         return None
-    prompt = int(found.get(b"prompt_tokens_total", 0))
-    cached = found.get(b"prefix_cache_hits_total", 0) + found.get(b"external_prefix_cache_hits_total", 0)
+    prompt = int(found.get(b"vllm:prompt_tokens_total", 0))
+    hits = found.get(b"vllm:prefix_cache_hits_total", 0) + found.get(b"vllm:external_prefix_cache_hits_total", 0)
     return EngineTotals(
-        steps=int(found[b"iteration_tokens_total_count"]),
+        steps=int(found[b"vllm:iteration_tokens_total_count"]),
         prompt_tokens=prompt,
-        cached_tokens=min(prompt, int(cached)),
-        completion_tokens=int(found.get(b"generation_tokens_total", 0)),
-        failed_transfers=int(found.get(b"nixl_num_failed_transfers_total", 0)),
+        cached_tokens=min(prompt, int(hits)),
+        completion_tokens=int(found.get(b"vllm:generation_tokens_total", 0)),
+        failed_transfers=int(found.get(b"vllm:nixl_num_failed_transfers_total", 0)),
     )
 
 

@@ -63,10 +63,11 @@ def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> 
     _check_schemas(request, limits)
     if row.counting is Counting.PROMPT_USAGE:
         return max(_checked_parts(member, request.get(member), limits.inputs) for member in _INPUTS)
-    return _check_sequences(request, limits.sequences)
+    return check_sequences(request, limits.sequences)
 
 
-def _check_sequences(request: dict[str, Any], limit: int) -> int:
+def check_sequences(request: dict[str, Any], limit: int) -> int:
+    """Returns how many answers a generating request asks for. Raises BadRequest if they are more than the limit."""
     for member in _ANSWERS:
         _check_number(member, request.get(member), limit)
     member = max(_ANSWERS, key=lambda name: _number(request.get(name)))

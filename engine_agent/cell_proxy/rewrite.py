@@ -13,10 +13,10 @@ from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.admission import BadHeader, RequestMetadata, read_limits
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, CHAT_PATH, RESPONSES_PATH
 from engine_agent.cell_proxy.refusal import Refusal
-from engine_agent.cell_proxy.request_work import check_work
-from engine_agent.cell_proxy.settings import ProxySettings
+from engine_agent.cell_proxy.request_work import check_sequences, check_work
+from engine_agent.cell_proxy.settings import EngineMembers, ProxySettings
 from engine_agent.cell_proxy.wire import ENGINE_PRIORITY_HEADER, Headers, RequestHead, request_head
-from engine_agent.protocol.api_surface import Counting
+from engine_agent.protocol.api_surface import ApiPath, Counting
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.request_limits import RequestLimits
@@ -53,12 +53,14 @@ def rewrite_body(
     model: str | None = None,
     routed_by: str | None = None,
     limits: RequestLimits | None = None,
+    engine: EngineMembers = EngineMembers(),  # noqa: B008 (it is frozen)
 ) -> BodyRewrite:
     """The members to add to a request. `priority` None: the engine has none; `limits` None: another cell has checked
     them. `model`: the engine's name, None for the one in the request. `routed_by`: the name that the ingress read in
-    the body, None if unknown. Raises BadBody (see `request_of`; or the body names another model than the ingress read
-    in it). Raises BadRequest (see `check_request` and `check_work`). Raises NeedsStore if it is a response that an
-    engine, which keeps nothing, would answer as if it were a plain one."""
+    the body, None if unknown. `engine`: what clients may not set freely. Raises BadBody (see `request_of`; or
+    the body names another model than the ingress read in it). Raises BadRequest (see `check_request` and `check_work`).
+    Raises NeedsStore if it is a response that an engine, which keeps nothing, would answer as if it were a plain
+    one."""
     row = CELL_PATHS.get(path)
     if row is None or not row.has_model or body == b"":
         return BodyRewrite()
@@ -66,6 +68,7 @@ def rewrite_body(
     request = request_of(body)
     check_request(path.decode(), request)
     sequences = 1 if limits is None else check_work(row, request, limits)
+    _check_members(row, request, engine)
     if path == RESPONSES_PATH:
         _check_needs_no_store(request)
     given = request.get("model")
@@ -78,6 +81,7 @@ def rewrite_body(
     if row.counting is Counting.STREAM_OPTIONS and request.get("stream") is True:
         options = _usage_options(request)
     members += dialect_members(path, request)
+    members += [b'"%b":%b' % (name.encode(), bytes(value)) for name, value in engine.fixed.items() if name in request]
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None, sequences=sequences)
@@ -93,6 +97,13 @@ def request_of(body: bytes) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise BadBody("it must be an object")
     return request
+
+
+def _check_members(row: ApiPath, request: dict[str, Any], engine: EngineMembers) -> None:
+    for name in sorted(engine.refused & request.keys()):
+        raise BadRequest(f"`{name}` is not available for this model", name, code="unsupported_parameter")
+    if engine.sequences is not None and row.counting is not Counting.PROMPT_USAGE:
+        check_sequences(request, engine.sequences)
 
 
 def _check_needs_no_store(request: dict[str, Any]) -> None:
@@ -213,7 +224,13 @@ def prepare(
     model = (metadata.adapter or settings.model) if metadata.is_routed else None
     try:
         rewrite = rewrite_body(
-            head.path, upload.whole(), priority, model, metadata.routed_by, read_limits(head.headers)
+            head.path,
+            upload.whole(),
+            priority,
+            model,
+            metadata.routed_by,
+            read_limits(head.headers),
+            settings.members,
         )
     except BadHeader as error:
         return error.refusal

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.protocol.states import CellRole
@@ -56,7 +58,8 @@ class ProbeTimes:
     slow_strikes: int = 2
     """This many time-outs in a row make an engine unhealthy. A refused connection or a 503 does so immediately."""
     token_interval_s: float = 10.0
-    """An engine without a token for this long, and with a free slot, is probed for one."""
+    """An engine without a token for this long, and with a free slot, is probed for one. Infinite for an engine that
+    sleeps while idle, which a probe would wake; then /health alone shows that it lives."""
     token_retry_s: float = 1.0
     token_timeout_s: float = 10.0
     golden_timeout_s: float = 120.0
@@ -65,6 +68,17 @@ class ProbeTimes:
     golden_strikes: int = 2
     """This many wrong answers in a row to golden prompts fail this start of the engine. Greedy answers repeat, so the
     second only excludes a disturbed first."""
+
+
+class EngineMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Members of requests that an engine other than vLLM takes, and clients may not set freely.
+
+    `fixed`: JSON that replaces a client's value. `refused`: names. `sequences`: most in one generating request; None:
+    no limit."""
+
+    fixed: dict[str, msgspec.Raw] = {}
+    refused: frozenset[str] = frozenset()
+    sequences: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,7 @@ class ProxySettings:
     """The path that the engine answers with 200 while healthy."""
     adapters: frozenset[str] = frozenset()
     """Names that the engine serves in addition to `model`."""
+    members: EngineMembers = field(default_factory=EngineMembers)
     priorities: bool = False
     """The engine schedules by priority, so it gets that of each request's class."""
     orders_classes: bool = False

@@ -144,6 +144,7 @@ HELD_BYTES = 256 * 1024
 """Answers and events up to this length are kept until they are parsed at their end."""
 _NAME = b'"usage"'
 """Text that a model writes cannot match: in a JSON string quotes are escaped."""
+_FINISHED = re.compile(rb'"finish_reason": ?"')
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 _PATHS = {Counting.RESPONSE_USAGE: (b"response", b"usage")}
 """In streams; otherwise it is at the top."""
@@ -199,7 +200,7 @@ class TokenUsage:
 class UsageReader:
     """The usage of one answer. `reported`: what the engine reported last; None: nothing yet."""
 
-    __slots__ = ("_before", "_buffer", "_counting", "_long", "_streaming", "reported")
+    __slots__ = ("_before", "_buffer", "_closing", "_counting", "_long", "_streaming", "reported")
 
     def __init__(self, counting: Counting, *, streaming: bool) -> None:
         self._counting = counting
@@ -208,6 +209,9 @@ class UsageReader:
         self._long: JsonMember | None = None
         self._before: _Usage | None = None
         """The usage at the beginning of a message."""
+        self._closing: _Usage | None = None
+        """The usage in the event that ends the only choice, which llama.cpp's completions have instead of one without
+        choices. vLLM may state that of each choice so far, so it counts only if nothing follows."""
         self.reported: TokenUsage | None = None
 
     def add(self, piece: bytes, *, complete: bool) -> None:
@@ -216,6 +220,8 @@ class UsageReader:
             return
         if self._streaming:
             self._add_events(piece + b"\n\n" if complete else piece)
+            if complete and self.reported is None:
+                self._settle(self._closing)
         else:
             self._add_whole(piece, complete=complete)
 
@@ -269,6 +275,8 @@ class UsageReader:
             self._before = read.message.usage
         elif self._counting is Counting.MESSAGE_USAGE or bytes(read.choices).replace(b" ", b"") in (b"", b"[]"):
             self._settle(read.usage)
+        elif _FINISHED.search(bytes(read.choices)):
+            self._closing = read.usage
 
     def _settle_holder(self, holder: _Holder | None) -> None:
         self._settle(None if holder is None else holder.usage)
@@ -316,6 +324,7 @@ def _plausible_usage(prompt: int, completion: Tokens, cached: int) -> TokenUsage
 
 _ERROR_EVENT = b'data: {"error"'
 _DONE_EVENT = b"data: [DONE]"
+_NO_CONTENT = re.compile(rb'"content": ?(?:""|null)')
 _TAIL_BYTES = 4
 """The length of an event's end."""
 
@@ -371,5 +380,5 @@ def _is_no_token(piece: bytes, *, first: bool) -> int:
     """Events in this piece without a token: the end mark, the usage, and the role that opens a chat."""
     usage = piece.count(b'"choices":[]') + piece.count(b'"choices": []')
     done = piece.startswith(_DONE_EVENT) or b"\n" + _DONE_EVENT in piece
-    opening = first and b'"role":' in piece and (b'"content":""' in piece or b'"content": ""' in piece)
+    opening = first and b'"role":' in piece and _NO_CONTENT.search(piece) is not None
     return usage + done + opening

@@ -47,8 +47,14 @@ _FOR_THE_CELL = {
 ENGINE_PRIORITY_HEADER = b"x-vllm-priority"
 """It overrides the priority in the body (vLLM, `GenerateBaseServing._get_priority`), even on paths whose bodies have
 none."""
-_FOR_THE_ENGINE = {ENGINE_PRIORITY_HEADER, b"x-data-parallel-rank", b"endpoint-load-metrics-format"}
-"""Headers that control vLLM; only the fleet may use them."""
+_FOR_THE_ENGINE = {
+    ENGINE_PRIORITY_HEADER,
+    b"x-data-parallel-rank",
+    b"endpoint-load-metrics-format",
+    b"x-conversation-id",
+}
+"""Headers that control vLLM or llama.cpp; only the fleet may use them. By the last one llama.cpp continues an answer
+whose client left, and cancels another client's answer of the same name."""
 _OF_BROWSERS = {b"origin", b"access-control-request-method", b"access-control-request-headers"}
 """The ingress decides which pages may read an answer (`engine_agent/ingress/haproxy.cfg.j2`)."""
 _REQUEST_OWN = (

@@ -85,6 +85,69 @@ def exclusively(lock: Path, on_wait: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def built_artifact(
+    cache: Path, name: str, source: Mapping[str, str], write: Callable[[Path], None], say: Callable[[str], None]
+) -> tuple[Path, Manifest]:
+    """Returns folder and manifest of the artifact `name` from this source; calls `write` with a new folder unless the
+    cache has it undamaged. Raises what `write` raises."""
+    artifacts = cache / "artifacts"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    with exclusively(artifacts / f".{name}.lock", lambda: say(f"waiting for another process that builds {name} …")):
+        for folder in sorted(artifacts.glob(f"{name}-*")):
+            manifest = _verified_manifest(folder, source, say)
+            if manifest is not None:
+                say(f"{name} is in the cache, verified")
+                return folder, manifest
+        return _build_anew(artifacts, name, source, write, say)
+
+
+def _verified_manifest(folder: Path, source: Mapping[str, str], say: Callable[[str], None]) -> Manifest | None:
+    try:
+        if read_manifest(folder).source != source:
+            return None
+        manifest = verify_folder(folder)
+    except BadArtifact as error:
+        say(f"{error}; building it again")
+        shutil.rmtree(folder)
+        return None
+    _make_readable(folder)
+    return manifest
+
+
+def _make_readable(folder: Path) -> None:
+    """Whatever the umask: engines run as other accounts, and no content is secret."""
+    for path, mode in ((folder, 0o755), *((path, 0o644) for path in folder.iterdir())):
+        if path.stat().st_mode & mode != mode:
+            path.chmod(mode)
+
+
+def _build_anew(
+    artifacts: Path,
+    name: str,
+    source: Mapping[str, str],
+    write: Callable[[Path], None],
+    say: Callable[[str], None],
+) -> tuple[Path, Manifest]:
+    started = time.monotonic()
+    say(f"building {name} …")
+    unfinished = artifacts / f".unfinished-{name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        write(unfinished)
+        manifest = describe_folder(unfinished, source)
+        write_manifest(unfinished, manifest)
+        _make_readable(unfinished)
+        folder = artifacts / f"{name}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
+        shutil.rmtree(folder, ignore_errors=True)  # the same bytes from another source or revision
+        os.rename(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    say(f"built in {time.monotonic() - started:.0f} s: {folder}")
+    return folder, manifest
+
+
 FREE_RESERVE_BYTES = 1024**3
 """Disk space that a download leaves free for logs and journals."""
 LIMIT_VARIABLE = "SWITCHYARD_ARTIFACT_CACHE_GIB"

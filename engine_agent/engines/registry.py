@@ -6,6 +6,8 @@ from pathlib import Path
 from engine_agent.engines.base import EngineAdapter, EngineUnavailable, follower_count
 from engine_agent.engines.generic.adapter import GenericAdapter
 from engine_agent.engines.generic.environment import installed_programs
+from engine_agent.engines.llama_cpp.adapter import LlamaCppAdapter
+from engine_agent.engines.llama_cpp.environment import installed_python as installed_llama_cpp
 from engine_agent.engines.neuron.adapter import NeuronAdapter
 from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
 from engine_agent.engines.sim.adapter import SimAdapter
@@ -16,7 +18,8 @@ from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.states import CellRole
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
-    adapter.name: adapter for adapter in (GenericAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
+    adapter.name: adapter
+    for adapter in (GenericAdapter(), LlamaCppAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
 }
 
 KV_TRANSFER_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
@@ -61,5 +64,9 @@ def check_role(assignment: Assignment) -> None:
 def engine_pythons(cache: Path) -> dict[str, Path]:
     """Returns the interpreters of installed engine environments by engine, and programs of engine generic by
     `generic/NAME`."""
-    pythons = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
+    pythons = {
+        LlamaCppAdapter.name: installed_llama_cpp(cache),
+        NeuronAdapter.name: installed_neuron(cache),
+        VllmAdapter.name: installed_vllm(cache),
+    }
     return {**installed_programs(cache), **{engine: path for engine, path in pythons.items() if path is not None}}

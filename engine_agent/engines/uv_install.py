@@ -52,6 +52,20 @@ def install_command(
     return 0
 
 
+def cpu_flags() -> frozenset[str]:
+    """Returns the features of this machine's processor, in the kernel's words; empty if it does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it gave no reason"
+
+
 KEPT_LINES = 40
 """Of uv's output, to find the reason of a failure in; its longest explanations have about 20 lines."""
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import isfinite
 
 from engine_agent.protocol.neuron_targets import NATIVE_KEYS, NATIVE_SETTINGS, SETTINGS
 from engine_agent.protocol.strict_json import strict_loads
@@ -41,8 +42,8 @@ _SIM_OPTIONS = """
     kv-capacity-tokens lease-s load-time-s max-model-len max-num-seqs mb-per-token prefill-chunk-tokens
     prefill-tokens-per-s prefix-block-tokens rendezvous-timeout-s renew-s seed step-jitter
 """
-_GENERIC_OPTIONS = "command context-length n-batch n-threads n-threads-batch n-ubatch seed"
-"""Options of `llama-cpp`. Admins allow those of other programs by name, and the programs by `--command`."""
+_GENERIC_OPTIONS = "command context-length seed"
+"""Admins allow a program's other options by name, and the programs by `--command`."""
 _EVERY_VARIABLE = "OMP_NUM_THREADS OMP_WAIT_POLICY"
 _CELL_VARIABLES = "SWITCHYARD_CELL_COLLECTIVES SWITCHYARD_CELL_HANG_S"
 _VLLM_VARIABLES = """
@@ -57,20 +58,82 @@ _NEURON_VARIABLES = """
     NEURON_RT_VISIBLE_CORES
 """
 
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Numbers that an option may have, inclusive; `whole`: without a fraction."""
+
+    least: float
+    most: float
+    whole: bool = True
+
+    def problem(self, value: object) -> str:
+        """Why this is no such number, given as one or as text; empty if it is."""
+        number = _number(value)
+        if number is not None and self.least <= number <= self.most and not (self.whole and number % 1):
+            return ""
+        return f"must be a {'whole ' if self.whole else ''}number from {self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    names: tuple[str, ...]
+
+    def problem(self, value: object) -> str:
+        return "" if value in self.names else f"must be one of {', '.join(self.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """An option without a value on a command line."""
+
+    def problem(self, value: object) -> str:
+        return "" if value is None or isinstance(value, bool) else "must be true or false"
+
+
+_CACHE_TYPES = OneOf(("bf16", "f16", "f32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"))
+LLAMA_CPP: Mapping[str, Bounds | OneOf | Switch] = {
+    "batch-size": Bounds(1, 65_536),
+    "cache-prompt": Switch(),
+    "cache-ram": Bounds(0, 1_048_576),  # MiB
+    "cache-type-k": _CACHE_TYPES,
+    "cache-type-v": _CACHE_TYPES,
+    "context-length": Bounds(1, 16_777_216),
+    "embeddings": Switch(),
+    "flash-attn": OneOf(("auto", "off", "on")),
+    "gpu-layers": Bounds(0, 10_000),
+    "kv-unified": Switch(),
+    "min-p": Bounds(0, 1, whole=False),
+    "parallel": Bounds(1, 256),
+    "pooling": OneOf(("cls", "last", "mean")),
+    "repeat-penalty": Bounds(0.1, 10, whole=False),
+    "seed": Bounds(0, 2**32 - 1),
+    "sleep-idle-seconds": Bounds(1, 86_400),
+    "temperature": Bounds(0, 10, whole=False),
+    "threads": Bounds(1, 512),
+    "threads-batch": Bounds(1, 512),
+    "top-k": Bounds(0, 1_000_000),
+    "top-p": Bounds(0, 1, whole=False),
+    "ubatch-size": Bounds(1, 65_536),
+}
+"""The options of engine `llama-cpp` with their values. Sampling options are defaults for requests without them."""
+
 OPTIONS: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_GENERIC_OPTIONS.split()),
+    "llama-cpp": frozenset(LLAMA_CPP),
     "vllm": frozenset((_VLLM_OPTIONS + _RENDERED + _LAUNCHER_OPTIONS).split()),
     "neuron": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
     "sim": frozenset(_SIM_OPTIONS.split()),
 }
 VARIABLES: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_EVERY_VARIABLE.split()),
+    "llama-cpp": frozenset(_EVERY_VARIABLE.split()),
     "vllm": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES).split()),
     "neuron": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES + _NEURON_VARIABLES).split()),
     "sim": frozenset(_EVERY_VARIABLE.split()),
 }
 VALUES: Mapping[str, frozenset[str]] = {
-    "command": frozenset({"llama-cpp"}),
+    "command": frozenset(),
     "generation-config": frozenset({"auto", "vllm"}),
     "load-format": frozenset({"auto", "dummy", "safetensors"}),
     "tokenizer-mode": frozenset({"auto", "hf", "mistral", "slow"}),
@@ -89,6 +152,7 @@ KEYS: Mapping[str, frozenset[str]] = {
 PLACE_KEYS = frozenset({"quantized_checkpoints_path"})
 """Keys of JSON options whose values are paths on a node: NxDI stores quantized weights there. A version states it in
 `quantization`."""
+_BY_ADMINS = "an admin can allow it (engine-allowances)"
 _PLACE = re.compile(r"[/\\\\]|^~|^\.\.?$")
 SPECULATION_METHODS = frozenset({"draft_model", "eagle", "eagle3", "medusa", "ngram"})
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
@@ -97,6 +161,10 @@ BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")
 """Turns off the order of classes in an engine."""
 READS_WHOLE_PROMPTS = frozenset({"--no-enable-chunked-prefill", "--disable-chunked-mm-input"})
 """With these vLLM cannot limit the prompt tokens of a step."""
+SLEEP_OPTION = "--sleep-idle-seconds"
+"""With it llama.cpp unloads an idle model, until the next request."""
+CACHE_PROMPT_OPTION = "--cache-prompt"
+"""With it a slot of llama.cpp reads a prompt from where it differs from the last one, of whichever tenant."""
 AGENTS_OWN = frozenset(
     {
         *("--config", "--distributed-executor-backend", "--host", "--model", "--model-tag", "--port"),
@@ -144,8 +212,10 @@ def refused_option(
         return RefusedOption(flag, "value", f"option {flag} is {value!r}; a value cannot begin with -")
     harmless = VALUES.get(flag[2:])
     if harmless is not None and flag not in widened and not (isinstance(value, str) and value in harmless):
-        allowed = ", ".join(sorted(harmless))
-        return RefusedOption(flag, "value", f"option {flag} is {value!r}; engine {engine} may be given {allowed}")
+        allowed = f"engine {engine} may be given {', '.join(sorted(harmless))}" if harmless else _BY_ADMINS
+        return RefusedOption(flag, "value", f"option {flag} is {value!r}; {allowed}")
+    if engine == "llama-cpp" and flag[2:] in LLAMA_CPP and (wrong := LLAMA_CPP[flag[2:]].problem(value)):
+        return RefusedOption(flag, "value", f"option {flag} is {value!r:.80}; it {wrong}")
     if flag[2:] in KEYS and flag not in widened and (wrong := _wrong_part(flag[2:], value)):
         return RefusedOption(flag, "value", f"option {flag} {wrong}")
     places = (place for place in _places(value) if place not in artifacts)
@@ -244,7 +314,7 @@ def _not_allowed(engine: str, kind: str, name: str, allowed: Iterable[str]) -> s
     hint = f"; the nearest that it may is {near[0]}" if near else ""
     if is_agents_own(name):
         return f"engine {engine} may not be given the {kind} {name}, which the agent sets itself{hint}"
-    return f"engine {engine} may not be given the {kind} {name}{hint}; an admin can allow it (engine-allowances)"
+    return f"engine {engine} may not be given the {kind} {name}{hint}; {_BY_ADMINS}"
 
 
 def _is_number(text: str) -> bool:
@@ -253,3 +323,14 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _number(value: object) -> float | None:
+    """A finite number, given as one or as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if isfinite(number) else None

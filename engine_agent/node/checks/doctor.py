@@ -28,7 +28,7 @@ OPEN_FILES_LEAST = 8_192
 HUGE_PAGES_LEAST = 512
 """Libfabric takes its buffers for EFA from 2 MiB pages; the EFA installer reserves about 5,000."""
 PYTHON_LEAST = (3, 11)
-NEURON, NVIDIA, VLLM, SIM = "neuron", "nvidia", "vllm", "sim"
+NEURON, NVIDIA, VLLM, SIM, LLAMA_CPP = "neuron", "nvidia", "vllm", "sim", "llama-cpp"
 DRIVERS = {NEURON: ("neuron_driver", "aws-neuronx-dkms"), NVIDIA: ("nvidia_driver", "the NVIDIA driver")}
 
 
@@ -48,7 +48,9 @@ def engine_for(facts: NodeFacts) -> str:
     if facts.devices[NEURON] or facts.on_bus[NEURON]:
         return NEURON
     has_gpu = facts.devices[NVIDIA] or facts.on_bus[NVIDIA]
-    return VLLM if has_gpu or VLLM in facts.distributions else SIM
+    if has_gpu or VLLM in facts.distributions:
+        return VLLM
+    return LLAMA_CPP if LLAMA_CPP in facts.distributions else SIM
 
 
 def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
@@ -59,6 +61,8 @@ def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         yield from _neuron(facts, expected)
     elif expected.engine == VLLM:
         yield _vllm(facts)
+    elif expected.engine == LLAMA_CPP:
+        yield _llama_cpp(facts)
     yield from _network(facts, expected)
     yield from _host(facts)
 
@@ -153,6 +157,14 @@ def _vllm(facts: NodeFacts) -> Result:
     return Result("vllm packages", True, f"{name} {installed[name]}, torch {installed['torch']}")
 
 
+def _llama_cpp(facts: NodeFacts) -> Result:
+    version = facts.distributions.get(LLAMA_CPP, {}).get("xllamacpp")
+    if version is None:
+        wanted = "python -m engine_agent.engines.llama_cpp.environment install --cache DIR"
+        return Result("llama-cpp packages", False, "the cache has no environment of llama.cpp", wanted)
+    return Result("llama-cpp packages", True, f"xllamacpp {version}")
+
+
 def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
     if expected.engine == NEURON and expected.nodes > 1 and not facts.efa_devices:
         wanted = "interfaces of type efa on the machine, and the EFA installer; Inf2 and trn1.2xlarge have none"
@@ -237,7 +249,7 @@ def _ports(facts: NodeFacts) -> Result:
     return Result("ports", True, "the node's ports are free")
 
 
-ENGINES = ("generic", "neuron", "sim", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sim", "vllm")
 MARKS = {True: "ok", False: "WRONG", None: "-"}
 
 

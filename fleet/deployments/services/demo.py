@@ -28,8 +28,8 @@ repairs. Cloud regions and their deployments are created by the operator."""
 TYPES = {"aws": "trn1.32xlarge"}
 """Instance type per provider, if not `LOCAL`."""
 
-# Prompts with a deterministic answer, per engine.
-GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
+# Prompts with a deterministic answer, of the real weights and of the simulator.
+GOLDEN_SMOLLM2 = [{"prompt": "The capital of France is", "expect": "Paris"}]
 GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
 
 SIM_70B: dict[str, Any] = {
@@ -66,6 +66,7 @@ SMOLLM2_VLLM: dict[str, Any] = {
     # The authors' recommendation for chat. The engine's default of 1.0 makes a small model ramble.
     "override_generation_config": '{"temperature": 0.2, "top_p": 0.9}',
 }
+SMOLLM2_LLAMA_CPP: dict[str, Any] = {"cache_prompt": True, "temperature": 0.2, "top_p": 0.9}
 SMOLLM2_SIM: dict[str, Any] = {
     "prefill_tokens_per_s": 4000,
     "decode_step_ms": 20,
@@ -77,11 +78,12 @@ SMOLLM2_SIM: dict[str, Any] = {
 
 # A second version of each, for operators to roll out: the same model with a lower temperature.
 SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperature": 0.1, "top_p": 0.9}'}
+SMOLLM2_LLAMA_CPP_CALM = {**SMOLLM2_LLAMA_CPP, "temperature": 0.1}
 SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
 
-SEEDED = re.compile(r"sim|135m-(fp32-)?[0-9a-f]{8}")
-"""Names of smollm2 versions that the demo may exchange for each other. Names without `fp32` are 16-bit versions of
-earlier releases."""
+SEEDED = re.compile(r"sim|135m-(fp32-|q4-)?[0-9a-f]{8}")
+"""Names of smollm2 versions that the demo may exchange for each other. Names without `fp32` or `q4` are 16-bit versions
+of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,11 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Location of the converted SmolLM2. Not needed with the `sim` engine."""
+    """Location of SmolLM2 as its `engine` reads it: `vllm` converted, `llama-cpp` as GGUF. Not needed with `sim`."""
 
     uri: str
     digest: str
+    engine: str = "vllm"
     heads: Heads | None = None
 
 
@@ -128,29 +131,31 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         name="smollm2",
         defaults={"description": "SmolLM2-135M-Instruct, 135 million parameters", "created_at": now},
     )
-    engine: dict[str, Any] = (
-        {"engine": "sim"}
-        if weights is None
-        else {
-            "engine": "vllm",
-            "artifact_uri": weights.uri,
-            "artifact_digest": weights.digest,
-            # Padded from 9 and 3, which two ranks cannot share.
-            "attention_heads": 12,
-            "kv_heads": 4,
-            "layers": 30,
-        }
-    )
-    name = "sim" if weights is None else f"135m-fp32-{weights.digest.removeprefix('sha256:')[:8]}"
+    engine = "sim" if weights is None else weights.engine
+    columns: dict[str, Any] = {"engine": engine}
+    if weights is not None:
+        columns |= {"artifact_uri": weights.uri, "artifact_digest": weights.digest}
+    if engine == "vllm":  # padded from 9 and 3, which two ranks cannot share
+        columns |= {"attention_heads": 12, "kv_heads": 4, "layers": 30}
+    machines = {LOCAL: {"nodes": 2, "tp": 2}}
+    if engine == "llama-cpp":
+        columns |= {"max_concurrency": 4}
+        machines = {LOCAL: {"nodes": 1}}
+    prefix = {"vllm": "135m-fp32-", "llama-cpp": "135m-q4-"}.get(engine, "")
+    name = "sim" if weights is None else prefix + _short_digest(weights.digest)
+    options, calm = {
+        "vllm": (SMOLLM2_VLLM, SMOLLM2_VLLM_CALM),
+        "llama-cpp": (SMOLLM2_LLAMA_CPP, SMOLLM2_LLAMA_CPP_CALM),
+        "sim": (SMOLLM2_SIM, SMOLLM2_SIM_CALM),
+    }[engine]
 
     def version(name: str, options: dict[str, Any]) -> ModelVersion:
-        machines = {LOCAL: {"nodes": 2, "tp": 2}}
-        return _register_version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
+        return _register_version(model, name, machines, now, context_length=2048, engine_options=options, **columns)
 
-    version(f"{name}-calm", SMOLLM2_SIM_CALM if weights is None else SMOLLM2_VLLM_CALM)
+    version(f"{name}-calm", calm)
     if weights is not None and weights.heads is not None:
-        _with_heads(model, f"{name}-medusa-{_short_digest(weights.heads.digest)}", weights.heads, engine, now)
-    return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
+        _with_heads(model, f"{name}-medusa-{_short_digest(weights.heads.digest)}", weights.heads, columns, now)
+    return version(name, options)
 
 
 def _short_digest(digest: str) -> str:
@@ -231,7 +236,7 @@ def _register_version(
         machines=INSTANCE_TYPES,
         now=now,
         parallelism=parallelism,
-        golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
+        golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_SMOLLM2,
         state=state,
         **columns,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.engine_options import (
+    LLAMA_CPP,
     RefusedOption,
     is_agents_own,
     option_name,
@@ -46,8 +47,8 @@ from models_registry.versions.planning.spec import (
 )
 from models_registry.versions.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
 
-ENGINES = ("generic", "neuron", "sim", "vllm")
-WITH_WEIGHTS = ("generic", "neuron", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sim", "vllm")
+WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "vllm")
 STATED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
     **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
@@ -195,6 +196,8 @@ def _options(
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
     if spec.engine == "generic":
         return _generic_options(spec)
+    if spec.engine == "llama-cpp":
+        return _llama_cpp_options(spec)
     for name, value in spec.engine_options.items():
         if field := _stated_elsewhere(name):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
@@ -234,9 +237,26 @@ def _generic_options(spec: VersionSpec) -> dict[str, Any]:
     if not spec.engine_options.get("command"):
         raise InvalidVersion(
             f"{spec.reference}: engine_options.command is missing; engine generic needs the name of a program "
-            "on the nodes, such as llama-cpp"
+            "on the nodes"
         )
     return {"context_length": spec.context_length, **spec.engine_options}
+
+
+LLAMA_CPP_FIELDS: Mapping[str, str] = {"context_length": "context_length", "parallel": "max_concurrency"}
+"""Options of llama.cpp -> the field of a version that states them."""
+
+
+def _llama_cpp_options(spec: VersionSpec) -> dict[str, Any]:
+    """Raises InvalidVersion for an option that has its own field, or a concurrency that llama.cpp has no slots for."""
+    for name, value in spec.engine_options.items():
+        if field := LLAMA_CPP_FIELDS.get(name.replace("-", "_")):
+            raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
+    own: dict[str, Any] = {"context_length": spec.context_length, "parallel": spec.max_concurrency}
+    for name, value in own.items():
+        if wrong := LLAMA_CPP[name.replace("_", "-")].problem(value):
+            field = LLAMA_CPP_FIELDS[name]
+            raise InvalidVersion(f"{spec.reference}: {field} is {value}; on engine llama-cpp it {wrong}")
+    return {**own, **spec.engine_options}
 
 
 def _check_batch_prompt_tokens(spec: VersionSpec) -> None:

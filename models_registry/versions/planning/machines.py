@@ -221,8 +221,8 @@ def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -
     if spec.engine == "sim":
         return ()
     rules = _Rules(spec, degrees, machine)
-    if spec.engine == "generic":
-        rules.check_generic()
+    if spec.engine in ("generic", "llama-cpp"):
+        rules.check_one_process()
         return ()
     rules.check_cores()
     if spec.engine == "neuron":
@@ -257,11 +257,11 @@ class _Rules:
                 f"not fit: at most {degrees.nodes * cores}, or nodes = {-(-degrees.world_size // cores)}",
             )
 
-    def check_generic(self) -> None:
-        """A third-party engine is one process on one node, which manages the node's devices itself."""
+    def check_one_process(self) -> None:
+        """These engines are one process on one node, which manages the node's devices itself."""
         for name, value in self.spec.parallelism.get(self.machine.name, {}).items():
             if name in DEGREES and value != 1:
-                raise self.broken(name, "engine generic runs one process on one node, so it must be 1")
+                raise self.broken(name, f"engine {self.spec.engine} runs one process on one node, so it must be 1")
 
     def check_vllm(self) -> None:
         degrees, heads = self.degrees, self.spec.heads

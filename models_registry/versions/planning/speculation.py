@@ -155,6 +155,7 @@ class Method(StrEnum):
 
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
+    "llama-cpp": (),
     "sim": (),
     "vllm": (Method.NGRAM, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),

@@ -117,6 +117,8 @@ def test_a_disk_without_room_is_named(
         require_disk_space(read_configuration(environment))
 
 
-def test_the_simulator_needs_no_room_for_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["sim", "llama-cpp"])
+def test_engines_other_than_vllm_need_little_room(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB))
-    assert require_disk_space(read_configuration({"SWITCHYARD_HOME": str(tmp_path), "ENGINE": "sim"})) == 2.0
+    environment = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_CACHE": str(tmp_path), "ENGINE": engine}
+    assert require_disk_space(read_configuration(environment)) == 2.0

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from engine_agent.cell_proxy.__main__ import EXIT_CANNOT_LISTEN, parse_arguments
+from engine_agent.cell_proxy.settings import EngineMembers
 from tests.engine_agent.cell_proxy.proxy_process import ROOT
 from tests.ports import free_port
 
@@ -38,6 +39,10 @@ def test_the_words_of_the_agent_become_settings() -> None:
     assert settings.access_log is False
     assert settings.max_prompt_tokens is None
     assert parse_arguments(words(max_prompt_tokens="1024")).max_prompt_tokens == 1024
+    members = parse_arguments(words(engine_members='{"refused":["grammar"],"sequences":1}')).members
+    assert members == EngineMembers(refused=frozenset({"grammar"}), sequences=1)
+    assert (settings.members, settings.probes.token_interval_s) == (EngineMembers(), 10.0)
+    assert parse_arguments([*words(), "--sleeps"]).probes.token_interval_s == float("inf")
     assert settings.host == settings.admin_host == "127.0.0.1"
 
 

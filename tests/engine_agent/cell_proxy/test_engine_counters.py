@@ -73,6 +73,22 @@ async def test_counters_of_all_engines_are_added_and_no_others_taken_for_them() 
     assert read_counters(b"# nothing\nother:prompt_tokens_total 5\n") is None
 
 
+LLAMA_CPP_PAGE = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 40
+llamacpp:prompt_tokens_cached_total 24
+llamacpp:tokens_predicted_total 7
+llamacpp:n_decode_total 9
+llamacpp:predicted_tokens_seconds 60.5
+"""
+
+
+async def test_llama_cpps_counters_are_read_under_its_own_names() -> None:
+    """It counts cached tokens of prompts apart from the others."""
+    assert read_counters(LLAMA_CPP_PAGE) == TokenTotals(64, 7)
+    assert read_totals(LLAMA_CPP_PAGE) == EngineTotals(9, 64, 24, 7)
+
+
 async def test_growth_is_compared_from_the_first_idle_moment_on() -> None:
     async with running_engine() as engine:
         cell = cell_of(engine)

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from engine_agent.cell_proxy.rewrite import (
     rewrite_body,
     with_members,
 )
+from engine_agent.cell_proxy.settings import EngineMembers
 from engine_agent.cell_proxy.wire import RequestHead
 from engine_agent.protocol.api_surface import CELL_PATHS
 from engine_agent.protocol.request_bodies import BadRequest
@@ -112,6 +114,20 @@ def test_a_body_that_names_another_model_than_the_ingress_read_is_refused() -> N
     for body in (b'{"model":"b"}', b'{"model":["a"]}', b"{}"):
         with pytest.raises(BadBody, match="the ingress read the model 'a'"):
             rewrite_body(CHAT, body, None, "own", "a")
+
+
+def test_members_that_no_client_may_set_are_replaced_where_it_does() -> None:
+    text = b'{"fixed":{"id_slot":-1,"cache_prompt":false},"refused":["grammar"],"sequences":1}'
+    engine = msgspec.json.decode(text, type=EngineMembers)
+    assert rewrite_body(CHAT, b'{"model":"m"}', None, engine=engine) == BodyRewrite()
+    body = b'{"model":"m","id_slot":3,"cache_prompt":true}'
+    assert rewrite_body(CHAT, body, None, engine=engine) == BodyRewrite(b'"id_slot":-1,"cache_prompt":false')
+    with pytest.raises(BadRequest, match="`grammar` is not available for this model"):
+        rewrite_body(CHAT, b'{"model":"m","grammar":"root ::= x"}', None, engine=engine)
+    for path, member in ((CHAT, b'"n":2'), (b"/v1/completions", b'"prompt":["a","b"]')):
+        with pytest.raises(BadRequest, match="Expected"):
+            rewrite_body(path, b'{"model":"m",%b}' % member, None, engine=engine)
+    assert rewrite_body(b"/v1/embeddings", b'{"model":"m","input":["a","b"]}', None, engine=engine) == BodyRewrite()
 
 
 def test_other_paths_are_left_alone() -> None:

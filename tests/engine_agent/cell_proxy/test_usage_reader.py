@@ -88,6 +88,19 @@ def test_a_stream_says_it_in_an_event_without_choices(words: list[str], cuts: li
 
 
 @given(st.lists(texts, max_size=4), sizes)
+def test_a_stream_may_say_it_in_the_event_that_ends_its_only_choice(words: list[str], cuts: list[int]) -> None:
+    """As llama.cpp's completions do. An event without choices says more."""
+    stream = b"".join(chunk(word) for word in words)
+    last = event({"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "usage": OPENAI})
+    done = b"data: [DONE]\n\n"
+    assert read(Counting.STREAM_OPTIONS, stream + last + done, cuts, streaming=True) == TokenUsage(44, 2, 16)
+    more = event({"choices": [], "usage": {"prompt_tokens": 44, "completion_tokens": 5}})
+    assert read(Counting.STREAM_OPTIONS, stream + last + more + done, cuts, streaming=True) == TokenUsage(44, 5, 0)
+    going_on = event({"choices": [{"text": "", "finish_reason": None}], "usage": OPENAI})
+    assert read(Counting.STREAM_OPTIONS, stream + going_on, cuts, streaming=True) is None
+
+
+@given(st.lists(texts, max_size=4), sizes)
 def test_a_stream_of_a_response_says_it_in_the_response(words: list[str], cuts: list[int]) -> None:
     echoed = {"tools": [json.loads(FORGED)], "metadata": json.loads(FORGED), "usage": None}
     stream = event({"type": "response.created", "response": echoed}, "response.created")

@@ -85,7 +85,7 @@ def test_roles_that_are_planned_stay_when_the_number_changes(deployment: Deploym
     ("columns", "words"),
     [
         (
-            {"engine": "generic", "engine_options": {"command": "llama-cpp"}, "artifact_uri": "file:///x"},
+            {"engine": "llama-cpp", "artifact_uri": "file:///x"},
             "does not hand over",
         ),
         ({"parallelism": {rows.KIND: {"nodes": 2}}}, "its cells have 2 nodes"),

@@ -77,13 +77,13 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
 def test_the_artifacts_of_every_instance_type_are_read_and_their_digests_noted(folder: Path) -> None:
     gguf = folder.with_name("gguf")
     digest = artifact(gguf, {"weights.gguf": b"GGUF"}).digest
-    on_p5 = {"engine": "generic", "artifact_uri": gguf.as_uri(), "engine_options": {"command": "llama-cpp"}}
+    on_p5 = {"engine": "llama-cpp", "artifact_uri": gguf.as_uri(), "engine_options": {"threads": 4}}
     row = of_folder(folder, parallelism={"local.cpu": {}, "p5.48xlarge": {}}, by_type={"p5.48xlarge": on_p5})
     start(row)
     found = advance(folder)
     assert [one["uri"] for one in found.evidence["artifacts"]] == [folder.as_uri(), gguf.as_uri()]
     assert {one["instance_type"]: one["engine"] for one in found.evidence["instance_types"]} == {
-        "local.cpu": "vllm", "p5.48xlarge": "generic"
+        "local.cpu": "vllm", "p5.48xlarge": "llama-cpp"
     }  # fmt: skip
     assert state(row) == "validated"
     assert row.reason.startswith("validated for ada: 3 files")

@@ -47,7 +47,7 @@ os.execv({python!r}, [
 
 @pytest.fixture
 def node(tmp_path: Path) -> EngineContext:
-    program = tmp_path / "cache" / "engines" / "generic" / "llama-cpp" / "serve"
+    program = tmp_path / "cache" / "engines" / "generic" / "own" / "serve"
     program.parent.mkdir(parents=True)
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
@@ -64,7 +64,7 @@ def assigned(folder: Path, digest: str) -> Assignment:
         max_concurrency=2,
         ready_timeout_s=60.0,
         artifact=Artifact(folder.as_uri(), digest),
-        args=("--context-length", "512", "--command", "llama-cpp"),
+        args=("--context-length", "512", "--command", "own"),
     )
     peers = (Peer("n-00000001", 0, "127.0.0.1", 1),)
     return Assignment("c-1", 1, 0, MemberRole.LEADER, Phase.SERVE, plan=plan, peers=peers, secret="s")

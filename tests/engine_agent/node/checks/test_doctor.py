@@ -112,7 +112,12 @@ def test_gpus_want_their_driver_and_a_vllm_that_uses_them() -> None:
 def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_the_simulator() -> None:
     plain = replace(TRN1, devices={"neuron": 0, "nvidia": 0}, on_bus={"neuron": 0, "nvidia": 0}, efa_devices=[])
     assert engine_for(replace(plain, distributions={"vllm": {}})) == "vllm"
+    assert engine_for(replace(plain, distributions={"llama-cpp": {}})) == "llama-cpp"
     assert engine_for(replace(plain, distributions={})) == "sim"
+    assert (
+        wrong(plain, Expected("llama-cpp"))["llama-cpp packages"].found == "the cache has no environment of llama.cpp"
+    )
+    assert wrong(replace(plain, distributions={"llama-cpp": {"xllamacpp": "1"}}), Expected("llama-cpp")) == {}
     assert wrong(plain, Expected("sim")) == {}
     assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron found")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
-from models_registry.versions.planning.engine_arguments import nodes_per_cell, render_engine_plan
+from models_registry.versions.planning.engine_arguments import check_engine_options, nodes_per_cell, render_engine_plan
 from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
@@ -79,7 +79,7 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of generic, neuron, sim, vllm"),
+        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of generic, llama-cpp, neuron, sim, vllm"),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
         (
             {"engine_options": {"scheduling_policy": "fifo"}},
@@ -99,6 +99,41 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidVersion, match=message):
         render_engine_plan(replace(SPEC, **change), LOCAL)
+
+
+LLAMA_CPP = replace(SPEC, engine="llama-cpp", engine_options={"threads": 2, "kv_unified": True}, engine_env={})
+
+
+def test_a_llama_cpp_version_renders_its_slots_and_their_context() -> None:
+    args = ("--context-length", "2048", "--kv-unified", "--parallel", "16", "--threads", "2")
+    assert render_engine_plan(LLAMA_CPP, LOCAL).args == args
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parallelism": {LOCAL.name: {"nodes": 2}}}, "nodes is 2; engine llama-cpp runs one process on one node"),
+        ({"parallelism": {LOCAL.name: {"tp": 2}}}, "tp is 2; engine llama-cpp runs one process on one node"),
+        ({"artifact_uri": ""}, "engine llama-cpp needs artifact_uri"),
+        ({"max_concurrency": 257}, "max_concurrency is 257; on engine llama-cpp it must be .* from 1 to 256"),
+        ({"engine_options": {"context-length": 9}}, r"engine_options\.context-length is 9; state it in context_length"),
+        ({"engine_options": {"parallel": 9}}, r"engine_options\.parallel is 9; state it in max_concurrency"),
+        ({"engine_options": {"threads": 0}}, "--threads is 0; it must be a whole number from 1 to 512"),
+        ({"engine_options": {"cache_type_k": "q9"}}, "--cache-type-k is 'q9'; it must be one of bf16"),
+        ({"engine_options": {"mmproj": "x"}}, "may not be given the option --mmproj"),
+        ({"speculation": {"method": "ngram"}}, "engine llama-cpp does not support it, leave it empty"),
+        ({"quantization": {"method": "fp8"}}, "engine llama-cpp does not support it, leave it empty"),
+        ({"adapters": ({"name": "a", "artifact_uri": "file:///a"},)}, "engine llama-cpp does not support adapters"),
+    ],
+)
+def test_what_llama_cpp_lacks_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidVersion, match=message):
+        validate(replace(LLAMA_CPP, **change))
+
+
+def validate(spec: VersionSpec) -> None:
+    render_engine_plan(spec, LOCAL)
+    check_engine_options(spec, LOCAL.name)
 
 
 def test_the_size_of_a_cell_depends_on_the_instance_type() -> None:

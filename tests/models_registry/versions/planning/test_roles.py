@@ -91,6 +91,7 @@ def test_software_is_part_of_the_layout_where_it_is_known() -> None:
     [
         ({"engine": "neuron", "roles": {}}, "engine neuron does not hand over, sim and vllm do"),
         ({"engine": "generic", "roles": {}}, "engine generic does not hand over"),
+        ({"engine": "llama-cpp", "roles": {}}, "engine llama-cpp does not hand over"),
         ({"parallelism": {"gpu.8": {"nodes": 2, "tp": 2}}, "roles": {}}, "its cells have 2 nodes"),
         ({"parallelism": {"gpu.8": {"pp": 2, "tp": 4}}, "roles": {}}, "its cells have 2 pipeline stages"),
         ({"adapters": ({"name": "x", "artifact_uri": "file:///srv/x"},)}, "keep its cells mixed"),

@@ -49,11 +49,11 @@ EVERYWHERE = VersionSpec(
             "engine_options": {"neuron_target": "nxdi-2.29"},
         },
         CPU: {
-            "engine": "generic",
+            "engine": "llama-cpp",
             "artifact_uri": "s3://models/llama-7-gguf",
             "artifact_digest": GGUF,
             "max_concurrency": 2,
-            "engine_options": {"command": "llama-cpp"},
+            "engine_options": {"threads": 4, "sleep_idle_seconds": 600},
         },
     },
 )
@@ -155,11 +155,13 @@ def test_rules_are_those_of_the_instance_type(kind: str, stated: dict[str, Any],
 
 
 def test_options_are_judged_by_the_engine_of_the_instance_type_and_what_admins_allow_it() -> None:
-    stated = {"engine": "generic", "engine_options": {"command": "llama-cpp"}, "engine_env": {"LD_PRELOAD": "x.so"}}
+    stated = {"engine": "generic", "engine_options": {"command": "own"}, "engine_env": {"LD_PRELOAD": "x.so"}}
     version = with_type(CPU, **stated)
+    with pytest.raises(InvalidVersion, match=r"on local.cpu: option --command is 'own'; an admin can allow it"):
+        check_engine_options(version, CPU)
     with pytest.raises(InvalidVersion, match=r"on local.cpu: engine generic .*LD_PRELOAD"):
-        check_engine_options(replace(version, allowances={"vllm": ["LD_PRELOAD"]}), CPU)
-    check_engine_options(replace(version, allowances={"generic": ["LD_PRELOAD"]}), CPU)
+        check_engine_options(replace(version, allowances={"generic": ["--command"], "vllm": ["LD_PRELOAD"]}), CPU)
+    check_engine_options(replace(version, allowances={"generic": ["--command", "LD_PRELOAD"]}), CPU)
 
 
 def test_the_artifacts_of_a_version_are_those_of_all_instance_types() -> None:
