@@ -18,6 +18,7 @@ from msgspec import structs
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.connection import AgentConnection, report_interval_s
+from engine_agent.node.devices import visible_devices
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
@@ -110,7 +111,7 @@ class NodeAgent:
         enrolment: Enrolment,
         hello: Callable[[], Hello],
         stack: Callable[[], Fingerprint],
-        accelerators: Callable[[OnFault], AcceleratorMonitor] = accelerators_here,
+        accelerators: Callable[[OnFault], AcceleratorMonitor] | None = None,
         limits: ConvergeLimits = LIMITS,
     ) -> None:
         self._limits = limits
@@ -133,9 +134,10 @@ class NodeAgent:
             on_change=self._wake.set,
             on_fault=self._connection.send_fault,
             builds=NodeBuilds(place.cache.parent / BUILDS, enrolment, self._wake_from_thread),
+            devices=lambda: self._accelerators.machine_devices(),  # noqa: PLW0108 - there are none yet
             now_s=self._awake.now_s,
         )
-        self._accelerators = accelerators(self._connection.send_fault)
+        self._accelerators = (accelerators or partial(accelerators_here, owns=place.owns))(self._connection.send_fault)
         self._energy = energy_here(self._accelerators)
         self._efa = EfaDevices(self._connection.send_fault)
         self._engine_log = EngineLog(place.home / "engine.log", self._connection.send_fault)
@@ -149,6 +151,7 @@ class NodeAgent:
             lambda: _pythons_of(place),
             self._connection.send_fault,
             lambda: self._send_report() if self._last_observed is not None else None,
+            lambda: visible_devices(place.owns, self._accelerators.machine_devices()),
         )
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS

@@ -24,6 +24,7 @@ from engine_agent.protocol.fingerprint import (
     fingerprint_to_variable,
     rank_fingerprint,
 )
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE, PROXY, PROXY_ADMIN
 from engine_agent.protocol.states import CellRole
@@ -42,6 +43,8 @@ class NodePlace:
     engine_pythons: Callable[[], Mapping[str, Path]]
     has_links: bool = True
     """Ingresses reach its cells over TLS."""
+    owns: NodeResources | None = None
+    """The node's part of its machine; None: all of it."""
 
     def context(self) -> EngineContext:
         """The place for engine adapters, without the engines: probing a running engine only needs its address."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine_agent.engines.registry import engine_pythons
 from engine_agent.node.agent import SERVICE, NodeAgent
+from engine_agent.node.devices import resources_from, use_own_cpus
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.lock import AgentLock, HomeInUse
@@ -21,6 +22,7 @@ from engine_agent.node.telemetry.fingerprint import AGENT_ROOT, StackFingerprint
 from engine_agent.node.telemetry.host import read_inventory
 from engine_agent.protocol.identity import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 
@@ -35,6 +37,8 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         configure_logging(os.environ, SERVICE)
+        if options.owns is not None:
+            use_own_cpus(options.owns)
         with AgentLock(home, options.node_id):
             asyncio.run(_run_until_signalled(options, home, limits))
     except (HomeInUse, ValueError) as error:
@@ -57,6 +61,7 @@ async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: 
         cache / FETCHED,
         pythons,
         not links_are_plain(os.environ),
+        options.owns,
     )
     enrolment = Enrolment(
         options.server, AgentKind.NODE, options.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
@@ -69,7 +74,7 @@ async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: 
             id=options.node_id,
             boot_id=boot_id,
             agent_version=version,
-            inventory=read_inventory(options.instance_type, options.host, options.port_base),
+            inventory=read_inventory(options.instance_type, options.host, options.port_base, options.owns),
             topology=options.topology,
             fingerprint=stack.read(),
         )
@@ -98,7 +103,17 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", required=True, help="address that this node's processes listen on")
     parser.add_argument("--port-base", required=True, type=int, help="first of the node's ports")
     parser.add_argument("--topology", type=_names, default=(), help="network nodes, widest first: a,b,c")
+    parser.add_argument(
+        "--owns", type=_resources, help="JSON: the devices, CPUs and memory of the machine that this node owns"
+    )
     return parser.parse_args(argv)
+
+
+def _resources(text: str) -> NodeResources:
+    try:
+        return resources_from(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ writes the journal before it acts. `planning` decides what to do next, `agent` w
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
@@ -15,6 +15,7 @@ from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.builds import HeldBuild, NodeBuilds
+from engine_agent.node.devices import with_devices
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -43,7 +44,7 @@ from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended
 from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
 from engine_agent.node.telemetry.fault_logs import runtime_faults
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, StepTimes
+from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ CONFIGURE_TIMEOUT_S = 1.0
 
 class LocalNode:
     """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
-    `stack` returns the fingerprint of the machine; it is called at every start of an engine. `now_s` is the clock of
-    all limits."""
+    `stack` returns the fingerprint of the machine and `devices` all of its accelerators; they are called at every start
+    of an engine. `now_s` is the clock of all limits."""
 
     def __init__(
         self,
@@ -65,10 +66,12 @@ class LocalNode:
         on_change: Callable[[], None],
         on_fault: Callable[[Fault], None],
         builds: NodeBuilds,
+        devices: Callable[[], Sequence[Accelerator]] = tuple,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         self.place = place
         self.builds = builds
+        self._devices = devices
         self._now_s = now_s
         self._stack = stack
         self.seen = watch.ProbeResults()
@@ -262,6 +265,7 @@ class LocalNode:
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()
             )
+            launch = with_devices(launch, self.place.owns, self._devices())
             launch = with_certificate(with_order(launch, self.order), given)
             inherited = (held.lock,) if held is not None else ()  # the engine keeps its build until it exits
             record = self._processes.start(ProcessKind.ENGINE, member, launch, inherited)

@@ -9,13 +9,14 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from msgspec import structs
 
+from engine_agent.engines.base import EngineUnavailable
 from engine_agent.node import procfs
 from engine_agent.node.checks.result import Result, result_from
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
@@ -43,7 +44,7 @@ LINK_PORT = RENDEZVOUS + RENDEZVOUS_SLOTS - 1
 
 class NodeChecks:
     """The deep checks of one node. `on_fault` gets failed checks; `on_change` is called when there is something to
-    report."""
+    report. `variables`: added to the environment of the checks, so that they see only the node's devices."""
 
     def __init__(
         self,
@@ -51,8 +52,9 @@ class NodeChecks:
         pythons: Callable[[], Sequence[Path]],
         on_fault: Callable[[Fault], None],
         on_change: Callable[[], None],
+        variables: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        self._home, self._pythons = home, pythons
+        self._home, self._pythons, self._variables = home, pythons, variables
         self._on_fault, self._on_change = on_fault, on_change
         self.report = self._stored_report()
 
@@ -86,7 +88,7 @@ class NodeChecks:
         )
         try:
             ended = await self._run(argv, plan, CheckReport(request.id, began_at), results, limit_s)
-        except OSError as error:
+        except (OSError, EngineUnavailable) as error:
             ended = f"they could not start: {error}"
         if ended:
             results.append(Result("deep checks", None, ended))
@@ -107,6 +109,7 @@ class NodeChecks:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             cwd=AGENT_ROOT,
+            env={**os.environ, **self._variables()},
             start_new_session=True,
         )
         if process.stdin is None or process.stdout is None:

@@ -1,7 +1,7 @@
 """Messages between the control plane and machine agents: what a host has, what it runs, and what it must run. A machine
-agent starts, watches, stops and wipes one node or ingress agent; that agent has its own connection. A release is a
-packed version of the agent: its source, and the versions of its dependencies, which its id identifies. An agent that
-runs from a checkout has no release."""
+agent starts, watches, stops and wipes one ingress agent, or one or more node agents; these have their own connections.
+A release is a packed version of the agent: its source, and the versions of its dependencies, which its id identifies.
+An agent that runs from a checkout has no release."""
 
 import hashlib
 import re
@@ -65,17 +65,24 @@ def is_machine_id(text: str) -> bool:
 
 
 class Device(Struct, frozen=True):
-    """One accelerator of a host, as its driver names it. None if the driver does not report it."""
+    """One accelerator of a host, as its driver names it. None and "" if the driver does not report it. `index`: the
+    driver's number, which can change when a device fails; `uuid` cannot. `numa`: the NUMA node that it is attached to.
+    """
 
     kind: str
     name: str
     cores: int | None = None
     memory_bytes: int | None = None
+    index: int | None = None
+    uuid: str = ""
+    numa: int | None = None
 
 
 class MachineFacts(Struct, frozen=True):
     """The hardware and software of a host. `port_base`: the first of the free ports for a node. `clock_ahead_s`: its
-    clock minus the control plane's, when it joined. `notices`: problems that do not prevent work, one sentence each."""
+    clock minus the control plane's, when it joined. `notices`: problems that do not prevent work, one sentence each.
+    `cpus`: the CPUs that its agents may use, by NUMA node, threads of one core next to each other; empty from agents
+    that run only one node."""
 
     address: str
     port_base: int
@@ -89,6 +96,17 @@ class MachineFacts(Struct, frozen=True):
     python: str = ""
     clock_ahead_s: float = 0.0
     notices: tuple[str, ...] = ()
+    cpus: tuple[tuple[int, ...], ...] = ()
+
+
+class NodeRun(Struct, frozen=True):
+    """One agent of a machine. `reason`: why it does not run, or how it exited last."""
+
+    id: str
+    phase: MachinePhase
+    reason: str = ""
+    agent_pid: int | None = None
+    restarts: int = 0
 
 
 class MachineReport(Struct, frozen=True, tag="machine_report"):
@@ -96,7 +114,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
 
     `version` is that of its order. `reason`: why the state differs from the order, or how its agent exited last.
     `wants_to_leave`: the host's owner wants it back. `release_trouble`: why it does not run the ordered release, at
-    `attempt`."""
+    `attempt`. `nodes`: every agent whose folder it has; `runs` and `agent_pid` are those of the first."""
 
     seq: int
     version: int
@@ -108,10 +126,26 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     wants_to_leave: bool = False
     release_trouble: str = ""
     attempt: int = 0
+    nodes: tuple[NodeRun, ...] = ()
+
+
+class NodeResources(Struct, frozen=True):
+    """What a node owns of its machine. `devices`: indices of accelerators of the make `kind`, in the order of `uuids`
+    ("" where the driver reports none); on a machine without accelerators `kind` is `cpu`, and the devices are numbered
+    shares of its CPUs. `cores_per_device`: NeuronCores as applications count them; 0 for other makes. `cpus`: the CPUs
+    that its processes run on; empty: all."""
+
+    kind: str
+    devices: tuple[int, ...]
+    uuids: tuple[str, ...] = ()
+    cores_per_device: int = 0
+    cpus: tuple[int, ...] = ()
+    memory_bytes: int = 0
 
 
 class RunAgent(Struct, frozen=True):
-    """The node or ingress that a machine must run. `port`: a node's first port, or that of an ingress."""
+    """The node or ingress that a machine must run. `port`: a node's first port, or that of an ingress. `owns`: the
+    node's part of the machine; None: all of it."""
 
     kind: AgentKind
     id: str
@@ -120,6 +154,7 @@ class RunAgent(Struct, frozen=True):
     port: int
     instance_type: str = ""
     topology: tuple[str, ...] = ()
+    owns: NodeResources | None = None
 
 
 class ReleaseOrder(Struct, frozen=True):
@@ -134,11 +169,20 @@ class ReleaseOrder(Struct, frozen=True):
 
 
 class MachineOrder(Struct, frozen=True, tag="machine_order"):
-    """The complete desired state of a machine. Without `run` it stops and wipes what runs, with `leave` it also
-    uninstalls itself, and without `release` it keeps the current release."""
+    """The complete desired state of a machine. It runs `run`, which owns the whole machine, or `nodes`, which share
+    it; it stops and wipes all others. With `leave` it wipes all and uninstalls itself. Without `release` it keeps the
+    current release."""
 
     machine: str
     version: int
     run: RunAgent | None = None
     leave: bool = False
     release: ReleaseOrder | None = None
+    nodes: tuple[RunAgent, ...] = ()
+
+    @property
+    def all_runs(self) -> tuple[RunAgent, ...]:
+        """Every agent that the machine must run."""
+        if self.leave:
+            return ()
+        return self.nodes if self.run is None else (self.run, *self.nodes)

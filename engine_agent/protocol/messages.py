@@ -316,7 +316,7 @@ class Load(Struct, frozen=True):
 
 class Accelerator(Struct, frozen=True):
     """One device and its use. `errors` counts since its driver was loaded, by the maker's names. Unknown values are
-    None."""
+    None or "". `numa`: the NUMA node that it is attached to."""
 
     index: int
     kind: str
@@ -326,6 +326,8 @@ class Accelerator(Struct, frozen=True):
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     errors: dict[str, int] = field(default_factory=dict)
+    uuid: str = ""
+    numa: int | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.kind} {self.index}: {self.name}"]

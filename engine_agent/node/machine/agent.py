@@ -1,7 +1,7 @@
-"""The machine agent, `python -m engine_agent machine --code DIR`: runs what its order names on its host, and reports
-every 30 seconds and after each change. It follows its journal until the control plane answers, so a host that boots
-without contact runs the same agent. The agent that it runs survives it. It exits on a signal, to start
-another release, or when it has left; then the host is uninstalled."""
+"""The machine agent, `python -m engine_agent machine --code DIR`: runs the agents that its order names on its host, an
+ingress or one or more nodes, and reports every 30 seconds and after each change. It follows its journal until the
+control plane answers, so a host that boots without contact runs the same agents. The agents that it runs survive it. It
+exits on a signal, to start another release, or when it has left; then the host is uninstalled."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,13 +29,14 @@ from engine_agent.node.machine.facts import read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.service import CHANGES_RELEASE, LEFT
-from engine_agent.node.machine.tenant import Tenant
+from engine_agent.node.machine.tenant import Tenant, tenant_names
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT, agent_version
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.machine_messages import (
     MachineFacts,
     MachineOrder,
     MachineReport,
+    NodeRun,
     RunAgent,
     machine_id_of,
     release_in,
@@ -51,40 +52,45 @@ class Step(StrEnum):
     NOTHING = "nothing"
     WIPE = "wipe"
     START = "start"
-    LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True)
-class HostState:
-    """The state of the host: `runs`, the id of the agent with a folder here; `alive`, whether that agent runs; the
-    earliest time of its next start."""
+class AgentState:
+    """An agent of the host: whether it has a folder here and runs, its first port (None: unknown), and the earliest
+    time of its next start."""
 
-    runs: str
-    alive: bool
+    name: str
+    here: bool = True
+    alive: bool = False
+    port: int | None = None
     start_after_s: float = 0.0
 
 
-def next_step(order: MachineOrder | None, here: HostState, now_s: float) -> Step:
-    """The next step. Without an order nothing changes."""
+def next_step(order: MachineOrder | None, one: AgentState, others: Sequence[AgentState], now_s: float) -> Step:
+    """The next step for an agent. Without an order nothing changes. An agent starts after the others that must be wiped
+    and may have its ports."""
     if order is None:
         return Step.NOTHING
-    wanted = order.run.id if order.run is not None and not order.leave else ""
-    if here.runs and here.runs != wanted:
-        return Step.WIPE
-    if order.leave:
-        return Step.LEAVE
-    if wanted and not here.alive and now_s >= here.start_after_s:
-        return Step.START
-    return Step.NOTHING
+    wanted = {run.id: run for run in order.all_runs}
+    if one.name not in wanted:
+        return Step.WIPE if one.here else Step.NOTHING
+    port = wanted[one.name].port
+    waits = any(other.here and other.name not in wanted and other.port in (None, port) for other in others)
+    return Step.NOTHING if one.alive or waits or now_s < one.start_after_s else Step.START
 
 
-def phase_of(order: MachineOrder | None, here: HostState, *, left: bool = False) -> MachinePhase:
-    """The reported phase, except while wiping."""
+def may_leave(order: MachineOrder | None, agents: Sequence[AgentState]) -> bool:
+    return order is not None and order.leave and not any(one.here for one in agents)
+
+
+def phase_of(order: MachineOrder | None, agents: Sequence[AgentState], *, left: bool = False) -> MachinePhase:
+    """The reported phase of the host, except while it wipes."""
+    here = [one for one in agents if one.here]
     if left:
         return MachinePhase.LEFT
-    if here.runs:
-        return MachinePhase.RUNNING if here.alive else MachinePhase.AGENT_DEAD
-    return MachinePhase.STARTING if order is not None and order.run is not None else MachinePhase.IDLE
+    if here:
+        return MachinePhase.RUNNING if all(one.alive for one in here) else MachinePhase.AGENT_DEAD
+    return MachinePhase.STARTING if order is not None and order.all_runs else MachinePhase.IDLE
 
 
 def pause_s(failures: int) -> float:
@@ -102,14 +108,44 @@ FAREWELL_S = 2.0
 JOURNAL_FILE = "journal.json"
 
 
+@dataclass(slots=True)
+class _Hosted:
+    """An agent of this host, and its step in progress."""
+
+    tenant: Tenant
+    failures: int = 0
+    started_s: float = 0.0
+    start_after_s: float = 0.0
+    restarts: int = 0
+    reason: str = ""
+    is_wiping: bool = False
+    step: asyncio.Task[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.step is not None and not self.step.done()
+
+    def state(self) -> AgentState:
+        here = self.tenant.is_here
+        known = self.tenant.started() if here else None
+        return AgentState(
+            name=self.tenant.name,
+            here=here,
+            alive=here and self.tenant.pid() is not None,
+            port=known.run.port if known is not None else None,
+            start_after_s=self.start_after_s,
+        )
+
+
 class MachineAgent:
-    """Runs one host until cancelled, until it has left, or until it has switched to another release."""
+    """Runs one host until cancelled, until it has left, or until it has switched to another release. `tenant` returns
+    the agent of a name."""
 
     def __init__(
         self,
         *,
         paths: HostPaths,
-        tenant: Tenant,
+        tenant: Callable[[str], Tenant],
         enrolment: Enrolment,
         hello: Callable[[], Hello],
         release: ReleaseChange,
@@ -122,11 +158,7 @@ class MachineAgent:
         self._order_problem = ""
         self._wake = asyncio.Event()
         self._was_ordered = False
-        self._failures = 0
-        self._started_s = 0.0
-        self._start_after_s = 0.0
-        self._restarts = 0
-        self._reason = ""
+        self._hosted: dict[str, _Hosted] = {}
         self._reported: MachineReport | None = None
         self._report_due_s = 0.0
 
@@ -150,8 +182,10 @@ class MachineAgent:
             return status
         finally:
             self._release.give_up()
-            connection.cancel()
-            await asyncio.gather(connection, return_exceptions=True)
+            tasks = [connection, *(one.step for one in self._hosted.values() if one.step is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def _servers(self) -> str:
@@ -184,80 +218,126 @@ class MachineAgent:
             self._order_problem = problem
             return
         self._order, self._waiting, self._order_problem = self._waiting, None, ""
-        self._failures, self._start_after_s = 0, 0.0
+        for one in self._hosted.values():
+            one.failures, one.start_after_s = 0, 0.0
 
     async def _pass(self) -> int:
-        """Runs one pass; returns 0 to continue, or the exit status."""
+        """Runs one pass; returns 0 to continue, or the exit status. Steps of several agents run concurrently, and slow
+        ones continue during later passes."""
         self._take_order()
+        self._find_agents()
+        agents = [one.state() for one in self._hosted.values()]
         now_s = asyncio.get_running_loop().time()
-        here = self._host_state()
-        step = next_step(self._order, here, now_s)
-        if step is Step.WIPE:
-            self._report(MachinePhase.WIPING)
-            self._reason = await asyncio.to_thread(self._tenant.wipe)
-            if not self._reason:
-                log.info("wiped %s", here.runs)
-        elif step is Step.START and self._order is not None and self._order.run is not None:
-            await self._start(self._order.run, here, now_s)
-        elif here.alive and self._tenant.is_of_other_release and not self._release.on_trial:
-            await self._renew(here)
-        elif here.alive and self._failures and now_s - self._started_s > STABLE_AFTER_S:
-            self._failures, self._reason = 0, ""
-        left = step is Step.LEAVE
-        self._report(phase_of(self._order, self._host_state(), left=left))
+        for one, state in zip(self._hosted.values(), agents, strict=True):
+            if not one.is_busy:
+                self._begin_step(one, state, [other for other in agents if other is not state], now_s)
+        self._report()
+        if busy := [one.step for one in self._hosted.values() if one.step is not None and not one.step.done()]:
+            await asyncio.wait(busy, timeout=POLL_EVERY_S)
+        is_busy = any(one.is_busy for one in self._hosted.values())
+        left = not is_busy and may_leave(self._order, [one.state() for one in self._hosted.values()])
+        self._report(left=left)
         bound(self._paths.log)
-        return LEFT if left else CHANGES_RELEASE if await self._changes_release() else 0
+        if left:
+            return LEFT
+        return CHANGES_RELEASE if await self._changes_release(is_busy) else 0
 
-    async def _changes_release(self) -> bool:
+    def _find_agents(self) -> None:
+        """Adds the agents with a folder and the ordered ones; forgets those that are wiped."""
+        wanted = [run.id for run in self._order.all_runs] if self._order is not None else []
+        names = {*tenant_names(self._paths), *wanted}
+        for name in sorted(names - self._hosted.keys()):
+            self._hosted[name] = _Hosted(self._tenant(name))
+        for name in [name for name, one in self._hosted.items() if name not in names and not one.is_busy]:
+            del self._hosted[name]
+
+    def _begin_step(self, one: _Hosted, state: AgentState, others: Sequence[AgentState], now_s: float) -> None:
+        step = next_step(self._order, state, others, now_s)
+        if step is Step.WIPE:
+            one.is_wiping = True
+            self._run_step(one, self._wipe(one))
+        elif step is Step.START:
+            self._run_step(one, self._start(one, now_s))
+        elif state.alive and one.tenant.is_of_other_release and not self._release.on_trial:
+            self._run_step(one, self._renew(one))
+        elif state.alive and one.failures and now_s - one.started_s > STABLE_AFTER_S:
+            one.failures, one.reason = 0, ""
+
+    def _run_step(self, one: _Hosted, work: Coroutine[None, None, None]) -> None:
+        one.step = asyncio.get_running_loop().create_task(work)
+        one.step.add_done_callback(self._end_step)
+
+    def _end_step(self, step: asyncio.Task[None]) -> None:
+        self._wake.set()
+        if not step.cancelled() and (error := step.exception()) is not None:
+            log.error("error in a step; the next pass repeats it", exc_info=error)
+
+    async def _changes_release(self, is_busy: bool) -> bool:
         """Starts or continues the ordered change of the release. True: this process must exit for it."""
         if self._was_ordered:
             self._was_ordered = False
             await asyncio.to_thread(self._release.confirm)
+        if is_busy:
+            return False
         order = self._order.release if self._order is not None and not self._order.leave else None
         return await self._release.follow(order, self._enrolment.servers.all, self._enrolment.stored_credential())
 
-    async def _renew(self, here: HostState) -> None:
+    def _ordered_run(self, name: str) -> RunAgent | None:
+        runs = self._order.all_runs if self._order is not None else ()
+        return next((run for run in runs if run.id == name), None)
+
+    async def _wipe(self, one: _Hosted) -> None:
+        try:
+            one.reason = await asyncio.to_thread(one.tenant.wipe)
+        finally:
+            one.is_wiping = False
+        if not one.reason:
+            log.info("wiped %s", one.tenant.name)
+
+    async def _renew(self, one: _Hosted) -> None:
         """Restarts the agent from this release; its processes keep running."""
-        if self._order is None or self._order.run is None:
+        run = self._ordered_run(one.tenant.name)
+        if run is None:
             return
         try:
-            await asyncio.to_thread(self._tenant.kill_agent)
-            self._tenant.start(self._order.run, self._servers)
+            await asyncio.to_thread(one.tenant.kill_agent)
+            one.tenant.start(run, self._servers)
         except (OSError, ValueError) as error:
-            log.error("%s cannot be started: %s", here.runs, error)  # the next pass starts it, as after every exit
+            log.error("%s cannot be started: %s", run.id, error)  # the next pass starts it, as after every exit
 
-    def _host_state(self) -> HostState:
-        runs = self._tenant.id
-        return HostState(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
-
-    async def _start(self, run: RunAgent, here: HostState, now_s: float) -> None:
-        if here.runs and self._tenant.started() is not None:
-            self._restarts += 1
-            self._reason = self._tenant.end_reason()
-            log.warning("%s: %s", run.id, self._reason)
-            self._report(MachinePhase.AGENT_DEAD)
-        self._start_after_s, self._failures = now_s + pause_s(self._failures), self._failures + 1
-        try:
-            await self._enrol(run)
-            self._tenant.start(run, self._servers)
-        except (EnrolmentRefused, EnrolmentUnreachable, OSError, ValueError) as error:
-            self._reason = f"{run.id} cannot be started: {error}"
-            self._start_after_s = now_s + ENROL_PAUSE_S
-            log.error("%s", self._reason)
+    async def _start(self, one: _Hosted, now_s: float) -> None:
+        run = self._ordered_run(one.tenant.name)
+        if run is None:
             return
-        self._started_s = now_s
-        self._reason = "" if self._failures == 1 else self._reason
+        if one.tenant.is_here and one.tenant.started() is not None:
+            one.restarts += 1
+            one.reason = one.tenant.end_reason()
+            log.warning("%s: %s", run.id, one.reason)
+            self._report()
+        one.start_after_s, one.failures = now_s + pause_s(one.failures), one.failures + 1
+        try:
+            await self._enrol(run, one.tenant.folder)
+            one.tenant.start(run, self._servers)
+        except (EnrolmentRefused, EnrolmentUnreachable, OSError, ValueError) as error:
+            one.reason = f"{run.id} cannot be started: {error}"
+            one.start_after_s = now_s + ENROL_PAUSE_S
+            log.error("%s", one.reason)
+            return
+        one.started_s = now_s
+        one.reason = "" if one.failures == 1 else one.reason
         log.info("started %s %s", run.kind, run.id)
 
-    async def _enrol(self, run: RunAgent) -> None:
-        folder = self._tenant.folder(run.id)
+    async def _enrol(self, run: RunAgent, folder: Path) -> None:
         own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
         if own.stored_credential() is None:
-            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
-            if self._connection.identity.has_bundle:
-                bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
-                Identity(folder).store_trust(bundle=bundle, revoked="")
+            self._prepare_home(folder)
             await self._enrol_anywhere(own)
+
+    def _prepare_home(self, folder: Path) -> None:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if self._connection.identity.has_bundle:
+            bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
+            Identity(folder).store_trust(bundle=bundle, revoked="")
 
     async def _enrol_anywhere(self, own: Enrolment) -> None:
         """Tries each host of the control plane once: the first one may be off."""
@@ -271,23 +351,31 @@ class MachineAgent:
             else:
                 return
 
-    def _report(self, phase: MachinePhase) -> None:
+    def _report(self, *, left: bool = False) -> None:
         now_s, tried = asyncio.get_running_loop().time(), self._release.tried
+        states = {name: one.state() for name, one in self._hosted.items()}
+        nodes = tuple(self._run_of(one, states[name]) for name, one in self._hosted.items() if states[name].here)
+        is_wiping = any(one.is_wiping for one in self._hosted.values())
         report = MachineReport(
             seq=0,
             version=self._order.version if self._order is not None else 0,
-            phase=phase,
-            runs=self._tenant.id,
-            reason="; ".join(filter(None, (self._order_problem, self._reason))),
-            agent_pid=self._tenant.pid(),
-            restarts=self._restarts,
+            phase=MachinePhase.WIPING if is_wiping else phase_of(self._order, list(states.values()), left=left),
+            runs=nodes[0].id if nodes else "",
+            reason="; ".join(filter(None, (self._order_problem, *(one.reason for one in self._hosted.values())))),
+            agent_pid=nodes[0].agent_pid if nodes else None,
+            restarts=sum(one.restarts for one in self._hosted.values()),
             wants_to_leave=self._paths.leave_wish.exists(),
             release_trouble=tried.trouble if tried is not None else "",
             attempt=tried.attempt if tried is not None else 0,
+            nodes=nodes,
         )
         if report != self._reported or now_s >= self._report_due_s:
             self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S
             self._connection.send(report)
+
+    def _run_of(self, one: _Hosted, state: AgentState) -> NodeRun:
+        phase = MachinePhase.WIPING if one.is_wiping else phase_of(self._order, [state])
+        return NodeRun(state.name, phase, one.reason, one.tenant.pid(), one.restarts)
 
 
 log = logging.getLogger(__name__)
@@ -332,7 +420,7 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
     enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home)
     agent = MachineAgent(
         paths=paths,
-        tenant=Tenant(paths, AGENT_ROOT, joined.variables),
+        tenant=lambda name: Tenant(name, paths, AGENT_ROOT, joined.variables),
         enrolment=enrolment,
         hello=hello,
         release=ReleaseChange(paths, release_in(AGENT_ROOT)),

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,37 @@ def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: floa
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         clock_ahead_s=round(clock_ahead_s, 3),
+        cpus=cpus_by_numa(os.sched_getaffinity(0)),
     )
+
+
+def cpus_by_numa(usable: Collection[int], root: Path = Path("/")) -> tuple[tuple[int, ...], ...]:
+    """The usable CPUs of each NUMA node, ordered by core, so that a cut between two entries rarely divides the threads
+    of a core. One group if the kernel states no NUMA nodes."""
+    system = root / "sys/devices/system"
+
+    def first_thread(cpu: int) -> int:
+        siblings = _cpu_list(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+        return min(siblings, default=cpu)
+
+    left, groups = set(usable), []
+    nodes = (path for path in (system / "node").glob("node*") if path.name.removeprefix("node").isdecimal())
+    for node in sorted(nodes, key=lambda path: int(path.name.removeprefix("node"))):
+        groups.append(left & _cpu_list(node / "cpulist"))
+        left -= groups[-1]
+    if left:
+        groups.append(left)
+    return tuple(tuple(sorted(group, key=lambda cpu: (first_thread(cpu), cpu))) for group in groups)
+
+
+def _cpu_list(path: Path) -> set[int]:
+    """`0-3,8` of the kernel as numbers; empty if unreadable."""
+    try:
+        parts = path.read_text(encoding="ascii").strip().split(",")
+        ranges = [part.partition("-") for part in parts if part]
+        return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
+    except (OSError, ValueError):
+        return set()
 
 
 def read_driverless(root: Path = Path("/")) -> dict[str, int]:
@@ -114,7 +144,15 @@ async def _prepare(monitor: AcceleratorMonitor) -> None:
 
 
 def _device(device: Accelerator) -> Device:
-    return Device(device.kind, device.name, device.cores, device.memory_total_bytes)
+    return Device(
+        kind=device.kind,
+        name=device.name,
+        cores=device.cores,
+        memory_bytes=device.memory_total_bytes,
+        index=device.index,
+        uuid=device.uuid,
+        numa=device.numa,
+    )
 
 
 def _existing(folder: Path) -> Path:

@@ -30,7 +30,7 @@ from engine_agent.node.machine import service
 from engine_agent.node.machine.facts import Seen, failures, read_driverless, read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.node.machine.releases import let_all_read
-from engine_agent.node.machine.tenant import Tenant
+from engine_agent.node.machine.tenant import Tenant, tenant_names
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY, first_ports, ingress_ports
@@ -343,9 +343,9 @@ def _request_leave(paths: HostPaths) -> int:
 def uninstall(paths: HostPaths) -> str:
     """Stops everything and removes all files. Returns what is left, or ""."""
     service.stop(paths)
-    left = Tenant(paths, AGENT_ROOT).wipe()
+    left = [trouble for name in tenant_names(paths) if (trouble := Tenant(name, paths, AGENT_ROOT).wipe())]
     if left:
-        return left
+        return "; ".join(left)
     for folder in (paths.state, paths.code / "releases"):
         shutil.rmtree(folder, ignore_errors=True)
     for path in (paths.code / "run_leave", *paths.of_releases):

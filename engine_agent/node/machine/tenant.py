@@ -1,5 +1,5 @@
-"""The node or ingress agent that a machine runs: start it, find it again, stop it with everything that it started, and
-wipe its folder. `agent` decides which one."""
+"""A node or ingress agent that a machine runs: start it, find it again, stop it with everything that it started, and
+wipe its folder. `agent` decides which ones run."""
 
 import contextlib
 import os
@@ -46,26 +46,28 @@ class Started(msgspec.Struct, frozen=True):
     code: str = ""
 
 
-class Tenant:
-    """The agent of this machine, or none. Its folder exists as long as anything of it may exist."""
+def tenant_names(paths: HostPaths) -> list[str]:
+    """Returns the agents with a folder on this machine, whether they run or not."""
+    return sorted(path.name for path in paths.runs.glob("*") if path.is_dir())
 
-    def __init__(self, paths: HostPaths, root: Path, variables: Mapping[str, str] | None = None) -> None:
-        self._paths, self._root, self._variables = paths, root, variables or {}
+
+class Tenant:
+    """One agent of this machine. Its folder exists as long as anything of it may exist."""
+
+    def __init__(self, name: str, paths: HostPaths, root: Path, variables: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.folder = paths.runs / name
+        self._cache, self._root, self._variables = paths.cache, root, variables or {}
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
-    def id(self) -> str:
-        return next((path.name for path in sorted(self._paths.runs.glob("*")) if path.is_dir()), "")
-
-    def folder(self, name: str) -> Path:
-        return self._paths.runs / name
+    def is_here(self) -> bool:
+        return self.folder.is_dir()
 
     def started(self) -> Started | None:
         """The process that was started last, alive or not."""
-        if not self.id:
-            return None
         try:
-            return Journal(self.folder(self.id) / RECORD_FILE, Started).load()
+            return Journal(self.folder / RECORD_FILE, Started).load()
         except (CorruptJournal, OSError):
             return None
 
@@ -93,13 +95,13 @@ class Tenant:
 
     def start(self, run: RunAgent, server: str) -> None:
         """Starts its agent, which adopts a running engine. Raises OSError if it cannot be started."""
-        folder = self.folder(run.id)
+        folder = self.folder
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         bound(folder / LOG_FILE)
         with (folder / LOG_FILE).open("ab") as log:
             self._child = subprocess.Popen(
                 command(run, folder, server),
-                env=self._environment(run.id),
+                env=self._environment(self.name),
                 cwd=folder,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -113,22 +115,21 @@ class Tenant:
         )
 
     def end_reason(self) -> str:
-        lines = last_lines(self.folder(self.id) / LOG_FILE, 1) if self.id else []
+        lines = last_lines(self.folder / LOG_FILE, 1)
         return f"its agent exited: {lines[0]}" if lines else "its agent exited"
 
     def wipe(self) -> str:
         """Stops all its processes and removes its folder. Returns what is left, or "". Blocks for a while."""
-        name = self.id
-        if not name:
+        if not self.is_here:
             return ""
-        self._stop(name)
-        left = self._kill_remaining(name)
+        self._stop()
+        left = self._kill_remaining()
         if left:
-            return f"{len(left)} processes of {name} do not exit: {', '.join(map(str, left))}"
-        shutil.rmtree(self.folder(name), ignore_errors=True)
-        return f"{self.folder(name)} cannot be removed" if self.folder(name).exists() else ""
+            return f"{len(left)} processes of {self.name} do not exit: {', '.join(map(str, left))}"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return f"{self.folder} cannot be removed" if self.is_here else ""
 
-    def _stop(self, name: str) -> None:
+    def _stop(self) -> None:
         known = self.started()
         if known is not None and known.run.kind is AgentKind.INGRESS:
             if (pid := self.pid()) is not None:
@@ -138,7 +139,7 @@ class Tenant:
             return
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
-                [sys.executable, "-m", "engine_agent", "stop-node", "--home", str(self.folder(name))],
+                [sys.executable, "-m", "engine_agent", "stop-node", "--home", str(self.folder)],
                 env=self._environment(""),
                 capture_output=True,
                 timeout=STOP_LIMIT_S,
@@ -150,22 +151,22 @@ class Tenant:
         while self.pid() is not None and time.monotonic() < deadline:
             time.sleep(0.1)
 
-    def _kill_remaining(self, name: str) -> list[int]:
+    def _kill_remaining(self) -> list[int]:
         for _ in range(SWEEPS):
-            left = procfs.of_node(name)
+            left = procfs.of_node(self.name)
             if not left:
                 break
             procfs.kill(left)
             time.sleep(0.2)
         self.pid()
-        return [process.pid for process in procfs.of_node(name)]
+        return [process.pid for process in procfs.of_node(self.name)]
 
     def _environment(self, name: str) -> dict[str, str]:
         kept = {variable: os.environ[variable] for variable in PASSED_ON if variable in os.environ}
         return {
             **kept,
             **({NODE_ID_VARIABLE: name} if name else {}),
-            "SWITCHYARD_CACHE": str(self._paths.cache),
+            "SWITCHYARD_CACHE": str(self._cache),
             **self._variables,
             "PYTHONPATH": str(self._root),
             "PYTHONUNBUFFERED": "1",
@@ -177,5 +178,6 @@ def command(run: RunAgent, folder: Path, server: str) -> list[str]:
     if run.kind is AgentKind.NODE:
         own = ["node", "--node-id", run.id, "--port-base", str(run.port), "--instance-type", run.instance_type]
         own += ["--topology", ",".join(run.topology)]
+        own += ["--owns", msgspec.json.encode(run.owns).decode()] if run.owns is not None else []
     common = ["--home", str(folder), "--server", server, "--region", run.region, "--host", run.address]
     return [sys.executable, "-m", "engine_agent", *own, *common]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
+from engine_agent.node.devices import own_devices
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Accelerator, Fault
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 
@@ -60,10 +62,11 @@ class AcceleratorReader(Protocol):
 
 
 class AcceleratorMonitor:
-    """All readers of a machine; without accelerators there are none."""
+    """All readers of a machine; without accelerators there are none. `owns`: what a node owns of it; None: all."""
 
-    def __init__(self, readers: Sequence[AcceleratorReader] = ()) -> None:
+    def __init__(self, readers: Sequence[AcceleratorReader] = (), owns: NodeResources | None = None) -> None:
         self.readers = readers
+        self.owns = owns
 
     async def prepare(self) -> None:
         """Finds all devices, for the inventory."""
@@ -82,6 +85,10 @@ class AcceleratorMonitor:
         return tuple(str(device) for device in self.devices())
 
     def devices(self) -> tuple[Accelerator, ...]:
+        """The node's devices."""
+        return own_devices(self.owns, self.machine_devices())
+
+    def machine_devices(self) -> tuple[Accelerator, ...]:
         return tuple(device for reader in self.readers for device in reader.devices)
 
     def trouble(self) -> dict[str, str]:

@@ -170,12 +170,32 @@ def parse_power_share(text: str) -> float | None:
     return percent / 100 if 0 <= percent <= 200 else None
 
 
+class OwnDevicesSource:
+    """Another source's readings of the devices that a node owns; None unless all of them are there."""
+
+    def __init__(self, machine: EnergySource, accelerators: AcceleratorMonitor, own: int) -> None:
+        self.name, self.covers = machine.name, machine.covers
+        self._machine, self._accelerators, self._own = machine, accelerators, own
+
+    def read(self) -> tuple[float, Mapping[str, Reading]] | None:
+        found = self._machine.read()
+        if found is None:
+            return None
+        names = {f"{device.kind}{device.index}" for device in self._accelerators.devices()}
+        own = {name: reading for name, reading in found[1].items() if name in names}
+        return (found[0], own) if len(own) == self._own else None
+
+
 def energy_here(accelerators: AcceleratorMonitor, root: Path = Path("/")) -> EnergyMonitor:
-    """The meters of this machine. `root` replaces `/`."""
+    """The meters of this machine, or of a node's devices. Nodes that share a host have no meter of the host, because
+    its energy would count once for each. `root` replaces `/`."""
     sources: list[EnergySource] = [
         NvidiaSource(reader) for reader in accelerators.readers if isinstance(reader, NvidiaReader)
     ]
     sources += [source for source in (NeuronPowerSource(root), RaplSource(root)) if source.read() is not None]
+    if (owns := accelerators.owns) is not None:
+        of_devices = [source for source in sources if source.covers == ACCELERATORS]
+        sources = [OwnDevicesSource(source, accelerators, len(owns.devices)) for source in of_devices]
     return EnergyMonitor(sources)
 
 

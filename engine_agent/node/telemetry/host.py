@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from engine_agent.node.devices import own_faults
 from engine_agent.node.telemetry.accelerators import (
     AcceleratorMonitor,
     AcceleratorReader,
@@ -20,30 +21,40 @@ from engine_agent.node.telemetry.accelerators import (
 )
 from engine_agent.node.telemetry.neuron import NeuronReader
 from engine_agent.node.telemetry.nvidia import NvidiaReader
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Inventory, NetworkDevice, NodeTelemetry
 from engine_agent.protocol.signatures import FaultSignature
 
 
-def read_inventory(instance_type: str, address: str, port_base: int) -> Inventory:
-    """The hardware: cores that this process may use, and memory in bytes."""
+def read_inventory(instance_type: str, address: str, port_base: int, owns: NodeResources | None = None) -> Inventory:
+    """The hardware: cores that this process may use, and the node's memory in bytes."""
     return Inventory(
         instance_type=instance_type,
         address=address,
         port_base=port_base,
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=(owns.memory_bytes if owns else 0) or psutil.virtual_memory().total,
     )
 
 
 def read_usage(engine_pid: int | None) -> NodeTelemetry:
-    """CPU use since the last call, and current memory of the machine, the agent and the engine's main process."""
+    """Use since the last call of the CPUs that this process may use, and current memory of the machine, the agent and
+    the engine's main process."""
     memory = psutil.virtual_memory()
     return NodeTelemetry(
-        host_cpu_percent=psutil.cpu_percent(interval=None),
+        host_cpu_percent=_own_cpu_percent(),
         host_memory_used_bytes=memory.total - memory.available,
         agent_rss_bytes=_rss_bytes(os.getpid()),
         engine_rss_bytes=_rss_bytes(engine_pid) if engine_pid is not None else None,
     )
+
+
+def _own_cpu_percent() -> float:
+    own, by_cpu = os.sched_getaffinity(0), psutil.cpu_percent(interval=None, percpu=True)
+    if len(own) >= len(by_cpu):
+        return psutil.cpu_percent(interval=None)
+    used = [percent for cpu, percent in enumerate(by_cpu) if cpu in own]
+    return round(sum(used) / max(1, len(used)), 1)
 
 
 def _rss_bytes(pid: int) -> int | None:
@@ -53,15 +64,18 @@ def _rss_bytes(pid: int) -> int | None:
         return None
 
 
-def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> AcceleratorMonitor:
-    """Readers for the accelerators of this machine. `root` replaces `/`."""
-    take = RepeatedFaults(on_fault)
+def accelerators_here(
+    on_fault: OnFault, root: Path = Path("/"), owns: NodeResources | None = None
+) -> AcceleratorMonitor:
+    """Readers for the accelerators of this machine, of which a node shows those that it owns. `root` replaces `/`."""
     readers: list[AcceleratorReader] = []
+    monitor = AcceleratorMonitor(readers, owns)
+    take = RepeatedFaults(own_faults(owns, on_fault, monitor.devices))
     if neurons := neuron_device_count(root):
         readers.append(NeuronReader(take, neurons))
     if gpus := nvidia_device_count(root):
         readers.append(NvidiaReader(take, gpus))
-    return AcceleratorMonitor(readers)
+    return monitor
 
 
 def neuron_device_count(root: Path) -> int:

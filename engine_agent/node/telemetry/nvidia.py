@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -59,6 +60,7 @@ class Nvml:
         self._call("nvmlInit")
         self.device_count: int = self._call("nvmlDeviceGetCount")
         self._events = self._call("nvmlEventSetCreate")
+        self._numa: dict[str, int | None] = {}
         self.has_events = False
         """Whether any device reports events; otherwise `next_xid` returns immediately."""
         for index in range(self.device_count):
@@ -76,15 +78,19 @@ class Nvml:
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
         memory = self._call("nvmlDeviceGetMemoryInfo", handle)
         use = self._call_or_none("nvmlDeviceGetUtilizationRates", handle)
-        name = self._call("nvmlDeviceGetName", handle)
+        uuid = _text(self._call_or_none("nvmlDeviceGetUUID", handle))
+        if uuid not in self._numa:
+            self._numa[uuid] = self._numa_of(handle)
         return Accelerator(
             index=index,
             kind=KIND,
-            name=name.decode() if isinstance(name, bytes) else str(name),
+            name=_text(self._call("nvmlDeviceGetName", handle)),
             utilisation_percent=float(use.gpu) if use is not None else None,
             memory_used_bytes=int(memory.used),
             memory_total_bytes=int(memory.total),
             errors=self._errors(handle),
+            uuid=uuid,
+            numa=self._numa[uuid],
         )
 
     def energy(self, index: int) -> Reading | None:
@@ -114,6 +120,10 @@ class Nvml:
         if event.eventType != _XID_CRITICAL_ERROR:
             return None
         return Xid(code=int(event.eventData), device=self._call_or_none("nvmlDeviceGetIndex", event.device))
+
+    def _numa_of(self, handle: Any) -> int | None:
+        place = self._call_or_none("nvmlDeviceGetPciInfo", handle)
+        return numa_node(_text(place.busId)) if place is not None else None
 
     def _errors(self, handle: Any) -> dict[str, int]:
         counters: dict[str, int | None] = {
@@ -152,6 +162,22 @@ class Nvml:
             raise NvmlFailed(call, int(getattr(error, "value", 0)), str(error)) from error
         except AttributeError as error:
             raise NvmlFailed(call, 0, f"this version of the library has no {call}") from error
+
+
+def _text(value: Any) -> str:
+    """NVML's texts, which older versions of the library return as bytes; "" for None."""
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def numa_node(address: str, root: Path = Path("/")) -> int | None:
+    """Returns the NUMA node of a PCI device; None if the kernel states none. NVML writes the domain with eight digits
+    (`00000000:3B:00.0`), the kernel with four."""
+    domain, _, rest = address.lower().partition(":")
+    try:
+        number = int((root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return number if number >= 0 else None
 
 
 def load_library() -> Any:

@@ -9,8 +9,11 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
+
 from engine_agent.node import procfs
 from engine_agent.protocol.identity import PLAIN_LINKS_VARIABLE
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, Observed, Peer, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import MemberRole, Phase
@@ -26,8 +29,11 @@ START_S = 30.0
 class Node:
     """One node: its agent's process, and its messages."""
 
-    def __init__(self, plane: FakeControlPlane, folder: Path, port_base: int) -> None:
+    def __init__(
+        self, plane: FakeControlPlane, folder: Path, port_base: int, owns: NodeResources | None = None
+    ) -> None:
         self.id = f"n-{port_base:08x}"
+        self.owns = owns
         self.port_base = port_base
         self.home = folder / self.id
         self._plane = plane
@@ -42,6 +48,7 @@ class Node:
         argv = [sys.executable, *program, "--node-id", self.id, "--home", str(self.home)]
         argv += ["--server", self._plane.url, "--instance-type", "cpu", "--region", "r", "--host", "127.0.0.1"]
         argv += ["--port-base", str(self.port_base), "--topology", "a,b"]
+        argv += ["--owns", msgspec.json.encode(self.owns).decode()] if self.owns else []
         env = {**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1", "SWITCHYARD_NODE_ID": self.id}
         env[PLAIN_LINKS_VARIABLE] = "1"  # the tests ask the cell proxy as an ingress would, and have no certificate
         self.home.mkdir(exist_ok=True)
@@ -155,7 +162,8 @@ class Cell:
 async def running_cell(plane: FakeControlPlane, folder: Path) -> AsyncIterator[Cell]:
     """Two nodes with agents and without orders; their processes are killed at the end."""
     first = free_ports(2 * PORTS_PER_NODE)
-    nodes = [Node(plane, folder, first), Node(plane, folder, first + PORTS_PER_NODE)]
+    share = NodeResources("cpu", (1,), cpus=(max(os.sched_getaffinity(0)),), memory_bytes=2**30)
+    nodes = [Node(plane, folder, first), Node(plane, folder, first + PORTS_PER_NODE, share)]
     try:
         for node in nodes:
             node.start_agent()

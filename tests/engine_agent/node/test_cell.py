@@ -14,6 +14,7 @@ from engine_agent.node import procfs
 from engine_agent.node.accounts import Service, service_account
 from engine_agent.node.planning.node import ProcessKind
 from engine_agent.node.record import JOURNAL_FILE
+from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import Phase
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.node.agents import MODEL, Cell, running_cell
@@ -59,6 +60,22 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     hello = cell.plane.by_agent[cell.leader.id][0]
     assert hello.topology == ("a", "b")  # type: ignore[union-attr]
     assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_owns_a_part_of_its_machine_serves_on_it(cell: Cell) -> None:
+    owns = cell.follower.owns
+    whole, part = engines(cell)
+    assert owns is not None
+    assert whole is not None
+    assert part is not None
+    assert procfs.environment(part)["SWITCHYARD_DEVICES"] == "cpu 1"
+    assert "SWITCHYARD_DEVICES" not in procfs.environment(whole)
+    assert os.sched_getaffinity(part) == set(owns.cpus)
+    hello = cell.plane.by_agent[cell.follower.id][0]
+    assert isinstance(hello, Hello)
+    assert hello.inventory is not None
+    assert (hello.inventory.cores, hello.inventory.memory_bytes) == (1, 2**30)
 
 
 @pytest.mark.asyncio

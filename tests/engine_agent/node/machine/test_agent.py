@@ -4,13 +4,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.node.enrolment import Enrolment, EnrolmentUnreachable
 from engine_agent.node.journal import Journal
-from engine_agent.node.machine.agent import JOURNAL_FILE, HostState, MachineAgent, Step, next_step, pause_s, phase_of
+from engine_agent.node.machine.agent import (
+    JOURNAL_FILE,
+    AgentState,
+    MachineAgent,
+    Step,
+    may_leave,
+    next_step,
+    pause_s,
+    phase_of,
+)
 from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.tenant import Tenant
@@ -24,43 +34,61 @@ RUN = MachineOrder("m-1", 2, NODE)
 LEAVE = MachineOrder("m-1", 3, leave=True)
 
 
-@pytest.mark.parametrize(
-    ("order", "here", "step"),
-    [
-        (None, HostState("n-1", alive=False), Step.NOTHING),
-        (NONE, HostState("", alive=False), Step.NOTHING),
-        (NONE, HostState("n-1", alive=True), Step.WIPE),
-        (RUN, HostState("", alive=False), Step.START),
-        (RUN, HostState("n-1", alive=True), Step.NOTHING),
-        (RUN, HostState("n-1", alive=False), Step.START),
-        (RUN, HostState("n-1", alive=False, start_after_s=11.0), Step.NOTHING),
-        (RUN, HostState("n-2", alive=True), Step.WIPE),
-        (LEAVE, HostState("n-1", alive=True), Step.WIPE),
-        (LEAVE, HostState("", alive=False), Step.LEAVE),
-    ],
-)
-def test_the_next_step(order: MachineOrder | None, here: HostState, step: Step) -> None:
-    assert next_step(order, here, 10.0) is step
+SHARED = MachineOrder("m-1", 4, nodes=(NODE, msgspec.structs.replace(NODE, id="n-2", port=21020)))
 
 
 @pytest.mark.parametrize(
-    ("order", "here", "phase"),
+    ("order", "one", "step"),
     [
-        (None, HostState("", alive=False), MachinePhase.IDLE),
-        (RUN, HostState("", alive=False), MachinePhase.STARTING),
-        (RUN, HostState("n-1", alive=True), MachinePhase.RUNNING),
-        (RUN, HostState("n-1", alive=False), MachinePhase.AGENT_DEAD),
+        (None, AgentState("n-1"), Step.NOTHING),
+        (NONE, AgentState("n-1", alive=True), Step.WIPE),
+        (NONE, AgentState("n-1", here=False), Step.NOTHING),
+        (RUN, AgentState("n-1", here=False), Step.START),
+        (RUN, AgentState("n-1", alive=True), Step.NOTHING),
+        (RUN, AgentState("n-1"), Step.START),
+        (RUN, AgentState("n-1", start_after_s=11.0), Step.NOTHING),
+        (RUN, AgentState("n-2", alive=True), Step.WIPE),
+        (SHARED, AgentState("n-2", here=False), Step.START),
+        (SHARED, AgentState("n-3", alive=True), Step.WIPE),
+        (LEAVE, AgentState("n-1", alive=True), Step.WIPE),
+        (LEAVE, AgentState("n-1", here=False), Step.NOTHING),
     ],
 )
-def test_what_is_reported(order: MachineOrder | None, here: HostState, phase: MachinePhase) -> None:
-    assert phase_of(order, here) is phase
-    assert phase_of(order, here, left=True) is MachinePhase.LEFT
+def test_the_next_step(order: MachineOrder | None, one: AgentState, step: Step) -> None:
+    assert next_step(order, one, (), 10.0) is step
+
+
+@pytest.mark.parametrize(("port", "step"), [(21000, Step.NOTHING), (None, Step.NOTHING), (21020, Step.START)])
+def test_an_agent_starts_after_the_one_that_had_its_ports_is_wiped(port: int | None, step: Step) -> None:
+    former = AgentState("n-0", alive=True, port=port)
+    assert next_step(RUN, AgentState("n-1", here=False), [former], 10.0) is step
+
+
+def test_a_host_leaves_when_nothing_is_left_on_it() -> None:
+    assert may_leave(LEAVE, [AgentState("n-1", here=False)])
+    assert not may_leave(LEAVE, [AgentState("n-1"), AgentState("n-2", here=False)])
+    assert not may_leave(NONE, [])
+
+
+@pytest.mark.parametrize(
+    ("order", "agents", "phase"),
+    [
+        (None, [], MachinePhase.IDLE),
+        (RUN, [], MachinePhase.STARTING),
+        (RUN, [AgentState("n-1", alive=True)], MachinePhase.RUNNING),
+        (RUN, [AgentState("n-1")], MachinePhase.AGENT_DEAD),
+        (SHARED, [AgentState("n-1", alive=True), AgentState("n-2")], MachinePhase.AGENT_DEAD),
+    ],
+)
+def test_what_is_reported(order: MachineOrder | None, agents: list[AgentState], phase: MachinePhase) -> None:
+    assert phase_of(order, agents) is phase
+    assert phase_of(order, agents, left=True) is MachinePhase.LEFT
 
 
 @given(st.booleans(), st.booleans(), st.floats(0, 100), st.floats(0, 100))
 def test_what_an_order_names_is_never_wiped(leave: bool, alive: bool, start_after_s: float, now_s: float) -> None:
-    here = HostState("n-1", alive=alive, start_after_s=start_after_s)
-    step = next_step(MachineOrder("m-1", 2, NODE, leave=leave), here, now_s)
+    one = AgentState("n-1", alive=alive, start_after_s=start_after_s)
+    step = next_step(MachineOrder("m-1", 2, NODE, leave=leave), one, (), now_s)
     assert (step is Step.WIPE) == leave
 
 
@@ -75,7 +103,10 @@ SECOND = MachineOrder("m-1", 2, RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7",
 class NoTenant:
     """Runs no agent and can start none."""
 
-    id = ""
+    is_here = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def pid(self) -> int | None:
         return None
@@ -86,8 +117,9 @@ class NoTenant:
     def wipe(self) -> str:
         return ""
 
-    def folder(self, name: str) -> Path:
-        raise OSError(f"{name} cannot be started in a test")
+    @property
+    def folder(self) -> Path:
+        raise OSError(f"{self.name} cannot be started in a test")
 
 
 async def nothing_else(*_: object) -> bool:
@@ -102,7 +134,7 @@ def agent(tmp_path: Path) -> MachineAgent:
     release = SimpleNamespace(tried=None, confirm=lambda: None, follow=nothing_else)
     return MachineAgent(
         paths=paths,
-        tenant=cast(Tenant, NoTenant()),
+        tenant=lambda name: cast(Tenant, NoTenant(name)),
         enrolment=enrolment,
         hello=lambda: cast(Hello, None),
         release=cast(ReleaseChange, release),
@@ -144,7 +176,9 @@ def _refuse(*_: object) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_leaves_wants_no_other_release(
+    agent: MachineAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted: list[object] = []
 
     async def follow(order: object, *_: object) -> bool:
@@ -152,8 +186,9 @@ async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, mo
         return False
 
     monkeypatch.setattr(cast(Any, agent)._release, "follow", follow)
-    monkeypatch.setattr(NoTenant, "id", "n-1")  # which it wipes before it leaves
+    (tmp_path / "state/runs/n-1").mkdir(parents=True)  # which it wipes before it leaves
     release = ReleaseOrder("1" * 16, "e" * 64, 7)
+    monkeypatch.setattr(NoTenant, "is_here", True)
     for order in (MachineOrder("m-1", 1, release=release), MachineOrder("m-1", 2, leave=True, release=release)):
         cast(Any, agent)._on_message(order)
         await cast(Any, agent)._pass()

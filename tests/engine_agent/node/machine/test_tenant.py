@@ -20,7 +20,7 @@ def test_where_artifacts_come_from_is_passed_on_and_keys_are_not(
     }
     for name, value in {**passed, "AWS_SECRET_ACCESS_KEY": "secret", "SWITCHYARD_JOIN_TOKEN": "secret"}.items():
         monkeypatch.setenv(name, value)
-    environment = Tenant(HostPaths(tmp_path), tmp_path)._environment("n-00000001")
+    environment = Tenant("n-00000001", HostPaths(tmp_path), tmp_path)._environment("n-00000001")
     assert environment.items() >= passed.items()
     assert "secret" not in environment.values()
     cache = Path(environment["SWITCHYARD_CACHE"])

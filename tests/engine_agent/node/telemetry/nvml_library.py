@@ -58,6 +58,9 @@ class Library:
     def nvmlDeviceGetName(self, handle: int) -> bytes:
         return b"NVIDIA H100 80GB HBM3"
 
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return f"GPU-0000000{handle}-1111-2222-3333-444444444444".encode()
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(total=80 * 2**30, used=5 * 2**30)
 

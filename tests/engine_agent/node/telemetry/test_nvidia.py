@@ -11,7 +11,8 @@ import pytest
 
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, Restarts
 from engine_agent.node.telemetry.energy import energy_here
-from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed
+from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed, numa_node
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import is_hard
 from tests.engine_agent.fake_control_plane import eventually
@@ -51,10 +52,38 @@ async def test_a_device_has_name_use_memory_and_error_counters() -> None:
     async with Machine(Library()).read() as reader:
         (device,) = reader.devices
     assert str(device) == "nvidia 0: NVIDIA H100 80GB HBM3, 80 GiB"
+    assert (device.uuid, device.numa) == ("GPU-00000000-1111-2222-3333-444444444444", None)
     assert (device.utilisation_percent, device.memory_used_bytes) == (37.0, 5 * 2**30)
     assert device.errors["ecc_corrected"] == 2
     assert device.errors.keys() >= {"ecc_uncorrected", "row_remap_failed", "recovery_action"}
     assert reader.trouble == ""
+
+
+def test_the_numa_node_of_a_device_is_found_by_its_pci_address(tmp_path: Path) -> None:
+    file = tmp_path / "sys/bus/pci/devices/0000:3b:00.0/numa_node"
+    file.parent.mkdir(parents=True)
+    for text, number in (("1\n", 1), ("-1\n", None), ("", None)):
+        file.write_text(text)
+        assert numa_node("00000000:3B:00.0", tmp_path) == number
+    assert numa_node("00000000:5E:00.0", tmp_path) is None
+
+
+@pytest.mark.asyncio
+async def test_energy_of_a_node_is_that_of_its_devices() -> None:
+    machine = Machine(Library(devices=2), files=2)
+    owns = NodeResources("nvidia", (1,), ("GPU-00000001-1111-2222-3333-444444444444",))
+    monitor = energy_here(AcceleratorMonitor([machine.reader], owns), NOWHERE)
+    async with machine.read() as reader:
+        await eventually(lambda: reader.energy is not None)
+        monitor.read()
+        machine.library.millijoules = {0: 2, 1: 3}
+
+        def is_counted() -> bool:
+            monitor.read()
+            return monitor.meters()[0].microjoules > 0
+
+        await eventually(is_counted)
+        assert [meter.microjoules for meter in monitor.meters()] == [3_000]
 
 
 @pytest.mark.asyncio
