@@ -15,7 +15,12 @@ from controlplane.dashboard.shell import SEARCH, SHELL
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.faults.pages import INCIDENT, INCIDENTS
-from fleet.machines.pages import invitation_withdraw_action, machine_add_action, machine_remove_page
+from fleet.machines.pages import (
+    invitation_withdraw_action,
+    machine_add_action,
+    machine_layout_page,
+    machine_remove_page,
+)
 from fleet.nodes.pages import NODE, NODES
 from fleet.regions.pages import REGION, image_back_action, image_move_action, pool_action, pool_add_action
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
@@ -79,6 +84,7 @@ urlpatterns = [
     path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
     path("nodes/invitations/<str:prefix>/withdraw/", invitation_withdraw_action, name="invitation-withdraw"),
+    path("nodes/machines/<str:key>/layout/", machine_layout_page, name="machine-layout"),
     path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("regions/<str:key>/", _view(REGION), name="region"),

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 from django.conf import settings
 
-from engine_agent.protocol.machine_messages import release_in
+from engine_agent.protocol.machine_messages import MachineFacts, NodeResources, release_in
 from engine_agent.protocol.ports import (
     MAX_BLOCKS,
     PORTS_PER_NODE,
@@ -36,6 +36,7 @@ from engine_agent.protocol.ports import (
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import trust_now
 from fleet.clouds.base import LaunchSpec, Machine, NoCapacity, ProviderError
+from fleet.machines.planner import InvalidLayout, plan_layout
 from fleet.placement.planning.distance import free_position
 from fleet.reconcile.planning.snapshot import ProviderStatus
 
@@ -188,14 +189,23 @@ class LocalProvider:
     name = "local"
 
     def __init__(
-        self, *, home: Path, checkout: Path, server_url: str, first_port: int, reserved: Collection[int] = ()
+        self,
+        *,
+        home: Path,
+        checkout: Path,
+        server_url: str,
+        first_port: int,
+        reserved: Collection[int] = (),
+        layout: str = "",
     ) -> None:
-        """`first_port`: of nodes; `reserved`: ports that nodes may not use."""
+        """`first_port`: of nodes; `reserved`: ports that nodes may not use. `layout`: how this computer's CPUs are
+        divided into nodes, as of joined hosts; empty: every node uses all of them."""
         self.home = home
         self.reserved = frozenset(reserved)
         self.checkout = checkout
         self.server_url = server_url
         self.first_port = first_port
+        self.layout = layout
 
     @classmethod
     def from_settings(cls) -> "LocalProvider":
@@ -204,6 +214,7 @@ class LocalProvider:
             checkout=settings.BASE_DIR,
             server_url=settings.SWITCHYARD_AGENT_URL,
             first_port=settings.SWITCHYARD_NODE_PORTS,
+            layout=settings.SWITCHYARD_LOCAL_LAYOUT,
             reserved=[
                 use.port
                 for use in fixed_ports(
@@ -314,6 +325,27 @@ class LocalProvider:
             f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
         )
 
+    def _free_part(self) -> NodeResources:
+        """The first part of this computer that no node owns. Raises NoCapacity if there is none."""
+        facts = MachineFacts(
+            address=ADDRESS,
+            port_base=self.first_port,
+            cores=len(os.sched_getaffinity(0)),
+            memory_bytes=psutil.virtual_memory().total,
+            disk_free_bytes=0,
+            cpus=(tuple(sorted(os.sched_getaffinity(0))),),
+        )
+        try:
+            parts = plan_layout(self.layout, facts)
+        except InvalidLayout as error:
+            raise ProviderError(f"SWITCHYARD_LOCAL_LAYOUT: {error}") from None
+        stated = (boot.option("--owns") for boot in self._node_boots())
+        owned = {at for text in stated if text for at in msgspec.json.decode(text, type=NodeResources).devices}
+        free = [part for part in parts if owned.isdisjoint(part.devices)]
+        if not free:
+            raise NoCapacity(f"all {len(parts)} nodes of layout {self.layout} (SWITCHYARD_LOCAL_LAYOUT) are taken")
+        return free[0]
+
     def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
         """The free place in a region nearest to `near`, as the network nodes above it."""
         taken = (boot.topology for boot in self._node_boots() if boot.option("--region") == region)
@@ -394,6 +426,7 @@ class LocalProvider:
             ports = self._free_ports() if spec.port is None else spec.port
             own = ["node", "--node-id", spec.id, "--port-base", str(ports), "--instance-type", spec.instance_type]
             own += ["--topology", ",".join(self._free_place(spec.region, spec.near))]
+            own += ["--owns", msgspec.json.encode(self._free_part()).decode()] if self.layout else []
         folder, address = str(self._machine_folder(spec.id)), spec.address or ADDRESS
         common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
         return [sys.executable, "-m", "engine_agent", *own, *common]

@@ -10,9 +10,10 @@ from django.db.models import F, Q
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.clouds.base import LaunchSpec, ProviderError
 from fleet.clouds.base import Machine as Launched
-from fleet.machines.models import Machine
-from fleet.machines.planner import POOLED, NoMachine, plan_machine
-from fleet.machines.selectors import machines_running, pool_of
+from fleet.machines.models import Machine, MachineSlot
+from fleet.machines.planner import POOLED, NoMachine, PooledMachine, plan_machine
+from fleet.machines.selectors import NodeHost, hosts_running, pool_of
+from fleet.machines.services.layouts import slot_assign, slot_forget, slot_release
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.regions.models import InstanceType
@@ -30,9 +31,9 @@ def agent_start_again(machine: Machine | None, node_id: str) -> None:
     live.push_desired([machine.id])
 
 
-def reported_status(machine: Machine) -> ProviderStatus:
+def reported_status(phase: str) -> ProviderStatus:
     """Status of a node on a connected machine, as its agent reports it."""
-    dead = machine.phase == MachinePhase.AGENT_DEAD
+    dead = phase == MachinePhase.AGENT_DEAD
     return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING
 
 
@@ -56,9 +57,8 @@ class MachinesProvider:
         return tuple(self._launch(spec) for spec in specs)
 
     def _launch(self, spec: LaunchSpec) -> Launched:
-        known = machines_running([spec.id]).get(spec.id)
-        if known is not None:
-            return Launched(known.address, known.port_base)
+        if (known := hosts_running([spec.id]).get(spec.id)) is not None:
+            return _launched(known)
         if spec.kind is not AgentKind.NODE:
             raise ProviderError(f"{spec.id} has no machine: an ingress is the machine that joined for it")
         shape = InstanceType.objects.get(name=spec.instance_type).shape()
@@ -66,31 +66,32 @@ class MachinesProvider:
             chosen = plan_machine(shape, pool_of(spec.region, MachineRole.NODE))
             if isinstance(chosen, NoMachine):
                 raise ProviderError(chosen.reason)
-            if _assign_machine(chosen.id, spec.id):
-                taken = Machine.objects.get(id=chosen.id)
-                return Launched(taken.address, taken.port_base)
+            if _assign(chosen, spec.id):
+                return _launched(hosts_running([spec.id])[spec.id])
         raise ProviderError(f"{RACES} machines for {spec.id} were taken by other launches")
 
     def restart_agent(self, node_id: str) -> None:
-        agent_start_again(machines_running([node_id]).get(node_id), node_id)
+        host = hosts_running([node_id]).get(node_id)
+        agent_start_again(host.machine if host else None, node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""
         return {}
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        running = machines_running(node_ids)
-        return {node: _provider_status(running.get(node), node) for node in node_ids}
+        running = hosts_running(node_ids)
+        return {node: _provider_status(running.get(node)) for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
         deadline = time.monotonic() + WIPED_WITHIN_S
-        while (machine := machines_running([node_id]).get(node_id)) is not None:
+        while (host := hosts_running([node_id]).get(node_id)) is not None:
+            machine = host.machine
             if machine.revoked_at is not None or (
-                machine.state != MachineState.TAKEN and machine.leaving and not machine.connected
+                host.state != MachineState.TAKEN and machine.leaving and not machine.connected
             ):
-                _release_revoked(machine)
-            elif machine.state == MachineState.TAKEN:
-                _release_machine(machine)
+                slot_forget(host.slot, now=clock.now()) if host.slot else _release_revoked(machine)
+            elif host.state == MachineState.TAKEN:
+                slot_release(host.slot, now=clock.now()) if host.slot else _release_machine(machine)
             elif not machine.connected:
                 raise ProviderError(f"{machine.id} is not connected; it wipes {node_id} when it reconnects")
             elif time.monotonic() >= deadline:
@@ -99,12 +100,26 @@ class MachinesProvider:
                 self._sleep(LOOK_EVERY_S)
 
     def describe_all(self) -> dict[str, ProviderStatus]:
-        rows = Machine.objects.filter(provider=self.name, state=MachineState.TAKEN).exclude(runs="")
-        return {row.runs: _provider_status(row, row.runs) for row in rows if row.role == MachineRole.NODE}
+        rows = Machine.objects.filter(provider=self.name, state=MachineState.TAKEN, role=MachineRole.NODE.value)
+        slots = MachineSlot.objects.filter(machine__in=rows, state=MachineState.TAKEN)
+        names = [*rows.exclude(runs="").values_list("runs", flat=True), *slots.values_list("runs", flat=True)]
+        return {name: _provider_status(host) for name, host in hosts_running(names).items()}
+
+
+def _launched(host: NodeHost) -> Launched:
+    """A shared machine is the only known network node of its nodes, and so their failure domain: placement keeps cells
+    of one deployment on different machines, and the members of one cell on the same."""
+    return Launched(host.machine.address, host.port_base, (host.machine.id,) if host.slot else None)
+
+
+def _assign(chosen: PooledMachine, node: str) -> bool:
+    if chosen.slot is not None:
+        return slot_assign(machine_id=chosen.id, number=chosen.slot, node=node, now=clock.now())
+    return _assign_machine(chosen.id, node)
 
 
 def _assign_machine(machine: str, node: str) -> bool:
-    rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="")
+    rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="", layout="")
     taken = rows.update(
         state=MachineState.TAKEN.value,
         runs=node,
@@ -140,10 +155,10 @@ def _release_revoked(machine: Machine) -> None:
     live.push("machines", machine.id)
 
 
-def _provider_status(machine: Machine | None, node: str) -> ProviderStatus:
+def _provider_status(host: NodeHost | None) -> ProviderStatus:
     """A silent machine is not gone: its host may be off, or cut off and serving."""
-    if machine is None or machine.state != MachineState.TAKEN:
+    if host is None or host.state != MachineState.TAKEN:
         return ProviderStatus.GONE
-    if not machine.connected:
+    if not host.machine.connected:
         return ProviderStatus.SILENT
-    return reported_status(machine)
+    return reported_status(host.phase)

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
@@ -14,9 +14,10 @@ from rest_framework.response import Response
 
 from fleet.agents.services.enrolment import join_line
 from fleet.cells.api import EndedHidden
-from fleet.machines.models import Invitation, Machine
+from fleet.machines.models import Invitation, Machine, MachineSlot
 from fleet.machines.planner import describe
 from fleet.machines.selectors import invitations_described, machines_described, notices_of
+from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import (
     LONGEST,
     MOST_INVITED,
@@ -36,6 +37,22 @@ INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired"),
 DEFAULT_EXPIRY_S = 3600
 
 
+class SlotSerializer(serializers.ModelSerializer[MachineSlot]):
+    """A node's part of a machine with a layout."""
+
+    node = serializers.CharField(source="runs", help_text="Empty: free.")
+    instance_type = serializers.CharField(source="instance_type_id", allow_null=True)
+    kind = serializers.CharField(source="owns.kind", help_text="Make of its devices; `cpu`: shares of the CPUs.")
+    devices = serializers.ListField(source="owns.devices", child=serializers.IntegerField(), help_text="Their numbers.")
+    cpus = serializers.ListField(source="owns.cpus", child=serializers.IntegerField())
+    memory_bytes = serializers.IntegerField(source="owns.memory_bytes", help_text="Its share of the host's memory.")
+
+    class Meta:
+        model = MachineSlot
+        fields = ["number", "node", "state", "instance_type", "kind", "devices", "cpus", "memory_bytes"]
+        examples = {"kind": "nvidia", "devices": [2, 3], "cpus": [24, 25, 26], "memory_bytes": 541165879296}
+
+
 class MachineSerializer(serializers.ModelSerializer[Machine]):
     provider_id = serializers.CharField(help_text="Its name at the provider.")
     region = serializers.CharField(source="region_id")
@@ -47,6 +64,8 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     )
     tone = serializers.ChoiceField(choices=choices(Tone))
     node = serializers.CharField(source="runs", help_text="The node or ingress on it; empty without one.")
+    layout = serializers.CharField(help_text="How its devices are divided into nodes, as `4x2`; empty: one node.")
+    nodes = SlotSerializer(source="slots", many=True, help_text="The nodes of its layout.")
     address = serializers.CharField(source="shown_address")
     agent_version = serializers.CharField(
         source="shown_version", help_text="Version of its machine agent, or of its node's agent."
@@ -68,13 +87,14 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
         model = Machine
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
-            "node", "connected", "agent_version", "what", "zone", "market", "reservation", "image", "price_per_hour",
-            "cloud_state", "network_nodes", "notices", "state_since", "created_at",
+            "node", "layout", "nodes", "connected", "agent_version", "what", "zone", "market", "reservation", "image",
+            "price_per_hour", "cloud_state", "network_nodes", "notices", "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "m-7c1d9e02",
             "provider": "machines",
             "provider_id": "m-7c1d9e02",
+            "layout": "4x2",
             "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
             "cloud_state": "",
             "network_nodes": ["spine-2", "rack-7"],
@@ -104,7 +124,22 @@ class MachineFilter(EndedHidden):
     region = filters.CharFilter(field_name="region_id")
     provider = filters.CharFilter()
     role = filters.ChoiceFilter(choices=choices(MachineRole))
-    node = filters.CharFilter(field_name="runs")
+    node = filters.CharFilter(method="filter_node")
+
+    def filter_node(self, rows: QuerySet[Machine], name: str, value: str) -> QuerySet[Machine]:
+        return rows.filter(Q(runs=value) | Q(id__in=MachineSlot.objects.filter(runs=value).values("machine")))
+
+
+class LayoutSerializer(WhySerializer):
+    layout = serializers.CharField(
+        max_length=200, allow_blank=True, help_text="NODESxDEVICES, as `8x1` or `1x4+2x2`; empty: one node."
+    )
+    instance_type = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, default="", help_text="Of each node; detected if empty."
+    )
+
+    class Meta:
+        examples = {"layout": "4x2"}
 
 
 class MachineViewSet(ReadOnlyModelViewSet[Machine]):
@@ -118,7 +153,7 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     measured = frozenset({"connected", "agent_version", "notices", "what"})
     aliases = ("ma",)
     columns = (
-        "MACHINE=id, STATE, PROVIDER, REGION, NODE, ADDRESS, TYPE=instance_type, AGENT=agent_version, "
+        "MACHINE=id, STATE, PROVIDER, REGION, NODE, LAYOUT, ADDRESS, TYPE=instance_type, AGENT=agent_version, "
         "SINCE=state_since:age, NOTICES"
     )
 
@@ -131,6 +166,13 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
         """Remove a machine: the cell on it is replaced first, then the machine stops, wipes its data and uninstalls
         itself. 409 for a machine of another provider, for a gone one, and for one that is leaving and connected."""
         return self.act_on_object(request, machine_remove, "machine_id")
+
+    @extend_schema(request=LayoutSerializer)
+    @action(detail=True, methods=["post"])
+    def layout(self, request: Request, id: str) -> Response:
+        """Divide the devices of a joined host into nodes. Its spare nodes are retired and wiped first. 400 for a layout
+        that the host cannot have. 409 for a machine of another provider, and for one with a node in a cell."""
+        return self.act_on_object(request, machine_layout_set, "machine_id", LayoutSerializer)
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])

@@ -1,11 +1,12 @@
-"""The tables of machines, invitations, and orders to providers. Of secrets only hashes are stored."""
+"""The tables of machines and their slots, invitations, and orders to providers. Of secrets only hashes are stored."""
 
 from datetime import datetime
 
 import msgspec
 from django.db import models
 
-from engine_agent.protocol.machine_messages import MachineFacts
+from engine_agent.protocol.machine_messages import MachineFacts, NodeResources
+from engine_agent.protocol.ports import PORTS_PER_NODE
 from fleet.capacity.planning.pools import Market
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.snapshot import ProviderStatus
@@ -51,7 +52,9 @@ class Invitation(models.Model):
 
 
 class Machine(models.Model):
-    """One machine of any provider. `runs`: ID of its node or ingress, or "".
+    """One machine of any provider. `runs`: ID of its node or ingress, or "". `layout`: how its devices are divided into
+    nodes, as `4x2`; the nodes are then in its `slots`. Empty: one node owns the whole machine. If
+    `layout_changes`, it gets `next_layout`, with nodes of `next_type`, when its nodes are wiped.
 
     `provider_id`: its name at the provider. `leaving`: an operator removed it; its node or ingress goes first. A
     machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `instance_type`:
@@ -71,6 +74,10 @@ class Machine(models.Model):
     state = models.CharField(max_length=16, choices=choices(MachineState))
     reason = models.TextField(blank=True)
     runs = models.CharField(max_length=64, blank=True)
+    layout = models.CharField(max_length=200, blank=True)
+    layout_changes = models.BooleanField(default=False)
+    next_layout = models.CharField(max_length=200, blank=True)
+    next_type = models.CharField(max_length=64, blank=True)
     leaving = models.BooleanField(default=False)
     revoked_at = models.DateTimeField(null=True)
     address = models.CharField(max_length=64, blank=True)
@@ -128,6 +135,42 @@ class Machine(models.Model):
     def stated_facts(self) -> MachineFacts | None:
         """Returns the facts that its agent detected; None if it did not join by an invitation."""
         return msgspec.convert(self.facts, MachineFacts) if self.facts else None
+
+
+class MachineSlot(models.Model):
+    """The place of one node on a machine with a layout. `owns`: a `NodeResources`, fixed until the layout changes.
+    `runs`: ID of its node, or "". `phase` and `agent_reason`: as its machine reported them last."""
+
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="slots")
+    number = models.PositiveSmallIntegerField()
+    owns = models.JSONField()
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, null=True, related_name="slots")
+    state = models.CharField(max_length=16, choices=choices(MachineState), default=MachineState.POOL.value)
+    runs = models.CharField(max_length=64, blank=True)
+    phase = models.CharField(max_length=16, blank=True)
+    agent_reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["machine_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["machine", "number"], name="machine_slot_once"),
+            models.UniqueConstraint(fields=["runs"], condition=~models.Q(runs=""), name="machine_slot_runs_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"node {self.number} of {self.machine_id}"
+
+    @property
+    def tone(self) -> Tone:
+        return MACHINE_TONE[MachineState(self.state)]
+
+    @property
+    def port_base(self) -> int:
+        """The first of its node's ports."""
+        return (self.machine.port_base or 0) + self.number * PORTS_PER_NODE
+
+    def resources(self) -> NodeResources:
+        return msgspec.convert(self.owns, NodeResources)
 
 
 # Orders to providers, and their last answers. The reconciler writes the orders, the loop

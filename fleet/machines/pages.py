@@ -14,6 +14,7 @@ from controlplane.dashboard.actions import (
     WHY,
     Action,
     ActionPage,
+    Field,
     Submission,
     Target,
     action,
@@ -30,8 +31,9 @@ from fleet.deployments.models import Deployment
 from fleet.machines.api import InviteSerializer
 from fleet.machines.models import Invitation, Machine
 from fleet.machines.planner import POOLED, describe
-from fleet.machines.selectors import invitations_described, machines_described, notices_of
-from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove
+from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
+from fleet.machines.services.layouts import machine_layout_set
+from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from fleet.regions.models import InstanceType, Region
 
@@ -52,6 +54,10 @@ class MachineRow:
     def is_removable(self) -> bool:
         """Whether users may remove it: other providers terminate their own machines."""
         return self.machine.provider == POOLED and not self.machine.leaving
+
+    @property
+    def is_divisible(self) -> bool:
+        return self.is_removable and self.machine.role == MachineRole.NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,9 @@ class CellMachines:
 
 def cell_machines(row: CellRow, now: datetime) -> CellMachines:
     names = [member.node.pk for member in row.members]
-    machines = {machine.runs: machine for machine in machines_described().filter(runs__in=names)}
+    hosts = {name: host.machine.id for name, host in hosts_running(names).items()}
+    described = {machine.id: machine for machine in machines_described().filter(id__in=hosts.values())}
+    machines = {name: described[machine] for name, machine in hosts.items()}
     rows = tuple(_cell_machine(member, machines.get(member.node.pk), now) for member in row.members)
     prices = [one.machine.price_per_hour if one.machine else None for one in rows]
     known = [price for price in prices if price is not None]
@@ -220,8 +228,9 @@ def _remove(form: Submission, machine: Machine) -> None:
 def _removal_effect(machine: Machine) -> str:
     if not machine.connected:
         return "Its agent is not connected: its credential is revoked, and the host is not wiped."
-    if machine.runs:
-        return f"The cell on {machine.runs} gets another node first. Then the host is wiped and uninstalled."
+    if names := nodes_on(machine):
+        cells = f"The cell on {names[0]} gets" if len(names) == 1 else f"The cells on {', '.join(names)} get"
+        return f"{cells} another node first. Then the host is wiped and uninstalled."
     return "It has no node or ingress. The host is wiped and uninstalled."
 
 
@@ -235,5 +244,39 @@ def _removal_context(form: Submission, machine: Machine) -> Context:
 
 
 machine_remove_page = action_page_view(
-    ActionPage(action=REMOVE, template="fleet/machines/remove_machine.html", context=_removal_context)
+    ActionPage(action=REMOVE, template="fleet/machines/machine_action.html", context=_removal_context)
+)
+
+
+def _divide(form: Submission, machine: Machine) -> None:
+    machine_layout_set(
+        machine_id=machine.id,
+        layout=form.text("layout"),
+        instance_type=form.text("instance_type"),
+        actor=form.actor,
+        now=form.now,
+        why=form.text("why"),
+    )
+
+
+DIVIDE = Action(target=TARGET, name="layout", label="Divide", run=_divide)
+
+
+def _layout_context(form: Submission, machine: Machine) -> Context:
+    facts, names = machine.stated_facts(), nodes_on(machine)
+    has = f"It has {describe(facts)}. " if facts else ""
+    spares = f"{', '.join(names)} must be spare, and is retired and wiped first." if names else "It is free."
+    fields = (
+        Field(
+            "layout", "Layout: nodes x devices, as 4x2; empty: one node", value=form.text("layout") or machine.layout
+        ),
+        Field("instance_type", "Instance type of each node; empty: detected", value=form.text("instance_type")),
+        WHY,
+    )
+    url = reverse("machine-layout", args=(machine.id,))
+    return {"machine": machine, "confirmation": DIVIDE.confirmation(machine, url, has + spares, fields)}
+
+
+machine_layout_page = action_page_view(
+    ActionPage(action=DIVIDE, template="fleet/machines/machine_action.html", context=_layout_context)
 )

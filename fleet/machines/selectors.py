@@ -1,7 +1,8 @@
 """Reads machines for screens, for launches and for the orders of machine agents, each in a fixed number of queries.
 Never writes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from django.db.models import CharField, OuterRef, Prefetch, QuerySet, Subquery, Value
@@ -10,13 +11,15 @@ from django.db.models.functions import Coalesce, NullIf
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
 from fleet.clouds.models import CloudNotice
-from fleet.machines.models import Invitation, Machine
-from fleet.machines.planner import PooledMachine, machine_notices, silent_for_s
+from fleet.machines.models import Invitation, Machine, MachineSlot
+from fleet.machines.planner import PooledMachine, facts_of_node, machine_notices, missing_devices, silent_for_s
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.releases.models import AgentMove, AgentRelease
 
 RUNS = frozenset({MachineState.TAKEN.value})
+SHARED = frozenset({MachineState.POOL.value, MachineState.TAKEN.value})
+"""States in which a machine with a layout gets further nodes."""
 
 
 def machines_described() -> QuerySet[Machine]:
@@ -26,7 +29,7 @@ def machines_described() -> QuerySet[Machine]:
     unsettled = Prefetch("notices", CloudNotice.objects.filter(settled_at=None).order_by("ends_at", "pk"))
     return (
         Machine.objects.select_related("instance_type")
-        .prefetch_related(unsettled)
+        .prefetch_related(unsettled, "slots")
         .annotate(
             network_nodes=Subquery(node.values("topology")[:1]),
             shown_address=Coalesce(
@@ -54,9 +57,19 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
         silent_s=silent_for_s(machine.last_seen_at, now),
     )
     notices = (*notices, *(announced(notice) for notice in machine.notices.all() if notice.settled_at is None))
+    for slot in machine.slots.all():
+        notices = (*notices, *_slot_notices(machine, slot))
     if machine.release_trouble:
         notices = (*notices, f"Its agents keep their release: {machine.release_trouble}.")
     return (*notices, *([f"It has not carried out its order: {machine.agent_reason}."] if machine.agent_reason else []))
+
+
+def _slot_notices(machine: Machine, slot: MachineSlot) -> Iterator[str]:
+    facts, name = machine.stated_facts(), slot.runs or f"Its node {slot.number}"
+    if facts and (missing := missing_devices(facts, slot.resources())):
+        yield f"{name} lacks {', '.join(missing)}, which the machine no longer has."
+    if slot.instance_type_id is None:
+        yield f"No instance type fits {name.lower() if not slot.runs else name}. Set the layout with an instance type."
 
 
 def announced(notice: CloudNotice) -> str:
@@ -70,32 +83,58 @@ def invitations_described() -> QuerySet[Invitation]:
 
 
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
-    rows = Machine.objects.filter(region_id=region, role=role.value, state=MachineState.POOL.value, leaving=False)
-    found = ((row, row.stated_facts()) for row in rows.order_by("id"))
-    return [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
+    """Free machines, and free nodes of machines with a layout whose devices are all there."""
+    rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout="")
+    found = ((row, row.stated_facts()) for row in rows.filter(state=MachineState.POOL.value).order_by("id"))
+    whole = [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
+    return [*whole, *_free_slots(region)] if role is MachineRole.NODE else whole
+
+
+def _free_slots(region: str) -> Iterator[PooledMachine]:
+    rows = Machine.objects.filter(region_id=region, leaving=False, layout_changes=False, state__in=SHARED)
+    for row in rows.exclude(layout="").order_by("id").prefetch_related("slots"):
+        facts, slots = row.stated_facts(), list(row.slots.all())
+        in_use = sum(slot.state != MachineState.POOL for slot in slots)
+        for slot in slots:
+            owns = slot.resources()
+            if facts and slot.state == MachineState.POOL and not missing_devices(facts, owns):
+                kind, own = slot.instance_type_id or "", facts_of_node(facts, owns)
+                yield PooledMachine(row.id, kind, row.connected, own, slot.number, in_use)
 
 
 def free_machines() -> dict[str, dict[str, int]]:
-    """Region to instance type to number of free connected machines for nodes. One query."""
-    rows = Machine.objects.filter(
-        state=MachineState.POOL.value, role=MachineRole.NODE.value, connected=True, leaving=False
+    """Region to instance type to number of free connected places for nodes: machines, and slots of divided ones. Two
+    queries."""
+    there = Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False)
+    whole = there.filter(state=MachineState.POOL.value, layout="").exclude(instance_type=None)
+    slots = MachineSlot.objects.filter(
+        state=MachineState.POOL.value,
+        machine__in=there.filter(state__in=SHARED, layout_changes=False).exclude(layout=""),
     ).exclude(instance_type=None)
     counts: dict[str, dict[str, int]] = {}
-    for region, kind in rows.values_list("region_id", "instance_type_id"):
+    for region, kind in [
+        *whole.values_list("region_id", "instance_type_id"),
+        *slots.values_list("machine__region_id", "instance_type_id"),
+    ]:
         of_region = counts.setdefault(region, {})
         of_region[kind] = of_region.get(kind, 0) + 1
     return counts
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
-    """Returns the order of each machine that was last sent another version. Four queries."""
+    """Returns the order of each machine that was last sent another version. Five queries."""
     rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
-    nodes = {node.id: node for node in Node.objects.filter(id__in=[row.runs for row in rows if row.runs])}
+    slots: dict[str, list[MachineSlot]] = {}
+    taken = MachineSlot.objects.filter(machine__in=[row.id for row in rows], state=MachineState.TAKEN)
+    for slot in taken.select_related("machine"):
+        slots.setdefault(slot.machine_id, []).append(slot)
+    names = [row.runs for row in rows if row.runs] + [slot.runs for of_one in slots.values() for slot in of_one]
+    nodes = {node.id: node for node in Node.objects.filter(id__in=names)}
     told = AgentMove.objects.filter(agent__in=[row.id for row in rows], moved_at__isnull=False)
     moves = {move.agent: move for move in told}
     releases = AgentRelease.objects.in_bulk({move.release for move in moves.values()})
     return {
-        row.id: _machine_order(row, nodes.get(row.runs), _release_order(row, moves.get(row.id), releases))
+        row.id: _machine_order(row, slots.get(row.id, ()), nodes, _release_order(row, moves.get(row.id), releases))
         for row in rows
     }
 
@@ -117,27 +156,63 @@ def tag_of(facts: MachineFacts) -> str:
     return f"cp{major}{rest.partition('.')[0]}-{facts.system.rpartition(' ')[2]}"
 
 
-def _machine_order(machine: Machine, node: Node | None, release: ReleaseOrder | None) -> MachineOrder:
+def _machine_order(
+    machine: Machine, slots: Iterable[MachineSlot], nodes: Mapping[str, Node], release: ReleaseOrder | None
+) -> MachineOrder:
     leave = machine.state == MachineState.LEAVING
+    if machine.layout:
+        shared = tuple(_run_node(machine, slot, nodes.get(slot.runs)) for slot in slots if not leave)
+        return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release, nodes=shared)
     if machine.state not in RUNS or not machine.runs:
         return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release)
     if machine.role == MachineRole.INGRESS:
         port = machine.port_base or 0
         run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, port)
         return MachineOrder(machine.id, machine.desired_version, run, release=release)
-    run = RunAgent(
-        kind=AgentKind.NODE,
-        id=machine.runs,
-        region=machine.region_id,
-        address=machine.address,
-        port=machine.port_base or 0,
-        instance_type=node.instance_type_id if node else machine.instance_type_id or "",
-        topology=tuple(node.topology) if node else (),
-    )
+    run = _run_node(machine, None, nodes.get(machine.runs))
     return MachineOrder(machine.id, machine.desired_version, run, release=release)
 
 
-def machines_running(ids: Iterable[str]) -> dict[str, Machine]:
-    """Returns machines by the ID of their node or ingress."""
-    rows = Machine.objects.filter(runs__in=list(ids)).exclude(state=MachineState.GONE)
-    return {row.runs: row for row in rows}
+def _run_node(machine: Machine, slot: MachineSlot | None, node: Node | None) -> RunAgent:
+    kind = (slot or machine).instance_type_id
+    return RunAgent(
+        kind=AgentKind.NODE,
+        id=(slot or machine).runs,
+        region=machine.region_id,
+        address=machine.address,
+        port=(slot or machine).port_base or 0,
+        instance_type=node.instance_type_id if node else kind or "",
+        topology=tuple(node.topology) if node else (),
+        owns=slot.resources() if slot else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHost:
+    """The machine of a node or ingress, and its slot if the machine has a layout."""
+
+    machine: Machine
+    slot: MachineSlot | None = None
+
+    @property
+    def state(self) -> str:
+        return (self.slot or self.machine).state
+
+    @property
+    def phase(self) -> str:
+        return (self.slot or self.machine).phase
+
+    @property
+    def port_base(self) -> int | None:
+        return (self.slot or self.machine).port_base
+
+
+def hosts_running(ids: Iterable[str]) -> dict[str, NodeHost]:
+    """Returns machines that are not gone by the ID of their nodes or ingress. Two queries."""
+    names = list(ids)
+    rows = Machine.objects.filter(runs__in=names).exclude(state=MachineState.GONE)
+    slots = MachineSlot.objects.filter(runs__in=names).exclude(machine__state=MachineState.GONE)
+    return {
+        **{row.runs: NodeHost(row) for row in rows},
+        **{slot.runs: NodeHost(slot.machine, slot) for slot in slots.select_related("machine")},
+    }

@@ -131,13 +131,17 @@ def _unhealthy_reason(node: Node, now: datetime) -> str:
 
 def _joined_machines() -> list[Machine]:
     there = [MachineState.POOL.value, MachineState.TAKEN.value]
-    return list(Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False))
+    rows = Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False)
+    return list(rows.prefetch_related("slots"))
 
 
 def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
-    """A machine and its node or ingress as one agent: they have one release, or none in common."""
+    """A machine and its nodes or ingress as one agent: they have one release, or none in common. A node that serves
+    stands for the others."""
     own = release_of(machine.agent_version)
-    inner = runs.get(machine.runs) if machine.runs else None
+    names = [machine.runs] if machine.runs else [slot.runs for slot in machine.slots.all() if slot.runs]
+    there = [runs[name] for name in names if name in runs]
+    inner = max(there, key=lambda agent: agent.serves) if there else None
     tried = move is not None and move.attempt == machine.release_attempt
     host = AgentView(
         id=machine.id,
@@ -147,17 +151,18 @@ def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentM
         release=own,
         connected=machine.connected,
         connection_since=machine.last_seen_at,
-        unsteady=bool(machine.runs) and inner is None,
+        unsteady=len(there) < len(names),
         failed=machine.release_trouble if tried else "",
     )
     if inner is None:
         return host
+    other = next((agent.release for agent in there if agent.release != own), own)
     return replace(
         host,
-        release=own if inner.release == own else f"{own or 'none'} and {inner.release or 'none'}",
-        connected=machine.connected and inner.connected,
-        unwell=inner.unwell,
-        unsteady=inner.unsteady,
+        release=own if other == own else f"{own or 'none'} and {other or 'none'}",
+        connected=machine.connected and all(agent.connected for agent in there),
+        unwell=next((agent.unwell for agent in there if agent.unwell), ""),
+        unsteady=host.unsteady or any(agent.unsteady for agent in there),
         standing=inner.standing,
         serves_requests=inner.serves,
     )

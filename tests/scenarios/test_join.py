@@ -119,6 +119,31 @@ def refusals(fleet: RunningFleet) -> list[str]:
     return [event["message"] for event in fleet.api("events", kind="machine.refused")["results"]]
 
 
+def engines(host: Host) -> list[str]:
+    """Devices of each engine on the host, as its environment states them."""
+    found = []
+    for process in host.processes():
+        with contextlib.suppress(psutil.Error):
+            environment = process.environ()
+            is_first = environment.get("SWITCHYARD_PROCESS") == "engine" and process.pid == os.getsid(process.pid)
+            found += [environment["SWITCHYARD_DEVICES"]] if is_first else []
+    return sorted(found)
+
+
+def serve_divided(fleet: RunningFleet, host: Host, machine: str, layout: str, devices: list[str]) -> None:
+    """Divides the host, serves cells of two nodes on all of its nodes, and empties it again."""
+    fleet.post(f"machines/{machine}/layout", {"layout": layout, "instance_type": "local.cpu"})
+    eventually(lambda: len(spares(fleet)) == len(devices), LIMIT_S)
+    assert fleet.api(f"machines/{machine}")["layout"] == layout
+    cells = len(devices) // 2
+    fleet.scale("sim-70b", REGION, cells)
+    assert engines(host) == devices
+    nodes = [node["node"] for node in fleet.api(f"machines/{machine}")["nodes"]]
+    assert len(set(nodes)) == len(devices)
+    fleet.scale("sim-70b", REGION, 0)
+    eventually(lambda: len(spares(fleet)) == len(devices), LIMIT_S)
+
+
 def refused(fleet: RunningFleet, host: Host, command: str, says: str) -> None:
     """The reason is printed on the host and in the timeline, and nothing is left behind."""
     done = host.run(command)
@@ -164,6 +189,9 @@ def test_a_host_joins_comes_back_after_a_reboot_and_leaves(fleet: RunningFleet, 
     eventually(lambda: not spares(fleet), LIMIT_S)
     host.run(f"setsid {host.prefix}/run >/dev/null 2>&1 &")
     eventually(lambda: [spare["id"] for spare in spares(fleet)] == [node["id"]], LIMIT_S)
+
+    serve_divided(fleet, host, machine["id"], "8x1", [f"cpu {number}" for number in range(8)])
+    serve_divided(fleet, host, machine["id"], "4x2", ["cpu 0,1", "cpu 2,3", "cpu 4,5", "cpu 6,7"])
 
     assert "uninstall it first" in host.run(used).stderr
     fleet.post(f"machines/{machine['id']}/remove", {"why": "sold"})

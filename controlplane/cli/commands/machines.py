@@ -1,4 +1,4 @@
-"""Machines: print the command that joins hosts (once), withdraw it, remove a machine."""
+"""Machines: print the command that joins hosts (once), withdraw it, divide or remove a machine."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.session import path_of, session_of
 
 app = typer.Typer()
-machine = typer.Typer(help="Add hosts, or remove one.", no_args_is_help=True)
+machine = typer.Typer(help="Add hosts, divide one into nodes, or remove one.", no_args_is_help=True)
 app.add_typer(machine, name="machine")
 
 
@@ -63,6 +63,31 @@ def remove(
     run.confirm(f"{name} will be emptied, wiped and uninstalled.", wanted=name, yes=yes)
     result = run.connection.post(f"{path_of('machines', name)}/remove", {"why": why})
     run.show(result, [f"machine {name} is {result['state']}: {result['reason']}"])
+
+
+@machine.command()
+def layout(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MACHINE", autocompletion=names_of("machines"))],
+    layout: Annotated[str, typer.Argument(metavar="LAYOUT", help="NODESxDEVICES, as 8x1 or 1x4+2x2; '' for one node.")],
+    instance_type: Annotated[
+        str, typer.Option(help="Of each node. Default: detected.", autocompletion=names_of("instance-types"))
+    ] = "",
+    why: Why = "",
+) -> None:
+    """Divide the devices of a joined host into nodes, each with its own CPUs, memory share and ports. Its spare nodes
+    are retired and wiped first.
+
+    switchyard machine layout m-7c1d9e02 4x2"""
+    run = session_of(context)
+    body = {"layout": layout, "instance_type": instance_type, "why": why}
+    result = run.connection.post(f"{path_of('machines', name)}/layout", body)
+    nodes = [
+        f"node {one['number']}: {one['kind']} {','.join(map(str, one['devices']))}, {one['instance_type'] or 'no type'}"
+        for one in result["nodes"]
+    ]
+    pending = f"machine {name} gets layout {layout or 'one node'} when its nodes are wiped"
+    run.show(result, [pending] if result["layout"] != layout else nodes or [f"machine {name} is one node"])
 
 
 @machine.command()

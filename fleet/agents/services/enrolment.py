@@ -187,7 +187,8 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
         is_served = has_machine_agent(row.provider) and row.state == MachineState.TAKEN and row.revoked_at is None
-        if not is_served or (row.role, row.runs) != (kind, subject):
+        has_node = kind == AgentKind.NODE and row.slots.filter(runs=subject, state=MachineState.TAKEN).exists()
+        if not is_served or ((row.role, row.runs) != (kind, subject) and not has_node):
             raise EnrolmentRefused(f"{machine.id} has no order to run {kind} {subject}")
         return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
 

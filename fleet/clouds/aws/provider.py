@@ -358,7 +358,7 @@ def _provider_status(row: Machine | None) -> ProviderStatus:
     if row.cloud_state in ENDED:
         return ProviderStatus.GONE
     if row.connected:
-        return reported_status(row)
+        return reported_status(row.phase)
     return ProviderStatus.SILENT if row.last_seen_at is not None else ProviderStatus.RUNNING
 
 

@@ -1,7 +1,8 @@
 """Decides which nodes are alive, from the reports of their agents, their provider and other witnesses, and how much may
 be replaced together. It never condemns a node for silence alone: a second witness must agree. It takes no action while
 every agent is silent, because then the control plane is cut off. The guards allow one node of a cell, few nodes of a
-pool, and none while so many are unhealthy that a false alarm is more likely."""
+pool, and none while so many are unhealthy that a false alarm is more likely. The guards count machines: all nodes of a
+machine may fail and be replaced together."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from datetime import datetime
 from functools import cached_property
 from math import ceil
 
+from engine_agent.protocol.machine_messages import is_machine_id
 from engine_agent.protocol.signatures import is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.clouds.planning.call_budget import TOPOLOGY_PAGE
@@ -29,7 +31,8 @@ CONDEMNED = frozenset({NodeState.FAULTY, NodeState.LOST})
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """A pool or zone with so many unhealthy nodes that none of its nodes is replaced."""
+    """A pool or zone with so many unhealthy machines that none of its nodes is replaced. `unhealthy` and `size` count
+    nodes, or machines with several nodes."""
 
     scope: str
     region: str
@@ -38,7 +41,8 @@ class Freeze:
 
     @property
     def reason(self) -> str:
-        return f"{len(self.unhealthy)} of {self.size} nodes of {self.scope} are unhealthy"
+        noun = "machines" if any(is_machine_id(name) for name in self.unhealthy) else "nodes"
+        return f"{len(self.unhealthy)} of {self.size} {noun} of {self.scope} are unhealthy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,12 @@ class Guards:
         self._settings: FaultSettings = settings.faults
         self._silent_after_s = settings.suspect_after_s
         self._now = now
-        self._taken: Counter[tuple[str, str]] = Counter()
+        self._taken: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._busy: dict[str, str] = {}
         self._notices = Notices(fleet, settings, now)
         for open_one in fleet.faults.replacements:
-            self._taken[open_one.region, open_one.instance_type] += open_one.rule is not Rule.NOTICE
+            if open_one.rule is not Rule.NOTICE:
+                self._taken[open_one.region, open_one.instance_type].add(self._machine_of(open_one.node))
             if open_one.cell:
                 self._busy[open_one.cell] = open_one.node
 
@@ -108,15 +113,20 @@ class Guards:
         """Why other replacements exclude this one now, or ""."""
         cell, pool = self._cells.get(node.id, ""), _pool(node)
         busy = self._busy.get(cell, "")
-        if busy == node.id:
+        if busy and self._machine_of(busy) == node.machine:
             return ""
-        return over_budget(ReplacementBudget(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
+        taken = self._taken[pool] - {node.machine}
+        return over_budget(ReplacementBudget(pool, len(taken), self._sizes[pool], cell, busy), self._settings)
 
     def take(self, node: NodeView) -> None:
         """Counts a replacement decided in this pass."""
-        self._taken[_pool(node)] += 1
+        self._taken[_pool(node)].add(node.machine)
         if cell := self._cells.get(node.id):
             self._busy[cell] = node.id
+
+    def _machine_of(self, node: str) -> str:
+        view = self._fleet.nodes.get(node)
+        return view.machine if view is not None else node
 
     @cached_property
     def _cells(self) -> Mapping[str, str]:
@@ -124,7 +134,8 @@ class Guards:
 
     @cached_property
     def _sizes(self) -> Counter[tuple[str, str]]:
-        return Counter(_pool(node) for node in self._fleet.nodes.values() if node.state in COUNTED)
+        machines = {(_pool(node), node.machine) for node in self._fleet.nodes.values() if node.state in COUNTED}
+        return Counter(pool for pool, _ in machines)
 
     @cached_property
     def _with_hard_signal(self) -> frozenset[str]:
@@ -134,9 +145,10 @@ class Guards:
 
     def _freeze(self, region: str, scope: str, nodes: list[NodeView]) -> Freeze | None:
         counted = [node for node in nodes if not self._is_handled(node)]
-        unhealthy = tuple(sorted(node.id for node in counted if self._is_unhealthy(node)))
-        bound = max(self._settings.frozen_above_nodes, self._settings.frozen_above_share * len(counted))
-        return Freeze(scope, region, unhealthy, len(counted)) if len(unhealthy) > bound else None
+        unhealthy = tuple(sorted({node.machine for node in counted if self._is_unhealthy(node)}))
+        size = len({node.machine for node in counted})
+        bound = max(self._settings.frozen_above_nodes, self._settings.frozen_above_share * size)
+        return Freeze(scope, region, unhealthy, size) if len(unhealthy) > bound else None
 
     def _is_unhealthy(self, node: NodeView) -> bool:
         return node.state is not NodeState.READY or node.id in self._with_hard_signal

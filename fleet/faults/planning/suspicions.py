@@ -6,7 +6,7 @@ A cell runs in lock-step, so one slow node slows all of its members. Only a rank
 tells them apart. It is compared per batch size with its cohort: the same role in cells of the same version on the same
 machines. A node without a cohort is never slow."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -210,11 +210,14 @@ def _causes_in_signals(fleet: FleetView, settings: FaultSettings, now: datetime)
     for signal in fleet.faults.signals:
         if signal.last_at >= since:
             affected[signal.signature, signal.instance_type].add(signal.node)
-    sizes = Counter(node.instance_type for node in fleet.nodes.values() if node.state not in NOT_IN_SERVICE)
+    in_service: dict[str, list[str]] = defaultdict(list)
+    for node in fleet.nodes.values():
+        if node.state not in NOT_IN_SERVICE:
+            in_service[node.instance_type].append(node.id)
     for (signature, kind), nodes in affected.items():
-        retired = sum(node not in fleet.nodes or fleet.nodes[node].state in NOT_IN_SERVICE for node in nodes)
-        if is_common(len(nodes), sizes[kind] + retired, settings):
-            yield _cause_in_nodes(fleet, signature, f"nodes of {kind}", nodes, sizes[kind] + retired)
+        cohort = nodes.union(in_service[kind])
+        if is_common(_machines(fleet, nodes), _machines(fleet, cohort), settings):
+            yield _cause_in_nodes(fleet, signature, f"nodes of {kind}", nodes, len(cohort))
 
 
 def _causes_in_slow_nodes(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> Iterable[CommonCause]:
@@ -222,9 +225,14 @@ def _causes_in_slow_nodes(fleet: FleetView, slow: Iterable[SlowNode], settings: 
     for node in slow:
         cohorts[str(node.cohort)].append(node)
     for cohort, nodes in cohorts.items():
-        size = len(nodes[0].cohort_nodes)
-        if is_common(len(nodes), size, settings):
-            yield _cause_in_nodes(fleet, "slow", cohort, [slow_node.node for slow_node in nodes], size)
+        names, everyone = [slow_node.node for slow_node in nodes], nodes[0].cohort_nodes
+        if is_common(_machines(fleet, names), _machines(fleet, everyone), settings):
+            yield _cause_in_nodes(fleet, "slow", cohort, names, len(everyone))
+
+
+def _machines(fleet: FleetView, nodes: Iterable[str]) -> int:
+    """The number of machines that these nodes are on: a fault of one machine hits all of its nodes."""
+    return len({fleet.nodes[node].machine if node in fleet.nodes else node for node in nodes})
 
 
 def _cause_in_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[str], size: int) -> CommonCause:

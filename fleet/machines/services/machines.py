@@ -314,16 +314,26 @@ def _forget_away(machine: Machine, reason: str, now: datetime) -> None:
 
 def _start_leaving(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
     if machine.state == MachineState.TAKEN and machine.role == MachineRole.NODE:
-        node = Node.objects.get(id=machine.runs)
-        if CellMember.objects.filter(node=node).exists():
-            node_replacement_request(node_id=node.id, actor=actor, now=now, why=why or "its machine is removed")
-        elif node.state != NodeState.RETIRED:
-            with contextlib.suppress(StaleDecision):
-                node_retire(RetireNode(node.id, NodeState(node.state), f"its machine was {reason}"), now=now)
+        for node in Node.objects.filter(id__in=nodes_on(machine)).order_by("id"):
+            _start_replacing(node, actor, reason, why, now)
     elif machine.state in {MachineState.POOL, MachineState.JOINING}:
         to = MachineState.LEAVING if machine.connected else MachineState.GONE
         machine_move(machine, to, reason, now=now, desired_version=machine.desired_version + 1)
     live.push_desired([machine.id])
+
+
+def nodes_on(machine: Machine) -> list[str]:
+    """Returns the IDs of the nodes or the ingress that a machine has."""
+    whole = [machine.runs] if machine.runs else []
+    return [*whole, *machine.slots.exclude(runs="").values_list("runs", flat=True)]
+
+
+def _start_replacing(node: Node, actor: str, reason: str, why: str, now: datetime) -> None:
+    if CellMember.objects.filter(node=node).exists():
+        node_replacement_request(node_id=node.id, actor=actor, now=now, why=why or "its machine is removed")
+    elif node.state != NodeState.RETIRED:
+        with contextlib.suppress(StaleDecision):
+            node_retire(RetireNode(node.id, NodeState(node.state), f"its machine was {reason}"), now=now)
 
 
 def machine_launched(node: Node, *, now: datetime) -> None:

@@ -29,6 +29,7 @@ from fleet.machines.planner import (
     instance_type_of,
     is_in_force,
 )
+from fleet.machines.services.layouts import layout_follow, slots_report
 from fleet.machines.services.machines import machine_move, machine_remove
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import node_event
@@ -148,6 +149,9 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
                 _remove_as_wished(machine, one.at)
             _apply_report(machine, one.report, one.at)
+            if machine.layout:
+                slots_report(machine, one.report, now=one.at)
+            layout_follow(machine, now=one.at)
             if before != _visible_part(machine):
                 live.push("machines", machine.id)
                 wake_ups.send("fleet.provision")
@@ -167,7 +171,8 @@ def _remove_as_wished(machine: Machine, now: datetime) -> None:
 
 def _apply_report(machine: Machine, report: MachineReport, now: datetime) -> None:
     follows = report.version >= machine.desired_version
-    if machine.state == MachineState.WIPING and follows and report.phase is MachinePhase.IDLE and not report.runs:
+    is_wiped = report.phase is MachinePhase.IDLE and not report.runs and not machine.layout
+    if machine.state == MachineState.WIPING and follows and is_wiped:
         to = MachineState.LEAVING if machine.leaving else MachineState.POOL
         version = machine.desired_version + (to is MachineState.LEAVING)
         if machine_move(machine, to, "it has wiped what it held", now=now, runs="", desired_version=version):

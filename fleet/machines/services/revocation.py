@@ -4,15 +4,16 @@ all other hosts receive the revocation and reject its next connection."""
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import Q
 
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import is_trusted
 from fleet.agents.services.authority import agent_trust_end
 from fleet.faults.planning.views import Rule
 from fleet.faults.services.incidents import replacement_begin
-from fleet.machines.models import Machine
+from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import WITH_MACHINE_AGENT, has_machine_agent
-from fleet.machines.services.machines import machine_move
+from fleet.machines.services.machines import machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
 from fleet.reconcile.planning.states import NODE_ALLOWED, MachineState, NodeState
@@ -24,24 +25,36 @@ from kernel.tones import Tone
 
 def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Revokes a node. It is faulty from now on, whatever limits repairs have: it gets no requests, and its cell is lost
-    and gets another node. A joined host under it is revoked too, because it could enrol the node again. Does nothing if
-    nothing is left to revoke. Raises Conflict if the node is retired; it was revoked then."""
+    and gets another node. A joined host under it is revoked too with all of its nodes, because it could enrol them
+    again. Does nothing if nothing is left to revoke. Raises Conflict if the node is retired; it was revoked then."""
     with transaction.atomic():
         machine = host_locked(node_id)
         node = Node.objects.select_for_update().get(id=node_id)
         if node.state == NodeState.RETIRED:
             raise Conflict(f"node {node.id} is retired; its credential and certificates were revoked then")
-        if _is_revoked(machine, node, now):
-            return
-        if machine is not None:
-            _revoke_machine_row(machine, actor, now, why)
-        _revoke_node_row(node, actor, now, why)
+        others = _nodes_locked(machine) if machine is not None else []
+        _revoke(machine, [node, *(other for other in others if other.id != node.id)], actor, now, why)
 
 
 def host_locked(agent_id: str) -> Machine | None:
     """Locks the joined host of this node or ingress, in the caller's transaction. Returns None if there is none."""
-    rows = Machine.objects.select_for_update().filter(runs=agent_id, provider__in=WITH_MACHINE_AGENT)
-    return rows.exclude(state=MachineState.GONE).first()
+    of_slot = MachineSlot.objects.filter(runs=agent_id).values("machine")
+    rows = Machine.objects.select_for_update().filter(provider__in=WITH_MACHINE_AGENT)
+    return rows.filter(Q(runs=agent_id) | Q(id__in=of_slot)).exclude(state=MachineState.GONE).first()
+
+
+def _nodes_locked(machine: Machine) -> list[Node]:
+    rows = Node.objects.select_for_update().filter(id__in=nodes_on(machine)).exclude(state=NodeState.RETIRED)
+    return list(rows.order_by("id"))
+
+
+def _revoke(machine: Machine | None, nodes: list[Node], actor: str, now: datetime, why: str) -> None:
+    if _is_revoked(machine, nodes, now):
+        return
+    if machine is not None:
+        _revoke_machine_row(machine, actor, now, why)
+    for node in nodes:
+        _revoke_node_row(node, actor, now, why)
 
 
 def _revoke_node_row(node: Node, actor: str, now: datetime, why: str) -> None:
@@ -63,29 +76,24 @@ def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "")
     nothing if nothing is left to revoke."""
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
-        node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
-        if _is_revoked(machine, node, now):
-            return
-        _revoke_machine_row(machine, actor, now, why)
-        if node is not None:
-            _revoke_node_row(node, actor, now, why)
+        _revoke(machine, _nodes_locked(machine), actor, now, why)
 
 
-def _is_revoked(machine: Machine | None, node: Node | None, now: datetime) -> bool:
-    agents = [(AgentKind.NODE.value, node.id)] if node is not None else []
+def _is_revoked(machine: Machine | None, nodes: list[Node], now: datetime) -> bool:
+    agents = [(AgentKind.NODE.value, node.id) for node in nodes]
     if machine is not None:
-        agents += [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
+        agents += [(AgentKind.MACHINE.value, machine.id), *((machine.role, name) for name in nodes_on(machine))]
     return (
         (machine is None or not has_machine_agent(machine.provider) or machine.revoked_at is not None)
-        and (node is None or (node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)]))
+        and all(node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)] for node in nodes)
         and not any(is_trusted(kind, subject, now) for kind, subject in agents)
     )
 
 
 def _revoke_machine_row(machine: Machine, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
-    if machine.runs:
-        agent_trust_end(kind=machine.role, subject=machine.runs, now=now)
+    for name in nodes_on(machine):
+        agent_trust_end(kind=machine.role, subject=name, now=now)
     reason = _revocation_reason(actor, why)
     if has_machine_agent(machine.provider) and machine.revoked_at is None:
         Machine.objects.filter(id=machine.id).update(revoked_at=now, leaving=True, reason=reason)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from engine_agent.protocol.fingerprint import Fingerprint
+from engine_agent.protocol.machine_messages import is_machine_id
 from engine_agent.protocol.states import CellRole, EngineState
 from fleet.autoscaling.planning.role_split import RoleSplit, split_within
 from fleet.capacity.planning.pools import ANY, Markets
@@ -81,6 +82,12 @@ class NodeView:
     price_per_hour: float | None = None
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
+
+    @property
+    def machine(self) -> str:
+        """The machine that it shares with other nodes, which then is its lowest network node; else its own ID."""
+        lowest = self.topology[-1] if self.topology else ""
+        return lowest if is_machine_id(lowest) else self.id
 
     def stack(self, engine: str) -> str:
         """Digest of the software relevant for cells of this engine, which must be equal in a cell (I2), or "" before

@@ -133,3 +133,36 @@ def test_however_faulty_a_pool_is_no_more_than_its_share_is_replaced(
     assert len(begun) + under_way <= max(1, under_way, int(0.05 * len(nodes)))
     guards = Guards(view, SETTINGS, NOW)
     assert not begun or not guards.freezes
+
+
+def shared_machine(size: int, *others: NodeView) -> FleetView:
+    """A silent machine with nodes that each serve a cell, and an ingress per cell as a second witness."""
+    parts: list[Any] = []
+    for number in range(size):
+        of = {"state": NodeState.SUSPECT, "report": SILENT, "topology": ("m-0000000a",)}
+        parts += [member(f"a{number}", of=f"c{number}", **of), cell(f"c{number}", f"a{number}")]
+    view = fleet(*parts, *others, nodes_per_cell=1)
+    return with_faults(view, down={f"c{number}": "i-east" for number in range(size)})
+
+
+def test_all_nodes_of_a_lost_machine_are_replaced_together() -> None:
+    neighbours = [node(f"b{number}", topology=("m-0000000b",)) for number in range(8)]
+    assert lost(shared_machine(8, *neighbours)) == [f"a{number}" for number in range(8)]
+    assert incidents(shared_machine(8, *neighbours)).keys().isdisjoint({"zone m-0000000a in east"})
+
+
+def test_machines_that_fail_together_still_freeze_their_pool() -> None:
+    """As many whole machines as the lost machine has nodes."""
+    others = [node(f"x{number}", state=NodeState.SUSPECT, report=SILENT) for number in range(4)]
+    view = shared_machine(4, *others, *(node(name) for name in names(8)))
+    assert lost(view) == []
+    assert incidents(view)["pool local.cpu in east"].summary == (
+        "Nothing is replaced: 5 of 13 machines of pool local.cpu in east are unhealthy"
+    )
+
+
+def test_a_fault_of_every_node_of_one_machine_is_no_common_cause() -> None:
+    shared = [node(f"a{number}", topology=("m-0000000a",)) for number in range(4)]
+    view = fleet(*shared, *(node(name) for name in names(4)))
+    found = incidents(with_faults(view, *(signal(one.id) for one in shared)))
+    assert {one.kind for one in found.values()} == {IncidentKind.HARDWARE}

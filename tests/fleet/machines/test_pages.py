@@ -5,6 +5,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
@@ -160,3 +161,22 @@ def test_the_page_says_what_was_announced() -> None:
     assert "Its provider announced rebalance: soon." in page
     assert "nn-1 / nn-20" in page
     assert "13.00 $ an hour together" in page
+
+
+def test_a_host_is_divided_on_its_page_and_its_nodes_are_listed() -> None:
+    facts = msgspec.structs.replace(rows.FACTS, cpus=(tuple(range(8)),))
+    rows.machine("m-00000001", facts=msgspec.to_builtins(facts))
+    client, where = signed_in(), "/nodes/machines/m-00000001/layout/"
+    assert where in fragment(client, "/nodes/", "machines")
+    assert "8 cores" in client.get(where).text
+    refused = client.post(where, {"layout": "2by4"})
+    assert refused.status_code == 409
+    assert "must be NODESxDEVICES" in refused.text
+    assert 'value="2by4"' in refused.text
+    assert client.post(where, {"layout": "2x4", "instance_type": KIND}).status_code == 302
+    text = fragment(client, "/nodes/", "machines")
+    assert "cpu 0, 1, 2, 3" in text
+    assert "cpu 4, 5, 6, 7" in text
+    assert "4 CPUs" in text
+    client.post(where, {"layout": ""})
+    assert Machine.objects.get().layout == ""

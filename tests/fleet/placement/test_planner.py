@@ -277,3 +277,18 @@ def test_random_small_cases_are_within_two_percent_of_the_exact_optimum(
     assert not taken or max(taken.values()) == 1
     found = total_distance([[member.topology for member in cell.nodes] for cell in cells], DEPTH)
     assert found <= WITHIN * smallest_distance(topologies, wanted, DEPTH)
+
+
+def test_cells_of_a_deployment_are_on_different_machines_while_another_is_free() -> None:
+    """The nodes of a machine with a layout have the machine as their network node."""
+    spares = [at(f"{machine}{number}", f"m-{machine}") for machine in "ab" for number in range(3)]
+    view = fleet(*spares, at("w"))
+    placed = chosen(view, *(order(1, f"c{number}") for number in range(3)))
+    assert sorted(names[0][0] for names in placed if names) == ["a", "b", "w"]
+    grown = fleet(*spares, member("a9", "c0", topology=("m-a",)), cell("c0", "a9"))
+    assert chosen(grown, order(1, "c1")) == [["b0"]]
+
+
+def test_the_members_of_a_cell_share_a_machine_if_one_has_room() -> None:
+    view = fleet(at("a0", "m-a"), at("b0", "m-b"), at("b1", "m-b"))
+    assert chosen(view, order(2)) == [["b0", "b1"]]

@@ -1,0 +1,166 @@
+"""Layouts of joined hosts: divides a machine into nodes once its own are wiped, and assigns and releases the resulting
+slots. A machine with a layout is `taken` while a node is on it, then `wiping`, and `pool` again when its agent has
+wiped every node."""
+
+from datetime import datetime
+
+import msgspec
+from django.db import transaction
+from django.db.models import F
+
+from engine_agent.protocol.machine_messages import MachineReport
+from fleet.deployments.services.instance_types import instance_type_named
+from fleet.machines.models import Machine, MachineSlot
+from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, instance_type_of, plan_layout
+from fleet.machines.services.machines import machine_move, nodes_on
+from fleet.nodes.models import Node
+from fleet.nodes.services.nodes import node_retire
+from fleet.reconcile.planning.decisions import RetireNode
+from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
+from fleet.regions.models import InstanceType
+from kernel import live, wake_ups
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
+
+POOL, TAKEN, WIPING = MachineState.POOL.value, MachineState.TAKEN.value, MachineState.WIPING.value
+
+
+def machine_layout_set(
+    *, machine_id: str, layout: str, actor: str, now: datetime, instance_type: str = "", why: str = ""
+) -> None:
+    """Divides a joined host's devices into nodes; an empty layout makes it one node again. `instance_type`: of every
+    node; empty: detected. A host with spare nodes gets the layout when they are retired and wiped. Raises InvalidInput
+    for a layout that the host cannot have, and Conflict for a machine of another provider or role, one that joins or
+    leaves, and one with a node in a cell."""
+    if instance_type:
+        instance_type_named(instance_type)
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=machine_id)
+        _require_divisible(machine)
+        _plan_slots(machine, layout, instance_type)
+        reason = f"{actor} divides {machine.id} into {layout or 'one node'}" + (f": {why}" if why else "")
+        Machine.objects.filter(id=machine.id).update(layout_changes=True, next_layout=layout, next_type=instance_type)
+        event_record(
+            kind="machine.layout",
+            message=reason,
+            tone=Tone.IDLE,
+            now=now,
+            actor=actor,
+            region=machine.region_id,
+        )
+        for node in Node.objects.filter(id__in=nodes_on(machine)).exclude(state=NodeState.RETIRED).order_by("id"):
+            try:
+                node_retire(RetireNode(node.id, NodeState(node.state), reason), now=now)
+            except StaleDecision as error:
+                raise Conflict(f"{machine.id} has nodes in use: {error}; drain its cell first") from None
+        layout_follow(machine, now=now)
+
+
+def _require_divisible(machine: Machine) -> None:
+    if machine.provider != POOLED or machine.role != MachineRole.NODE:
+        raise Conflict(f"{machine.id} is no joined host for nodes, and only those can have a layout")
+    if machine.leaving or machine.state not in {POOL, TAKEN, WIPING}:
+        raise Conflict(f"{machine.id} is {'leaving' if machine.leaving else machine.state}; it gets no other layout")
+
+
+def _plan_slots(machine: Machine, layout: str, instance_type: str) -> list[MachineSlot]:
+    facts = machine.stated_facts()
+    if facts is None or machine.port_base is None:
+        raise Conflict(f"the hardware of {machine.id} is not known yet")
+    try:
+        parts = plan_layout(layout, msgspec.structs.replace(facts, port_base=machine.port_base)) if layout else ()
+    except InvalidLayout as error:
+        raise InvalidInput(field="layout", rule="layout", message=f"{machine.id}: {error}") from None
+    shapes = [one.shape() for one in InstanceType.objects.all()]
+    return [
+        MachineSlot(
+            machine=machine,
+            number=number,
+            owns=msgspec.to_builtins(owns),
+            instance_type_id=instance_type or instance_type_of(facts_of_node(facts, owns), shapes) or None,
+        )
+        for number, owns in enumerate(parts)
+    ]
+
+
+def layout_follow(machine: Machine, *, now: datetime) -> None:
+    """Gives a free machine the layout that it waits for, in the caller's transaction, which has locked the machine."""
+    machine.refresh_from_db(fields=["state", "layout", "layout_changes", "next_layout", "next_type"])
+    if not machine.layout_changes or machine.state != POOL:
+        return
+    wanted = machine.next_layout
+    Machine.objects.filter(id=machine.id).update(layout_changes=False)
+    try:
+        slots = _plan_slots(machine, wanted, machine.next_type)
+    except (Conflict, InvalidInput) as error:  # its hardware changed since the layout was ordered
+        text = f"{machine.id} keeps layout {machine.layout or 'one node'}: {error}"
+        event_record(kind="machine.layout", message=text, tone=Tone.WARN, now=now, region=machine.region_id)
+        return
+    machine.slots.all().delete()
+    MachineSlot.objects.bulk_create(slots)
+    Machine.objects.filter(id=machine.id).update(layout=wanted)
+    live.push("machines", machine.id)
+    wake_ups.send("fleet.reconcile")
+
+
+def slot_assign(*, machine_id: str, number: int, node: str, now: datetime) -> bool:
+    """Gives a free slot to a node. Returns whether it was still free."""
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=machine_id)
+        if machine.leaving or machine.layout_changes or machine.state not in {POOL, TAKEN}:
+            return False
+        if not machine.slots.filter(number=number, state=POOL).update(state=TAKEN, runs=node):
+            return False
+        if machine.state == POOL:
+            machine_move(machine, MachineState.TAKEN, f"it has {node}", now=now)
+        _order_changed(machine)
+    return True
+
+
+def slot_release(slot: MachineSlot, *, now: datetime) -> None:
+    """Has a slot's node stopped and wiped."""
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=slot.machine_id)
+        if not machine.slots.filter(number=slot.number, state=TAKEN, runs=slot.runs).update(state=WIPING):
+            return
+        if machine.state == TAKEN and not machine.slots.filter(state=TAKEN).exists():
+            machine_move(machine, MachineState.WIPING, f"{slot.runs} was given back", now=now)
+        _order_changed(machine)
+
+
+def slot_forget(slot: MachineSlot, *, now: datetime) -> None:
+    """Frees a slot of a machine that was revoked or removed while disconnected; the machine is gone with its last
+    node."""
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=slot.machine_id)
+        machine.slots.filter(number=slot.number, runs=slot.runs).update(state=POOL, runs="")
+        if machine.state != MachineState.GONE and not machine.slots.exclude(state=POOL).exists():
+            machine_move(machine, MachineState.GONE, machine.reason, now=now)
+        live.push("machines", machine.id)
+
+
+def slots_report(machine: Machine, report: MachineReport, *, now: datetime) -> None:
+    """Stores what a machine reports about its nodes, in the caller's transaction, which has locked the machine. Frees
+    the slots that it has wiped, and the machine with the last of them."""
+    reported = {one.id: one for one in report.nodes}
+    follows = report.version >= machine.desired_version
+    for slot in machine.slots.exclude(state=POOL):
+        one = reported.get(slot.runs)
+        if slot.state == WIPING and follows and one is None:
+            slot.state, slot.runs, slot.phase, slot.agent_reason = POOL, "", "", ""
+        elif one is not None:
+            slot.phase, slot.agent_reason = one.phase.value, one.reason.replace("\0", "")[:500]
+        slot.save(update_fields=["state", "runs", "phase", "agent_reason"])
+    if machine.state == WIPING and not machine.slots.exclude(state=POOL).exists():
+        to = MachineState.LEAVING if machine.leaving else MachineState.POOL
+        version = machine.desired_version + (to is MachineState.LEAVING)
+        if machine_move(machine, to, "it has wiped what it held", now=now, desired_version=version):
+            live.push_desired([machine.id])
+
+
+def _order_changed(machine: Machine) -> None:
+    Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
+    live.push("machines", machine.id)
+    live.push_desired([machine.id])
