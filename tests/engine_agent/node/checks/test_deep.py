@@ -1,5 +1,6 @@
 """One run of all checks prints a line for each result and exits with 1 if one failed."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine_agent.node.checks import deep
-from engine_agent.node.checks.deep import DeepPlan, run_deep
-from engine_agent.node.checks.result import result_from
+from engine_agent.node.checks.deep import LOCK_FILE, DeepPlan, run_deep
+from engine_agent.node.checks.result import Result, result_from
 
 pytestmark = pytest.mark.processes
 
@@ -58,3 +59,14 @@ def test_a_python_that_crashes_or_hangs_is_a_finding(
 def test_checks_come_one_by_one(tmp_path: Path) -> None:
     first = next(iter(run_deep(DeepPlan(tmp_path, seconds=0, memory_mib=8))))
     assert first.check == "memory"
+
+
+def test_nodes_of_a_machine_check_its_disk_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(*_: object) -> Result:
+        with (tmp_path / LOCK_FILE).open("ab") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return Result("disk", True, "alone")
+
+    monkeypatch.setattr("engine_agent.node.checks.deep.check_disk", check)
+    plan = DeepPlan(tmp_path / "n-00000001", seconds=0, memory_mib=8, computes=False)
+    assert [result.found for result in run_deep(plan)][1:] == ["alone"]
