@@ -169,6 +169,13 @@ class MachineSlot(models.Model):
         """The first of its node's ports."""
         return (self.machine.port_base or 0) + self.number * PORTS_PER_NODE
 
+    @property
+    def part(self) -> str:
+        """What it owns, as `nvidia 2,3; 24 CPUs; 504 GiB`."""
+        owns = self.resources()
+        devices, cpus = ",".join(map(str, owns.devices)), len(owns.cpus)
+        return f"{owns.kind} {devices}; {cpus} CPU{'s' * (cpus != 1)}; {owns.memory_bytes / 2**30:.0f} GiB"
+
     def resources(self) -> NodeResources:
         return msgspec.convert(self.owns, NodeResources)
 

@@ -69,6 +69,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     deployment = serializers.CharField(source="member.cell.deployment_id", default=None, allow_null=True)
     rank = serializers.IntegerField(source="member.rank", default=None, allow_null=True)
     role = serializers.SerializerMethodField(help_text="`spare`: in no cell.")
+    machine = serializers.CharField(help_text="Its machine, which it shares with other nodes if that has a layout.")
     topology = serializers.ListField(child=serializers.CharField(), help_text="Network nodes, widest first.")
     fingerprint = serializers.DictField(child=serializers.CharField(), help_text="Software of the node.")
     accelerators = serializers.ListField(
@@ -92,11 +93,12 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         model = Node
         fields = [
             "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
-            "role", "address", "port_base", "topology", "fingerprint", "accelerators", "connected", "last_seen_at",
-            "agent_version", "engine", "checks", "state_since", "created_at",
+            "role", "machine", "address", "port_base", "topology", "fingerprint", "accelerators", "connected",
+            "last_seen_at", "agent_version", "engine", "checks", "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "n-0a1b2c3d",
+            "machine": "m-7c1d9e02",
             "topology": ["local", "us-east-1", "rack-1"],
             "fingerprint": {"agent": "0.1.0", "kernel": "6.8.0", "sim.engine": "sim 0.1.0", "sim.python": "3.11.7"},
         }
@@ -151,7 +153,7 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
     watch_kind = "node"
-    measured = frozenset({"last_seen_at", "connected", "engine", "agent_version", "checks"})
+    measured = frozenset({"machine", "last_seen_at", "connected", "engine", "agent_version", "checks"})
     aliases = ("no",)
     columns = "NODE=id, STATE, REGION, TYPE=instance_type, ROLE, CELL, CORDONED, CONNECTED, SINCE=state_since:age"
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
@@ -16,6 +16,7 @@ from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import CellMember
 from fleet.load.pages import report_of, silent_s
 from fleet.machines.pages import MACHINES
+from fleet.machines.selectors import NodeHost, hosts_running
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import NodeState
 from fleet.releases.pages import AGENTS
@@ -26,13 +27,15 @@ SPARE = "spare"
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. `role`: leader, follower or spare; `silent_s`: set while its agent does not report."""
+    """A node. `role`: leader, follower or spare; `silent_s`: set while its agent does not report; `host`: its machine,
+    only on its own page."""
 
     node: Node
     role: str
     member: CellMember | None
     report: NodeReport | None
     silent_s: float | None
+    host: NodeHost | None = None
 
     @property
     def checks(self) -> Mapping[str, Any] | None:
@@ -100,7 +103,7 @@ def _ordered() -> "QuerySet[Node]":
 
 def node_find(*, node_id: str, now: datetime) -> NodeRow | None:
     node = _nodes().filter(pk=node_id).first()
-    return node_row(node, now) if node else None
+    return replace(node_row(node, now), host=hosts_running([node_id]).get(node_id)) if node else None
 
 
 def node_row(node: Node, now: datetime) -> NodeRow:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import Count, QuerySet, Value
+from django.db.models import CharField, Count, OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
 from msgspec import structs
 
@@ -20,9 +20,10 @@ from engine_agent.protocol.states import CellRole, MemberRole, Phase
 from fleet.cells.models import CellMember
 from fleet.cells.selectors import Pairings, pairings
 from fleet.faults.planning.liveness import WATCHED
+from fleet.machines.models import Machine, MachineSlot
 from fleet.nodes.models import Node, NodeCheck, NodeLog
 from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
+from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
 from models_registry.builds.selectors import builds_ordered
 from models_registry.versions.planning.roles import render_role
 from models_registry.versions.planning.spec import InvalidVersion
@@ -48,9 +49,17 @@ log = logging.getLogger(__name__)
 
 
 def nodes_described() -> QuerySet[Node]:
-    """Nodes with their latest report and cell, in one query. A node without a report has `connected` False and
+    """Nodes with their latest report, cell and machine, in one query. A node without a report has `connected` False and
     `agent_version` ""."""
+    whole = Machine.objects.filter(runs=OuterRef("pk")).exclude(runs="").exclude(state=MachineState.GONE)
+    shared = MachineSlot.objects.filter(runs=OuterRef("pk")).exclude(runs="")
     return Node.objects.select_related("report", "member__cell").annotate(
+        machine=Coalesce(
+            Subquery(whole.values("id")[:1]),
+            Subquery(shared.values("machine")[:1]),
+            Value(""),
+            output_field=CharField(),
+        ),
         connected=Coalesce("report__connected", Value(False)),
         agent_version=Coalesce("report__agent_version", Value("")),
     )

@@ -28,6 +28,7 @@ from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.controlplane.api.client import bearer
+from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -125,7 +126,10 @@ def divided(layout: str = "8x1", facts: MachineFacts = PLAIN, **columns: Any) ->
 def launch(number: int) -> str:
     name = f"n-0000000{number}"
     rows.node(name, where="pool")
-    MachinesProvider().launch([LaunchSpec(name, AgentKind.NODE, "pool", "", instance_type=rows.KIND)])
+    spec = LaunchSpec(name, AgentKind.NODE, "pool", "", instance_type=rows.KIND)
+    [launched] = MachinesProvider().launch([spec])
+    shared = MachineSlot.objects.filter(runs=name).exists()
+    assert launched.topology == (("m-00000001",) if shared else None), "its failure domain"
     return name
 
 
@@ -149,6 +153,9 @@ def test_every_slot_of_a_machine_gets_one_node_with_its_own_ports_and_devices() 
     order = machine_orders({machine.id: 0})[machine.id]
     assert order.run is None
     assert [(run.id, run.port) for run in order.nodes] == [(f"n-0000000{n}", 14000 + 20 * n) for n in range(4)]
+    assert bearer().get("/api/v1/nodes/n-00000002/").json()["machine"] == machine.id
+    page = signed_in().get("/nodes/n-00000002/").text
+    assert f"{machine.id}, of which it owns cpu 4,5; 4 CPUs; 16 GiB" in page
     owned = [run.owns.devices for run in order.nodes if run.owns]
     assert owned == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert free_machines() == {}
