@@ -29,6 +29,7 @@ from fleet.faults.services.incidents import (
     replacement_begin,
     replacement_request,
 )
+from fleet.machines.models import MachineSlot
 from fleet.machines.services.orders import machines_forget, provider_order
 from fleet.nodes.models import Node, NodeCheck, NodeReport
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
@@ -64,10 +65,11 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         _lock_unless_it_reported(decision)
         node = _change_state(decision.node, decision.seen, decision.to, decision.reason, now)
         member = CellMember.objects.filter(node=node).select_related("cell").first()
+        machine = _lost_machine(node)
         incident_open(
             kind="node-lost",
-            subject=node.id,
-            summary=f"Node {node.id} lost: {decision.reason}",
+            subject=machine or node.id,
+            summary=f"{f'Machine {machine}' if machine else f'Node {node.id}'} lost: {decision.reason}",
             evidence={"reason": decision.reason},
             now=now,
             region=node.region_id,
@@ -77,6 +79,13 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         )
         if member:
             replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+
+
+def _lost_machine(node: Node) -> str:
+    """The machine that this node shares with others, if its own agent is silent as well: one incident for all of them.
+    Otherwise ""."""
+    slots = MachineSlot.objects.filter(runs=node.id, machine__connected=False)
+    return slots.values_list("machine_id", flat=True).first() or ""
 
 
 def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode]:

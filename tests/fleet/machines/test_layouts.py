@@ -15,6 +15,7 @@ from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.enrolment import EnrolmentRefused, agent_enrol, credential_issue
 from fleet.clouds.base import LaunchSpec, ProviderError
 from fleet.clouds.machines import MachinesProvider
+from fleet.faults.models import Incident
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import InvalidLayout, missing_devices, parse_layout, plan_layout
 from fleet.machines.selectors import free_machines, machine_orders, notices_of, pool_of
@@ -22,7 +23,9 @@ from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import machine_remove
 from fleet.machines.services.reports import ReceivedMachineReport, machine_reports_store
 from fleet.machines.services.revocation import node_revoke
-from fleet.nodes.models import Node
+from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.services.nodes import node_move
+from fleet.reconcile.planning.decisions import MoveNode
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from kernel.models import Event
@@ -319,6 +322,19 @@ def test_a_host_that_is_revoked_with_one_node_is_revoked_with_all() -> None:
     for name in names:
         MachinesProvider().terminate(name)
     assert Machine.objects.get().state == MachineState.GONE
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("connected", "subjects"), [(False, {"m-00000001"}), (True, {"n-00000001", "n-00000002"})])
+def test_the_loss_of_a_machine_is_one_incident(connected: bool, subjects: set[str]) -> None:
+    divided("2x4")
+    names = [launch(1), launch(2)]
+    Machine.objects.update(connected=connected)
+    for name in names:
+        seen = NodeReport.objects.filter(node_id=name).values_list("last_seen_at", flat=True).first()
+        node_move(MoveNode(name, NodeState.READY, NodeState.LOST, "silent for 31 s", seen), now=NOW)
+    assert {row.subject for row in Incident.objects.all()} == subjects
+    assert {node.state for node in Node.objects.filter(id__in=names)} == {NodeState.LOST}
 
 
 @pytest.mark.django_db
