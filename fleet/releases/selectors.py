@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import msgspec
-from django.db.models import Q
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Q, Value
 
 from engine_agent.protocol.machine_messages import release_of
 from engine_agent.protocol.states import AgentKind, EngineState
@@ -132,14 +133,15 @@ def _unhealthy_reason(node: Node, now: datetime) -> str:
 def _joined_machines() -> list[Machine]:
     there = [MachineState.POOL.value, MachineState.TAKEN.value]
     rows = Machine.objects.filter(provider__in=WITH_MACHINE_AGENT, state__in=there, leaving=False)
-    return list(rows.prefetch_related("slots"))
+    shared = ArrayAgg("slots__runs", filter=~Q(slots__runs="") & Q(slots__isnull=False), default=Value([]))
+    return list(rows.annotate(shared=shared))
 
 
 def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentMove | None) -> AgentView:
     """A machine and its nodes or ingress as one agent: they have one release, or none in common. A node that serves
     stands for the others."""
     own = release_of(machine.agent_version)
-    names = [machine.runs] if machine.runs else [slot.runs for slot in machine.slots.all() if slot.runs]
+    names = [machine.runs] if machine.runs else getattr(machine, "shared", [])
     there = [runs[name] for name in names if name in runs]
     inner = max(there, key=lambda agent: agent.serves) if there else None
     tried = move is not None and move.attempt == machine.release_attempt

@@ -127,7 +127,7 @@ class Tenant:
         if left:
             return f"{len(left)} processes of {self.name} do not exit: {', '.join(map(str, left))}"
         shutil.rmtree(self.folder, ignore_errors=True)
-        return f"{self.folder} cannot be removed" if self.is_here else ""
+        return f"{self.folder} cannot be removed" if self.folder.exists() else ""
 
     def _stop(self) -> None:
         known = self.started()

@@ -139,8 +139,8 @@ def shared_machine(size: int, *others: NodeView) -> FleetView:
     """A silent machine with nodes that each serve a cell, and an ingress per cell as a second witness."""
     parts: list[Any] = []
     for number in range(size):
-        of = {"state": NodeState.SUSPECT, "report": SILENT, "topology": ("m-0000000a",)}
-        parts += [member(f"a{number}", of=f"c{number}", **of), cell(f"c{number}", f"a{number}")]
+        silent: dict[str, Any] = {"state": NodeState.SUSPECT, "report": SILENT, "topology": ("m-0000000a",)}
+        parts += [member(f"a{number}", of=f"c{number}", **silent), cell(f"c{number}", f"a{number}")]
     view = fleet(*parts, *others, nodes_per_cell=1)
     return with_faults(view, down={f"c{number}": "i-east" for number in range(size)})
 

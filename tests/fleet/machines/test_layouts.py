@@ -307,8 +307,8 @@ def test_a_machine_that_is_removed_loses_all_of_its_nodes_first() -> None:
     names = [launch(1), launch(2)]
     machine_remove(machine_id=machine.id, actor="ada", now=NOW)
     assert {node.state for node in Node.objects.filter(id__in=names)} == {NodeState.RETIRED}
-    for left in ((names[1],), ()):
-        MachinesProvider(lambda seconds, left=left: report(*left)).terminate(names[1 - len(left)])
+    MachinesProvider(lambda seconds: report(names[1])).terminate(names[0])
+    MachinesProvider(lambda seconds: report()).terminate(names[1])
     order = machine_orders({machine.id: 0})[machine.id]
     assert (order.leave, order.nodes) == (True, ())
 

@@ -32,6 +32,7 @@ def test_a_node_says_everything_about_itself() -> None:
         "deployment": "sim-70b",
         "rank": 0,
         "role": "leader",
+        "machine": "",
         "address": "127.0.0.1",
         "port_base": 40000,
         "topology": ["spine", "rack"],
