@@ -25,7 +25,12 @@ class ModelImport(models.Model):
     draft = models.CharField(
         max_length=161, blank=True, default="", help_text="`model@version` to draft from it, once it is done."
     )
-    engine = models.CharField(max_length=32, blank=True, default="", help_text="Engine of the draft. Default: vllm.")
+    engine = models.CharField(
+        max_length=32,
+        blank=True,
+        default="",
+        help_text="Engine of the draft. Default: llama-cpp for a GGUF, else vllm.",
+    )
     state = models.CharField(
         max_length=16, choices=choices(ImportState), default=ImportState.QUEUED.value, help_text="State of the import."
     )

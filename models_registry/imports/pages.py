@@ -174,7 +174,7 @@ ACTIONS: dict[str, Action[ModelImport]] = {
             run=_draft,
             fields=(
                 Field("draft", "MODEL@VERSION", required=True),
-                Field("engine", f"Engine: {', '.join(ENGINES)} (default: vllm)"),
+                Field("engine", f"Engine: {', '.join(ENGINES)} (default: by its weights)"),
             ),
         ),
     )

@@ -225,6 +225,11 @@ def _some(files: Sequence[ListedFile]) -> str:
     return (names or "no weights") + (f" and {more} more" if more > 0 else "")
 
 
+def usual_engine(paths: Iterable[str]) -> str:
+    """The engine that serves these files."""
+    return "llama-cpp" if any(path.endswith(".gguf") for path in paths) else "vllm"
+
+
 def artifact_path(repository: Repository, revision: str, pattern: str) -> str:
     """The artifact's path in the store. Another choice of files of the same commit has another path."""
     choice = f"-{sha256(pattern.encode()).hexdigest()[:8]}" if pattern else ""

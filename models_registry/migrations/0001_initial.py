@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 ('source', models.CharField(help_text='`hf://ORG/NAME@REVISION` or `modelscope://ORG/NAME@REVISION`. Default: main branch.', max_length=330)),
                 ('pattern', models.CharField(blank=True, default='', help_text='Glob for the weights, such as `*Q4_K_M.gguf`. Default: safetensors, or the only GGUF.', max_length=200)),
                 ('draft', models.CharField(blank=True, default='', help_text='`model@version` to draft from it, once it is done.', max_length=161)),
-                ('engine', models.CharField(blank=True, default='', help_text='Engine of the draft. Default: vllm.', max_length=32)),
+                ('engine', models.CharField(blank=True, default='', help_text='Engine of the draft. Default: llama-cpp for a GGUF, else vllm.', max_length=32)),
                 ('state', models.CharField(choices=[('queued', 'Queued'), ('running', 'Running'), ('done', 'Done'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', help_text='State of the import.', max_length=16)),
                 ('reason', models.TextField(blank=True, help_text='Progress, or why it ended.')),
                 ('revision', models.CharField(blank=True, help_text='Commit that REVISION named at the start.', max_length=128)),

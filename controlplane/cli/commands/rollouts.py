@@ -242,7 +242,7 @@ def import_(
         str, typer.Option("--pattern", help="Glob for the weights. Default: safetensors, or the only GGUF.")
     ] = "",
     draft: Annotated[str, typer.Option(metavar="MODEL@VERSION", help="Version to draft from it.")] = "",
-    engine: Annotated[str, typer.Option(help="Engine of the draft. Default: vllm.")] = "",
+    engine: Annotated[str, typer.Option(help="Engine of the draft. Default: llama-cpp for a GGUF, else vllm.")] = "",
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
 ) -> None:
     """Fetch a model from a hub into the artifact store: each file is verified, and the commit is pinned.

@@ -29,6 +29,7 @@ from models_registry.imports.planner import (
     is_reference,
     parse_source,
     retry_after_s,
+    usual_engine,
 )
 from models_registry.imports.services.hub import hub_access
 from models_registry.versions.models import Model
@@ -36,7 +37,6 @@ from models_registry.versions.planning.engine_arguments import ENGINES
 from models_registry.versions.planning.spec import one_of
 from models_registry.versions.services.drafts import draft_create, model_create
 
-DEFAULT_ENGINE = "vllm"
 STORED = "verified and stored"
 MOST_OPEN = 20
 LEASE_S = 15.0
@@ -258,7 +258,7 @@ def import_draft(*, import_id: int, draft: str, engine: str = "", actor: str, no
     names = ("attention_heads", "kv_heads", "layers", "context_length")
     columns = {name: known[name] for name in names if name in known}
     columns |= {
-        "engine": engine or DEFAULT_ENGINE,
+        "engine": engine or usual_engine(file.path for file in row.files.all()),
         "artifact_uri": row.artifact_uri,
         "artifact_digest": row.artifact_digest,
     }

@@ -78,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         hub, url = self.hub, urlsplit(self.path)
         path, query = unquote(url.path), parse_qs(url.query)
@@ -154,6 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
         ranged = self.headers.get("Range", "")
         start = int(ranged.removeprefix("bytes=").removesuffix("-")) if ranged and fault != "whole" else 0
         self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(hub.files[path]).hexdigest()}"')
         if start:
             shown = start + 1 if fault == "other range" else start
             self.send_header("Content-Range", f"bytes {shown}-{len(content) - 1}/{len(content)}")
@@ -164,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
+        if self.command == "HEAD":
+            return
         middle = start + (len(content) - start) // 2
         self.wfile.write(content[start:middle])
         hub.at_bytes(path)

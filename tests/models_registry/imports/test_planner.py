@@ -17,6 +17,7 @@ from models_registry.imports.planner import (
     parse_source,
     read_configuration,
     retry_after_s,
+    usual_engine,
 )
 from tests.models_registry.imports.hub import CONFIG, as_listed
 
@@ -94,6 +95,11 @@ def test_a_pattern_names_one_of_several_ggufs() -> None:
             chosen("m.Q4_K_M.gguf", "m.Q8_0.gguf", pattern=pattern)
     with pytest.raises(CannotImport, match=r"no weights match '\*Q2\*'; the repository has m\.Q4_K_M"):
         chosen(*paths, pattern="*Q2*")
+
+
+def test_a_gguf_is_for_llama_cpp() -> None:
+    assert usual_engine(["config.json", "m.Q8_0.gguf"]) == "llama-cpp"
+    assert usual_engine(["config.json", "model.safetensors"]) == "vllm"
 
 
 def test_pickles_are_refused_by_name_unless_allowed() -> None:
