@@ -65,6 +65,7 @@ SUMMARIES: dict[tuple[str, str], str] = {
     ("me", "list"): "Show who you are and what you may do",
     ("model-version", "calibration"): "Show the calibration of a model version",
     ("model-version", "diff"): "Compare two model versions",
+    ("model-version", "memory"): "Show the memory of a model version, and proposals",
     ("override", "create"): "Fix the traffic shares of a deployment",
     ("override", "preview"): "Preview fixed traffic shares",
     ("plan", "create"): "Simulate a change of the fleet",

@@ -28,6 +28,16 @@ from models_registry.artifacts.planner import (
     parse_place,
     size_words,
 )
+from models_registry.versions.planning.checkpoint import (
+    CONFIG_BYTES_MAX,
+    CONFIG_NAME,
+    FILES_MAX,
+    HEADER_BYTES_MAX,
+    HEADER_LENGTH_BYTES,
+    Checkpoint,
+    UnreadableCheckpoint,
+    read_checkpoint,
+)
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -191,6 +201,36 @@ def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], Non
             raise BadArtifact(f"{artifact.uri}/{path} has grown beyond its {artifact.sizes[path]} bytes")
         progress(read)
     return digest.hexdigest()
+
+
+def checkpoint_read(artifact: OpenArtifact) -> Checkpoint | None:
+    """The dimensions and tensor sizes of an artifact, from `config.json` and the first bytes of its safetensors files;
+    None without a `config.json`. Raises UnreadableCheckpoint if they make no sense, SourceTrouble if the source stopped
+    answering."""
+    if CONFIG_NAME not in artifact.sizes:
+        return None
+    files = [path for path in sorted(artifact.sizes) if path.endswith(".safetensors")]
+    if artifact.sizes[CONFIG_NAME] > CONFIG_BYTES_MAX or len(files) > FILES_MAX:
+        raise UnreadableCheckpoint(
+            f"{CONFIG_NAME} may have {size_words(CONFIG_BYTES_MAX)}, and a checkpoint {FILES_MAX} safetensors files"
+        )
+    config = _first_bytes(artifact, CONFIG_NAME, CONFIG_BYTES_MAX)
+    return read_checkpoint(config, (_safetensors_header(artifact, path) for path in files))
+
+
+def _safetensors_header(artifact: OpenArtifact, path: str) -> bytes:
+    length = int.from_bytes(_first_bytes(artifact, path, HEADER_LENGTH_BYTES), "little")
+    if not 2 <= length <= HEADER_BYTES_MAX:
+        raise UnreadableCheckpoint(f"{path}: its header has {length} bytes; the limit is {HEADER_BYTES_MAX}")
+    return _first_bytes(artifact, path, HEADER_LENGTH_BYTES + length)[HEADER_LENGTH_BYTES:]
+
+
+def _first_bytes(artifact: OpenArtifact, path: str, most: int) -> bytes:
+    found = bytearray()
+    chunks = artifact.source.chunks(path)
+    while len(found) < most and (chunk := next(chunks, b"")):
+        found += chunk
+    return bytes(found[:most])
 
 
 class FolderSource:

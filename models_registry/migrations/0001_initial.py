@@ -154,6 +154,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='CheckpointRecord',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('uri', models.CharField(max_length=512)),
+                ('digest', models.CharField(max_length=80)),
+                ('facts', models.JSONField(blank=True, default=dict)),
+                ('problem', models.TextField(blank=True)),
+                ('read_at', models.DateTimeField()),
+            ],
+            options={
+                'ordering': ['-id'],
+                'constraints': [models.UniqueConstraint(fields=('uri', 'digest'), name='checkpoint_once_per_artifact')],
+            },
+        ),
+        migrations.CreateModel(
             name='ModelVersion',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -16,7 +16,7 @@ from models_registry.versions.planning.lifecycle import (
 )
 from models_registry.versions.planning.spec import HeadCounts, VersionSpec, adapter_names
 
-__all__ = ["EngineAllowance", "Model", "ModelVersion", "Validation", "VersionState"]
+__all__ = ["CheckpointRecord", "EngineAllowance", "Model", "ModelVersion", "Validation", "VersionState"]
 
 NO_ALLOWANCES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
@@ -184,6 +184,25 @@ class Validation(models.Model):
     def percent(self) -> float:
         """Share of the artifacts that was read, in percent; 0 while the total is unknown."""
         return 100.0 * self.bytes_done / self.bytes_total if self.bytes_total else 0.0
+
+
+class CheckpointRecord(models.Model):
+    """What validation read in an artifact: dimensions and sizes of tensors (`planning.checkpoint.Checkpoint`), or the
+    `problem` that prevents the arithmetic of its memory. An artifact never changes, so neither does a row, which is
+    deleted if a file turns out to be corrupt."""
+
+    uri = models.CharField(max_length=512)
+    digest = models.CharField(max_length=80)
+    facts = models.JSONField(default=dict, blank=True)
+    problem = models.TextField(blank=True)
+    read_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["uri", "digest"], name="checkpoint_once_per_artifact")]
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.uri}"
 
 
 # Calibrations of what versions guess. The database rejects changes; the newest of a version counts.

@@ -2,15 +2,26 @@
 hooks by which the fleet tells the registry its instance types and who uses a version. The registry never imports the
 fleet. Without a registered fleet every hook raises: it never reports "not in use". Never writes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from django.db.models import Prefetch, QuerySet
 
 from kernel.refusals import InvalidInput
-from models_registry.versions.models import EngineAllowance, Model, ModelVersion, SpeculationCalibration, Validation
-from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import Degrees, InstanceShape
+from models_registry.versions.models import (
+    CheckpointRecord,
+    EngineAllowance,
+    Model,
+    ModelVersion,
+    SpeculationCalibration,
+    Validation,
+)
+from models_registry.versions.planning.checkpoint import Checkpoint
+from models_registry.versions.planning.lifecycle import NO_CHECKPOINTS, fitted_rendering
+from models_registry.versions.planning.machines import Degrees, InstanceShape, degrees_on
+from models_registry.versions.planning.memory import ENGINES_WITH_ARITHMETIC, MemoryEstimate, estimate_memory
+from models_registry.versions.planning.proposals import Proposal, propose
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 Uses = Callable[[int], list[str]]
@@ -98,13 +109,112 @@ class InstanceRendering:
     notes: tuple[str, ...] = ()
 
 
-def renderings(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> list[InstanceRendering]:
-    """Renderings by instance type, on existing machines."""
+def checkpoints_of(spec: VersionSpec) -> dict[str, Checkpoint]:
+    """Facts of the version's artifacts on all its instance types, by URI. An artifact without a digest is the one that
+    was read last. One query."""
+    return stored_checkpoints({(each.artifact_uri, each.artifact_digest) for each in _on_every_type(spec)})
+
+
+def stored_checkpoints(wanted: set[tuple[str, str]]) -> dict[str, Checkpoint]:
+    """Facts of artifacts by URI, for pairs of URI and digest. One query."""
+    rows = CheckpointRecord.objects.filter(uri__in={uri for uri, _ in wanted}).order_by("-id")
+    found: dict[str, Checkpoint] = {}
+    for row in rows:
+        if row.facts and row.uri not in found and {(row.uri, row.digest), (row.uri, "")} & wanted:
+            found[row.uri] = Checkpoint.from_json(row.facts)
+    return found
+
+
+def _on_every_type(spec: VersionSpec) -> Iterator[VersionSpec]:
+    yield spec
+    for kind in spec.instance_types:
+        with suppress(InvalidVersion):
+            yield spec.on(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class CellMemory:
+    """Memory of one device on an instance type of the version. `memory` None: no arithmetic there, `problem` says why;
+    otherwise `problem` says why no cell is possible."""
+
+    instance_type: str
+    engine: str = ""
+    problem: str = ""
+    memory: MemoryEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMemory:
+    """`problem`: why there is neither `checkpoint` nor arithmetic."""
+
+    version: str
+    problem: str
+    checkpoint: Checkpoint | None
+    cells: tuple[CellMemory, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+
+    @property
+    def fitting(self) -> tuple[Proposal, ...]:
+        return tuple(each for each in self.proposals if not each.problem)
+
+    @property
+    def impossible(self) -> tuple[Proposal, ...]:
+        return tuple(each for each in self.proposals if each.problem)
+
+
+def version_memory(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> VersionMemory:
+    """What the version needs on its instance types, and proposals for all existing ones. Two queries."""
     spec = version.spec()
-    return [_rendered(spec, name, machines) for name in spec.instance_types]
+    checkpoints = checkpoints_of(spec)
+    own = checkpoints.get(spec.artifact_uri)
+    if own is None:
+        return VersionMemory(version.reference, _without_checkpoint(spec), None)
+    cells = tuple(_cell_memory(spec, name, machines, checkpoints) for name in spec.instance_types)
+    return VersionMemory(version.reference, "", own, cells, propose(spec, own, machines))
 
 
-def _rendered(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]) -> InstanceRendering:
+def _without_checkpoint(spec: VersionSpec) -> str:
+    if not spec.artifact_uri:
+        return "it names no artifact"
+    row = CheckpointRecord.objects.filter(uri=spec.artifact_uri).order_by("-id").first()
+    return row.problem if row is not None and row.problem else "validation has not read its artifact yet"
+
+
+def _cell_memory(
+    spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape], checkpoints: Mapping[str, Checkpoint]
+) -> CellMemory:
+    if name not in machines:
+        return CellMemory(name, problem=f"unknown instance type {name!r}")
+    try:
+        on_type = spec.on(name)
+        checkpoint = checkpoints.get(on_type.artifact_uri)
+        degrees = degrees_on(spec.reference, spec.parallelism, machines[name])
+    except InvalidVersion as error:
+        return CellMemory(name, problem=str(error))
+    if checkpoint is None or on_type.engine not in ENGINES_WITH_ARITHMETIC:
+        reason = f"engine {on_type.engine} has no arithmetic" if checkpoint else _without_checkpoint(on_type)
+        return CellMemory(name, on_type.engine, reason)
+    memory = estimate_memory(on_type, checkpoint, degrees, machines[name])
+    try:
+        fitted_rendering(spec, machines[name], checkpoints)
+    except InvalidVersion as error:
+        return CellMemory(name, on_type.engine, str(error), memory)
+    return CellMemory(name, on_type.engine, "", memory)
+
+
+def renderings(
+    version: ModelVersion,
+    machines: Mapping[str, InstanceShape],
+    checkpoints: Mapping[str, Checkpoint] = NO_CHECKPOINTS,
+) -> list[InstanceRendering]:
+    """Renderings by instance type, on existing machines; with `checkpoints`, checked against them."""
+    spec = version.spec()
+    return [_rendered(spec, name, machines, checkpoints) for name in spec.instance_types]
+
+
+def _rendered(
+    spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape], checkpoints: Mapping[str, Checkpoint]
+) -> InstanceRendering:
     try:
         on_type = spec.on(name)
     except InvalidVersion as error:
@@ -121,7 +231,7 @@ def _rendered(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape
             found, problem=f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
         )
     try:
-        rendering = render_version(on_type, machines[name])
+        rendering = fitted_rendering(spec, machines[name], checkpoints)
     except InvalidVersion as error:
         return replace(found, problem=str(error))
     return replace(found, degrees=rendering.degrees, arguments=rendering.plan.args, notes=rendering.notes)

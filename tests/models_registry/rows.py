@@ -7,8 +7,11 @@ from typing import Any
 
 from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.manifest import Manifest
-from models_registry.versions.models import Model, ModelVersion
+from lab.checkpoints import CONFIGS, write_checkpoint
+from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.versions.models import Model, ModelVersion, Validation
 from models_registry.versions.services.drafts import draft_create
+from models_registry.versions.services.validation import Slice, validation_start, validations_advance
 from tests.fleet.rows import NOW
 
 SIM: dict[str, Any] = {
@@ -75,6 +78,21 @@ def artifact(folder: Path, files: dict[str, bytes] | None = None) -> Manifest:
     manifest = describe_folder(folder, {"made": "here"})
     write_manifest(folder, manifest)
     return manifest
+
+
+def of_checkpoint(folder: Path, **columns: Any) -> ModelVersion:
+    """A draft on vLLM whose artifact is a checkpoint of 12 heads and 4 KV heads, without the weights themselves."""
+    write_checkpoint(folder, CONFIGS["gqa"], weights=False)
+    artifact(folder, {})
+    plain = {"engine": "vllm", "engine_options": {}, "parallelism": {"p5.48xlarge": {"tp": 4}}}
+    return draft(artifact_uri=folder.as_uri(), **{**plain, **columns})
+
+
+def validated(row: ModelVersion, folder: Path) -> Validation:
+    """The validation of a draft, after one slice over artifacts next to this folder."""
+    validation_start(version_id=row.pk, actor="ada", now=NOW)
+    validations_advance(Slice((parse_place(folder.parent.as_uri()),), ArtifactLimits(), Clock()))
+    return Validation.objects.latest("id")
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""Rollouts and models: start, watch and control a rollout; import a model; validate, release and retire a version."""
+"""Rollouts and models: start, watch and control a rollout; import a model; validate, release and retire a version, and
+show its memory."""
 
 import time
 from typing import Annotated, Any
@@ -9,13 +10,16 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.plans import forecast_lines
+from controlplane.cli.resources import Column, at, number
 from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 rollout = typer.Typer(help="Move a deployment to another version in waves.", no_args_is_help=True)
 app.add_typer(rollout, name="rollout")
 model_app = typer.Typer()
-model = typer.Typer(help="Import models; validate, release or retire their versions.", no_args_is_help=True)
+model = typer.Typer(
+    help="Import models; validate, release or retire their versions, show their memory.", no_args_is_help=True
+)
 model_app.add_typer(model, name="model")
 
 ACTIVE = ("running", "paused", "baking", "rolling_back")
@@ -308,3 +312,54 @@ def _move_version(context: typer.Context, version: str, action: str, why: str) -
 
 def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+LINES = (
+    Column("INSTANCE TYPE", at("instance_type")), Column("LINE", at("name")), number("VALUE", "shown"),
+    Column("SOURCE", at("source")), Column("HOW", at("how")),
+)  # fmt: skip
+PROPOSALS = (
+    Column("INSTANCE TYPE", at("instance_type")), Column("ENGINE", at("engine")), number("NODES", "degrees.nodes"),
+    number("TP", "degrees.tp"), Column("QUANTIZATION", at("quantization")), number("TOKENS", "tokens"),
+    number("$/H", "price_per_hour"), number("$/H PER M TOKENS", "price"), Column("PROBLEM", at("problem")),
+)  # fmt: skip
+GIB = 1024**3
+
+
+@model.command()
+def memory(context: typer.Context, version: Version) -> None:
+    """Show what a version needs per device, line by line, and on which instance types it fits, cheapest first.
+
+    switchyard model memory smollm2@1"""
+    run = session_of(context)
+    found = run.connection.get(f"{path_of('model-versions', version)}/memory")
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    if found["problem"]:
+        run.output.plain(f"no arithmetic: {found['problem']}")
+        return
+    with_lines = [cell for cell in found["cells"] if cell["memory"]]
+    lines = [_memory_line(cell, line) for cell in with_lines for line in cell["memory"]["lines"]]
+    run.output.rows(LINES, lines, empty="None of its instance types has arithmetic.")
+    for cell in found["cells"]:
+        if problem := cell["problem"] or (cell["memory"] or {}).get("shortfall"):
+            run.output.plain(f"{cell['instance_type']}: {problem}")
+    run.output.rows(PROPOSALS, [_proposal(each) for each in found["proposals"]], empty="No instance type is known.")
+
+
+def _memory_line(cell: dict[str, Any], line: dict[str, Any]) -> dict[str, Any]:
+    value, unit = line["value"], line["unit"]
+    large = unit == "bytes" and value >= GIB / 100
+    shown = f"{value / GIB:.2f} GiB" if large else f"{value:,.1f}" if unit == "requests" else f"{value:,.0f} {unit}"
+    return {**line, "instance_type": cell["instance_type"], "shown": shown}
+
+
+def _proposal(found: dict[str, Any]) -> dict[str, Any]:
+    fits = found["memory"] and not found["problem"]
+    return {
+        **found,
+        "tokens": f"{found['memory']['tokens']:,}" if fits else "",
+        "price_per_hour": f"{found['price_per_hour']:.2f}" if found["price_per_hour"] else "",
+        "price": f"{found['price']:.2f}" if found["price"] else "",
+    }

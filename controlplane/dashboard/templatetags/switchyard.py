@@ -220,6 +220,15 @@ def gib(value: object) -> str:
 
 
 @register.filter
+def size(value: object) -> str:
+    """Bytes: as GiB from 10 MiB, else whole bytes."""
+    number = _number(value)
+    if number is None or number >= 10 * 2**20:
+        return NOTHING if number is None else f"{number / 2**30:,.2f}{THIN_SPACE}GiB"
+    return f"{number:,.0f}{THIN_SPACE}B"
+
+
+@register.filter
 def counters(value: object) -> str:
     """The counters that are not 0: `sram_ecc_uncorrected 4`; `none` if all are."""
     if not isinstance(value, dict) or not value:

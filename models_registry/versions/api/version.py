@@ -19,6 +19,7 @@ from kernel.rest.serializers import StrictSerializer, actor_of, body_of, validat
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.speculation.api import CalibrationActions
+from models_registry.versions.api.memory import MemoryActions
 from models_registry.versions.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
 from models_registry.versions.models import Model, ModelVersion, Validation
 from models_registry.versions.planning.diff import (
@@ -292,7 +293,7 @@ class AgainstSerializer(StrictSerializer):
     against = serializers.CharField(max_length=170)
 
 
-class ModelVersionViewSet(CalibrationActions, ReadOnlyModelViewSet[ModelVersion]):
+class ModelVersionViewSet(CalibrationActions, MemoryActions, ReadOnlyModelViewSet[ModelVersion]):
     """Model versions, newest first, named `model@version`. A draft may change; all other versions are immutable."""
 
     serializer_class = ModelVersionSerializer

@@ -28,6 +28,7 @@ from models_registry.versions.planning.diff import (
     without_values,
 )
 from models_registry.versions.selectors import (
+    checkpoints_of,
     instance_shapes,
     latest_validation,
     renderings,
@@ -289,7 +290,7 @@ def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
             arguments=argument_lines(each.arguments),
             notes=each.notes,
         )
-        for each in renderings(version, instance_shapes())
+        for each in renderings(version, instance_shapes(), checkpoints_of(version.spec()))
     )
 
 

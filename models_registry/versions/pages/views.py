@@ -29,6 +29,7 @@ from models_registry.versions.pages.data import (
     version_runs,
 )
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState
+from models_registry.versions.selectors import VersionMemory, instance_shapes, version_memory
 from models_registry.versions.services.drafts import draft_delete, version_release, version_retire
 from models_registry.versions.services.validation import validation_start
 
@@ -78,6 +79,10 @@ def _version(request: PageRequest) -> VersionPage:
 
 def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
     return version_cells(request.once(_version_of))
+
+
+def _memory(request: PageRequest) -> VersionMemory:
+    return version_memory(request.once(_version_of), instance_shapes())
 
 
 def _golden_prompts(request: PageRequest) -> ModelVersion:
@@ -200,6 +205,7 @@ VERSION = Page(
             "models_registry/versions/cells.html",
             _cells,
         ),
+        Fragment("version-memory", "Memory", OWN_TOPICS, "models_registry/versions/memory.html", _memory),
         Fragment(
             "version-prompts", "Golden prompts", OWN_TOPICS, "models_registry/versions/prompts.html", _golden_prompts
         ),

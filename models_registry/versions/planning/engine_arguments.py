@@ -25,6 +25,7 @@ from models_registry.versions.planning.machines import (
     stated_degrees,
     stated_within,
 )
+from models_registry.versions.planning.memory import default_batched_tokens, whole_option
 from models_registry.versions.planning.neuron_configuration import (
     additional_config,
     native_configuration,
@@ -107,6 +108,9 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the location of the weights")
     degrees = degrees_on(spec.reference, spec.parallelism, machine)
     notes = check_degrees(spec, degrees, machine)
+    if spec.engine == "vllm":
+        _check_cpu_options(spec, machine)
+        _check_vllm_values(spec, degrees, machine)
     target = target_on(spec, machine) if spec.engine == "neuron" else None
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
@@ -132,6 +136,53 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     if isinstance(speculation, Medusa):  # last, because other errors are more specific
         raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
     return Rendering(degrees, plan, notes)
+
+
+NOT_ON_CPU: Mapping[str, str] = {
+    "kv_offloading_size": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
+    "kv_offloading_backend": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
+    "enable_sleep_mode": "vLLM sleeps only on GPUs",
+}
+"""Options that an admin may allow, and that vLLM's parser or its workers reject there."""
+
+
+def _check_cpu_options(spec: VersionSpec, machine: InstanceShape) -> None:
+    if machine.accelerator != "cpu":
+        return
+    for name, value in spec.engine_options.items():
+        if value not in (None, False) and (why := NOT_ON_CPU.get(name.replace("-", "_"))):
+            raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; {why}, so leave it out")
+
+
+VLLM_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+
+
+def _check_vllm_values(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> None:
+    """Values that vLLM's configuration refuses."""
+    options = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
+    place = f"{spec.reference}: engine_options"
+    dtype, share = options.get("dtype", "auto"), options.get("gpu_memory_utilization", 1)
+    if dtype not in VLLM_DTYPES:
+        raise InvalidVersion(f"{place}.dtype is {dtype!r}; {one_of(VLLM_DTYPES, str(dtype))}")
+    if isinstance(share, int | float) and not 0 < share <= 1:
+        raise InvalidVersion(f"{place}.gpu_memory_utilization is {share!r}; it must be over 0 and at most 1")
+    stated = whole_option(options, "max_num_batched_tokens")
+    requests = whole_option(options, "max_num_seqs") or spec.max_concurrency
+    if stated is not None and stated < requests:
+        raise InvalidVersion(
+            f"{place}.max_num_batched_tokens is {stated}; it must be at least {requests}, the concurrent requests"
+        )
+    default = default_batched_tokens(machine, degrees)
+    if stated is None and machine.memory_gib and default < requests:
+        raise InvalidVersion(
+            f"{spec.reference}: max_concurrency is {requests}; it must be at most {default}, the tokens of a step on "
+            f"{machine.name}, or engine_options.max_num_batched_tokens at least {requests}"
+        )
+    if stated is not None and options.get("no_enable_chunked_prefill") and stated < spec.max_model_len:
+        raise InvalidVersion(
+            f"{place}.max_num_batched_tokens is {stated}; without chunked prefill it must be at least the context, "
+            f"{spec.max_model_len}"
+        )
 
 
 def adapters_of(spec: VersionSpec) -> tuple[VersionAdapter, ...]:

@@ -7,23 +7,28 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.messages import Artifact
+from engine_agent.protocol.states import CellRole
 from kernel.tones import Tone
 from models_registry.artifacts.planner import DIGEST, parse_place
+from models_registry.versions.planning.checkpoint import Checkpoint
 from models_registry.versions.planning.engine_arguments import (
     ENGINES,
+    Rendering,
     adapters_of,
     check_engine_options,
     refused_engine_option,
     render_version,
 )
 from models_registry.versions.planning.machines import InstanceShape, stated_degrees
-from models_registry.versions.planning.roles import check_apart, read_roles, with_role
+from models_registry.versions.planning.memory import ENGINES_WITH_ARITHMETIC, check_fits, with_heads
+from models_registry.versions.planning.roles import check_apart, read_roles, role_spec, with_role
 from models_registry.versions.planning.spec import OF_AN_ENGINE, InvalidVersion, VersionSpec, one_of, read_quantization
 from models_registry.versions.planning.speculation import Draft, read_speculation
 
@@ -210,6 +215,10 @@ PLAN_BYTES_MAX = 192 * 1024
 """Encoded. An agent receives it in one frame of at most 256 KiB, with other facts of its cell."""
 
 
+Checkpoints = Mapping[str, Checkpoint]
+NO_CHECKPOINTS: Checkpoints = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class VersionEvaluation:
     """`problems`: why no cell is possible, by instance type; empty if one is. `objection`: why the version cannot be
@@ -219,8 +228,12 @@ class VersionEvaluation:
     objection: str
 
 
-def evaluate_version(spec: VersionSpec, machines: Mapping[str, InstanceShape]) -> VersionEvaluation:
-    problems = {name: _problem(spec, name, machines) for name in sorted(spec.parallelism)}
+def evaluate_version(
+    spec: VersionSpec, machines: Mapping[str, InstanceShape], checkpoints: Checkpoints = NO_CHECKPOINTS
+) -> VersionEvaluation:
+    """`checkpoints`: facts of the artifacts that were read, by URI; without them, neither heads and layers that the
+    version does not state nor memory are checked."""
+    problems = {name: _problem(spec, name, machines, checkpoints) for name in sorted(spec.parallelism)}
     return VersionEvaluation(problems, _validation_objection(spec, problems))
 
 
@@ -239,14 +252,28 @@ def _artifacts_of(spec: VersionSpec) -> tuple[Artifact, ...]:
     return (*own, *drafts, *of_adapters)
 
 
-def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]) -> str:
+def fitted_rendering(spec: VersionSpec, machine: InstanceShape, checkpoints: Checkpoints) -> Rendering:
+    """A version rendered for these machines, checked against its checkpoint. Raises InvalidVersion as `render_version`
+    and `check_fits` do."""
+    spec = spec.on(machine.name)
+    checkpoint = checkpoints.get(spec.artifact_uri)
+    if checkpoint is None or spec.engine not in ENGINES_WITH_ARITHMETIC:
+        return render_version(spec, machine)
+    rendering = render_version(with_heads(spec, checkpoint), machine)
+    check_fits(spec, checkpoint, rendering.degrees, machine)
+    return rendering
+
+
+def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape], checkpoints: Checkpoints) -> str:
     if name not in machines:
         return f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
     try:
         check_engine_options(spec, name)
-        plan = render_version(spec, machines[name]).plan
+        plan = fitted_rendering(spec, machines[name], checkpoints).plan
         if spec.roles:
             check_apart(spec, machines[name])
+            for role in (CellRole.PREFILL, CellRole.DECODE):
+                fitted_rendering(role_spec(spec, role, name), machines[name], checkpoints)
     except InvalidVersion as error:
         return str(error)
     size = len(msgspec.json.encode(plan))

@@ -18,11 +18,24 @@ from kernel.leases import lease_release, lease_take, this_holder
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 from models_registry.artifacts.planner import ArtifactLimits, Place, size_words
-from models_registry.artifacts.services import OpenArtifact, SourceTrouble, artifact_open, file_sha256
+from models_registry.artifacts.services import (
+    OpenArtifact,
+    SourceTrouble,
+    artifact_open,
+    checkpoint_read,
+    file_sha256,
+)
 from models_registry.builds.selectors import wrong_build
-from models_registry.versions.models import ModelVersion, Validation
-from models_registry.versions.planning.lifecycle import ValidationState, VersionState, artifacts_of, evaluate_version
-from models_registry.versions.selectors import engine_allowances, instance_shapes
+from models_registry.versions.models import CheckpointRecord, ModelVersion, Validation
+from models_registry.versions.planning.checkpoint import CONFIG_NAME, UnreadableCheckpoint
+from models_registry.versions.planning.lifecycle import (
+    ValidationState,
+    VersionEvaluation,
+    VersionState,
+    artifacts_of,
+    evaluate_version,
+)
+from models_registry.versions.selectors import engine_allowances, instance_shapes, stored_checkpoints
 from models_registry.versions.services.drafts import draft_locked, version_move
 
 TASK = "models_registry.validate"
@@ -122,11 +135,41 @@ def _open_artifacts(validation: Validation, turn: Slice) -> list[OpenArtifact]:
         raise BadArtifact("the draft was changed meanwhile; validate it again")
     if (turn.clock_now() - validation.started_at).total_seconds() > limits.validation_s:
         raise BadArtifact(f"not done after {limits.validation_s / 3600:g} h (SWITCHYARD_ARTIFACT_LIMIT_S)")
-    spec = version.spec(engine_allowances())
-    objection = evaluate_version(spec, instance_shapes()).objection or wrong_build(spec)
-    if objection:
+    _check_evaluation(version, [])
+    opened = [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]
+    if [each for each in opened if checkpoint_store(each, turn.begun_at)] and not turn.take():
+        raise _TurnLost
+    _check_evaluation(version, opened)
+    return opened
+
+
+def _evaluated(version: ModelVersion, opened: list[OpenArtifact]) -> VersionEvaluation:
+    """Against the facts of the opened artifacts: those under a URI may have changed since they were read last."""
+    checkpoints = stored_checkpoints({(each.uri, each.manifest.digest) for each in opened})
+    return evaluate_version(version.spec(engine_allowances()), instance_shapes(), checkpoints)
+
+
+def _check_evaluation(version: ModelVersion, opened: list[OpenArtifact]) -> None:
+    if objection := _evaluated(version, opened).objection or wrong_build(version.spec(engine_allowances())):
         raise BadArtifact(objection)
-    return [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]
+
+
+def checkpoint_store(artifact: OpenArtifact, now: datetime) -> bool:
+    """Read and store the dimensions of an artifact, once. An artifact that is no readable checkpoint is stored with the
+    reason: its memory is then not checked. Returns whether there are new facts. Raises SourceTrouble as
+    `checkpoint_read` does."""
+    rows = CheckpointRecord.objects.filter(uri=artifact.uri, digest=artifact.manifest.digest)
+    if rows.exists():
+        return False
+    found, problem = None, f"it has no {CONFIG_NAME}"
+    try:
+        found = checkpoint_read(artifact)
+    except UnreadableCheckpoint as error:
+        problem = str(error)
+    row = CheckpointRecord(uri=artifact.uri, digest=artifact.manifest.digest, read_at=now)
+    row.facts, row.problem = (found.as_json(), "") if found is not None else ({}, problem)
+    CheckpointRecord.objects.bulk_create([row], ignore_conflicts=True)
+    return found is not None
 
 
 def _read_files(validation: Validation, artifacts: list[OpenArtifact], turn: Slice) -> bool:
@@ -161,6 +204,8 @@ def _check_file(
 
     digest = file_sha256(artifact, path, progress)
     if digest != artifact.manifest.files[path]:
+        # Its facts may come from the corrupt file, and the repaired artifact has the same digest.
+        CheckpointRecord.objects.filter(uri=artifact.uri, digest=artifact.manifest.digest).delete()
         raise BadArtifact(
             f"{artifact.uri}/{path} is corrupt: its sha256 is {digest}, the manifest has "
             f"{artifact.manifest.files[path]}"
@@ -253,7 +298,7 @@ def _with_digest(stated: Mapping[str, Any], digests: Mapping[str, str]) -> dict[
 
 def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str, Any]:
     spec = version.spec(engine_allowances())
-    problems = evaluate_version(spec, instance_shapes()).problems
+    problems = _evaluated(version, artifacts).problems
     return {
         "artifacts": [
             {

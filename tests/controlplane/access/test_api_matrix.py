@@ -25,6 +25,7 @@ READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me",
     "GET benchmarks/best", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET model-versions/{id}/calibration", "GET cells/{id}/logs", "GET keys/policy",
+    "GET model-versions/{id}/memory",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed

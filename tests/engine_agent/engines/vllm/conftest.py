@@ -26,9 +26,14 @@ def artifact() -> Artifact:
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[Begin]:
+def fork_servers() -> Iterator[ForkServers]:
     with ForkServers() as servers:
-        yield servers.start
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def forked(fork_servers: ForkServers) -> Begin:
+    return fork_servers.start
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ class ForkServers:
 
     def __init__(self) -> None:
         self._ends = ExitStack()
-        self._servers: dict[tuple[object, ...], _ForkServer] = {}
+        self._servers: dict[tuple[int, str, tuple[tuple[str, str], ...]], _ForkServer] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +65,25 @@ class ForkServers:
         python, _, module, *arguments = argv
         own = node_environment(parse(arguments), output.parent, len(os.sched_getaffinity(0)), environment)
         read = {name: value for name, value in {**environment, **own}.items() if name in READ_BY_IMPORTS}
-        key = (rank, python, *sorted(read.items()))
+        return self._fork((rank, python, read), module, arguments, environment, output)
+
+    def run(self, argv: Sequence[str], environment: Mapping[str, str], output: Path) -> EngineProcess:
+        """Runs a module that is no engine in a fork of the first server with this Python."""
+        python, _, module, *arguments = argv
+        read = {name: value for name, value in environment.items() if name in READ_BY_IMPORTS}
+        started = next((key for key in self._servers if key[1] == python), (0, python, tuple(sorted(read.items()))))
+        return self._fork((started[0], python, dict(started[2])), module, arguments, environment, output)
+
+    def _fork(
+        self,
+        of: tuple[int, str, dict[str, str]],
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+    ) -> EngineProcess:
+        rank, python, read = of
+        key = (rank, python, tuple(sorted(read.items())))
         if key not in self._servers:
             self._servers[key] = self._ends.enter_context(_ForkServer(python, read))
         asked = {"module": module, "arguments": arguments, "environment": dict(environment), "output": str(output)}
