@@ -52,9 +52,9 @@ EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 EXIT_LITTLE_SHARED_MEMORY = 6
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where vLLM allocates it)
-CALLS_MIB, REPLIES_MIB = 160, 240
-"""Of the queues of vLLM's own executor: one for calls, and one per worker for its replies (`MessageQueue` of vLLM 0.32:
-10 chunks of 16 and of 24 MiB)."""
+GROUP_MIB, CALLS_MIB, REPLIES_MIB = 24, 160, 240
+"""Of vLLM's queues (`MessageQueue` of 0.32): one of a tensor-parallel group on one machine, 6 chunks of 4 MiB; and of
+its own executor one for calls, 10 of 16, and one per worker for its replies, 10 of 24."""
 SHUTDOWN_TIMEOUT_S = 2
 """After SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "engine_agent.engines.vllm.executor.OneProcessExecutor"
@@ -308,10 +308,11 @@ def _check_packages(options: ServeOptions) -> None:
 def check_shared_memory(options: ServeOptions, folder: Path) -> None:
     """Raises CannotServe if the workers of this node would not find room for their queues. vLLM would fail after a
     minute, with the traceback of one worker."""
-    if options.workers == 1 or options.followers > 0:
+    if options.workers == 1:
         return
     found = os.statvfs(folder)
-    free_mib, needed_mib = found.f_bavail * found.f_frsize >> 20, CALLS_MIB + REPLIES_MIB * options.workers
+    needed_mib = GROUP_MIB + (CALLS_MIB + REPLIES_MIB * options.workers if options.followers == 0 else 0)
+    free_mib = found.f_bavail * found.f_frsize >> 20
     if free_mib < needed_mib:
         raise CannotServe(
             EXIT_LITTLE_SHARED_MEMORY,

@@ -22,7 +22,7 @@ from engine_agent.engines.vllm import vllm_versions
 from engine_agent.protocol.messages import StepTimes
 
 STEPS_FILE = "steps.json"
-"""The `StepTimes` of a node's first worker, in the runtime folder; those of others have a number before the dot."""
+"""The `StepTimes` of a node's first worker, in the runtime folder; further workers have a number in theirs."""
 STEPS_PATH = "/switchyard/steps"
 """Where a leader's API serves that file."""
 FOLLOWER_STEPS_PATH = "/steps"

@@ -210,18 +210,22 @@ def test_the_workers_of_a_node_share_its_cores(stated: tuple[str, ...], follower
 
 def test_workers_whose_queues_find_no_room_are_refused_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     read = options("--tensor-parallel-size", "4")
-    needed = 160 + 4 * 240
+    needed = 24 + 160 + 4 * 240
 
     def of_mib(free: int) -> SimpleNamespace:
         return SimpleNamespace(f_bavail=free << 8, f_frsize=4096)
 
+    of_a_cell = options("--tensor-parallel-size", "4", followers=1)
     monkeypatch.setattr(os, "statvfs", lambda _: of_mib(64))
     with pytest.raises(CannotServe, match=f"/shm has 64 MiB free.* 4 workers need {needed} MiB.*--shm-size={needed}m"):
         check_shared_memory(read, Path("/shm"))
     check_shared_memory(options(), Path("/shm"))
-    check_shared_memory(options("--tensor-parallel-size", "4", followers=1), Path("/shm"))
+    check_shared_memory(of_a_cell, Path("/shm"))
     monkeypatch.setattr(os, "statvfs", lambda _: of_mib(needed))
     check_shared_memory(read, Path("/shm"))
+    monkeypatch.setattr(os, "statvfs", lambda _: of_mib(23))
+    with pytest.raises(CannotServe, match="2 workers need 24 MiB"):
+        check_shared_memory(of_a_cell, Path("/shm"))
 
 
 def test_a_member_knows_its_place_from_its_environment() -> None:

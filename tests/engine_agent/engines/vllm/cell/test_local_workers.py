@@ -54,7 +54,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def answering(place: int, owner: OwnerLink) -> None:
-    """Replies to each call, puts out each step, and exits as it is told."""
+    """Replies to each call, puts out each step, and fails or exits when a call requests it."""
     while True:
         number, call = owner.next_call()
         if call == b"step":
