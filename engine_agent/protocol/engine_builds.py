@@ -33,9 +33,9 @@ class BadBuild(ValueError):
 class BuildFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The identity of a build and its needs on a host.
 
-    `serves` is the engine that it provides: `vllm`, `neuron`, or `generic/NAME` for a program of engine `generic`.
-    `program` is started; its path is relative to the build. `cpu_flags` as in /proc/cpuinfo. `least_glibc` follows
-    from the symbol versions of its ELF files, `least_driver` is NVIDIA's; empty: none needed."""
+    `serves` is the engine that it provides: `vllm`, `llama-cpp`, `neuron`, or `generic/NAME` for a program of engine
+    `generic`. `program` is started; its path is relative to the build. `cpu_flags` as in /proc/cpuinfo. `least_glibc`
+    follows from the symbol versions of its ELF files, `least_driver` is NVIDIA's; empty: none needed."""
 
     serves: str
     version: str

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.builds.pack import CannotPack, PackSource, pack_build
+from engine_agent.engines.builds.pack import INTERPRETER, CannotPack, PackSource, pack_build
 from engine_agent.engines.uv_install import say_on_stdout
 
 RECIPES = Path(__file__).with_name("recipes.toml")
@@ -37,7 +37,7 @@ def pack_recipe(name: str, cache: Path, to: Path) -> str:
         version=recipe["version"],
         platform=recipe["platform"],
         environment=environment,
-        program=recipe.get("program", PackSource.program),
+        program=recipe.get("program", INTERPRETER),
         files=_scripts(environment, recipe.get("program", "")),
         cpu_flags=tuple(recipe.get("cpu_flags", ())),
         least_driver=recipe.get("least_driver", ""),
