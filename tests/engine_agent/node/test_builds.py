@@ -50,7 +50,10 @@ class Fetching:
         enrolment.store_credential("sw_1_secret")
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self.cache = home / "builds"
-        self.builds = NodeBuilds(self.cache, enrolment, lambda: self._loop.call_soon_threadsafe(self._ended.set))
+        self.builds = NodeBuilds(self.cache, enrolment, self._wake)
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
 
     async def obtain(self, build: EngineBuild) -> HeldBuild:
         held = self.builds.obtain(build)

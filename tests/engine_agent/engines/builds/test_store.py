@@ -4,6 +4,7 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,7 +29,7 @@ def device() -> tarfile.TarInfo:
     return entry
 
 
-def arrived(cache: Path, content: bytes, **changes: object) -> tuple[Entry, EngineBuild, BuildFacts]:
+def arrived(cache: Path, content: bytes, **changes: Any) -> tuple[Entry, EngineBuild, BuildFacts]:
     """A build whose parts have arrived."""
     source = folder_of(cache.parent / "source", content, **{"unpacked_bytes": 1000, **changes})
     build = ordered(source)
@@ -40,7 +41,7 @@ def arrived(cache: Path, content: bytes, **changes: object) -> tuple[Entry, Engi
     return entry, build, build.facts
 
 
-def unpacked(cache: Path, content: bytes, **changes: object) -> Entry:
+def unpacked(cache: Path, content: bytes, **changes: Any) -> Entry:
     entry, build, stated = arrived(cache, content, **changes)
     finish(entry, build, stated, lambda _: None)
     return entry
