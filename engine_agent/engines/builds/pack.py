@@ -25,7 +25,14 @@ import msgspec
 
 from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.engines.builds.elf import ElfFile, least_glibc, read_elf
-from engine_agent.protocol.engine_builds import BUILD_FILE, PART_BYTES, PART_PREFIX, BuildFacts, wrong_facts
+from engine_agent.protocol.engine_builds import (
+    BUILD_FILE,
+    PART_BYTES,
+    PART_PREFIX,
+    BuildFacts,
+    version_key,
+    wrong_facts,
+)
 
 Say = Callable[[str], None]
 
@@ -176,7 +183,12 @@ def _relocate(tree: Path) -> list[ElfFile]:
     packages = [path for path in _elf_candidates(tree) if path not in own]
     present = {path.name for path in _elf_candidates(tree)}
     carried = _carry(own, present, tree)
+    floor = least_glibc(_elf_files(tree))
     of_packages = _carry(packages, present | carried, tree, optional=True)
+    for library in sorted(of_packages):  # one that needs a newer glibc than all else comes from the host
+        if version_key(least_glibc(_elf_files(tree / "lib" / library))) > version_key(floor):
+            (tree / "lib" / library).unlink()
+            of_packages.remove(library)
     for path in own:
         _set_search_path(path, f"$ORIGIN/{os.path.relpath(tree / 'lib', path.parent)}")
     for library in carried | of_packages:
@@ -184,7 +196,12 @@ def _relocate(tree: Path) -> list[ElfFile]:
     # Packages search only their own folders, so the interpreter loads these before any of them.
     for library in sorted(of_packages):
         _patch(("--add-needed", library), interpreter)
-    return [found for path in _elf_candidates(tree) if (found := read_elf(path)) is not None]
+    return _elf_files(tree)
+
+
+def _elf_files(place: Path) -> list[ElfFile]:
+    paths = _elf_candidates(place) if place.is_dir() else [place]
+    return [found for path in paths if (found := read_elf(path)) is not None]
 
 
 def _elf_candidates(tree: Path) -> list[Path]:
