@@ -27,6 +27,11 @@ class ElfFile:
     versions: tuple[tuple[str, str], ...]
 
 
+_MOST_OFFSET = 2**40
+_MOST_VERSIONS = 10_000
+"""Of one file; libtorch requires about 100."""
+
+
 class _Damaged(ValueError):
     pass
 
@@ -68,13 +73,10 @@ def _read(file: BinaryIO) -> ElfFile | None:
 
 def _program_headers(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
     """Yields type, offset in the file, address and size of each segment."""
-    file.seek(32)
-    [start] = struct.unpack("<Q", file.read(8))
-    file.seek(54)
-    size, count = struct.unpack("<HH", file.read(4))
+    [start] = struct.unpack("<Q", _piece(file, 32, 8))
+    size, count = struct.unpack("<HH", _piece(file, 54, 4))
     for number in range(count):
-        file.seek(start + number * size)
-        kind, _, offset, address, _, length, _, _ = struct.unpack("<IIQQQQQQ", file.read(56))
+        kind, _, offset, address, _, length, _, _ = struct.unpack("<IIQQQQQQ", _piece(file, start + number * size, 56))
         yield kind, offset, address, length
 
 
@@ -83,10 +85,12 @@ def _versions(
 ) -> Iterator[tuple[str, str]]:
     if _VERNEED not in last:
         return
-    at = _offset(loads, last[_VERNEED])
-    for _ in range(last.get(_VERNEEDNUM, 0)):
+    at, left = _offset(loads, last[_VERNEED]), _MOST_VERSIONS
+    for _ in range(min(last.get(_VERNEEDNUM, 0), _MOST_VERSIONS)):
         _, count, library, first, following = struct.unpack("<HHIII", _piece(file, at, 16))
-        place = at + first
+        place, left = at + first, left - count
+        if left < 0:
+            raise _Damaged
         for _ in range(count):
             _, _, _, name, step = struct.unpack("<IHHII", _piece(file, place, 16))
             yield _text(strings, library), _text(strings, name)
@@ -102,7 +106,7 @@ def _offset(loads: list[tuple[int, int, int, int]], address: int) -> int:
 
 
 def _piece(file: BinaryIO, offset: int, length: int) -> bytes:
-    if not 0 <= length <= _MOST_BYTES:
+    if not 0 <= length <= _MOST_BYTES or not 0 <= offset <= _MOST_OFFSET:
         raise _Damaged
     file.seek(offset)
     piece = file.read(length)

@@ -180,6 +180,7 @@ async def test_an_order_with_a_build_fetches_and_serves_with_its_own_python(
         ready_timeout_s=60.0,
         artifact=Artifact(weights.as_uri(), artifact(weights).digest),
         args=("--context-length", "512", "--command", "llama-cpp"),
+        widened=("--command",),
         build=build,
     )
     try:

@@ -19,7 +19,7 @@ from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
 from models_registry.builds.models import EngineBuild
-from models_registry.versions.models import ModelVersion
+from models_registry.versions.models import EngineAllowance, ModelVersion
 from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import rules
 from tests.engine_agent.engines.builds.packed import facts, small_build
@@ -115,6 +115,7 @@ def test_only_builds_in_artifact_sources_with_the_stated_digest_are_added(
 
 def test_a_version_names_a_build_of_its_engine(ada: APIClient, folder: Path) -> None:
     draft("1")
+    EngineAllowance.objects.create(engine="generic", name="--command", why="w", actor="ada", created_at=clock.now())
     add(ada, folder)
     unknown = post(ada, "model-versions", {**VERSION, "engine_build": "llama-2"})
     assert "did you mean llama-1?" in unknown.content.decode()
