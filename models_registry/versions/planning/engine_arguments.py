@@ -158,7 +158,7 @@ VLLM_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 
 
 def _check_vllm_values(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> None:
-    """Values that vLLM's configuration refuses."""
+    """Values that vLLM's configuration refuses: `tests/engine_agent/engines/vllm/test_valid_versions.py` asks it."""
     options = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
     place = f"{spec.reference}: engine_options"
     dtype, share = options.get("dtype", "auto"), options.get("gpu_memory_utilization", 1)
