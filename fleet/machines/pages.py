@@ -265,7 +265,7 @@ DIVIDE = Action(target=TARGET, name="layout", label="Divide", run=_divide)
 def _layout_context(form: Submission, machine: Machine) -> Context:
     facts, names = machine.stated_facts(), nodes_on(machine)
     has = f"It has {describe(facts)}. " if facts else ""
-    spares = f"{', '.join(names)} must be spare, and is retired and wiped first." if names else "It is free."
+    spares = f"Its nodes ({', '.join(names)}) must be spare: they are retired and wiped first." if names else ""
     fields = (
         Field(
             "layout", "Layout: nodes x devices, as 4x2; empty: one node", value=form.text("layout") or machine.layout
