@@ -203,13 +203,15 @@ def _wait_until_it_may_work(**_: object) -> None:
 
 
 @signals.worker_init.connect(weak=False)
-def _make_release_known(**_: object) -> None:
-    """Before anything is launched, so that it runs this release."""
+def _store_what_is_shipped(**_: object) -> None:
+    """The agent's release and the instance types, before anything is launched."""
     if process_role() is ProcessRole.CONTROLLER:
         from fleet.releases.services.releases import releases_refresh
         from kernel import clock
+        from models_registry.instance_types.services import instance_types_ship
 
         releases_refresh(now=clock.now())
+        instance_types_ship()
         connections.close_all()  # each loop has its own
 
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape, degrees_on
+from models_registry.versions.planning.machines import degrees_on
 from models_registry.versions.planning.neuron_configuration import neuron_configuration
 from models_registry.versions.planning.spec import HeadCounts, VersionSpec
 from models_registry.versions.planning.speculation import read_speculation

@@ -138,7 +138,8 @@ def make_region(machines: int) -> None:
     from fleet.machines.models import Machine
     from fleet.nodes.models import Node
     from fleet.reconcile.planning.states import CloudRegionState, MachineState, NodeState
-    from fleet.regions.models import InstanceType, Region
+    from fleet.regions.models import Region
+    from models_registry.instance_types.models import InstanceType
 
     for model in (CallBucket, Machine, Node, Region):
         model.objects.all().delete()

@@ -19,8 +19,9 @@ from bench import CACHE, PAGES, table
 from engine_agent.engines.vllm import environment
 from lab.checkpoints import CONFIGS, write_checkpoint
 from lab.vllm_probe import ask_vllm
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.checkpoint import Checkpoint, read_checkpoint
-from models_registry.versions.planning.machines import Degrees, InstanceShape
+from models_registry.versions.planning.machines import Degrees
 from models_registry.versions.planning.memory import GIB, MemoryEstimate, estimate_memory
 from models_registry.versions.planning.spec import VersionSpec
 

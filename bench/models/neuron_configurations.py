@@ -29,8 +29,8 @@ from bench.models.neuron_classes import PLATFORMS, native_taker, nxdi_taker
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, TARGET_BY_NAME, NeuronTarget
 from lab.versions import EXAMPLES, INF2, NOT_SERVED, TRN1, configured, example, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
 LIMIT_S = 300

@@ -34,8 +34,8 @@ from bench.models.neuron_classes import PLATFORMS
 from engine_agent.engines.vllm.environment import installed_python
 from engine_agent.protocol.neuron_targets import NXDI_2_28, NXDI_2_29, NeuronTarget
 from lab.versions import INF2, TRN1, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.spec import HeadCounts, VersionSpec
 
 TRN2 = INSTANCE_TYPES["trn2.48xlarge"]

@@ -22,6 +22,7 @@ VERSION_FIELDS = (
     "layers", "speculation", "quantization", "adapters", "roles", "by_type",
 )  # fmt: skip
 POLICY_META = frozenset({"deployment", "revision", "actor", "changed_at"})
+TYPE_META = frozenset({"name", "origin", "changed_by", "changed_at"})
 
 Row = Mapping[str, Any]
 Spec = dict[str, Any]
@@ -138,6 +139,10 @@ def _remember(node: "yaml.Node", path: str, name: str, places: dict[str, str]) -
             _remember(part, f"{path}.{index}", name, places)
 
 
+def _instance_type(row: Row) -> Spec:
+    return {field: value for field, value in row.items() if field not in TYPE_META}
+
+
 def _region(row: Row) -> Spec:
     spares = {
         kind: {"warm": warm, "repair_only": row["repair_only"][kind]} if row["repair_only"].get(kind) else warm
@@ -183,6 +188,7 @@ def _fault_rule(row: Row) -> Spec:
 
 
 DESCRIBED: Mapping[str, tuple[str, Callable[[Row], Spec]]] = {
+    "instance-types": ("InstanceType", _instance_type),
     "regions": ("Region", _region),
     "models": ("Model", _model),
     "model-versions": ("ModelVersion", _version),

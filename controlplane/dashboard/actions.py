@@ -106,6 +106,7 @@ class Field:
     required: bool = False
     least: int | None = None
     most: int | None = None
+    step: str = ""
 
 
 WHY = Field("why", "Reason")

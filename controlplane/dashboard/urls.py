@@ -27,6 +27,12 @@ from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
 from models_registry.imports.pages import IMPORT, IMPORTS, import_action, import_new
+from models_registry.instance_types.pages import (
+    INSTANCE_TYPE,
+    INSTANCE_TYPES_PAGE,
+    instance_type_action,
+    instance_type_new,
+)
 from models_registry.versions.pages.drafts import draft_edit, draft_new
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from traffic.batches.pages import BATCH, BATCHES, batch_action
@@ -87,6 +93,10 @@ urlpatterns = [
     path("nodes/machines/<str:key>/layout/", machine_layout_page, name="machine-layout"),
     path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
+    path("instance-types/", _view(INSTANCE_TYPES_PAGE), name="instance-types"),
+    path("instance-types/new/", instance_type_new, name="instance-type-new"),
+    path("instance-types/<str:key>/", _view(INSTANCE_TYPE), name="instance-type"),
+    path("instance-types/<str:key>/ask/<str:action>/", instance_type_action, name="instance-type-action"),
     path("regions/<str:key>/", _view(REGION), name="region"),
     path("regions/<str:region>/pools/add/", pool_add_action, name="pool-add"),
     path("regions/<str:region>/pools/<int:pool_id>/ask/<str:action>/", pool_action, name="pool-action"),

@@ -15,7 +15,8 @@ from fleet.machines.planner import POOLED
 from fleet.machines.selectors import free_machines
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import NodeState, PoolState
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
+from models_registry.instance_types.selectors import instance_shapes
 
 
 def rates_at(now: datetime) -> Rates:
@@ -29,7 +30,7 @@ def machine_prices() -> MachinePrices:
     )
     return MachinePrices(
         tuple(row.rate() for row in Rate.objects.filter(kind=RateKind.MACHINE_PRICE.value)),
-        {row.name: row.shape() for row in InstanceType.objects.all()},
+        instance_shapes(),
         {(pool.region_id, pool.instance_type_id): Offer(pool.market, pool.price_per_hour) for pool in pools},
     )
 

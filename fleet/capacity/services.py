@@ -19,11 +19,13 @@ from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.deployments.models import Deployment
 from fleet.machines.services.orders import launches_hurry
 from fleet.reconcile.planning.states import CloudRegionState
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType
+from models_registry.instance_types.services import instance_type_named
 
 R = TypeVar("R", bound=models.Model)
 
@@ -97,7 +99,10 @@ def rate_withdraw(*, rate_id: int, actor: str, now: datetime) -> None:
 
 def _check_rate(kind: RateKind, subject: str, region: str, value: Decimal) -> None:
     is_of_machines = kind in OF_MACHINES
-    _check_name("subject", subject, InstanceType if is_of_machines else Deployment if kind in OF_TOKENS else Region)
+    if is_of_machines:
+        instance_type_named(subject, field="subject")
+    else:
+        _check_name("subject", subject, Deployment if kind in OF_TOKENS else Region)
     if region:
         if not is_of_machines:
             message = f"{kind.value} is not of machines: omit it"
@@ -118,7 +123,7 @@ def _check_rate_market(kind: RateKind, market: str) -> None:
         raise InvalidInput(field="market", rule="exists", message=message)
 
 
-def _check_name(field: str, name: str, model: type[InstanceType | Region | Deployment]) -> None:
+def _check_name(field: str, name: str, model: type[Region | Deployment]) -> None:
     if not model.objects.filter(name=name).exists():
         there = ", ".join(model.objects.order_by("name").values_list("name", flat=True)) or "none"
         what = model._meta.verbose_name

@@ -6,9 +6,10 @@ from engine_agent.protocol.states import CellRole, MemberRole
 from fleet.deployments.models import Deployment
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CELL_TONE, CellState, DisruptionCause, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import ModelVersion
 
 

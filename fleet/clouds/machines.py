@@ -14,10 +14,11 @@ from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import POOLED, NoMachine, PooledMachine, plan_machine
 from fleet.machines.selectors import NodeHost, hosts_running, pool_of
 from fleet.machines.services.layouts import slot_assign, slot_forget, slot_release
+from fleet.machines.services.machines import hardware_incidents_close
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState
-from fleet.regions.models import InstanceType
 from kernel import clock, live
+from models_registry.instance_types.models import InstanceType
 
 
 def agent_start_again(machine: Machine | None, node_id: str) -> None:
@@ -151,7 +152,8 @@ def _release_revoked(machine: Machine) -> None:
     rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True)
     rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
     reason = machine.reason if machine.revoked_at else f"{machine.reason}, while away"
-    rows.update(state=MachineState.GONE.value, runs="", reason=reason, state_since=clock.now())
+    if rows.update(state=MachineState.GONE.value, runs="", reason=reason, state_since=clock.now()):
+        hardware_incidents_close([machine.id], now=clock.now())
     live.push("machines", machine.id)
 
 

@@ -9,7 +9,8 @@ from fleet.capacity.planning.pools import LaunchOutcome, Market, PoolView
 from fleet.clouds.planning.upkeep import CloudBase, ImageState
 from fleet.machines.models import Machine
 from fleet.reconcile.planning.states import CloudRegionState, MachineRole, NoticeKind, NoticeSource, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 
 
 class Install(models.Model):
@@ -36,9 +37,10 @@ class Install(models.Model):
 class CloudRegion(models.Model):
     """A region of a cloud with the outputs of its stack (`base`: `fleet.clouds.planning.upkeep`) and its last list.
 
-    `aws_region`: AWS's name. `machines_cap` and `price_cap` (US dollars an hour; null: none) limit launches within an
-    hour. `listed_at`: start of the last complete list; `silent_zones` did not answer it. `suspects`: garbage of the
-    last complete lists, as source to ID to time (`fleet.clouds.services.garbage`)."""
+    `aws_region`: AWS's name. `types_read`: the instance types of the last reading. `machines_cap` and `price_cap` (US
+    dollars an hour; null: none) limit launches within an hour. `listed_at`: start of the last complete list;
+    `silent_zones` did not answer it. `suspects`: garbage of the last complete lists, as source to ID to time
+    (`fleet.clouds.services.garbage`)."""
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
     aws_region = models.CharField(max_length=32)
@@ -46,6 +48,7 @@ class CloudRegion(models.Model):
     state = models.CharField(max_length=16, choices=choices(CloudRegionState), default=CloudRegionState.READING.value)
     reason = models.TextField(blank=True)
     read_at = models.DateTimeField(null=True)
+    types_read = models.JSONField(default=list, blank=True)
     base = models.JSONField(default=dict, blank=True)
     machines_cap = models.PositiveIntegerField(default=64)
     price_cap = models.FloatField(null=True)

@@ -1,24 +1,33 @@
 """Reads what deployments serve: whether a version fits instance types, who uses a version, and the names that
 applications use, with a check that none is taken. Never writes."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell
+from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import ServedName, name_collision
-from fleet.reconcile.planning.states import CellState
-from fleet.regions.models import InstanceType
+from fleet.machines.models import Invitation, Machine
+from fleet.machines.planner import CLOUDS, INGRESS_TYPE
+from fleet.nodes.models import Node
+from fleet.quotas.models import Quota
+from fleet.reconcile.planning.states import CellState, MachineState, NodeState
+from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
+from kernel import clock
 from kernel.refusals import InvalidInput
+from models_registry.instance_types.models import InstanceType, Origin
+from models_registry.instance_types.planner import InstanceShape
+from models_registry.instance_types.selectors import instance_shapes, types_of_versions
 from models_registry.versions.models import ModelVersion, VersionState
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_engine_plan
 from models_registry.versions.planning.lifecycle import may_be_rolled_out
-from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.roles import apart_objection, role_spec
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances, version_stated
@@ -68,10 +77,44 @@ def version_uses(version_id: int) -> list[str]:
     return uses if len(uses) <= MAX_NAMED_USES else [*uses[:MAX_NAMED_USES], f"{len(uses) - MAX_NAMED_USES} more"]
 
 
-def fleet_shapes(names: Collection[str] | None = None) -> dict[str, InstanceShape]:
-    """The fleet's instance types, all or those named."""
-    rows = InstanceType.objects.all() if names is None else InstanceType.objects.filter(name__in=names)
-    return {row.name: row.shape() for row in rows}
+def instance_type_uses(name: str) -> list[str]:
+    """Whatever of the fleet uses an instance type now: deployments, spares, pools, quotas, invitations, machines, nodes
+    and cells."""
+    live_nodes = Node.objects.filter(instance_type=name).exclude(state=NodeState.RETIRED.value)
+    live_cells = Cell.objects.filter(instance_type=name).exclude(state=CellState.STOPPED.value)
+    machines = Machine.objects.filter(instance_type=name).exclude(state=MachineState.GONE.value)
+    invited = Invitation.objects.filter(instance_type=name, left__gt=0, withdrawn_at=None, expires_at__gt=clock.now())
+    users: tuple[tuple[str, QuerySet[Any], str], ...] = (
+        ("deployment", Deployment.objects.filter(instance_types__contains=[name]), "name"),
+        ("spares of", Region.objects.filter(spares__has_key=name), "name"),
+        ("pools in", CapacityPool.objects.filter(instance_type=name), "region_id"),
+        ("quota", Quota.objects.filter(instance_type=name), "name"),
+        ("invitation", invited, "prefix"),
+        ("machine", machines, "id"),
+        ("cell", live_cells, "id"),
+        ("node", live_nodes, "id"),
+    )
+    uses = [
+        f"{noun} {key}"
+        for noun, rows, column in users
+        for key in rows.order_by(column).values_list(column, flat=True).distinct()[: MAX_NAMED_USES + 1]
+    ]
+    return uses if len(uses) <= MAX_NAMED_USES else [*uses[:MAX_NAMED_USES], "more"]
+
+
+def instance_types_wanted() -> set[str]:
+    """The types whose machines the fleet may launch: those that versions, deployments, spares, pools and machines name,
+    those of ingresses, and those that operators added."""
+    deployed = Deployment.objects.values_list("instance_types", flat=True)
+    spared = Region.objects.values_list("spares", flat=True)
+    own = InstanceType.objects.exclude(origin=Origin.SHIPPED)
+    held = Q(pools__isnull=False) | Q(machines__provider__in=CLOUDS) | Q(name=INGRESS_TYPE)
+    return {
+        *types_of_versions(),
+        *(kind for kinds in (*deployed, *spared) for kind in kinds),
+        *own.values_list("name", flat=True),
+        *InstanceType.objects.filter(held).values_list("name", flat=True).distinct(),
+    }
 
 
 def concurrency_on(version: ModelVersion, instance_type: str) -> int:
@@ -102,7 +145,7 @@ def engine_on(version: ModelVersion, instance_type: str) -> str:
 
 def shapes_of(deployment: Deployment) -> list[InstanceShape]:
     """Instance types of its cells, the preferred first."""
-    by_name = fleet_shapes(deployment.instance_types)
+    by_name = instance_shapes(deployment.instance_types)
     return [by_name[name] for name in deployment.instance_types]
 
 
@@ -112,11 +155,6 @@ def roles_objection(version: ModelVersion, kinds: Sequence[InstanceShape]) -> st
     if len(kinds) > 1:
         return f"cells with roles need a single instance type, but {len(kinds)} are listed"
     return apart_objection(version.spec(engine_allowances()), kinds[0])
-
-
-def instance_shapes() -> Mapping[str, InstanceShape]:
-    """The fleet's instance types, and the public ones that it lacks."""
-    return {**INSTANCE_TYPES, **fleet_shapes()}
 
 
 def check_names_free(deployment: str, version: ModelVersion, *, field: str) -> None:

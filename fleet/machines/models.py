@@ -11,8 +11,9 @@ from fleet.capacity.planning.pools import Market
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MACHINE_TONE, MachineRole, MachineState, ProviderAction, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType
 
 
 class Invitation(models.Model):

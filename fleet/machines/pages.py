@@ -35,7 +35,8 @@ from fleet.machines.selectors import hosts_running, invitations_described, machi
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.selectors import instance_type_names
 
 MACHINES_SHOWN = 100
 
@@ -85,7 +86,7 @@ def machine_list(*, now: datetime, region: str = "") -> MachineList:
         more=len(fetched) > MACHINES_SHOWN,
         open=tuple(invitations_described().filter(left__gt=0, expires_at__gt=now, withdrawn_at=None)[:20]),
         regions=tuple(regions),
-        kinds=tuple(InstanceType.objects.values_list("name", flat=True)),
+        kinds=tuple(instance_type_names()),
         filtered=bool(region),
     )
 

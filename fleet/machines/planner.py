@@ -22,7 +22,19 @@ from engine_agent.protocol.states import AgentKind
 from fleet.clouds.planning.call_budget import TOPOLOGY_CALL_EVERY_S
 from fleet.reconcile.planning.states import NoticeSource
 from kernel.ages import age_text
-from models_registry.versions.planning.machines import InstanceShape
+from models_registry.instance_types.planner import (
+    CPU,
+    CPU_ARCHITECTURES,
+    NEURON,
+    NO_ACCELERATOR,
+    VENDORS,
+    WITHOUT_CHIPS,
+    InstanceShape,
+    accelerator_of,
+    completed,
+    is_device_of,
+    shape_problems,
+)
 
 WARM_MAX = 10_000
 
@@ -64,7 +76,8 @@ POOLED = "machines"
 CLOUDS = frozenset({"aws"})
 """Providers that launch machines on demand, which attest their identity."""
 WITH_MACHINE_AGENT = CLOUDS | {POOLED}
-CPU, NEURON = "cpu", "neuron"
+INGRESS_TYPE = "c7i.2xlarge"
+"""Type of an ingress's machine in a cloud, unless stated."""
 GIB = 1024**3
 MEMORY_SHARE = 0.9
 """Share of a type's memory that must be present: vendors count 10^9 bytes, and drivers reserve some."""
@@ -72,6 +85,11 @@ SILENT_AFTER_S = 75.0
 """Machine agents report every 30 s, and immediately after a change."""
 CLOCK_NOTICE_S = 2.0
 LOW_DISK_BYTES = 20 * GIB
+HARDWARE_DIFFERS = "hardware-differs"
+"""The kind of incidents about machines that are not what their instance type states. Its subject is the machine."""
+FOUND = "found by a machine's agent"
+FOUND_GIB_MOST, FOUND_CORES_MOST = 100_000, 10_000
+"""No type is made of larger reports, which are mistakes or attacks."""
 
 
 MOST_NODES = 64
@@ -212,12 +230,14 @@ class NoMachine:
 
 def why_unfit(facts: MachineFacts, shape: InstanceShape) -> str:
     """Returns why a machine is not of a type, as a clause, or ""."""
-    if shape.accelerator == CPU:
-        wanted = shape.memory_gib * GIB * MEMORY_SHARE
-        if facts.memory_bytes < wanted:
+    arch = cpu_arch_of(facts)
+    if shape.cpu_arch and arch and arch != shape.cpu_arch:
+        return f"has a processor of {arch} instead of {shape.cpu_arch}"
+    if shape.accelerator in WITHOUT_CHIPS:
+        if facts.memory_bytes < shape.memory_gib * GIB * MEMORY_SHARE:
             return f"has {facts.memory_bytes / GIB:.1f} GiB of memory instead of {shape.memory_gib:g}"
         return f"has {len(facts.devices)} accelerators instead of none" if facts.devices else ""
-    devices = [device for device in facts.devices if _is_of(device, shape.accelerator)]
+    devices = [device for device in facts.devices if is_device_of(device.name, shape.accelerator)]
     if len(devices) != shape.chips:
         return f"has {len(devices)} chips of {shape.accelerator} instead of {shape.chips}"
     cores = [device.cores for device in devices]
@@ -230,18 +250,72 @@ def why_unfit(facts: MachineFacts, shape: InstanceShape) -> str:
     return ""
 
 
-def _is_of(device: Device, accelerator: str) -> bool:
-    """`NVIDIA H100 80GB HBM3` is an h100, `trainium1` a trainium; `trn1.32xlarge` matches by its family."""
-    family = {"trainium": "trn1", "trainium2": "trn2", "inferentia2": "inf2"}.get(accelerator, accelerator)
-    name = device.name.lower()
-    return accelerator in name or family in name
+def cpu_arch_of(facts: MachineFacts) -> str:
+    """The architecture of its processor as instance types name it, "" if its agent reported another one or none."""
+    machine = facts.system.rpartition(" ")[2]
+    arch = {"aarch64": "arm64"}.get(machine, machine)
+    return arch if arch in CPU_ARCHITECTURES else ""
 
 
-def instance_type_of(facts: MachineFacts, shapes: Iterable[InstanceShape]) -> str:
-    """Returns the fitting type with the most chips and memory, or ""."""
-    fitting = [shape for shape in shapes if not why_unfit(facts, shape)]
-    fitting.sort(key=lambda shape: (-shape.chips, -shape.memory_gib, shape.name))
-    return fitting[0].name if fitting else ""
+def instance_type_of(facts: MachineFacts, shapes: Iterable[InstanceShape], preferred: Collection[str] = ()) -> str:
+    """Returns the fitting type with the most chips and memory, or "". Among equal ones a `preferred` type, then the one
+    whose host is most alike. Never a type for ingresses alone, which any host without accelerators would fit."""
+    fitting = [shape for shape in shapes if shape.accelerator != NO_ACCELERATOR and not why_unfit(facts, shape)]
+
+    def order(shape: InstanceShape) -> tuple[Any, ...]:
+        host = abs((shape.vcpus or 0) - facts.cores), abs((shape.host_memory_gib or 0) - facts.memory_bytes / GIB)
+        return -shape.chips, -shape.memory_gib, shape.name not in preferred, *host, shape.name
+
+    return min(fitting, key=order).name if fitting else ""
+
+
+def shape_found(facts: MachineFacts) -> InstanceShape | None:
+    """The type of a host that is of no known type, from what its agent found: same hardware, same name. None if its
+    accelerators differ from each other, or their driver does not report their memory."""
+    host_gib, arch = round(facts.memory_bytes / GIB, 1), cpu_arch_of(facts)
+    if not 0 < host_gib <= FOUND_GIB_MOST or not 0 < facts.cores <= FOUND_CORES_MOST:
+        return None
+    host: dict[str, Any] = {"cpu_arch": arch, "vcpus": facts.cores, "host_memory_gib": host_gib, "notes": FOUND}
+    if not facts.devices:
+        return _completed(
+            f"found.cpu-{facts.cores}x-{host_gib:g}gib", CPU, {"memory_gib": host_gib, "cores": 1, **host}
+        )
+    first, chips = facts.devices[0], len(facts.devices)
+    if any((one.kind, one.name, one.cores) != (first.kind, first.name, first.cores) for one in facts.devices):
+        return None
+    accelerator, each_gib = accelerator_of(first.name), min(one.memory_bytes or 0 for one in facts.devices) / GIB
+    if not accelerator or not 0 < each_gib * chips <= FOUND_GIB_MOST:
+        return None
+    stated = {"chips": chips, "memory_gib": round(each_gib * chips, 1), "vendor": first.kind, **host}
+    if first.cores is not None:
+        stated["cores"] = max(1, min(first.cores, FOUND_CORES_MOST)) * chips
+    name = f"found.{chips}x{accelerator}-{each_gib:.0f}gib" + (f"-{arch}" if arch and arch != "x86_64" else "")
+    return _completed(name, accelerator, stated)
+
+
+def _completed(name: str, accelerator: str, stated: Mapping[str, Any]) -> InstanceShape | None:
+    shape = completed(InstanceShape(name, accelerator, **stated), stated)
+    return None if any(shape_problems(shape)) or shape.vendor not in VENDORS else shape
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareDifference:
+    """A machine that is not what its instance type states."""
+
+    summary: str
+    evidence: Mapping[str, Any]
+
+
+def hardware_difference(
+    machine: str, facts: MachineFacts, shape: InstanceShape, *, is_stated: bool
+) -> HardwareDifference | None:
+    """`is_stated`: by an operator or a cloud; else its agent found this type before. None if it has what it should."""
+    lack = why_unfit(facts, shape)
+    if not lack:
+        return None
+    was = "is stated as" if is_stated else "was found as"
+    evidence = {"instance_type": shape.name, "stated": is_stated, "difference": lack, "found": describe(facts)}
+    return HardwareDifference(f"{machine} {was} {shape.name}, but {lack}", evidence)
 
 
 def plan_machine(shape: InstanceShape, machines: Sequence[PooledMachine]) -> PooledMachine | NoMachine:

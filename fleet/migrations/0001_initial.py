@@ -13,7 +13,6 @@ _REPORTS_IN_PLACE = "ALTER TABLE fleet_nodereport SET (fillfactor = 50)"
 _BY_HAND = [
     migrations.RunSQL(_REPORTS_IN_PLACE),
     RecordChanges(table="fleet_region", kind="region", thing="name", key="{row}.name"),
-    RecordChanges(table="fleet_instancetype", kind="instance-type", thing="name", key="{row}.name"),
     RecordChanges(table="fleet_deployment", kind="deployment", thing="name", key="{row}.name", columns=["model_version_id", "instance_types", "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority", "preemptible", "preempts"]),
     RecordChanges(table="fleet_deploymentregion", kind="deployment", thing="deployment_id", key="{row}.deployment_id"),
     RecordChanges(table="fleet_node", kind="node", thing="id", key="{row}.id::text"),
@@ -162,22 +161,6 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
-            name='InstanceType',
-            fields=[
-                ('name', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('accelerator', models.CharField(max_length=64)),
-                ('chips', models.PositiveIntegerField(default=0)),
-                ('cores', models.PositiveIntegerField(default=0)),
-                ('memory_gib', models.FloatField(default=0)),
-                ('price_per_hour', models.FloatField(default=0)),
-                ('watts', models.FloatField(default=0)),
-                ('tensor_parallel_degree', models.PositiveIntegerField(default=1)),
-            ],
-            options={
-                'ordering': ['name'],
-            },
-        ),
-        migrations.CreateModel(
             name='JoinToken',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -220,7 +203,7 @@ class Migration(migrations.Migration):
                 ('terminated_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField()),
                 ('state_since', models.DateTimeField()),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='models_registry.instancetype')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='nodes', to='fleet.region')),
             ],
             options={
@@ -353,6 +336,7 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('reading', 'Reading'), ('ready', 'Ready'), ('refused', 'Refused')], default='reading', max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('read_at', models.DateTimeField(null=True)),
+                ('types_read', models.JSONField(blank=True, default=list)),
                 ('base', models.JSONField(blank=True, default=dict)),
                 ('machines_cap', models.PositiveIntegerField(default=64)),
                 ('price_cap', models.FloatField(null=True)),
@@ -445,7 +429,7 @@ class Migration(migrations.Migration):
                 ('model_version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='models_registry.modelversion')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='fleet.region')),
                 ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='fleet.deployment')),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='cells', to='models_registry.instancetype')),
             ],
             options={
                 'indexes': [models.Index(fields=['state'], name='cell_state')],
@@ -563,7 +547,7 @@ class Migration(migrations.Migration):
                 ('asked_at', models.DateTimeField()),
                 ('ended_at', models.DateTimeField(null=True)),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='image_moves', to='fleet.region')),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='models_registry.instancetype')),
             ],
             options={
                 'constraints': [models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('region', 'instance_type'), name='image_move_one_open')],
@@ -595,7 +579,7 @@ class Migration(migrations.Migration):
                 ('pause_reason', models.TextField(blank=True)),
                 ('failures', models.PositiveIntegerField(default=0)),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='pools', to='fleet.region')),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='models_registry.instancetype')),
             ],
             options={
                 'constraints': [models.UniqueConstraint(fields=('region', 'instance_type', 'position'), name='pool_position_once')],
@@ -616,7 +600,7 @@ class Migration(migrations.Migration):
                 ('expires_at', models.DateTimeField()),
                 ('withdrawn_at', models.DateTimeField(null=True)),
                 ('proof_digest', models.CharField(blank=True, max_length=64)),
-                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to='models_registry.instancetype')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='invitations', to='fleet.region')),
             ],
             options={
@@ -652,7 +636,7 @@ class Migration(migrations.Migration):
                 ('reason', models.TextField(blank=True)),
                 ('created_at', models.DateTimeField()),
                 ('ended_at', models.DateTimeField(null=True)),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='models_registry.instancetype')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='launch_units', to='fleet.region')),
             ],
             options={
@@ -746,7 +730,7 @@ class Migration(migrations.Migration):
                 ('topology_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField()),
                 ('state_since', models.DateTimeField()),
-                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='machines', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='machines', to='models_registry.instancetype')),
                 ('invitation', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='machines', to='fleet.invitation')),
                 ('launched_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='machines', to='fleet.launchattempt')),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='machines', to='fleet.region')),
@@ -767,7 +751,7 @@ class Migration(migrations.Migration):
                 ('runs', models.CharField(blank=True, max_length=64)),
                 ('phase', models.CharField(blank=True, max_length=16)),
                 ('agent_reason', models.TextField(blank=True)),
-                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='slots', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='slots', to='models_registry.instancetype')),
                 ('machine', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='slots', to='fleet.machine')),
             ],
             options={
@@ -901,7 +885,7 @@ class Migration(migrations.Migration):
                 ('borrow_most', models.PositiveIntegerField(blank=True, help_text='Maximum machines to borrow from other teams; null: unlimited.', null=True, validators=[django.core.validators.MaxValueValidator(100000)])),
                 ('changed_by', models.CharField(max_length=64)),
                 ('changed_at', models.DateTimeField()),
-                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.instancetype')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='models_registry.instancetype')),
                 ('region', models.ForeignKey(blank=True, help_text='Empty or left out: over all regions, in addition to the quotas of each.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='quotas', to='fleet.region')),
             ],
             options={

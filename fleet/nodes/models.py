@@ -5,8 +5,9 @@ from django.db import models
 
 from engine_agent.protocol.states import AgentKind
 from fleet.reconcile.planning.states import NODE_TONE, NodeState, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType
 
 
 class Node(models.Model):

@@ -3,7 +3,8 @@
 from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 
 MACHINES_MOST = 100_000
 """Limit against typing errors; the largest planned fleets have a tenth of it."""

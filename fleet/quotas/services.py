@@ -10,7 +10,6 @@ from fleet.autoscaling.planning.needs import cells_text
 from fleet.autoscaling.services import AUTOSCALE_TASK
 from fleet.deployments.models import DeploymentRegion
 from fleet.deployments.planner import GrantRule
-from fleet.deployments.services.instance_types import instance_type_named
 from fleet.quotas.models import Quota, quota_name
 from fleet.reconcile.planning.decisions import GrantCells
 from fleet.regions.models import Region
@@ -20,6 +19,7 @@ from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
+from models_registry.instance_types.services import instance_type_named
 
 
 @transaction.atomic

@@ -1,4 +1,4 @@
-"""Regions, instance types and certificates for applications over HTTP: parses requests and calls services. Never
+"""Regions and certificates for applications over HTTP: parses requests and calls services. Never
 decides, and never returns a key."""
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from fleet.load.api import WithLoad
 from fleet.load.selectors import region_subject
 from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import CellState, CloudRegionState, NodeState, choices
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.regions.planner import CHAIN_LENGTH_MAX, KEY_LENGTH_MAX
 from fleet.regions.services import (
     NAME_LENGTH_MAX,
@@ -203,30 +203,6 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
         return self.remove_object(request, region_delete, "name")
 
 
-class InstanceTypeSerializer(serializers.ModelSerializer[InstanceType]):
-    class Meta:
-        model = InstanceType
-        fields = [
-            "name", "accelerator", "chips", "cores", "memory_gib", "price_per_hour", "watts",
-            "tensor_parallel_degree",
-        ]  # fmt: skip
-        examples = {"name": "local.sim"}
-
-
-class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
-    """Types of machines. Prices in US dollars."""
-
-    queryset = InstanceType.objects.all()
-    serializer_class = InstanceTypeSerializer
-    filterset_fields = ("accelerator",)
-    lookup_field = "name"
-    lookup_value_regex = r"[-\w.:@+]+"
-    ordering_fields = ("name", "accelerator", "chips", "memory_gib", "price_per_hour", "watts")
-    watch_kind = "instance-type"
-    aliases = ("it",)
-    columns = "NAME, ACCELERATOR, CHIPS, CORES, GIB=memory_gib, $/H=price_per_hour, TP=tensor_parallel_degree"
-
-
 class CertificateSerializer(serializers.ModelSerializer[ApplicationCertificate]):
     region = serializers.CharField(source="region_id", allow_null=True, help_text="Null: all regions.")
     names = serializers.ListField(child=serializers.CharField(), help_text="Its hosts and addresses.")
@@ -298,6 +274,5 @@ class CertificateViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Appl
 
 ROUTES = (
     ("regions", RegionViewSet, "region"),
-    ("instance-types", InstanceTypeViewSet, "instance-type"),
     ("certificates", CertificateViewSet, "certificate"),
 )

@@ -1,4 +1,4 @@
-"""The tables of regions, instance types, and rates that operators set."""
+"""The tables of regions, and of rates that operators set."""
 
 from django.db import models
 
@@ -8,38 +8,6 @@ from fleet.capacity.planning.rates import Rate as RateInForce
 from fleet.capacity.planning.rates import RateKind
 from fleet.machines.planner import WarmSpares, parse_warm_spares
 from fleet.reconcile.planning.states import choices
-from models_registry.versions.planning.machines import InstanceShape
-
-
-class InstanceType(models.Model):
-    """A type of machine. `tensor_parallel_degree`: its default degree; prices in US dollars."""
-
-    name = models.CharField(max_length=64, primary_key=True)
-    accelerator = models.CharField(max_length=64)
-    chips = models.PositiveIntegerField(default=0)
-    cores = models.PositiveIntegerField(default=0)
-    memory_gib = models.FloatField(default=0)
-    price_per_hour = models.FloatField(default=0)
-    watts = models.FloatField(default=0)
-    tensor_parallel_degree = models.PositiveIntegerField(default=1)
-
-    class Meta:
-        ordering = ["name"]
-
-    def __str__(self) -> str:
-        return self.name
-
-    def shape(self) -> InstanceShape:
-        return InstanceShape(
-            name=self.name,
-            accelerator=self.accelerator,
-            chips=self.chips,
-            cores=self.cores,
-            memory_gib=self.memory_gib,
-            price_per_hour=self.price_per_hour,
-            watts=self.watts,
-            tensor_parallel_degree=self.tensor_parallel_degree,
-        )
 
 
 class Region(models.Model):

@@ -18,13 +18,14 @@ from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.machines.planner import InvalidWarmSpares, parse_warm_spares
 from fleet.reconcile.planning.states import IncidentState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, BadCertificate, ReadCertificate, certificate_read, ending
 from fleet.regions.selectors import certificates_of, is_sealed_now, key_box
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
+from models_registry.instance_types.services import instance_type_named
 
 NAME_LENGTH_MAX = 40
 MOST = 32
@@ -253,10 +254,8 @@ def _check(columns: Mapping[str, Any]) -> None:
         parse_warm_spares(spares)
     except InvalidWarmSpares as wrong:
         raise InvalidInput(field="spares", rule="spares", message=str(wrong)) from None
-    there = set(InstanceType.objects.values_list("name", flat=True)) if spares else set()
-    if unknown := sorted(set(spares) - there):
-        message = f"there is no instance type {unknown[0]!r}; there are: {', '.join(sorted(there)) or 'none'}"
-        raise InvalidInput(field=f"spares.{unknown[0]}", rule="exists", message=message)
+    for kind in spares:
+        instance_type_named(kind, field=f"spares.{kind}")
 
 
 def _check_pools(provider: str, columns: Mapping[str, Any]) -> None:

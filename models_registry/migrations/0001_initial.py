@@ -1,5 +1,6 @@
 import django.core.validators
 import django.db.models.deletion
+import models_registry.instance_types.models
 from django.db import migrations, models
 
 from kernel.change_triggers import RecordChanges
@@ -29,6 +30,7 @@ FOR EACH ROW EXECUTE FUNCTION calibration_is_final();
 _BY_HAND = [
     migrations.RunSQL(_BENCHMARKS_ARE_FINAL),
     migrations.RunSQL(_CALIBRATIONS_ARE_FINAL),
+    RecordChanges(table="models_registry_instancetype", kind="instance-type", thing="name", key="{row}.name"),
     RecordChanges(table="models_registry_model", kind="model", thing="name", key="{row}.name"),
     RecordChanges(table="models_registry_modelversion", kind="model", thing="model_id", key="{row}.model_id"),
     RecordChanges(table="models_registry_modelversion", kind="model-version", thing="id", key="{row}.model_id || '@' || {row}.version"),
@@ -50,6 +52,41 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.CreateModel(
+            name='InstanceType',
+            fields=[
+                ('name', models.CharField(max_length=64, primary_key=True, serialize=False, validators=[django.core.validators.RegexValidator('^[A-Za-z0-9][-A-Za-z0-9._]*\\Z')])),
+                ('accelerator', models.CharField(help_text='As the shipped types name it, such as `h100`; `cpu` or `none` without accelerators.', max_length=64)),
+                ('chips', models.PositiveIntegerField(default=0, help_text='Number of accelerators.', validators=[django.core.validators.MaxValueValidator(1024)])),
+                ('cores', models.PositiveIntegerField(default=0, help_text='Units that run one rank each: GPUs, or logical NeuronCores. Default: one for each accelerator.', validators=[django.core.validators.MaxValueValidator(1000000)])),
+                ('memory_gib', models.FloatField(default=0, help_text='Memory of all accelerators, or of the host without accelerators.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('price_per_hour', models.FloatField(default=0, help_text='US dollars on demand; 0: unknown. Rates take precedence.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('watts', models.FloatField(default=0, help_text='Maximum power of the whole machine; 0: unknown.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('tensor_parallel_degree', models.PositiveIntegerField(default=1, help_text='Degree of versions that state none, for each machine. Default: one rank on every core.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000)])),
+                ('vendor', models.CharField(blank=True, choices=[('nvidia', 'nvidia'), ('neuron', 'neuron'), ('none', 'none')], default='', help_text='Maker of the accelerators. Default: as of shipped types with the same accelerator.', max_length=16)),
+                ('arch', models.CharField(blank=True, default='', help_text='Compute capability, or version of the NeuronCores.', max_length=16)),
+                ('lnc', models.PositiveIntegerField(default=1, help_text='Physical NeuronCores in a logical one.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(8)])),
+                ('device_fraction', models.FloatField(default=1, help_text='Part of an accelerator that the machine has, if below 1.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0.01), django.core.validators.MaxValueValidator(1)])),
+                ('chip_watts', models.FloatField(default=0, help_text='Maximum power of one accelerator; 0: unknown.', validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('cpu_arch', models.CharField(blank=True, choices=[('x86_64', 'x86_64'), ('arm64', 'arm64')], default='', help_text="Architecture of the host's processor; empty: any.", max_length=16)),
+                ('vcpus', models.PositiveIntegerField(blank=True, null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
+                ('host_memory_gib', models.FloatField(blank=True, help_text='Memory of the host.', null=True, validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('network_cards', models.PositiveIntegerField(blank=True, null=True, validators=[django.core.validators.MaxValueValidator(1024)])),
+                ('efa_interfaces', models.PositiveIntegerField(blank=True, help_text='Network cards that support EFA.', null=True, validators=[django.core.validators.MaxValueValidator(1024)])),
+                ('network_gbps', models.FloatField(blank=True, help_text='Bandwidth of all network cards, in gigabits a second.', null=True, validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('local_nvme_gb', models.PositiveIntegerField(blank=True, help_text='Local NVMe storage in gigabytes.', null=True, validators=[django.core.validators.MaxValueValidator(1000000)])),
+                ('interconnect', models.CharField(blank=True, default='', help_text='Link between accelerators, such as `nvswitch`.', max_length=32)),
+                ('interconnect_gb_s', models.FloatField(blank=True, help_text='Its bandwidth for each accelerator, both directions, in gigabytes a second.', null=True, validators=[models_registry.instance_types.models.validate_finite, django.core.validators.MinValueValidator(0), django.core.validators.MaxValueValidator(1000000)])),
+                ('notes', models.CharField(blank=True, default='', max_length=500)),
+                ('sources', models.CharField(blank=True, default='', help_text='Where the values were read.', max_length=500)),
+                ('origin', models.CharField(choices=[('shipped', 'Shipped'), ('operator', 'Operator'), ('found', 'Found')], default='operator', help_text='`shipped` with the product, stated by an `operator`, or `found` by an agent on a machine.', max_length=16)),
+                ('changed_by', models.CharField(blank=True, default='', max_length=64)),
+                ('changed_at', models.DateTimeField(blank=True, null=True)),
+            ],
+            options={
+                'ordering': ['name'],
+            },
+        ),
         migrations.CreateModel(
             name='Model',
             fields=[

@@ -1,6 +1,6 @@
 """Reads models, versions, renderings, allowances and calibrations, in a constant number of queries; and defines the
-hooks by which the fleet tells the registry its instance types and who uses a version. The registry never imports the
-fleet. Without a registered fleet every hook raises: it never reports "not in use". Never writes."""
+hook by which the fleet tells the registry who uses a version. The registry never imports the fleet. Without a
+registered fleet the hook raises: it never reports "not in use". Never writes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from django.db.models import Prefetch, QuerySet
 
 from kernel.refusals import InvalidInput
+from models_registry.instance_types.planner import InstanceShape, unknown_type_text
 from models_registry.versions.models import (
     CheckpointRecord,
     EngineAllowance,
@@ -19,28 +20,26 @@ from models_registry.versions.models import (
 )
 from models_registry.versions.planning.checkpoint import Checkpoint
 from models_registry.versions.planning.lifecycle import NO_CHECKPOINTS, fitted_rendering
-from models_registry.versions.planning.machines import Degrees, InstanceShape, degrees_on
+from models_registry.versions.planning.machines import Degrees, degrees_on
 from models_registry.versions.planning.memory import ENGINES_WITH_ARITHMETIC, MemoryEstimate, estimate_memory
 from models_registry.versions.planning.proposals import Proposal, propose
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 Uses = Callable[[int], list[str]]
 """Id of a version -> its users (`deployment smollm2`); empty if there are none."""
-InstanceShapes = Callable[[], Mapping[str, InstanceShape]]
 
 
 @dataclass
 class _Registered:
     uses: Uses | None = None
-    shapes: InstanceShapes | None = None
 
 
 _fleet = _Registered()
 
 
-def register_fleet_hooks(*, uses: Uses, shapes: InstanceShapes) -> None:
+def register_version_uses(uses: Uses) -> None:
     """Called once, when the fleet's app is ready."""
-    _fleet.uses, _fleet.shapes = uses, shapes
+    _fleet.uses = uses
 
 
 def version_uses(version_id: int) -> list[str]:
@@ -48,13 +47,6 @@ def version_uses(version_id: int) -> list[str]:
     if _fleet.uses is None:
         raise LookupError("no fleet has registered the users of model versions")
     return _fleet.uses(version_id)
-
-
-def instance_shapes() -> Mapping[str, InstanceShape]:
-    """Instance types by name. Raises LookupError if no fleet has registered."""
-    if _fleet.shapes is None:
-        raise LookupError("no fleet has registered its instance types")
-    return _fleet.shapes()
 
 
 _LAST = "last_validations"
@@ -227,9 +219,7 @@ def _rendered(
         max_concurrency=on_type.max_concurrency,
     )
     if name not in machines:
-        return replace(
-            found, problem=f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
-        )
+        return replace(found, problem=unknown_type_text(name, machines))
     try:
         rendering = fitted_rendering(spec, machines[name], checkpoints)
     except InvalidVersion as error:

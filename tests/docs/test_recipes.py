@@ -7,7 +7,6 @@ from engine_agent.protocol.signatures import FaultSignature
 from fleet.clouds.base import PROVIDERS
 from fleet.faults.planning.views import SETTABLE_RULES, IncidentKind
 from models_registry.versions.planning.engine_arguments import ENGINES
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.speculation import METHODS_OF_ENGINE
 from tests.docs.pages import ROOT, text_of
 
@@ -60,15 +59,3 @@ def test_every_provider_is_described() -> None:
     missing = [name for name in PROVIDERS if f"`{name}`" not in words_under("docs/operate")]
     assert PROVIDERS
     assert not missing, f"say in docs/operate what these providers do: {missing}"
-
-
-def test_every_instance_type_says_what_it_is() -> None:
-    incomplete = [
-        name
-        for name, shape in INSTANCE_TYPES.items()
-        if not shape.accelerator or min(shape.cores, shape.memory_gib, shape.tensor_parallel_degree) <= 0
-    ]
-    assert INSTANCE_TYPES
-    assert not incomplete, (
-        f"state accelerator, cores, memory and degree in models_registry/versions/planning/machines.py: {incomplete}"
-    )

@@ -4,7 +4,8 @@ from typing import Any
 
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.models import CapacityPool, CloudRegion
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 
 TYPE = "trn1.32xlarge"
 

@@ -11,7 +11,8 @@ from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import CellState, MachineState, NodeState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -2,12 +2,10 @@
 and cells move to the other type on request.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import psycopg
 import pytest
 
 from tests.asking import CLIENT
@@ -23,14 +21,7 @@ TESTED = {LARGE: 24, SMALL: 6}
 @pytest.fixture
 def mixed(fleet: RunningFleet) -> Iterator[RunningFleet]:
     """A deployment with one cell on each type."""
-    address = json.loads((fleet.home / "up.json").read_text())["database_url"]
-    with psycopg.connect(address, autocommit=True) as database:  # no API creates instance types
-        database.execute(
-            "INSERT INTO fleet_instancetype "
-            "SELECT (jsonb_populate_record(one, jsonb_build_object('name', %s::text))).* "
-            "FROM fleet_instancetype one WHERE name = %s ON CONFLICT DO NOTHING",
-            [SMALL, LARGE],
-        )
+    fleet.post("instance-types", {"name": SMALL, "accelerator": "cpu", "memory_gib": 4})
     stable, _ = fleet.versions()
     fleet.post(
         "model-versions",

@@ -14,6 +14,8 @@ from fleet.reconcile.planning.states import choices
 from fleet.regions.api import ChangeRegionSerializer
 from fleet.regions.models import Region
 from kernel.rest.serializers import StrictSerializer
+from models_registry.instance_types.api import InstanceTypeColumnsSerializer
+from models_registry.instance_types.planner import NAME as TYPE_NAME
 from models_registry.versions.api.version_requests import ChangeDraftSerializer
 from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer
 
@@ -21,6 +23,9 @@ API_VERSION = "switchyard/v1"
 DOCUMENTS_MOST = 500
 NAME = r"^[-a-zA-Z0-9_]+\Z"
 VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*\Z"
+
+
+NAMES: Mapping[Kind, str] = {Kind.MODEL_VERSION: VERSION_NAME, Kind.INSTANCE_TYPE: TYPE_NAME}
 
 
 class RegionSpec(ChangeRegionSerializer):
@@ -52,6 +57,7 @@ class FaultRuleSpec(StrictSerializer):
 
 
 SPECS: Mapping[Kind, type[StrictSerializer]] = {
+    Kind.INSTANCE_TYPE: InstanceTypeColumnsSerializer,
     Kind.REGION: RegionSpec,
     Kind.MODEL: ModelSpec,
     Kind.MODEL_VERSION: ModelVersionSpec,
@@ -59,7 +65,11 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
     Kind.FAULT_RULE: FaultRuleSpec,
 }
-NAME_MAX: Mapping[Kind, int] = {Kind.REGION: Region._meta.pk.max_length or 64, Kind.MODEL_VERSION: 161}
+NAME_MAX: Mapping[Kind, int] = {
+    Kind.INSTANCE_TYPE: 64,
+    Kind.REGION: Region._meta.pk.max_length or 64,
+    Kind.MODEL_VERSION: 161,
+}
 
 
 class MetadataSerializer(StrictSerializer):
@@ -87,10 +97,13 @@ class DocumentSerializer(StrictSerializer):
 
 def _check_name(kind: Kind, name: str) -> None:
     rule = serializers.RegexField(
-        VERSION_NAME if kind is Kind.MODEL_VERSION else NAME,
+        NAMES.get(kind, NAME),
         max_length=NAME_MAX.get(kind, Deployment._meta.pk.max_length or 96),
     )
-    wanted = "has the form model@version" if kind is Kind.MODEL_VERSION else "may have only letters, digits, - and _"
+    wanted = {
+        Kind.MODEL_VERSION: "has the form model@version",
+        Kind.INSTANCE_TYPE: "may have only letters, digits, ., - and _, and begins with a letter or digit",
+    }.get(kind, "may have only letters, digits, - and _")
     try:
         rule.run_validation(name)
     except serializers.ValidationError:

@@ -27,6 +27,7 @@ from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.regions.services import region_change, region_create
 from fleet.rollouts.services import rollout_propose, rollout_start_or_request
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.services import instance_type_change, instance_type_create
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.selectors import version_by_reference
 from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
@@ -128,6 +129,16 @@ def _document_field(field: str) -> str:
     return {"version": "model_version", "policy": "update_policy"}.get(first, first) + dot + rest
 
 
+def _create_instance_type(step: Step, requester: Requester) -> None:
+    name, who = step.document.name, {"actor": requester.actor, "now": requester.now, "why": requester.why}
+    instance_type_create(name=name, **who, **step.arguments)
+
+
+def _change_instance_type(step: Step, requester: Requester) -> None:
+    name, who = step.document.name, {"actor": requester.actor, "now": requester.now, "why": requester.why}
+    instance_type_change(name=name, **who, **step.arguments)
+
+
 def _create_region(step: Step, requester: Requester) -> None:
     region_create(name=step.document.name, columns=step.arguments, actor=requester.actor, now=requester.now)
 
@@ -204,6 +215,8 @@ def _set_rule(step: Step, requester: Requester) -> None:
 
 
 _SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | None]] = {
+    (Kind.INSTANCE_TYPE, Action.CREATE): _create_instance_type,
+    (Kind.INSTANCE_TYPE, Action.CHANGE): _change_instance_type,
     (Kind.REGION, Action.CREATE): _create_region,
     (Kind.REGION, Action.CHANGE): _change_region,
     (Kind.MODEL, Action.CREATE): _create_model,

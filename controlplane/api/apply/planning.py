@@ -19,6 +19,7 @@ from traffic.region_shares.planning.policy import traffic_policy_as_json as traf
 class Kind(StrEnum):
     """Kinds of documents, in order of dependency."""
 
+    INSTANCE_TYPE = "InstanceType"
     REGION = "Region"
     MODEL = "Model"
     MODEL_VERSION = "ModelVersion"
@@ -92,7 +93,10 @@ Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
 """Current state in the form of specs; None if the object does not exist. Keys with `_` are additions: `_state` of a
 version, `_target` of a deployment with an active rollout."""
 
-REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_types", "regions")}
+REQUIRED: Mapping[Kind, tuple[str, ...]] = {
+    Kind.INSTANCE_TYPE: ("accelerator",),
+    Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
+}
 """Required fields of a new object."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
     Kind.REGION: {"provider": "its machines belong to it: create another region"},

@@ -12,6 +12,8 @@ from fleet.reconcile.planning.states import RolloutState
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
+from models_registry.instance_types.models import SETTABLE
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import Model, ModelVersion
 from models_registry.versions.services.drafts import COLUMNS
 from traffic.region_shares.models import TrafficRule
@@ -31,6 +33,11 @@ def present_of(documents: Iterable[Document]) -> Present:
         there = _LOADERS[kind](names)
         present.update({(kind, name): there.get(name) for name in names})
     return present
+
+
+def _instance_types(names: set[str]) -> dict[str, Stated]:
+    shapes = instance_shapes(names)
+    return {name: {column: getattr(shape, column) for column in SETTABLE} for name, shape in shapes.items()}
 
 
 def _regions(names: set[str]) -> dict[str, Stated]:
@@ -100,6 +107,7 @@ def _fault_rules(names: set[str]) -> dict[str, Stated]:
 
 
 _LOADERS = {
+    Kind.INSTANCE_TYPE: _instance_types,
     Kind.REGION: _regions,
     Kind.MODEL: _models,
     Kind.MODEL_VERSION: _versions,

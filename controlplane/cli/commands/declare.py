@@ -15,6 +15,8 @@ from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 
+SHIPPED = "shipped"
+"""The origin of instance types that come with the product."""
 Files = Annotated[
     list[str], typer.Option("-f", "--filename", help="A file, a folder, or - for standard input; may be repeated.")
 ]
@@ -68,7 +70,8 @@ def export(
     kind: Annotated[str, typer.Argument(help="Only this kind.", autocompletion=kinds)] = "",
     names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
 ) -> None:
-    """Print existing objects as documents. Applying them changes nothing.
+    """Print existing objects as documents. Applying them changes nothing. Instance types with their shipped values are
+    printed only by name.
 
     switchyard export > fleet.yaml
     switchyard export deployments sim-70b"""
@@ -81,7 +84,7 @@ def export(
         rows = (
             [run.connection.get(path_of(resource.path, name)) for name in names]
             if names
-            else run.connection.pages(resource.path)
+            else [row for row in run.connection.pages(resource.path) if row.get("origin") != SHIPPED]
         )
         documents += [document_of(resource.name, str(row[resource.key]), row) for row in rows]
     if run.output.form is Format.JSON:

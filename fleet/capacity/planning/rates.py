@@ -8,17 +8,34 @@ from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 
-from models_registry.versions.planning.machines import (
-    CHIP_WATTS,
-    GRID_ANYWHERE,
-    GRIDS,
-    INSTANCE_TYPES,
-    OVERHEAD_ANYWHERE,
-    OVERHEADS,
-    InstanceShape,
-)
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape, rated_chip_watts
 
 MICRO_USD = 1_000_000
+
+GRIDS: Mapping[str, float] = {
+    "us-east-1": 379.069, "us-east-2": 410.608, "us-west-1": 322.167, "us-west-2": 322.167, "us-gov-east-1": 379.069,
+    "us-gov-west-1": 322.167, "af-south-1": 900.6, "ap-east-1": 710, "ap-south-1": 708.2, "ap-northeast-1": 465.8,
+    "ap-northeast-2": 415.6, "ap-northeast-3": 465.8, "ap-southeast-1": 408, "ap-southeast-2": 760,
+    "ap-southeast-3": 717.7, "ca-central-1": 120, "cn-north-1": 537.4, "cn-northwest-1": 537.4, "eu-central-1": 311,
+    "eu-north-1": 8.8, "eu-south-1": 213.4, "eu-west-1": 278.6, "eu-west-2": 225, "eu-west-3": 51.1,
+    "me-central-1": 404.1, "me-south-1": 505.9, "sa-east-1": 61.7,
+}  # fmt: skip
+"""Grams of CO2 equivalent per kilowatt-hour, yearly average by place, without offsets:
+https://github.com/cloud-carbon-footprint/cloud-carbon-footprint (EPA eGRID 2020, EEA, carbonfootprint.com), read on
+2026-11-26."""
+GRID_ANYWHERE = 392.782
+"""Average of the same source, for places without an entry."""
+
+OVERHEADS: Mapping[str, float] = {
+    "eu-north-1": 1.1, "eu-west-1": 1.11, "us-west-2": 1.12, "us-east-2": 1.13, "us-east-1": 1.15, "sa-east-1": 1.17,
+    "us-west-1": 1.18, "ca-central-1": 1.19, "af-south-1": 1.24, "cn-north-1": 1.25, "cn-northwest-1": 1.25,
+    "ap-northeast-1": 1.27, "me-central-1": 1.27, "ap-southeast-1": 1.32, "me-south-1": 1.33, "eu-central-1": 1.35,
+    "ap-southeast-3": 1.4, "ap-south-1": 1.42,
+}  # fmt: skip
+"""Power usage effectiveness: energy of a data centre per unit of energy that its machines use. AWS, Sustainability
+Report 2024, read on 2026-11-26."""
+OVERHEAD_ANYWHERE = 1.15
+"""AWS's average, from the same report."""
 
 
 class Source(IntEnum):
@@ -175,9 +192,10 @@ def power_rating(rates: Rates, shape: InstanceShape, region: str) -> PowerRating
     total = float(own) if own is not None else shape.watts or _listed(shape).watts
     if not total:
         return None
-    if shape.accelerator not in CHIP_WATTS and shape.chips:
+    each = rated_chip_watts(shape)
+    if not each and shape.chips:
         return PowerRating(total, 0.0)  # no split is known: the whole machine counts as busy as its chips
-    chips = min(total, shape.chips * CHIP_WATTS.get(shape.accelerator, 0.0))
+    chips = min(total, shape.chips * each)
     return PowerRating(chips, total - chips)
 
 

@@ -19,11 +19,12 @@ from fleet.clouds.aws.region import StackRefused, region_read
 from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.clouds.planning.launches import AttemptView
 from fleet.clouds.planning.upkeep import CloudBase
+from fleet.deployments.selectors import instance_types_wanted
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import NodeState
-from fleet.regions.models import InstanceType
 from kernel import clock
+from models_registry.instance_types.models import InstanceType
 
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthorizationError"})
 ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
@@ -62,7 +63,7 @@ def region_check(
     """Yields the findings about one region as they come: tens of calls, some seconds. `wait` sleeps for so many
     seconds."""
     send = partial(_send_in_turn, wait)
-    types = list(InstanceType.objects.values_list("name", flat=True))
+    types = sorted(instance_types_wanted())
     try:
         read = region_read(cloud.aws_region, cloud.stack, install, types, send)
     except StackRefused as refused:

@@ -49,6 +49,7 @@ from fleet.clouds.planning.launches import (
     next_step,
 )
 from fleet.machines.models import Machine, ProviderCall
+from fleet.machines.planner import INGRESS_TYPE
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import CloudRegionState, MachineRole, MachineState, ProviderAction
 from kernel import clock
@@ -264,7 +265,6 @@ def _recorded_outcome(row: LaunchAttempt) -> Launched:
     raise Later(f"attempt {row.number} of {row.unit_id} has ended in the meantime: {row.text}")
 
 
-INGRESS_TYPE = "c7i.2xlarge"
 RELIST_AFTER_S = 20.0
 """After this long, a machine in doubt is listed by its own call."""
 IN_DOUBT_RETRY_S = 5.0

@@ -18,14 +18,16 @@ from fleet.clouds.aws.calls import CallFailed, Unanswered
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.region import PoolFound, StackRefused, on_demand_prices, region_read, spot_prices
 from fleet.clouds.models import CapacityPool, CloudRegion
+from fleet.deployments.selectors import instance_types_wanted
 from fleet.machines.models import Machine
 from fleet.machines.services.orders import launches_hurry
 from fleet.reconcile.planning.states import CloudRegionState, MachineState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from kernel import wake_ups
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
+from models_registry.instance_types.services import instance_type_ensure
 
 AWS = "aws"
 STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}")
@@ -62,8 +64,9 @@ def cloud_region_add(region: Region, columns: dict[str, str], now: datetime) -> 
 
 
 def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
-    """Reads a region's stack and stores its outputs. Blocks as long as the cloud does."""
-    types = list(InstanceType.objects.values_list("name", flat=True))
+    """Reads a region's stack and stores its outputs, with pools for the types that the fleet names: all shipped types
+    in all zones would hide them. Blocks as long as the cloud does."""
+    types = sorted(instance_types_wanted())
     try:
         read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, types)
     except Unanswered as error:
@@ -77,7 +80,8 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
         row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
         was, row.state, row.reason = row.state, CloudRegionState.READY.value, ""
         row.base, row.read_at = _with_images_in_use(row, msgspec.to_builtins(read.base)), now
-        row.save(update_fields=["state", "reason", "base", "read_at"])
+        row.types_read = types
+        row.save(update_fields=["state", "reason", "base", "read_at", "types_read"])
         added = pools_add(row.pk, read.pools)
         if was != CloudRegionState.READY or added:
             many = f"{added} pool{'s' if added != 1 else ''} of capacity"
@@ -85,6 +89,12 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
             for kind in sorted({each.instance_type for each in read.pools}):
                 launches_hurry(region=row.pk, instance_type=kind, now=now)
             wake_ups.send("fleet.reconcile")
+
+
+def cloud_new_types_read(cloud: CloudRegion, now: datetime) -> None:
+    """Reads the stack again if the fleet names types that the last reading left out."""
+    if instance_types_wanted() - set(cloud.types_read):
+        cloud_region_read(cloud, now)
 
 
 def _with_images_in_use(row: CloudRegion, base: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +132,7 @@ def pools_add(region: str, found: Sequence[PoolFound]) -> int:
     for each in found:
         if (each.instance_type, each.market.value, each.zone, each.reservation) in there:
             continue
+        instance_type_ensure(each.instance_type)
         last[each.instance_type] = last.get(each.instance_type, -1) + 1
         CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_pool_columns(each))
         added += 1

@@ -32,7 +32,12 @@ from fleet.clouds.planning.upkeep import InstallFigures, Verdict, beat_verdict, 
 from fleet.clouds.services.garbage import cloud_garbage_collect, cloud_list
 from fleet.clouds.services.images import cloud_images
 from fleet.clouds.services.notices import cloud_queue, cloud_reservations, cloud_statuses
-from fleet.clouds.services.regions import cloud_prices, cloud_region_read, cloud_spot_prices
+from fleet.clouds.services.regions import (
+    cloud_new_types_read,
+    cloud_prices,
+    cloud_region_read,
+    cloud_spot_prices,
+)
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
@@ -224,7 +229,7 @@ class Step:
 
 SPOT_PRICES_EVERY_S = 3600.0
 READ_AGAIN_S = 60.0
-"""Of a refused stack, which an operator is fixing."""
+"""Of a refused stack, which an operator is fixing, and for types that the fleet names for the first time."""
 READ_DAILY_S = 86_400.0
 """Of a stack in use, to find additions."""
 
@@ -238,6 +243,7 @@ STEPS: Mapping[str, Step] = {
     "list": Step(LIST_EVERY_S, cloud_list),
     "garbage": Step(GARBAGE_EVERY_S, cloud_garbage_collect),
     "stack": Step(READ_DAILY_S, cloud_region_read),
+    "new types": Step(READ_AGAIN_S, cloud_new_types_read),
     "prices": Step(READ_DAILY_S, cloud_prices),
     "spot prices": Step(SPOT_PRICES_EVERY_S, cloud_spot_prices),
     "images": Step(IMAGES_EVERY_S, cloud_images),

@@ -1,18 +1,19 @@
 """Seeds the demo fleet of `make up`. Running it again never changes what an operator has changed."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db import transaction
 
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.planner import INSTANCE_TYPES, LOCAL_CPU
+from models_registry.instance_types.services import instance_types_ship
 from models_registry.speculation.planner import choose, read_calibration, read_step_cost, task_figures
 from models_registry.speculation.services import calibration_store
 from models_registry.versions.models import Model, ModelVersion, VersionState
-from models_registry.versions.planning.machines import INSTANCE_TYPES, LOCAL_CPU
 from models_registry.versions.services.drafts import version_register
 
 LOCAL = LOCAL_CPU
@@ -111,8 +112,7 @@ def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, prov
     """Creates regions, instance types, models, versions and deployments of the demo. Without `weights`, all use `sim`;
     with heads, there is also a version that speculates. `provider`: of new regions, a key of `CELLS`."""
     with transaction.atomic():
-        for name, shape in INSTANCE_TYPES.items():
-            InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
+        instance_types_ship()
         for position, name in enumerate(REGIONS if CELLS[provider] else ()):
             url = f"http://127.0.0.1:{ingress_port + position}"
             defaults = {"position": position, "spares": {LOCAL: 1}, "provider": provider}

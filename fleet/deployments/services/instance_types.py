@@ -9,19 +9,12 @@ from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.selectors import roles_objection, shapes_of, version_fit
 from fleet.reconcile.planning.states import CellState
-from fleet.regions.models import InstanceType
 from fleet.rollouts.selectors import ACTIVE
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.models import InstanceType
+from models_registry.instance_types.planner import InstanceShape
+from models_registry.instance_types.services import instance_type_named
 from models_registry.versions.models import ModelVersion
-from models_registry.versions.planning.machines import InstanceShape
-
-
-def instance_type_named(name: str) -> InstanceType:
-    """The instance type that a request names. Raises InvalidInput if it is unknown; the text lists the known ones."""
-    kind = InstanceType.objects.filter(name=name).first()
-    if kind is None:
-        raise _unknown_type(name, "instance_type")
-    return kind
 
 
 def instance_types_named(names: Sequence[str]) -> list[InstanceType]:
@@ -30,15 +23,7 @@ def instance_types_named(names: Sequence[str]) -> list[InstanceType]:
     if not names or len(set(names)) < len(names):
         message = "repeats a name" if names else "is empty; list the instance types of its cells, the preferred first"
         raise InvalidInput(field="instance_types", rule="list", message=message)
-    found = {kind.name: kind for kind in InstanceType.objects.filter(name__in=names)}
-    if missing := [name for name in names if name not in found]:
-        raise _unknown_type(missing[0], "instance_types")
-    return [found[name] for name in names]
-
-
-def _unknown_type(name: str, field: str) -> InvalidInput:
-    known = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
-    return InvalidInput(field=field, rule="exists", message=f"unknown instance type {name!r}; known: {known}")
+    return [instance_type_named(name, field="instance_types") for name in names]
 
 
 ByType = Mapping[str, Mapping[str, int]]

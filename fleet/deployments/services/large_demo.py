@@ -1,8 +1,7 @@
 """Seeds a large fleet into an empty database, to measure screens and the API. It has no agents, so nothing runs. The
 rows do not depend on chance, so that two runs can be compared."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import count, islice
 from typing import Any
@@ -20,11 +19,12 @@ from fleet.load.planner import KEPT_S
 from fleet.load.selectors import FLEET, cell_subject, deployment_subject, region_subject
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import CellState, NodeState, RolloutState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from kernel.refusals import Conflict
+from models_registry.instance_types.planner import LOCAL_CPU
+from models_registry.instance_types.services import instance_types_ship
 from models_registry.versions.models import Model, ModelVersion, VersionState
-from models_registry.versions.planning.machines import INSTANCE_TYPES, LOCAL_CPU
 
 REGIONS = 10
 DEPLOYMENTS = 10
@@ -76,7 +76,7 @@ def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bo
         raise Conflict("the database has a fleet already; use an empty one")
     if nodes < cells:
         raise Conflict(f"{cells} cells need at least as many nodes, not {nodes}")
-    InstanceType.objects.bulk_create(InstanceType(**{"name": name, **asdict(kind)}) for name, kind in _instance_types())
+    instance_types_ship()
     regions = Region.objects.bulk_create(Region(name=f"region-{n:02d}", position=n) for n in range(REGIONS))
     deployments = [_deployment(number, cells, nodes, now) for number in range(DEPLOYMENTS)]
     _nodes(nodes, now)
@@ -87,10 +87,6 @@ def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bo
     if with_past:
         _history(made, deployments, regions, now)
     return SeedCounts(len(regions), len(deployments), len(made), nodes)
-
-
-def _instance_types() -> Iterator[tuple[str, Any]]:
-    yield from INSTANCE_TYPES.items()
 
 
 def _deployment(number: int, cells: int, nodes: int, now: datetime) -> Deployment:

@@ -9,20 +9,19 @@ from django.db import transaction
 from django.db.models import F
 
 from engine_agent.protocol.machine_messages import MachineReport
-from fleet.deployments.services.instance_types import instance_type_named
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, instance_type_of, plan_layout
-from fleet.machines.services.machines import machine_move, nodes_on
+from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, plan_layout
+from fleet.machines.services.machines import detected_type, machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire
 from fleet.reconcile.planning.decisions import RetireNode
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
-from fleet.regions.models import InstanceType
-from kernel import live, wake_ups
+from kernel import clock, live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
+from models_registry.instance_types.services import instance_type_named
 
 POOL, TAKEN, WIPING = MachineState.POOL.value, MachineState.TAKEN.value, MachineState.WIPING.value
 
@@ -73,13 +72,12 @@ def _plan_slots(machine: Machine, layout: str, instance_type: str) -> list[Machi
         parts = plan_layout(layout, msgspec.structs.replace(facts, port_base=machine.port_base)) if layout else ()
     except InvalidLayout as error:
         raise InvalidInput(field="layout", rule="layout", message=f"{machine.id}: {error}") from None
-    shapes = [one.shape() for one in InstanceType.objects.all()]
     return [
         MachineSlot(
             machine=machine,
             number=number,
             owns=msgspec.to_builtins(owns),
-            instance_type_id=instance_type or instance_type_of(facts_of_node(facts, owns), shapes) or None,
+            instance_type_id=instance_type or detected_type(facts_of_node(facts, owns), machine.id, now=clock.now()),
         )
         for number, owns in enumerate(parts)
     ]

@@ -5,19 +5,20 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db import transaction
 
-from engine_agent.protocol.machine_messages import is_machine_id, machine_id_of
+from engine_agent.protocol.machine_messages import MachineFacts, is_machine_id, machine_id_of
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.services.authority import agent_trust_end
 from fleet.agents.services.enrolment import credential_issue
 from fleet.cells.models import CellMember
-from fleet.deployments.services.instance_types import instance_type_named
+from fleet.faults.services.incidents import incidents_close
 from fleet.machines.models import Invitation, Machine
-from fleet.machines.planner import POOLED, SILENT_AFTER_S, silent_for_s
+from fleet.machines.planner import HARDWARE_DIFFERS, POOLED, SILENT_AFTER_S, instance_type_of, shape_found, silent_for_s
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_replacement_request, node_retire
 from fleet.reconcile.planning.decisions import RetireNode
@@ -31,6 +32,9 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
+from models_registry.instance_types.models import InstanceType, Origin
+from models_registry.instance_types.selectors import instance_shapes
+from models_registry.instance_types.services import instance_type_ensure, instance_type_found, instance_type_named
 
 MOST_INVITED = 1000
 LONGEST = timedelta(days=7)
@@ -267,6 +271,8 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
     with transaction.atomic():
         if not rows.update(state=to.value, reason=reason, state_since=now, **columns):
             return False
+        if to is MachineState.GONE:
+            hardware_incidents_close([machine.id], now=now)
         event_record(
             kind=f"machine.{to}",
             message=f"{machine.id} is {to}: {reason}",
@@ -278,6 +284,22 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
         live.push("machines")
         wake_ups.send("fleet.reconcile")
     return True
+
+
+def detected_type(facts: MachineFacts, machine: str, *, now: datetime) -> str | None:
+    """The known type that hardware fits, else a new type made of it. None if no type can be made of it."""
+    own = InstanceType.objects.exclude(origin=Origin.SHIPPED).values_list("name", flat=True)
+    name = instance_type_of(facts, instance_shapes().values(), preferred=set(own))
+    if name:
+        instance_type_ensure(name)
+        return name
+    shape = shape_found(facts)
+    return None if shape is None else instance_type_found(shape, machine=machine, now=now).name
+
+
+def hardware_incidents_close(machines: Sequence[str], *, now: datetime) -> None:
+    """Closes incidents about the hardware of machines that are gone."""
+    incidents_close(kind=HARDWARE_DIFFERS, subject__in=list(machines), resolution="the machine is gone", now=now)
 
 
 def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
@@ -360,5 +382,6 @@ def machine_launched(node: Node, *, now: datetime) -> None:
 
 def machine_ended(node: Node, *, now: datetime) -> None:
     own = Machine.objects.filter(runs=node.id).exclude(provider=POOLED)
+    hardware_incidents_close(list(own.values_list("id", flat=True)), now=now)
     own.update(state=MachineState.GONE.value, reason=f"{node.id} was given back", state_since=now)
     live.push("machines")

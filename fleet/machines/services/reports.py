@@ -17,29 +17,36 @@ from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.authority import agent_trust_end
 from fleet.clouds.models import CloudNotice
+from fleet.faults.models import Incident
+from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.machines.models import Machine
 from fleet.machines.planner import (
     CLOUDS,
+    HARDWARE_DIFFERS,
     NODE_SPEAKS_EVERY,
     Evidence,
     Statement,
     add_statement,
     bounded_end,
     earliest_end,
+    hardware_difference,
     instance_type_of,
     is_in_force,
+    shape_found,
 )
 from fleet.machines.services.layouts import layout_follow, slots_report
 from fleet.machines.services.machines import machine_move, machine_remove
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import node_event
 from fleet.nodes.services.reports import ReceivedReport
-from fleet.reconcile.planning.states import MachineRole, MachineState, NoticeKind, NoticeSource
-from fleet.regions.models import InstanceType
+from fleet.reconcile.planning.states import IncidentState, MachineRole, MachineState, NoticeKind, NoticeSource
 from kernel import live, wake_ups
 from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType, Origin
+from models_registry.instance_types.selectors import instance_shapes
+from models_registry.instance_types.services import instance_type_ensure, instance_type_found
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +107,7 @@ def _hello_store(hello: Hello, now: datetime) -> None:
         _require_first_port(AgentKind(machine.role), facts.port_base)
         if machine.provider in CLOUDS and facts.address != machine.address:
             raise Conflict(f"{hello.id} has the address {machine.address}, and its hello states {facts.address[:80]}")
-        if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
-            shapes = [kind.shape() for kind in InstanceType.objects.all()]
-            machine.instance_type_id = instance_type_of(facts, shapes) or None
+        _find_type(machine, facts, now)
         machine.facts = msgspec.to_builtins(facts)
         machine.address, machine.port_base = facts.address[:64], facts.port_base
         machine.agent_version = hello.agent_version[:VERSION_MOST]
@@ -114,7 +119,48 @@ def _hello_store(hello: Hello, now: datetime) -> None:
         )
         if machine.state == MachineState.JOINING:
             machine_move(machine, MachineState.POOL, "its agent is connected", now=now)
+        _compare_hardware(machine, facts, now)
         live.push("machines", machine.id)
+
+
+def _find_type(machine: Machine, facts: MachineFacts, now: datetime) -> None:
+    """A free machine without a stated type gets a known type that it fits; if it had none yet, also a new type with the
+    hardware that its agent found. A type that needs more than it has now stays: the difference is an incident."""
+    if machine.type_stated or machine.state not in {MachineState.JOINING, MachineState.POOL}:
+        return
+    shapes = instance_shapes()
+    own = InstanceType.objects.exclude(origin=Origin.SHIPPED).values_list("name", flat=True)
+    before = shapes.get(machine.instance_type_id or "")
+    name = instance_type_of(facts, shapes.values(), preferred={*own, machine.instance_type_id or ""})
+    if before is not None and (not name or shapes[name].chips < before.chips):
+        return
+    if name:
+        instance_type_ensure(name)
+        machine.instance_type_id = name
+    elif (shape := shape_found(facts)) is not None:
+        machine.instance_type_id = instance_type_found(shape, machine=machine.id, now=now).name
+
+
+def _compare_hardware(machine: Machine, facts: MachineFacts, now: datetime) -> None:
+    """An incident while a node's machine is not what its instance type states."""
+    kind = machine.instance_type_id if machine.role == MachineRole.NODE else None
+    found = None
+    if kind is not None:
+        found = hardware_difference(machine.id, facts, instance_shapes([kind])[kind], is_stated=machine.type_stated)
+    known = Incident.objects.filter(kind=HARDWARE_DIFFERS, subject=machine.id, state=IncidentState.OPEN.value).first()
+    if known is not None and (found is None or found.summary != known.summary):
+        resolution = f"now {found.summary}" if found else "it has what its instance type states"
+        incidents_close(kind=HARDWARE_DIFFERS, subject=machine.id, resolution=resolution, now=now)
+    if found is not None:
+        incident_open(
+            kind=HARDWARE_DIFFERS,
+            subject=machine.id,
+            summary=found.summary,
+            evidence=found.evidence,
+            now=now,
+            region=machine.region_id,
+            node=machine.runs,
+        )
 
 
 def _require_reachable(facts: MachineFacts) -> None:

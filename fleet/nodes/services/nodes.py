@@ -36,13 +36,14 @@ from fleet.nodes.services.events import cell_of, desired_changed, node_event
 from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState, ProviderAction
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from kernel import live, wake_ups
 from kernel.events import events_record
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
+from models_registry.instance_types.models import InstanceType
 
 RESUMED = (CellState.STARTING, CellState.READY)
 

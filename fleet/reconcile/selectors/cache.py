@@ -31,7 +31,7 @@ _VERSIONS = ("models_registry_model", "models_registry_modelversion")
 _SELDOM_WRITTEN = (
     *_VERSIONS,
     *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption", "fleet_quota"),
-    *("fleet_instancetype", "fleet_rate", "fleet_capacitypool"),
+    *("models_registry_instancetype", "fleet_rate", "fleet_capacitypool"),
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
     *("fleet_cloudnotice", "models_registry_benchmark", "fleet_dayplan", "fleet_scalingswitch"),
 )

@@ -14,7 +14,6 @@ from fleet.cells.models import Cell
 from fleet.clouds.models import CloudNotice
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import ClaimView, GrantRule, InvalidPolicy, QuotaView
-from fleet.deployments.selectors import fleet_shapes
 from fleet.faults.planning.views import NoticeView
 from fleet.faults.selectors import faults_view
 from fleet.machines.planner import POOLED, provider_limits
@@ -31,14 +30,15 @@ from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
 from kernel.row_cache import WrittenTables
+from models_registry.instance_types.planner import InstanceShape
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import network_nodes_shared, nodes_per_cell
-from models_registry.versions.planning.machines import InstanceShape
 from models_registry.versions.planning.roles import apart_objection
 from models_registry.versions.planning.spec import InvalidVersion
 
 _OF_DEPLOYMENTS = (
-    "fleet_deployment", "fleet_instancetype", "models_registry_modelversion", "models_registry_model",
+    "fleet_deployment", "models_registry_instancetype", "models_registry_modelversion", "models_registry_model",
 )  # fmt: skip
 _OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
@@ -126,7 +126,7 @@ def _with_prices(
             kinds[region].update(spec.instance_types)
     if not kinds:
         return regions
-    prices = written.get("prices", ("fleet_rate", "fleet_capacitypool", "fleet_instancetype"), machine_prices)
+    prices = written.get("prices", ("fleet_rate", "fleet_capacitypool", "models_registry_instancetype"), machine_prices)
     found = {
         region: {kind: usd for kind in there if (usd := prices.of(region, kind, now).usd) is not None}
         for region, there in kinds.items()
@@ -150,7 +150,7 @@ def deployment_view(name: str) -> DeploymentView:
     """One deployment for planners, with only its own version."""
     row = Deployment.objects.select_related("model_version").get(name=name)
     claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
-    return _deployment(row, claims, {}, fleet_shapes(row.instance_types))
+    return _deployment(row, claims, {}, instance_shapes(row.instance_types))
 
 
 def _deployments(
@@ -167,7 +167,7 @@ def _deployments(
     for rollout in rollouts:
         ends = (rollout.from_version, rollout.to_version)
         goals[rollout.deployment_id] = {version.reference: version for version in ends}
-    shapes = written.get("shapes", ["fleet_instancetype"], fleet_shapes)
+    shapes = written.get("shapes", ["models_registry_instancetype"], instance_shapes)
     for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
         view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name], shapes)
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view

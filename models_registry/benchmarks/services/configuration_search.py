@@ -38,12 +38,13 @@ from models_registry.benchmarks.services.benchmark import (
     benchmark_rules,
     readable_use,
 )
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import render_version
 from models_registry.versions.planning.lifecycle import BrokenRule, VersionState, check_draft
 from models_registry.versions.planning.roles import apart_objection
 from models_registry.versions.planning.spec import InvalidVersion
-from models_registry.versions.selectors import engine_allowances, instance_shapes
+from models_registry.versions.selectors import engine_allowances
 from models_registry.versions.services.drafts import draft_delete, version_retire
 
 MOST_TRIALS = 200

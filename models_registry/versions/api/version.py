@@ -18,6 +18,7 @@ from kernel.access import access_of
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of, validated
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.api import CalibrationActions
 from models_registry.versions.api.memory import MemoryActions
 from models_registry.versions.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
@@ -32,7 +33,6 @@ from models_registry.versions.planning.diff import (
 )
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState, choices
 from models_registry.versions.selectors import (
-    instance_shapes,
     latest_validation,
     models_described,
     renderings,

@@ -15,6 +15,7 @@ from fleet.load.planner import FINE_S
 from fleet.reconcile.planning.states import CELL_TONE, CellState
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE, rollouts_described
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import Model, ModelVersion, Validation
 from models_registry.versions.planning.diff import (
     NOT_NAMED,
@@ -29,7 +30,6 @@ from models_registry.versions.planning.diff import (
 )
 from models_registry.versions.selectors import (
     checkpoints_of,
-    instance_shapes,
     latest_validation,
     renderings,
     version_by_reference,

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.engine_arguments import Rendering, render_version
-from models_registry.versions.planning.machines import InstanceShape
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 LEFT_OUT = ("model", "version", "allowances", "differs_on")

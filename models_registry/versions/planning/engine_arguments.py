@@ -17,9 +17,9 @@ from engine_agent.protocol.engine_options import (
 )
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from engine_agent.protocol.neuron_targets import NATIVE_SETTINGS, NeuronTarget
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.machines import (
     Degrees,
-    InstanceShape,
     check_degrees,
     degrees_on,
     stated_degrees,

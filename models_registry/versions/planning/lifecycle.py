@@ -17,6 +17,7 @@ from engine_agent.protocol.messages import Artifact
 from engine_agent.protocol.states import CellRole
 from kernel.tones import Tone
 from models_registry.artifacts.planner import DIGEST, parse_place
+from models_registry.instance_types.planner import InstanceShape, unknown_type_text
 from models_registry.versions.planning.checkpoint import Checkpoint
 from models_registry.versions.planning.engine_arguments import (
     ENGINES,
@@ -26,7 +27,7 @@ from models_registry.versions.planning.engine_arguments import (
     refused_engine_option,
     render_version,
 )
-from models_registry.versions.planning.machines import InstanceShape, stated_degrees
+from models_registry.versions.planning.machines import stated_degrees
 from models_registry.versions.planning.memory import ENGINES_WITH_ARITHMETIC, check_fits, with_heads
 from models_registry.versions.planning.roles import check_apart, read_roles, role_spec, with_role
 from models_registry.versions.planning.spec import OF_AN_ENGINE, InvalidVersion, VersionSpec, one_of, read_quantization
@@ -266,7 +267,7 @@ def fitted_rendering(spec: VersionSpec, machine: InstanceShape, checkpoints: Che
 
 def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape], checkpoints: Checkpoints) -> str:
     if name not in machines:
-        return f"unknown instance type {name!r}; it must be one of {', '.join(sorted(machines))}"
+        return unknown_type_text(name, machines)
     try:
         check_engine_options(spec, name)
         plan = fitted_rendering(spec, machines[name], checkpoints).plan

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from models_registry.instance_types.planner import LOCAL_CPU, InstanceShape
 from models_registry.versions.planning.checkpoint import FLOAT_BYTES, Checkpoint, ModelShape, Tensors, Weights
-from models_registry.versions.planning.machines import LOCAL_CPU, Degrees, InstanceShape
+from models_registry.versions.planning.machines import Degrees
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
 GIB = 1024**3

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine_agent.protocol.neuron_targets import DEFAULT_TARGET, TARGET_BY_NAME, TARGETS, NeuronTarget
-from models_registry.versions.planning.machines import Degrees, InstanceShape
+from models_registry.instance_types.planner import InstanceShape
+from models_registry.versions.planning.machines import Degrees
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec, one_of
 
 Rendered = Mapping[str, Any]
@@ -171,9 +172,9 @@ def check_target(spec: VersionSpec, degrees: Degrees, machine: InstanceShape, ta
 
 
 def is_without_efa(machine: InstanceShape) -> bool:
-    """Inf2, and Trn1 with a single chip: "Supported instance types" of
+    """Inf2, and types whose row says so, such as Trn1 with a single chip: "Supported instance types" of
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html."""
-    return machine.accelerator == "inferentia2" or (machine.accelerator == "trainium" and machine.chips == 1)
+    return machine.efa_interfaces == 0 or machine.accelerator == "inferentia2"
 
 
 def target_note(target: NeuronTarget) -> str:

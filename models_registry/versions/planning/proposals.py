@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from models_registry.instance_types.planner import LOCAL_CPU, InstanceShape
 from models_registry.versions.planning.checkpoint import Checkpoint
 from models_registry.versions.planning.lifecycle import fitted_rendering
-from models_registry.versions.planning.machines import LOCAL_CPU, NEURON_RANKS_PER_NODE, Degrees, InstanceShape
+from models_registry.versions.planning.machines import NEURON_RANKS_PER_NODE, Degrees
 from models_registry.versions.planning.memory import MemoryEstimate, estimate_memory
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from engine_agent.protocol.states import CellRole
 from models_registry.benchmarks.planning.workload import digest_of
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.engine_arguments import Rendering, render_version
-from models_registry.versions.planning.machines import Degrees, InstanceShape, degrees_on
+from models_registry.versions.planning.machines import Degrees, degrees_on
 from models_registry.versions.planning.spec import FieldReader, InvalidVersion, VersionSpec, one_of
 
 APART = (CellRole.PREFILL.value, CellRole.DECODE.value)

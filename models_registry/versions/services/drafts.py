@@ -19,6 +19,7 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import compare_and_set
 from models_registry.builds.selectors import wrong_build
+from models_registry.instance_types.planner import InstanceShape, unknown_type_text
 from models_registry.versions.models import EngineAllowance, Model, ModelVersion
 from models_registry.versions.planning.engine_arguments import ENGINES, check_engine_options, render_version
 from models_registry.versions.planning.lifecycle import (
@@ -29,7 +30,6 @@ from models_registry.versions.planning.lifecycle import (
     may_be_rolled_out,
     states_before,
 )
-from models_registry.versions.planning.machines import InstanceShape
 from models_registry.versions.planning.spec import InvalidVersion, one_of
 from models_registry.versions.selectors import engine_allowances, version_stated, version_uses
 
@@ -194,10 +194,7 @@ def version_register(
         raise InvalidVersion(f"{spec.reference}: parallelism is empty; it must name an instance type")
     for name in spec.parallelism:
         if name not in machines:
-            raise InvalidVersion(
-                f"{spec.reference}: parallelism names instance type {name!r}; it must be one of "
-                f"{', '.join(sorted(machines))}"
-            )
+            raise InvalidVersion(f"{spec.reference}: parallelism: {unknown_type_text(name, machines)}")
         check_engine_options(spec, name)
         render_version(spec, machines[name])
     made.save(force_insert=True)

@@ -26,6 +26,7 @@ from models_registry.artifacts.services import (
     file_sha256,
 )
 from models_registry.builds.selectors import wrong_build
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import CheckpointRecord, ModelVersion, Validation
 from models_registry.versions.planning.checkpoint import CONFIG_NAME, UnreadableCheckpoint
 from models_registry.versions.planning.lifecycle import (
@@ -35,7 +36,7 @@ from models_registry.versions.planning.lifecycle import (
     artifacts_of,
     evaluate_version,
 )
-from models_registry.versions.selectors import engine_allowances, instance_shapes, stored_checkpoints
+from models_registry.versions.selectors import engine_allowances, stored_checkpoints
 from models_registry.versions.services.drafts import draft_locked, version_move
 
 TASK = "models_registry.validate"

@@ -55,6 +55,7 @@ OPERATE = {
     "POST tenant-webhooks", "POST tenant-webhooks/{id}/rotate", "DELETE tenant-webhooks/{id}",
     "POST autoscaling/pause", "POST autoscaling/resume", "POST batches/{id}/cancel",
     "POST quotas", "DELETE quotas/{id}",
+    "POST instance-types", "PATCH instance-types/{id}", "DELETE instance-types/{id}",
     "POST configuration-searches", "POST configuration-searches/{id}/cancel",
     "POST model-imports", "POST model-imports/{id}/cancel", "POST model-imports/{id}/retry",
     "POST model-imports/{id}/draft",

@@ -17,7 +17,7 @@ VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
     "engine-build",
-    "costs",
+    "costs", "instance-types", "instance-type",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
     "token-new", "batches-page", "batch-page", "imports", "import",
@@ -26,7 +26,8 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "machine-add", "machine-layout", "machine-remove", "invitation-withdraw",
+    "machine-add", "machine-layout", "machine-remove", "invitation-withdraw", "instance-type-new",
+    "instance-type-action",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
     "batch-action", "draft-new", "draft-edit", "import-new", "import-action",

@@ -34,7 +34,7 @@ from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import UpdatePolicy, policy_as_json
 from fleet.machines.services.machines import invitation_create
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.rollouts.models import Rollout
 from kernel import clock
@@ -45,6 +45,7 @@ from models_registry.benchmarks.models import (
     SearchCandidate,
     SearchTrial,
 )
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows

@@ -12,13 +12,14 @@ from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.quotas.models import Quota
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
 from fleet.releases.models import AgentRelease
 from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
 from models_registry.builds.models import EngineBuild
 from models_registry.imports.models import ImportFile, ModelImport
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -13,7 +13,7 @@ from fleet.capacity.planning.view import BatchWork, CapacityPlan
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.reconcile.selectors.snapshot import fleet_view
-from fleet.regions.models import InstanceType
+from models_registry.instance_types.models import InstanceType
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.capacity.views import AT, EAST, deployment, flat, place, view

@@ -15,9 +15,10 @@ from fleet.clouds.services.regions import pools_add
 from fleet.machines.models import ProviderCall
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import PoolState
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.models import InstanceType
 from tests.fleet import rows
 from tests.fleet.pools import TYPE, cloud_region, order, pool
 from tests.fleet.rows import KIND, NOW

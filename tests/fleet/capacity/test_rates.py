@@ -8,7 +8,8 @@ import pytest
 from fleet.capacity.planning.rates import Offer, Source
 from fleet.capacity.selectors import machine_prices
 from fleet.clouds.models import CapacityPool
-from fleet.regions.models import InstanceType, Rate
+from fleet.regions.models import Rate
+from models_registry.instance_types.models import InstanceType
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -12,7 +12,8 @@ from fleet.clouds.models import CapacityPool, CloudRegion, Install, LaunchAttemp
 from fleet.clouds.planning.upkeep import CloudBase, ZoneBase
 from fleet.machines.models import Machine
 from fleet.reconcile.planning.states import MachineRole, MachineState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 
 pytestmark = pytest.mark.django_db
 

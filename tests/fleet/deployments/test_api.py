@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.regions.models import InstanceType
 from kernel.models import Event
+from models_registry.instance_types.models import InstanceType
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 

@@ -6,8 +6,9 @@ import pytest
 
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.services.demo import LOCAL, Heads, Weights, demo_seed
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.rollouts.services import rollout_propose
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import ModelVersion, VersionState
 from models_registry.versions.planning.engine_arguments import nodes_per_cell, render_engine_plan
 from tests.fleet.rows import NOW

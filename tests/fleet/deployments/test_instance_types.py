@@ -16,10 +16,10 @@ from fleet.quotas.services import quota_set
 from fleet.reconcile.planning.decisions import CreateCell
 from fleet.reconcile.planning.states import CellState
 from fleet.reconcile.selectors.snapshot import fleet_view
-from fleet.regions.models import InstanceType
 from fleet.rollouts.services import rollout_propose
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import KIND, NOW

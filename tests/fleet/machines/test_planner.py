@@ -1,9 +1,13 @@
 """Tables: the type of a machine, the machine of a launch, notices, and warm spares of a region."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_agent.protocol.machine_messages import Device, MachineFacts, is_machine_id, machine_id_of
 from fleet.machines.planner import (
@@ -12,19 +16,26 @@ from fleet.machines.planner import (
     PooledMachine,
     WarmSpares,
     describe,
+    hardware_difference,
     instance_type_of,
     machine_notices,
     parse_warm_spares,
     plan_machine,
+    shape_found,
     why_unfit,
 )
-from models_registry.versions.planning.machines import INSTANCE_TYPES
+from models_registry.instance_types.planner import INSTANCE_TYPES, NAME, shape_problems
 
 GIB = 2**30
 H100 = Device("nvidia", "NVIDIA H100 80GB HBM3", memory_bytes=int(79.6 * GIB))
 TRAINIUM = Device("neuron", "trn1.32xlarge", cores=2, memory_bytes=32 * GIB)
 INFERENTIA = Device("neuron", "inf2.48xlarge", cores=2, memory_bytes=32 * GIB)
 BARE = MachineFacts("10.0.0.7", 14000, cores=8, memory_bytes=32 * GIB, disk_free_bytes=200 * GIB)
+
+
+L40S = Device("nvidia", "NVIDIA L40S", memory_bytes=45776 * 2**20)
+L4 = Device("nvidia", "NVIDIA L4", memory_bytes=22888 * 2**20)
+T4G = Device("nvidia", "NVIDIA T4G", memory_bytes=16384 * 2**20)
 
 
 def having(device: Device, count: int) -> MachineFacts:
@@ -42,6 +53,9 @@ def pooled(name: str, facts: MachineFacts = BARE, kind: str = "local.cpu", *, co
         (having(H100, 8), "p5.48xlarge"),
         (having(TRAINIUM, 16), "trn1.32xlarge"),
         (having(INFERENTIA, 12), "inf2.48xlarge"),
+        (having(L40S, 1), "g6e.2xlarge"),
+        (having(msgspec.structs.replace(L4, memory_bytes=2861 * 2**20), 1), "g6f.xlarge"),
+        (msgspec.structs.replace(having(T4G, 1), system="Linux 6.1 aarch64"), "g5g.2xlarge"),
         (having(H100, 7), ""),
         (msgspec.structs.replace(BARE, memory_bytes=GIB), ""),
     ],
@@ -70,6 +84,82 @@ def test_a_machine_is_the_type_that_its_devices_are(facts: MachineFacts, kind: s
 )
 def test_what_it_lacks_is_named(facts: MachineFacts, kind: str, lacks: str) -> None:
     assert why_unfit(facts, INSTANCE_TYPES[kind]) == lacks
+
+
+def test_among_equal_types_a_preferred_one_is_chosen() -> None:
+    shapes = [*INSTANCE_TYPES.values(), replace(INSTANCE_TYPES["p5.48xlarge"], name="own.8xh100")]
+    assert instance_type_of(having(H100, 8), shapes, preferred={"own.8xh100"}) == "own.8xh100"
+    assert instance_type_of(having(H100, 8), shapes) in {"p5.48xlarge", "own.8xh100"}
+
+
+def test_a_type_is_made_of_what_an_agent_found() -> None:
+    arm = msgspec.structs.replace(having(H100, 2), system="Linux 6.8.0 aarch64")
+    shape = shape_found(arm)
+    assert shape is not None
+    assert (shape.name, shape.accelerator, shape.chips, shape.cores) == ("found.2xh100-80gib-arm64", "h100", 2, 2)
+    assert (shape.vendor, shape.arch, shape.cpu_arch, shape.vcpus) == ("nvidia", "9.0", "arm64", 8)
+    assert why_unfit(arm, shape) == ""
+    own = shape_found(having(Device("nvidia", "NVIDIA GeForce RTX 4090", memory_bytes=24 * GIB), 1))
+    assert own is not None
+    assert own.name == "found.1xgeforce-rtx-4090-24gib"
+    small = shape_found(msgspec.structs.replace(BARE, memory_bytes=GIB))
+    assert small is not None
+    assert (small.name, small.accelerator, small.memory_gib) == ("found.cpu-8x-1gib", "cpu", 1)
+    neuron = shape_found(having(TRAINIUM, 3))
+    assert neuron is not None
+    assert (neuron.accelerator, neuron.cores, neuron.vendor) == ("trainium", 6, "neuron")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        having(Device("nvidia", "NVIDIA H100"), 2),
+        msgspec.structs.replace(BARE, devices=(H100, L4)),
+        having(Device("nvidia", "…", memory_bytes=GIB), 1),
+        having(Device("rocm", "AMD Instinct MI300X", memory_bytes=192 * GIB), 1),
+        having(Device("nvidia", "NVIDIA H100", memory_bytes=2**70), 1),
+        having(Device("nvidia", "NVIDIA H100", memory_bytes=-1), 1),
+        msgspec.structs.replace(BARE, memory_bytes=2**80),
+        msgspec.structs.replace(BARE, cores=0, memory_bytes=GIB),
+    ],
+)
+def test_no_type_is_made_of_what_cannot_be_one(facts: MachineFacts) -> None:
+    assert shape_found(facts) is None
+
+
+@given(
+    st.builds(
+        Device,
+        kind=st.sampled_from(["nvidia", "neuron", "", "x" * 99]),
+        name=st.text(max_size=80),
+        cores=st.none() | st.integers(-(2**70), 2**70),
+        memory_bytes=st.none() | st.integers(-(2**70), 2**70),
+    ),
+    st.integers(0, 256),
+    st.integers(-(2**70), 2**70),
+)
+def test_whatever_a_machine_reports_makes_a_sound_type_or_none(device: Device, count: int, memory_bytes: int) -> None:
+    shape = shape_found(msgspec.structs.replace(having(device, count), memory_bytes=memory_bytes))
+    if shape is not None:
+        assert list(shape_problems(shape)) == []
+        assert re.match(NAME, shape.name)
+        assert len(shape.name) <= 64
+
+
+def test_a_machine_that_is_not_its_type_is_a_difference_with_evidence() -> None:
+    p5 = INSTANCE_TYPES["p5.48xlarge"]
+    found = hardware_difference("m-1", having(H100, 7), p5, is_stated=True)
+    assert found is not None
+    assert found.summary == "m-1 is stated as p5.48xlarge, but has 7 chips of h100 instead of 8"
+    assert found.evidence == {
+        "instance_type": "p5.48xlarge",
+        "stated": True,
+        "difference": "has 7 chips of h100 instead of 8",
+        "found": "7 x NVIDIA H100 80GB HBM3, 8 cores, 32 GiB",
+    }
+    arm = msgspec.structs.replace(having(H100, 8), system="Linux 6.8.0 aarch64")
+    assert why_unfit(arm, p5) == "has a processor of arm64 instead of x86_64"
+    assert hardware_difference("m-1", having(H100, 8), p5, is_stated=False) is None
 
 
 def test_a_launch_takes_the_connected_one_with_the_least_to_spare() -> None:

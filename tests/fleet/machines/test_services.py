@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from engine_agent.node.machine.join import ports_of
-from engine_agent.protocol.machine_messages import MachineReport, machine_id_of
+from engine_agent.protocol.machine_messages import Device, MachineReport, machine_id_of
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.enrolment import EnrolmentRefused, agent_enrol, agents_identify, credential_issue
+from fleet.faults.models import Incident
 from fleet.machines.models import Invitation, Machine
 from fleet.machines.selectors import machine_orders, notices_of
 from fleet.machines.services.machines import (
@@ -33,6 +34,7 @@ from fleet.tasks import trim_join_tokens
 from kernel import clock
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.planner import INSTANCE_TYPES, unknown_type_text
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -75,7 +77,7 @@ def test_of_a_token_only_the_hash_is_kept() -> None:
         ("rented", 1, HOUR, "", "region rented gets its machines from provider local; hosts join regions of machines"),
         ("pool", 0, HOUR, "", "count is 0; it must be 1 to 1000"),
         ("pool", 1, timedelta(days=8), "", "it expires in 691200 s; it must be 60 s to 7 days"),
-        ("pool", 1, HOUR, "p6", "unknown instance type 'p6'; known: none"),
+        ("pool", 1, HOUR, "p6", f"{unknown_type_text('p6', INSTANCE_TYPES)}"),
     ],
 )
 def test_an_invitation_that_makes_no_sense_is_refused(
@@ -100,6 +102,70 @@ def test_a_host_becomes_a_machine_of_the_pool() -> None:
     assert machine_hellos_store([hello(machine.id)], now=NOW) == {}
     machine.refresh_from_db()
     assert (machine.state, machine.address, machine.instance_type_id) == (MachineState.POOL, "10.0.0.7", rows.KIND)
+
+
+EIGHT = (Device("nvidia", "NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30),) * 8
+
+
+def joined(kind: str = "", **facts: Any) -> Machine:
+    new = invite(instance_type=kind)
+    enrol(new.text)
+    assert machine_hellos_store([hello(machine_id_of(NONCE), **facts)], now=NOW) == {}
+    return Machine.objects.get()
+
+
+def differing() -> list[tuple[str, str]]:
+    return list(Incident.objects.filter(kind="hardware-differs").order_by("id").values_list("state", "summary"))
+
+
+def test_a_host_of_a_shipped_type_gets_its_row_and_one_of_no_type_gets_a_new_one() -> None:
+    assert joined(devices=EIGHT).instance_type_id == "p5.48xlarge"
+    Machine.objects.all().delete()
+    machine = joined(devices=EIGHT[:3])
+    assert machine.instance_type_id == "found.3xh100-80gib"
+    assert machine.instance_type is not None
+    assert (machine.instance_type.origin, machine.instance_type.changed_by) == ("found", machine.id)
+    assert Event.objects.filter(kind="instance_type.found").count() == 1
+    assert differing() == []
+
+
+def test_a_machine_that_is_not_its_type_opens_an_incident_that_closes_with_the_difference() -> None:
+    machine = joined("p5.48xlarge", devices=EIGHT[:7])
+    opened = Incident.objects.get(kind="hardware-differs")
+    assert (opened.subject, opened.region, opened.state) == (machine.id, "pool", "open")
+    assert opened.evidence["difference"] == "has 7 chips of h100 instead of 8"
+    assert (machine.instance_type_id, machine.state) == ("p5.48xlarge", MachineState.POOL)
+    machine_hellos_store([hello(machine.id, devices=EIGHT[:7])], now=NOW)
+    assert len(differing()) == 1
+    machine_hellos_store([hello(machine.id, devices=EIGHT[:6])], now=NOW)
+    assert differing() == [
+        ("closed", f"{machine.id} is stated as p5.48xlarge, but has 7 chips of h100 instead of 8"),
+        ("open", f"{machine.id} is stated as p5.48xlarge, but has 6 chips of h100 instead of 8"),
+    ]
+    machine_hellos_store([hello(machine.id, devices=EIGHT)], now=NOW)
+    assert [state for state, _ in differing()] == ["closed", "closed"]
+
+
+def test_a_free_machine_that_loses_a_device_keeps_its_type_and_one_that_gains_some_changes_it() -> None:
+    machine = joined(devices=EIGHT)
+    machine_hellos_store([hello(machine.id, devices=EIGHT[:7])], now=NOW)
+    machine.refresh_from_db()
+    assert machine.instance_type_id == "p5.48xlarge"
+    assert differing() == [("open", f"{machine.id} was found as p5.48xlarge, but has 7 chips of h100 instead of 8")]
+    machine_hellos_store([hello(machine.id, devices=EIGHT)], now=NOW)
+    assert [state for state, _ in differing()] == ["closed"]
+    Machine.objects.update(instance_type=rows.KIND)
+    machine_hellos_store([hello(machine.id, devices=EIGHT)], now=NOW)
+    machine.refresh_from_db()
+    assert machine.instance_type_id == "p5.48xlarge"
+
+
+def test_the_incident_of_a_machine_closes_when_it_is_gone() -> None:
+    machine = joined("p5.48xlarge", devices=EIGHT[:7])
+    Machine.objects.update(connected=False)
+    machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+    assert [state for state, _ in differing()] == ["closed"]
+    assert Incident.objects.get(kind="hardware-differs").resolution == "the machine is gone"
 
 
 def test_who_used_a_token_may_use_it_again_and_nobody_beyond_its_count() -> None:

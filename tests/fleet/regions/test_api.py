@@ -47,20 +47,6 @@ def test_regions_are_found_by_provider() -> None:
     assert [row["name"] for row in bearer().get("/api/v1/regions?provider=aws").json()["results"]] == ["us-east-1"]
 
 
-def test_an_instance_type_says_what_the_machine_is() -> None:
-    rows.deployment()
-    assert bearer().get("/api/v1/instance-types/local.cpu").json() == {
-        "name": "local.cpu",
-        "accelerator": "cpu",
-        "chips": 0,
-        "cores": 0,
-        "memory_gib": 0.0,
-        "price_per_hour": 0.0,
-        "watts": 0.0,
-        "tensor_parallel_degree": 1,
-    }
-
-
 def test_a_region_is_created_changed_and_deleted() -> None:
     rows.deployment()
     client, path = bearer("ada"), "/api/v1/regions/eu-west-1"

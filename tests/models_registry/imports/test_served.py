@@ -9,9 +9,9 @@ import pytest
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import render_engine_plan
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.services.drafts import draft_change
 from models_registry.versions.services.validation import Slice, validation_start, validations_advance
 from tests.engine_agent.engines.llama_cpp.test_real_engine import COMPLETIONS, artifact, running_cell

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lab.checkpoints import CONFIGS
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.models import CheckpointRecord
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.selectors import version_memory
 from models_registry.versions.services.drafts import draft_change
 from tests.controlplane.api.client import bearer

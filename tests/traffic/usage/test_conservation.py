@@ -16,7 +16,8 @@ from engine_agent.node.telemetry.energy import EnergyMonitor
 from engine_agent.node.telemetry.nvidia import Nvml
 from fleet.cells.models import Cell
 from fleet.nodes.models import Node, NodeReport
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
+from models_registry.instance_types.models import InstanceType
 from tests.engine_agent.node.telemetry.nvml_library import Library
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -9,7 +9,8 @@ import pytest
 from fleet.capacity.planning.rates import Source
 from fleet.cells.models import Cell
 from fleet.nodes.models import Node, NodeReport
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
+from models_registry.instance_types.models import InstanceType
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.routing.models import IngressReport

@@ -18,9 +18,10 @@ from fleet.capacity.planning.pools import Market
 from fleet.capacity.planning.rates import RateKind, Source
 from fleet.capacity.services import dated_states, rate_set, rate_withdraw
 from fleet.deployments.models import Deployment
-from fleet.regions.models import InstanceType, Rate, Region
+from fleet.regions.models import Rate, Region
 from kernel.access import Role
 from kernel.tones import Tone
+from models_registry.instance_types.selectors import instance_type_names
 from traffic.usage.pages.usage import DEFAULT_SPAN, SPANS, Span, first_step, place_of, span_of, step_of
 from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
 from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
@@ -235,7 +236,7 @@ def _rates(request: PageRequest) -> dict[str, Any]:
     return {
         "rows": rate_rows(request.now),
         "kinds": [(kind.value, kind.value.replace("_", " ")) for kind in RateKind],
-        "types": InstanceType.objects.values_list("name", flat=True),
+        "types": instance_type_names(),
         "regions": Region.objects.values_list("name", flat=True),
         "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
         "markets": list(Market),

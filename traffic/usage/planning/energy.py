@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.capacity.planning.rates import PowerRating
-from models_registry.versions.planning.machines import IDLE_SHARE
+from models_registry.instance_types.planner import IDLE_SHARE
 
 ACCELERATORS, HOST = "accelerators", "host"
 COMPONENTS = (ACCELERATORS, HOST)

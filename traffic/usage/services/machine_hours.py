@@ -19,7 +19,7 @@ from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import IncidentState, MachineState, NodeState
-from fleet.regions.models import InstanceType
+from models_registry.instance_types.selectors import instance_shapes
 from traffic.routing.models import IngressReport
 from traffic.usage.models import ACCOUNT_OF_SHARE, KIND, CellHour, CostShare, UsageHour, UsageMark
 from traffic.usage.planning.energy import (
@@ -131,7 +131,7 @@ def _taken_since(elapsed_ms: int, now: datetime) -> dict[Kind, _Taken]:
     """Returns the work of the current machines by kind, and moves the marks of their meters."""
     in_flight = _cells_in_flight()
     rates = rates_at(now)
-    shapes = {row.name: row.shape() for row in InstanceType.objects.all()}
+    shapes = instance_shapes()
     bought = {
         node: Offer(market, usd)
         for node, market, usd in Machine.objects.exclude(state=MachineState.GONE)

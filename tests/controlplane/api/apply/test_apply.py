@@ -14,9 +14,10 @@ from fleet.autoscaling.planning.role_split import RoleSplit
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.services.demo import demo_seed
 from fleet.faults.models import FaultRule
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from kernel.models import Event
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion
 from tests.controlplane.access.callers import calls, granted
 from tests.controlplane.api.client import bearer, rules

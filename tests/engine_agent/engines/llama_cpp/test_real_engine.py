@@ -24,8 +24,8 @@ from engine_agent.node.launch import proxy_launch
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import ENGINE, PORTS_PER_NODE, PROXY, PROXY_ADMIN
 from engine_agent.protocol.states import MemberRole, Phase
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_engine_plan
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import VersionSpec
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import CACHE

@@ -28,8 +28,8 @@ from engine_agent.node.identity import with_certificate
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import KV_TRANSFER, PORTS_PER_NODE
 from engine_agent.protocol.states import CellRole, MemberRole, Phase
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import render_engine_plan
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import HeadCounts, VersionSpec
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.forks import Begin, EngineProcess, started

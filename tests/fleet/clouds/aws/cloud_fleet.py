@@ -18,10 +18,11 @@ from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire, nodes_launch
 from fleet.reconcile.planning.decisions import LaunchNodes, RetireNode
 from fleet.reconcile.planning.states import CloudRegionState, NodeState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from kernel import clock
 from lab.cloud.machines import Market as Sold
 from lab.cloud.server import World
+from models_registry.instance_types.models import InstanceType
 from tests.lab.cloud.conftest import IMAGE, make_network
 
 TRN1 = "trn1.32xlarge"

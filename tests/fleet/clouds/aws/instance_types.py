@@ -10,8 +10,10 @@ from typing import Any
 
 from fleet.clouds.aws.launch import TABLE
 
-FAMILIES = ("trn", "inf2", "p4", "p5", "p6", "g5.", "g6.", "g6e.", "g7.", "g7e.")
-"""Node types: those with accelerators that engines run on."""
+FAMILIES = (
+    *("trn", "inf2", "p3dn", "p4", "p5", "p6", "g4dn.", "g5.", "g6.", "g6e.", "g6f.", "g7.", "g7e.", "gr6.", "gr6f."),
+)
+"""Node types: those with accelerators that engines run on, and processors for which the stack has images."""
 OTHERS = ("c7i.2xlarge",)
 
 ABOUT = {

@@ -11,12 +11,12 @@ from fleet.clouds.aws.check import Verdict, region_check
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.clouds.services.regions import cloud_region_read
-from fleet.regions.models import InstanceType
 from fleet.regions.services import region_create
 from kernel import clock
 from lab.cloud.server import World
 from lab.cloud.stack import deploy_base, deploy_region
 from lab.cloud.world import Fault
+from models_registry.instance_types.models import InstanceType
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
 

@@ -7,10 +7,10 @@ import pytest
 
 from fleet.clouds.models import CloudRegion
 from fleet.machines.models import Machine
-from fleet.regions.models import InstanceType
 from kernel import clock
 from kernel.models import Event
 from lab.cloud.server import World
+from models_registry.instance_types.models import InstanceType
 from tests.fleet.clouds.aws.cloud_fleet import REGION, ZONES, CloudFleet, make_pool
 from tests.lab.cloud.aws_calls import Calls
 from tests.lab.cloud.conftest import make_network, make_target_group, target_states

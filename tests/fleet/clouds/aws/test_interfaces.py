@@ -5,8 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.clouds.aws.launch import TABLE, Interface, instance_networks, interfaces_of
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from tests.fleet.clouds.aws.instance_types import extract, written
 
+AWS_TYPES = [
+    shape for shape in INSTANCE_TYPES.values() if shape.cpu_arch == "x86_64" and shape.accelerator != "inferentia"
+]
 TYPES = st.sampled_from(sorted(instance_networks()))
 
 
@@ -25,6 +29,11 @@ def test_the_table_is_the_extract() -> None:
 )  # fmt: skip
 def test_as_many_efas_as_the_type_has(instance_type: str, efas: int) -> None:
     assert len([one for one in interfaces_of(instance_type) if one.kind == "efa-only"]) == efas
+
+
+def test_the_table_covers_the_shipped_types_for_which_the_stack_has_images() -> None:
+    known = {shape.name: len(interfaces_of(shape.name)) - 1 for shape in AWS_TYPES}
+    assert known == {shape.name: shape.efa_interfaces for shape in AWS_TYPES}
 
 
 def test_one_card_two_interfaces_and_a_first_card_without_efa() -> None:

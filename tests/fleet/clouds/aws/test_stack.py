@@ -8,12 +8,13 @@ import pytest
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.models import CapacityPool, CloudRegion
-from fleet.clouds.services.regions import cloud_region_read
+from fleet.clouds.services.regions import cloud_new_types_read, cloud_region_read
 from fleet.clouds.services.upkeep import CloudUpkeep
+from fleet.deployments.selectors import instance_types_wanted
 from fleet.machines.models import ProviderCall
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CloudRegionState
-from fleet.regions.models import InstanceType, Region
+from fleet.regions.models import Region
 from fleet.regions.services import region_create
 from kernel import clock
 from kernel.refusals import InvalidInput
@@ -22,6 +23,8 @@ from lab.cloud.machines import Reserved
 from lab.cloud.server import World
 from lab.cloud.stack import deploy_base, deploy_region
 from lab.cloud.world import Fault
+from models_registry.instance_types.models import InstanceType
+from models_registry.instance_types.services import instance_types_ship
 from tests.fleet import rows
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
@@ -73,6 +76,22 @@ def test_creating_a_region_asks_the_cloud_nothing_and_reading_it_makes_it_ready(
     assert set(base.target_groups) == {"tls", "plain"}
     assert base.root_device_of("ami-0000000000000aaaa") == "/dev/sda1"
     assert base.root_device_of("ami-0000000000000cccc") == "/dev/xvda"
+
+
+def test_a_type_gets_pools_once_something_names_it(aws: World) -> None:
+    deploy(aws)
+    instance_types_ship()
+    create()
+    cloud = read()
+    pools = CapacityPool.objects.filter(region_id=NAME)
+    assert set(cloud.types_read) == instance_types_wanted()
+    assert set(pools.values_list("instance_type_id", flat=True)) < instance_types_wanted()
+    before = len(aws.calls)
+    cloud_new_types_read(cloud, clock.now())
+    assert len(aws.calls) == before
+    rows.version("2", parallelism={"g5.xlarge": {}})
+    cloud_new_types_read(cloud, clock.now())
+    assert pools.filter(instance_type="g5.xlarge").exists()
 
 
 def test_what_was_ordered_before_the_first_reading_is_launched_right_after_it(aws: World) -> None:

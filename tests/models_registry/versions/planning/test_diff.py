@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lab.versions import P5, TRN1, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.diff import (
     NOT_NAMED,
     Change,
@@ -14,7 +15,6 @@ from models_registry.versions.planning.diff import (
     arguments_by_flag,
     diff_versions,
 )
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import HeadCounts
 
 BEFORE = spec(

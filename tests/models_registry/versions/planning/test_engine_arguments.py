@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import check_engine_options, nodes_per_cell, render_engine_plan
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 SPEC = VersionSpec(

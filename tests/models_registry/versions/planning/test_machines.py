@@ -7,14 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.versions import INF2, LOCAL, P5, TRN1, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import (
-    INSTANCE_TYPES,
-    NAMES,
-    NEURON_RANKS_PER_NODE,
-    Degrees,
-    InstanceShape,
-)
+from models_registry.versions.planning.machines import NAMES, NEURON_RANKS_PER_NODE, Degrees
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion
 
 SMOLLM2 = HeadCounts(attention=9, kv=3, layers=30)

@@ -7,9 +7,10 @@ import pytest
 
 from lab.checkpoints import CONFIGS
 from lab.versions import LOCAL, P5, TRN1, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.checkpoint import Checkpoint, ModelShape, computed_weights, read_shape
 from models_registry.versions.planning.lifecycle import evaluate_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES, Degrees, InstanceShape
+from models_registry.versions.planning.machines import Degrees
 from models_registry.versions.planning.memory import GIB, MemoryEstimate, Source, estimate_memory
 from models_registry.versions.planning.spec import HeadCounts
 from tests.models_registry.versions.planning.test_checkpoint import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B

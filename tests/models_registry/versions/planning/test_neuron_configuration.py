@@ -11,8 +11,8 @@ import pytest
 from engine_agent.protocol.engine_options import refused_in_plan
 from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, NXDI_SETTINGS
 from lab.versions import EXAMPLES, INF2, LOCAL, NOT_SERVED, P5, TRN1, configured, example, rendered, spec
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.nxdi_rules import target_on
 from models_registry.versions.planning.spec import InvalidVersion
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lab.versions import P5, spec
-from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.proposals import Proposal, propose
 from models_registry.versions.planning.spec import HeadCounts
 from tests.models_registry.versions.planning.test_checkpoint import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B

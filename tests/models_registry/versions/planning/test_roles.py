@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.states import CellRole
-from models_registry.versions.planning.machines import InstanceShape
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.roles import apart_objection, kv_layout, read_roles, render_role, role_spec
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 

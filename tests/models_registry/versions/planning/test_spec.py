@@ -10,9 +10,9 @@ import pytest
 
 from engine_agent.protocol.messages import Artifact
 from models_registry.benchmarks.planning.workload import version_digest
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_version
 from models_registry.versions.planning.lifecycle import artifacts_of, evaluate_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
 DIGEST = "sha256:" + "a" * 64

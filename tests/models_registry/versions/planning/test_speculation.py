@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from engine_agent.protocol.messages import Artifact
 from lab.versions import LOCAL, P5, TRN1, spec
+from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.engine_arguments import render_version
-from models_registry.versions.planning.machines import InstanceShape
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.planning.speculation import (
     Accuracies,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.capacity.planning.rates import PowerRating
-from models_registry.versions.planning.machines import IDLE_SHARE
+from models_registry.instance_types.planner import IDLE_SHARE
 from traffic.usage.planning.energy import (
     ACCELERATORS,
     HOST,

@@ -1,0 +1,197 @@
+"""Pages of instance types: the list with the form of a new one, and one type with its users, changes and deletion.
+Services do the changes."""
+
+from dataclasses import dataclass
+
+from django.db.models import Q
+from django.http import HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+
+from controlplane.dashboard.actions import (
+    WHY,
+    Action,
+    ActionMenu,
+    Field,
+    Submission,
+    Target,
+    action,
+    action_view,
+    page_target,
+)
+from controlplane.dashboard.choices import choose
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from models_registry.instance_types.api import ChangeInstanceTypeSerializer, CreateInstanceTypeSerializer
+from models_registry.instance_types.models import InstanceType, Origin
+from models_registry.instance_types.planner import CPU_ARCHITECTURES, INSTANCE_TYPES, SHIPPED_ON
+from models_registry.instance_types.selectors import type_uses
+from models_registry.instance_types.services import instance_type_change, instance_type_create, instance_type_delete
+
+SHOWN = 200
+TONES = {Origin.SHIPPED: "idle", Origin.OPERATOR: "ok", Origin.FOUND: "warn"}
+NUMBERS = (
+    "chips", "cores", "memory_gib", "tensor_parallel_degree", "vcpus", "host_memory_gib", "price_per_hour", "watts",
+)  # fmt: skip
+TEXTS = ("accelerator", "cpu_arch", "notes")
+FIELDS = (*TEXTS[:1], *NUMBERS, *TEXTS[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    kind: InstanceType
+
+    @property
+    def tone(self) -> str:
+        return TONES[Origin(self.kind.origin)]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeList:
+    rows: tuple[TypeRow, ...]
+    more: bool
+    filtered: bool
+    accelerators: tuple[str, ...]
+    fields: tuple[Field, ...]
+    shipped_on: str = f"{SHIPPED_ON:%Y-%m-%d}"
+    page: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TypePage:
+    kind: InstanceType
+    uses: tuple[str, ...]
+
+    @property
+    def tone(self) -> str:
+        return TONES[Origin(self.kind.origin)]
+
+    @property
+    def is_shipped(self) -> bool:
+        return self.kind.origin == Origin.SHIPPED
+
+
+def _list(request: PageRequest) -> TypeList:
+    text, origin = request.text("q"), request.text("origin")
+    rows = InstanceType.objects.all()
+    accelerators = tuple(rows.order_by("accelerator").values_list("accelerator", flat=True).distinct())
+    rows = rows.filter(Q(name__icontains=text) | Q(accelerator__icontains=text)) if text else rows
+    rows = rows.filter(origin=origin) if origin else rows
+    fetched = list(rows.order_by("name")[: SHOWN + 1])
+    return TypeList(
+        rows=tuple(map(TypeRow, fetched[:SHOWN])),
+        more=len(fetched) > SHOWN,
+        filtered=bool(text or origin),
+        accelerators=accelerators,
+        fields=_fields(None),
+    )
+
+
+def _filter(request: PageRequest) -> Filter:
+    origin = choose(request, "origin", "every origin", Origin.values)
+    return Filter(
+        text_label="Find by name or accelerator", text_name="q", text=request.text("q"), choices=(origin,)
+    )  # fmt: skip
+
+
+def _fields(kind: InstanceType | None) -> tuple[Field, ...]:
+    """The inputs of the form: with the values of a type, or empty."""
+    return tuple(
+        Field(
+            name,
+            _label(name),
+            "number" if name in NUMBERS else "text",
+            "" if kind is None or getattr(kind, name) is None else str(getattr(kind, name)),
+            required=kind is None and name == "accelerator",
+            least=0 if name in NUMBERS else None,
+            step="any" if name in NUMBERS else "",
+        )
+        for name in FIELDS
+    )
+
+
+def _label(name: str) -> str:
+    column = InstanceType._meta.get_field(name)
+    about = str(column.help_text).replace("`", "")  # type: ignore[union-attr] # no relation
+    label = {"vcpus": "vCPUs", "cpu_arch": "CPU architecture", "price_per_hour": "Price an hour"}.get(name)
+    label = label or name.replace("_gib", ", GiB").replace("_", " ").capitalize()
+    about = f"one of {', '.join(CPU_ARCHITECTURES)}; empty: any" if name == "cpu_arch" else about
+    return f"{label}: {about}" if about else label
+
+
+def _find_type(key: str) -> InstanceType:
+    return found_or_404(InstanceType.objects.filter(name=key).first(), f"instance type {key!r}")
+
+
+def _type(request: PageRequest) -> TypePage:
+    kind = _find_type(request.key)
+    return TypePage(kind, tuple(type_uses(kind.name)))
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    page = request.once(_type)
+    kind, name = page.kind, page.kind.name
+    effect = "Empty fields stay as they are. "
+    effect += "It is in use, so its hardware cannot change." if page.uses else "Nothing uses it."
+    url = reverse("instance-type-action", args=(name, "change"))
+    confirmations = [ACTIONS["change"].confirmation(kind, url, effect, (*_fields(kind), WHY))]
+    if not page.is_shipped and (name in INSTANCE_TYPES or not page.uses):
+        action_name = "restore" if name in INSTANCE_TYPES else "delete"
+        effect = "It gets its shipped values back." if name in INSTANCE_TYPES else "The type is deleted."
+        url = reverse("instance-type-action", args=(name, action_name))
+        confirmations.append(ACTIONS[action_name].confirmation(kind, url, effect))
+    return ActionMenu(tuple(confirmations))
+
+
+TOPICS = ("instance-types", "deployments", "nodes")
+INSTANCE_TYPES_PAGE = Page(
+    section="nodes",
+    title="Instance types",
+    fragments=(Fragment("instance-types-table", "", TOPICS, "models_registry/instance_types/table.html", _list),),
+    narrow=_filter,
+)
+INSTANCE_TYPE = Page(
+    section="nodes",
+    title="",
+    fragments=(
+        Fragment("instance-type", "", TOPICS, "models_registry/instance_types/instance_type.html", _type),
+        Fragment("instance-type-actions", "Actions", TOPICS, "dashboard/actions.html", _actions),
+    ),
+)
+
+
+@action(page_target("instance-types", "instance types"))
+def instance_type_new(form: Submission, _: None) -> HttpResponse:
+    fields = form.valid(CreateInstanceTypeSerializer, "name", *FIELDS, "why")
+    row = instance_type_create(**fields, actor=form.actor, now=form.now)
+    return redirect("instance-type", key=row.name)
+
+
+def _change(form: Submission, kind: InstanceType) -> None:
+    fields = form.valid(ChangeInstanceTypeSerializer, *FIELDS, "why")
+    instance_type_change(**fields, name=kind.name, actor=form.actor, now=form.now)
+
+
+def _restore(form: Submission, kind: InstanceType) -> None:
+    instance_type_delete(name=kind.name, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _delete(form: Submission, kind: InstanceType) -> HttpResponse:
+    _restore(form, kind)
+    return redirect("instance-types")
+
+
+TARGET = Target(
+    noun="instance type",
+    find=_find_type,
+    name=lambda kind: kind.name,
+    url=lambda kind: reverse("instance-type", args=(kind.name,)),
+)
+ACTIONS: dict[str, Action[InstanceType]] = {
+    each.name: each
+    for each in (
+        Action(target=TARGET, name="change", label="Change", run=_change),
+        Action(target=TARGET, name="restore", label="Restore", run=_restore, fields=(WHY,)),
+        Action(target=TARGET, name="delete", label="Delete", run=_delete, typed=TARGET.name, fields=(WHY,)),
+    )
+}
+instance_type_action = action_view(*ACTIONS.values())
