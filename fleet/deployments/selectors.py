@@ -13,7 +13,7 @@ from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import ServedName, name_collision
 from fleet.machines.models import Invitation, Machine
-from fleet.machines.planner import CLOUDS, INGRESS_TYPE
+from fleet.machines.planner import INGRESS_TYPE
 from fleet.nodes.models import Node
 from fleet.quotas.models import Quota
 from fleet.reconcile.planning.states import CellState, MachineState, NodeState
@@ -103,12 +103,12 @@ def instance_type_uses(name: str) -> list[str]:
 
 
 def instance_types_wanted() -> set[str]:
-    """The types whose machines the fleet may launch: those that versions, deployments, spares, pools and machines name,
-    those of ingresses, and those that operators added."""
+    """The types whose machines the fleet may launch: those that versions, deployments, spares and pools name, those of
+    ingresses, and those that operators added."""
     deployed = Deployment.objects.values_list("instance_types", flat=True)
     spared = Region.objects.values_list("spares", flat=True)
     own = InstanceType.objects.exclude(origin=Origin.SHIPPED)
-    held = Q(pools__isnull=False) | Q(machines__provider__in=CLOUDS) | Q(name=INGRESS_TYPE)
+    held = Q(pools__isnull=False) | Q(name=INGRESS_TYPE)
     return {
         *types_of_versions(),
         *(kind for kinds in (*deployed, *spared) for kind in kinds),

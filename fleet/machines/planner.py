@@ -283,12 +283,14 @@ def shape_found(facts: MachineFacts) -> InstanceShape | None:
     first, chips = facts.devices[0], len(facts.devices)
     if any((one.kind, one.name, one.cores) != (first.kind, first.name, first.cores) for one in facts.devices):
         return None
+    if first.cores is not None and not 1 <= first.cores <= FOUND_CORES_MOST:
+        return None
     accelerator, each_gib = accelerator_of(first.name), min(one.memory_bytes or 0 for one in facts.devices) / GIB
     if not accelerator or not 0 < each_gib * chips <= FOUND_GIB_MOST:
         return None
     stated = {"chips": chips, "memory_gib": round(each_gib * chips, 1), "vendor": first.kind, **host}
     if first.cores is not None:
-        stated["cores"] = max(1, min(first.cores, FOUND_CORES_MOST)) * chips
+        stated["cores"] = first.cores * chips
     name = f"found.{chips}x{accelerator}-{each_gib:.0f}gib" + (f"-{arch}" if arch and arch != "x86_64" else "")
     return _completed(name, accelerator, stated)
 

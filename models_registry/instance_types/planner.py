@@ -206,6 +206,8 @@ def completed(shape: InstanceShape, stated: Iterable[str]) -> InstanceShape:
     return made if "tensor_parallel_degree" in stated else replace(made, tensor_parallel_degree=max(1, made.cores))
 
 
+SHORT_NAME = 32
+"""Longest name that is made of a device's name; it ends with a whole word."""
 _WORD = re.compile(r"[^a-z0-9]+")
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "trainium": ("trainium1", "trn1", "trn1n"),
@@ -226,8 +228,9 @@ def is_device_of(device_name: str, accelerator: str) -> bool:
 
 def accelerator_of(device_name: str) -> str:
     """The accelerator that a driver's name of a device is: a shipped one, else the name in a short form, "" for a name
-    without letters and digits."""
+    without a short word of letters and digits."""
     known = {shape.accelerator for shape in INSTANCE_TYPES.values()} - WITHOUT_CHIPS
     fitting = [name for name in known if is_device_of(device_name, name)]
-    short = _WORD.sub("-", device_name.lower()).removeprefix("nvidia-").strip("-")[:24].strip("-")
+    words = _WORD.sub("-", device_name.lower()).strip("-").removeprefix("nvidia-")
+    short = words if len(words) <= SHORT_NAME else words[: SHORT_NAME + 1].rpartition("-")[0]
     return max(fitting, key=len, default=short)

@@ -33,6 +33,7 @@ from fleet.machines.planner import (
     instance_type_of,
     is_in_force,
     shape_found,
+    why_unfit,
 )
 from fleet.machines.services.layouts import layout_follow, slots_report
 from fleet.machines.services.machines import machine_move, machine_remove
@@ -125,19 +126,22 @@ def _hello_store(hello: Hello, now: datetime) -> None:
 
 def _find_type(machine: Machine, facts: MachineFacts, now: datetime) -> None:
     """A free machine without a stated type gets a known type that it fits; if it had none yet, also a new type with the
-    hardware that its agent found. A type that needs more than it has now stays: the difference is an incident."""
+    hardware that its agent found. A type that it fits stays, and so does one with more accelerators than it has now:
+    that difference is an incident."""
     if machine.type_stated or machine.state not in {MachineState.JOINING, MachineState.POOL}:
         return
     shapes = instance_shapes()
     own = InstanceType.objects.exclude(origin=Origin.SHIPPED).values_list("name", flat=True)
     before = shapes.get(machine.instance_type_id or "")
-    name = instance_type_of(facts, shapes.values(), preferred={*own, machine.instance_type_id or ""})
+    if before is not None and not why_unfit(facts, before):
+        return
+    name = instance_type_of(facts, shapes.values(), preferred=set(own))
     if before is not None and (not name or shapes[name].chips < before.chips):
         return
     if name:
         instance_type_ensure(name)
         machine.instance_type_id = name
-    elif (shape := shape_found(facts)) is not None:
+    elif machine.role == MachineRole.NODE and (shape := shape_found(facts)) is not None:
         machine.instance_type_id = instance_type_found(shape, machine=machine.id, now=now).name
 
 

@@ -127,20 +127,25 @@ def test_no_type_is_made_of_what_cannot_be_one(facts: MachineFacts) -> None:
     assert shape_found(facts) is None
 
 
+AMOUNTS = st.none() | st.integers(-(2**70), 2**70) | st.integers(1, 2**40)
+
+
 @given(
     st.builds(
         Device,
         kind=st.sampled_from(["nvidia", "neuron", "", "x" * 99]),
-        name=st.text(max_size=80),
-        cores=st.none() | st.integers(-(2**70), 2**70),
-        memory_bytes=st.none() | st.integers(-(2**70), 2**70),
+        name=st.text(max_size=80) | st.sampled_from(["NVIDIA L4", "trn2.48xlarge", "NVIDIA " + "ab-" * 30]),
+        cores=AMOUNTS | st.integers(1, 8),
+        memory_bytes=AMOUNTS,
     ),
     st.integers(0, 256),
-    st.integers(-(2**70), 2**70),
+    st.integers(-(2**70), 2**70) | st.integers(1, 2**45),
 )
 def test_whatever_a_machine_reports_makes_a_sound_type_or_none(device: Device, count: int, memory_bytes: int) -> None:
-    shape = shape_found(msgspec.structs.replace(having(device, count), memory_bytes=memory_bytes))
+    facts = msgspec.structs.replace(having(device, count), memory_bytes=memory_bytes)
+    shape = shape_found(facts)
     if shape is not None:
+        assert why_unfit(facts, shape) == ""
         assert list(shape_problems(shape)) == []
         assert re.match(NAME, shape.name)
         assert len(shape.name) <= 64
