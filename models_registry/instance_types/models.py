@@ -9,6 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
+from kernel.tones import Tone
 from models_registry.instance_types.planner import CPU_ARCHITECTURES, NAME, VENDORS, InstanceShape
 
 MOST = 1_000_000
@@ -21,6 +22,9 @@ class Origin(models.TextChoices):
     SHIPPED = "shipped"
     OPERATOR = "operator"
     FOUND = "found"
+
+
+ORIGIN_TONE = {Origin.SHIPPED: Tone.IDLE, Origin.OPERATOR: Tone.OK, Origin.FOUND: Tone.WARN}
 
 
 def validate_finite(value: float) -> None:
@@ -115,6 +119,10 @@ class InstanceType(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def tone(self) -> Tone:
+        return ORIGIN_TONE[Origin(self.origin)]
 
     def shape(self) -> InstanceShape:
         return InstanceShape(**{name: getattr(self, name) for name in SHAPE_FIELDS})

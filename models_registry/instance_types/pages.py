@@ -28,26 +28,16 @@ from models_registry.instance_types.selectors import type_uses
 from models_registry.instance_types.services import instance_type_change, instance_type_create, instance_type_delete
 
 SHOWN = 200
-TONES = {Origin.SHIPPED: "idle", Origin.OPERATOR: "ok", Origin.FOUND: "warn"}
 NUMBERS = (
     "chips", "cores", "memory_gib", "tensor_parallel_degree", "vcpus", "host_memory_gib", "price_per_hour", "watts",
 )  # fmt: skip
-TEXTS = ("accelerator", "cpu_arch", "notes")
-FIELDS = (*TEXTS[:1], *NUMBERS, *TEXTS[1:])
-
-
-@dataclass(frozen=True, slots=True)
-class TypeRow:
-    kind: InstanceType
-
-    @property
-    def tone(self) -> str:
-        return TONES[Origin(self.kind.origin)]
+FIELDS = ("accelerator", *NUMBERS, "cpu_arch", "notes")
+"""Inputs of the forms; the API accepts the others as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeList:
-    rows: tuple[TypeRow, ...]
+    rows: tuple[InstanceType, ...]
     more: bool
     filtered: bool
     accelerators: tuple[str, ...]
@@ -61,14 +51,6 @@ class TypePage:
     kind: InstanceType
     uses: tuple[str, ...]
 
-    @property
-    def tone(self) -> str:
-        return TONES[Origin(self.kind.origin)]
-
-    @property
-    def is_shipped(self) -> bool:
-        return self.kind.origin == Origin.SHIPPED
-
 
 def _list(request: PageRequest) -> TypeList:
     text, origin = request.text("q"), request.text("origin")
@@ -78,7 +60,7 @@ def _list(request: PageRequest) -> TypeList:
     rows = rows.filter(origin=origin) if origin else rows
     fetched = list(rows.order_by("name")[: SHOWN + 1])
     return TypeList(
-        rows=tuple(map(TypeRow, fetched[:SHOWN])),
+        rows=tuple(fetched[:SHOWN]),
         more=len(fetched) > SHOWN,
         filtered=bool(text or origin),
         accelerators=accelerators,
@@ -134,7 +116,7 @@ def _actions(request: PageRequest) -> ActionMenu:
     effect += "It is in use, so its hardware cannot change." if page.uses else "Nothing uses it."
     url = reverse("instance-type-action", args=(name, "change"))
     confirmations = [ACTIONS["change"].confirmation(kind, url, effect, (*_fields(kind), WHY))]
-    if not page.is_shipped and (name in INSTANCE_TYPES or not page.uses):
+    if kind.origin != Origin.SHIPPED and (name in INSTANCE_TYPES or not page.uses):
         action_name = "restore" if name in INSTANCE_TYPES else "delete"
         effect = "It gets its shipped values back." if name in INSTANCE_TYPES else "The type is deleted."
         url = reverse("instance-type-action", args=(name, action_name))
