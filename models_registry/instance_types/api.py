@@ -10,6 +10,7 @@ from kernel import clock
 from kernel.rest.serializers import ColumnsSerializer, RecordSerializer, WhySerializer, actor_of, body_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from models_registry.instance_types.models import SETTABLE, InstanceType, Origin
+from models_registry.instance_types.planner import NAME
 from models_registry.instance_types.services import instance_type_change, instance_type_create, instance_type_delete
 
 
@@ -40,8 +41,9 @@ class ChangeInstanceTypeSerializer(InstanceTypeColumnsSerializer, WhySerializer)
 
 
 class CreateInstanceTypeSerializer(ChangeInstanceTypeSerializer):
+    name = serializers.RegexField(NAME, max_length=64)
+
     class Meta(InstanceTypeColumnsSerializer.Meta):
-        columns = ("name", *SETTABLE)  # type: ignore[assignment] # one more
         examples = {
             "name": "own.2xh100", "accelerator": "h100", "chips": 2, "memory_gib": 160, "vcpus": 64,
             "host_memory_gib": 512,

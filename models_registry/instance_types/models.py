@@ -67,7 +67,7 @@ class InstanceType(models.Model):
         help_text="Degree of versions that state none, for each machine. Default: one rank on every core.",
     )
     vendor = models.CharField(
-        max_length=16, blank=True, default="", choices=[(name, name) for name in VENDORS],
+        max_length=16, blank=True, default="", choices=[(name, name) for name in ("", *VENDORS)],
         help_text="Maker of the accelerators. Default: as of shipped types with the same accelerator.",
     )  # fmt: skip
     arch = models.CharField(
@@ -83,7 +83,7 @@ class InstanceType(models.Model):
         default=0, validators=_bounded(), help_text="Maximum power of one accelerator; 0: unknown."
     )
     cpu_arch = models.CharField(
-        max_length=16, blank=True, default="", choices=[(name, name) for name in CPU_ARCHITECTURES],
+        max_length=16, blank=True, default="", choices=[(name, name) for name in ("", *CPU_ARCHITECTURES)],
         help_text="Architecture of the host's processor; empty: any.",
     )  # fmt: skip
     vcpus = models.PositiveIntegerField(null=True, blank=True, validators=[MaxValueValidator(MOST)])
