@@ -12,7 +12,7 @@ from fleet.cells.models import Cell
 from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import ServedName, name_collision
-from fleet.machines.models import Invitation, Machine
+from fleet.machines.models import Invitation, Machine, MachineSlot
 from fleet.machines.planner import INGRESS_TYPE
 from fleet.nodes.models import Node
 from fleet.quotas.models import Quota
@@ -91,6 +91,7 @@ def instance_type_uses(name: str) -> list[str]:
         ("quota", Quota.objects.filter(instance_type=name), "name"),
         ("invitation", invited, "prefix"),
         ("machine", machines, "id"),
+        ("machine", MachineSlot.objects.filter(instance_type=name), "machine_id"),
         ("cell", live_cells, "id"),
         ("node", live_nodes, "id"),
     )

@@ -130,13 +130,15 @@ def _document_field(field: str) -> str:
 
 
 def _create_instance_type(step: Step, requester: Requester) -> None:
-    name, who = step.document.name, {"actor": requester.actor, "now": requester.now, "why": requester.why}
-    instance_type_create(name=name, **who, **step.arguments)
+    instance_type_create(
+        name=step.document.name, actor=requester.actor, now=requester.now, why=requester.why, **step.arguments
+    )
 
 
 def _change_instance_type(step: Step, requester: Requester) -> None:
-    name, who = step.document.name, {"actor": requester.actor, "now": requester.now, "why": requester.why}
-    instance_type_change(name=name, **who, **step.arguments)
+    instance_type_change(
+        name=step.document.name, actor=requester.actor, now=requester.now, why=requester.why, **step.arguments
+    )
 
 
 def _create_region(step: Step, requester: Requester) -> None:

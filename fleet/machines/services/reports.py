@@ -32,11 +32,10 @@ from fleet.machines.planner import (
     hardware_difference,
     instance_type_of,
     is_in_force,
-    shape_found,
     why_unfit,
 )
 from fleet.machines.services.layouts import layout_follow, slots_report
-from fleet.machines.services.machines import machine_move, machine_remove
+from fleet.machines.services.machines import detected_type, machine_move, machine_remove
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import node_event
 from fleet.nodes.services.reports import ReceivedReport
@@ -45,9 +44,7 @@ from kernel import live, wake_ups
 from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
-from models_registry.instance_types.models import InstanceType, Origin
 from models_registry.instance_types.selectors import instance_shapes
-from models_registry.instance_types.services import instance_type_ensure, instance_type_found
 
 log = logging.getLogger(__name__)
 
@@ -130,19 +127,14 @@ def _find_type(machine: Machine, facts: MachineFacts, now: datetime) -> None:
     that difference is an incident."""
     if machine.type_stated or machine.state not in {MachineState.JOINING, MachineState.POOL}:
         return
+    if machine.instance_type_id is None:
+        machine.instance_type_id = detected_type(facts, machine.id, now=now)
+        return
     shapes = instance_shapes()
-    own = InstanceType.objects.exclude(origin=Origin.SHIPPED).values_list("name", flat=True)
-    before = shapes.get(machine.instance_type_id or "")
-    if before is not None and not why_unfit(facts, before):
-        return
-    name = instance_type_of(facts, shapes.values(), preferred=set(own))
-    if before is not None and (not name or shapes[name].chips < before.chips):
-        return
-    if name:
-        instance_type_ensure(name)
-        machine.instance_type_id = name
-    elif machine.role == MachineRole.NODE and (shape := shape_found(facts)) is not None:
-        machine.instance_type_id = instance_type_found(shape, machine=machine.id, now=now).name
+    before = shapes[machine.instance_type_id]
+    name = instance_type_of(facts, shapes.values())
+    if why_unfit(facts, before) and name and shapes[name].chips >= before.chips:
+        machine.instance_type_id = detected_type(facts, machine.id, now=now)
 
 
 def _compare_hardware(machine: Machine, facts: MachineFacts, now: datetime) -> None:
