@@ -8,11 +8,12 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.checkpoint import Attention
 from models_registry.versions.planning.lifecycle import choices
 from models_registry.versions.planning.memory import Source
-from models_registry.versions.selectors import instance_shapes, version_memory
+from models_registry.versions.selectors import version_memory
 
 
 class MemoryLineSerializer(serializers.Serializer[Any]):

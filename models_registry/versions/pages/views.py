@@ -9,6 +9,7 @@ from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILDS
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.pages.data import (
@@ -29,7 +30,7 @@ from models_registry.versions.pages.data import (
     version_runs,
 )
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState
-from models_registry.versions.selectors import VersionMemory, instance_shapes, version_memory
+from models_registry.versions.selectors import VersionMemory, version_memory
 from models_registry.versions.services.drafts import draft_delete, version_release, version_retire
 from models_registry.versions.services.validation import validation_start
 

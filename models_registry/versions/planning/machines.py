@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from models_registry.instance_types.planner import InstanceShape
+from models_registry.instance_types.planner import NEURON, InstanceShape
 from models_registry.versions.planning.spec import FieldReader, InvalidVersion, VersionSpec, not_served, one_of
 
 
@@ -84,6 +84,11 @@ neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides
 support)."""
 
 
+def is_neuron(machine: InstanceShape) -> bool:
+    """Whether its accelerators are AWS's, also those that engine neuron does not support, such as Inf1."""
+    return machine.vendor == NEURON or machine.accelerator in NEURON_RANKS_PER_NODE
+
+
 def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -> tuple[str, ...]:
     """Check that the engine can run the split; returns warnings about allowed degrees.
 
@@ -136,7 +141,7 @@ class _Rules:
 
     def check_vllm(self) -> None:
         degrees, heads = self.degrees, self.spec.heads
-        if self.machine.accelerator in NEURON_RANKS_PER_NODE:
+        if is_neuron(self.machine):
             raise InvalidVersion(
                 f"{self.spec.reference}: engine is 'vllm'; it does not run on {self.machine.accelerator} of "
                 f"{self.machine.name}, engine neuron does"

@@ -9,7 +9,7 @@ from typing import Any
 from models_registry.instance_types.planner import LOCAL_CPU, InstanceShape
 from models_registry.versions.planning.checkpoint import Checkpoint
 from models_registry.versions.planning.lifecycle import fitted_rendering
-from models_registry.versions.planning.machines import NEURON_RANKS_PER_NODE, Degrees
+from models_registry.versions.planning.machines import NEURON_RANKS_PER_NODE, Degrees, is_neuron
 from models_registry.versions.planning.memory import MemoryEstimate, estimate_memory
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
@@ -67,7 +67,7 @@ def _best(spec: VersionSpec, checkpoint: Checkpoint, machine: InstanceShape) -> 
 
 
 def _engine(machine: InstanceShape) -> str:
-    return "neuron" if machine.accelerator in NEURON_RANKS_PER_NODE else "vllm"
+    return "neuron" if is_neuron(machine) else "vllm"
 
 
 def _tried(spec: VersionSpec, checkpoint: Checkpoint, machine: InstanceShape, nodes: int) -> Iterator[Proposal]:

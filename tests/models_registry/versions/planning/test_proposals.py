@@ -21,7 +21,7 @@ def test_types_are_ranked_by_price_per_token_that_fits() -> None:
     priced = [each for each in found if each.price]
     assert found[: len(priced)] == priced
     assert [each.price for each in priced] == sorted(each.price for each in priced)
-    assert priced[0].instance_type == "p5en.48xlarge"
+    assert priced[0].instance_type == "g7e.48xlarge"
     assert priced[0].memory is not None
     assert priced[0].price == priced[0].price_per_hour / priced[0].memory.tokens * 1e6
     impossible = [each for each in found if each.problem]
@@ -30,7 +30,9 @@ def test_types_are_ranked_by_price_per_token_that_fits() -> None:
 
 
 def test_more_nodes_are_proposed_only_if_fewer_do_not_fit() -> None:
-    assert {each.degrees.nodes for each in proposed(LLAMA_8B).values()} == {1}
+    found = proposed(LLAMA_8B)
+    assert {found[name].degrees.nodes for name in ("g6e.xlarge", "p5.48xlarge", "trn2.48xlarge", "local.cpu")} == {1}
+    assert (found["g6f.4xlarge"].problem, found["g6f.4xlarge"].degrees.nodes) == ("", 2)
     trn2 = proposed(DEEPSEEK_V3)["trn2.48xlarge"]
     assert (trn2.problem, trn2.degrees.nodes, trn2.degrees.tp) == ("", 2, 128)
 
@@ -39,6 +41,7 @@ def test_degrees_divide_the_heads_and_engines_follow_the_accelerator() -> None:
     found = proposed(SMOLLM2)
     assert found["p5.48xlarge"].degrees.tp == 3
     assert {each.engine for name, each in found.items() if name[:3] in ("trn", "inf")} == {"neuron"}
+    assert "it runs on trainium" in found["inf1.xlarge"].problem
     assert found["g6.12xlarge"].quantization == "fp8"
     assert proposed({**LLAMA_8B, "quantization_config": {"quant_method": "awq"}})["g6.12xlarge"].quantization == ""
 
