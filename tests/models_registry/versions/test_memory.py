@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.dashboard.templatetags.switchyard import quantity
 from lab.checkpoints import CONFIGS
 from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.models import CheckpointRecord
@@ -121,6 +122,8 @@ def test_the_api_and_the_page_show_it(tmp_path: Path) -> None:
     text = fragment(signed_in(), "/models/toy@1/", "version-memory")
     assert "grouped-query attention" in text
     assert "12 layers x max(1, 4 KV heads / tp 4) = 1 x 2 x head size 64 x 2 bytes" in text
+    shown = f'<td class="number">{quantity(cheapest["price"])}</td>'
+    assert shown in text
     impossible = next(each for each in document["proposals"] if each["problem"])
     assert text.index(cheapest["instance_type"]) < text.index("on which it does not fit")
     assert text.index("on which it does not fit") < text.index(impossible["instance_type"])
