@@ -56,8 +56,8 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """An agent of the host: whether it has a folder here and runs, its first port (None: unknown), and the earliest
-    time of its next start."""
+    """An agent of the host: whether it has a folder here and runs, its first port (None: it was never started), and the
+    earliest time of its next start."""
 
     name: str
     here: bool = True
@@ -88,8 +88,10 @@ def phase_of(order: MachineOrder | None, agents: Sequence[AgentState], *, left: 
     here = [one for one in agents if one.here]
     if left:
         return MachinePhase.LEFT
+    if any(one.port is not None and not one.alive for one in here):
+        return MachinePhase.AGENT_DEAD
     if here:
-        return MachinePhase.RUNNING if all(one.alive for one in here) else MachinePhase.AGENT_DEAD
+        return MachinePhase.RUNNING if all(one.alive for one in here) else MachinePhase.STARTING
     return MachinePhase.STARTING if order is not None and order.all_runs else MachinePhase.IDLE
 
 
@@ -119,6 +121,8 @@ class _Hosted:
     restarts: int = 0
     reason: str = ""
     is_wiping: bool = False
+    is_renewing: bool = False
+    """It changes its release, so that its absence is no fault."""
     step: asyncio.Task[None] | None = None
 
     @property
@@ -131,7 +135,7 @@ class _Hosted:
         return AgentState(
             name=self.tenant.name,
             here=here,
-            alive=here and self.tenant.pid() is not None,
+            alive=here and (self.is_renewing or self.tenant.pid() is not None),
             port=known.run.port if known is not None else None,
             start_after_s=self.start_after_s,
         )
@@ -259,6 +263,7 @@ class MachineAgent:
         elif step is Step.START:
             self._run_step(one, self._start(one, now_s))
         elif state.alive and one.tenant.is_of_other_release and not self._release.on_trial:
+            one.is_renewing = True
             self._run_step(one, self._renew(one))
         elif state.alive and one.failures and now_s - one.started_s > STABLE_AFTER_S:
             one.failures, one.reason = 0, ""
@@ -296,14 +301,14 @@ class MachineAgent:
 
     async def _renew(self, one: _Hosted) -> None:
         """Restarts the agent from this release; its processes keep running."""
-        run = self._ordered_run(one.tenant.name)
-        if run is None:
-            return
         try:
-            await asyncio.to_thread(one.tenant.kill_agent)
-            one.tenant.start(run, self._servers)
+            if (run := self._ordered_run(one.tenant.name)) is not None:
+                await asyncio.to_thread(one.tenant.kill_agent)
+                one.tenant.start(run, self._servers)
         except (OSError, ValueError) as error:
-            log.error("%s cannot be started: %s", run.id, error)  # the next pass starts it, as after every exit
+            log.error("%s cannot be started: %s", one.tenant.name, error)  # the next pass starts it
+        finally:
+            one.is_renewing = False
 
     async def _start(self, one: _Hosted, now_s: float) -> None:
         run = self._ordered_run(one.tenant.name)

@@ -76,8 +76,9 @@ def test_a_host_leaves_when_nothing_is_left_on_it() -> None:
         (None, [], MachinePhase.IDLE),
         (RUN, [], MachinePhase.STARTING),
         (RUN, [AgentState("n-1", alive=True)], MachinePhase.RUNNING),
-        (RUN, [AgentState("n-1")], MachinePhase.AGENT_DEAD),
-        (SHARED, [AgentState("n-1", alive=True), AgentState("n-2")], MachinePhase.AGENT_DEAD),
+        (RUN, [AgentState("n-1")], MachinePhase.STARTING),  # it enrols
+        (RUN, [AgentState("n-1", port=21000)], MachinePhase.AGENT_DEAD),
+        (SHARED, [AgentState("n-1", alive=True), AgentState("n-2", port=21020)], MachinePhase.AGENT_DEAD),
     ],
 )
 def test_what_is_reported(order: MachineOrder | None, agents: list[AgentState], phase: MachinePhase) -> None:
