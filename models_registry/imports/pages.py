@@ -2,7 +2,7 @@
 nothing."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 
 from django.conf import settings
@@ -14,7 +14,7 @@ from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from models_registry.artifacts.planner import size_words
 from models_registry.imports.api import DraftImportSerializer, StartImportSerializer
 from models_registry.imports.models import ImportFile, ModelImport
-from models_registry.imports.planner import IMPORT_OPEN, ImportState, ModelConfiguration
+from models_registry.imports.planner import IMPORT_OPEN, ImportState
 from models_registry.imports.services.imports import import_cancel, import_draft, import_retry, import_start
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import ENGINES
@@ -22,6 +22,7 @@ from models_registry.versions.planning.lifecycle import choices
 
 SHOWN = 100
 FILES_SHOWN = 200
+NUMBERS = ("model_type", "attention_heads", "kv_heads", "layers", "context_length")
 EFFECTS = {
     "cancel": "The download stops, and its unfinished files are removed.",
     "retry": "The import continues with the same commit; verified files are kept.",
@@ -59,8 +60,8 @@ class ImportPage:
 
     @property
     def numbers(self) -> tuple[tuple[str, object], ...]:
-        known = {field.name: self.row.configuration.get(field.name) for field in fields(ModelConfiguration)}
-        return tuple((name.replace("_", " "), value) for name, value in known.items() if value)
+        known = self.row.configuration
+        return tuple((name.replace("_", " "), known[name]) for name in NUMBERS if name in known)
 
 
 @dataclass(frozen=True, slots=True)

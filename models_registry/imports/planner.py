@@ -1,5 +1,5 @@
-"""Decides what an import fetches: parses its source, picks the files that an engine needs, rejects hostile listings,
-and reads `config.json`. Pure: it opens no connection and no file."""
+"""Decides what an import fetches: parses its source, picks the files that an engine needs, and rejects hostile
+listings. Pure: it opens no connection and no file."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from typing import Any
 from urllib.parse import quote
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, is_sha256, wrong_path
 from kernel.tones import Tone
 from models_registry.artifacts.planner import size_words
+from models_registry.versions.planning.checkpoint import ModelShape
 
 
 class CannotImport(Exception):
@@ -245,38 +245,13 @@ def retry_after_s(troubles: int) -> float | None:
     return RETRY_S[troubles - 1] if troubles <= len(RETRY_S) else None
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfiguration:
-    """Counts from a `config.json`, as drafts of versions need them; None is unknown."""
-
-    architecture: str = ""
-    attention_heads: int | None = None
-    kv_heads: int | None = None
-    layers: int | None = None
-    context_length: int | None = None
-
-
-_MOST_COUNT = 2**31 - 1
-
-
-def read_configuration(config: Any) -> ModelConfiguration:
-    """Reads a parsed `config.json`. Models with several parts have the language model's numbers in `text_config`."""
-    if not isinstance(config, Mapping):
-        return ModelConfiguration()
-    text = config.get("text_config")
-    own = text if isinstance(text, Mapping) else {}
-
-    def count(*names: str) -> int | None:
-        found = (source.get(name) for source in (own, config) for name in names)
-        return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= _MOST_COUNT), None)
-
-    heads = count("num_attention_heads", "n_head")
-    kinds = config.get("architectures")
-    kind = kinds[0] if isinstance(kinds, list) and kinds else ""
-    return ModelConfiguration(
-        architecture=kind[:80] if isinstance(kind, str) else "",
-        attention_heads=heads,
-        kv_heads=count("num_key_value_heads") or heads,
-        layers=count("num_hidden_layers", "n_layer"),
-        context_length=count("max_position_embeddings", "n_positions"),
-    )
+def draft_numbers(shape: ModelShape) -> dict[str, str | int]:
+    """What a draft states of a model, by column, and its type. Leaves out what is unknown."""
+    known: dict[str, str | int] = {
+        "model_type": shape.model_type,
+        "attention_heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "layers": shape.layers,
+        "context_length": shape.longest,
+    }
+    return {name: value for name, value in known.items() if value}

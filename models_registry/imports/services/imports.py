@@ -2,7 +2,6 @@
 transaction. It never opens a connection to a hub: the runner does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,7 +23,6 @@ from models_registry.imports.planner import (
     ImportLimits,
     ImportState,
     ListedFile,
-    ModelConfiguration,
     Snapshot,
     is_reference,
     parse_source,
@@ -221,12 +219,13 @@ def import_note_trouble(row: ModelImport, reason: str, *, now: datetime) -> None
         live.push("imports", str(row.pk))
 
 
-def import_finish(row: ModelImport, *, uri: str, digest: str, found: ModelConfiguration, now: datetime) -> bool:
-    """Register the artifact, and draft the requested version. Returns False if the lease was lost."""
+def import_finish(row: ModelImport, *, uri: str, digest: str, found: Mapping[str, Any], now: datetime) -> bool:
+    """Register the artifact, and draft the requested version. `found`: as `draft_numbers` returns it. Returns False if
+    the lease was lost."""
     columns = {
         "artifact_uri": uri,
         "artifact_digest": digest,
-        "configuration": {name: value for name, value in asdict(found).items() if value},
+        "configuration": dict(found),
         "bytes_done": row.bytes_total,
         "files_done": row.files_total,
         "is_staged": False,

@@ -5,7 +5,6 @@ and from the parts on disk.
 One thread has the database connection; it notes progress and extends the lease while other threads download."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -24,9 +23,8 @@ from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.imports.planner import (
     CannotImport,
     ListedFile,
-    ModelConfiguration,
     choose_files,
-    read_configuration,
+    draft_numbers,
 )
 from models_registry.imports.services.download import Halted, download
 from models_registry.imports.services.hub import Hub, HubTrouble, hub_open
@@ -46,12 +44,17 @@ from models_registry.imports.services.imports import (
     imports_due,
 )
 from models_registry.imports.services.store import ImportStore, check_same, staging_of, store_of
+from models_registry.versions.planning.checkpoint import (
+    CONFIG_BYTES_MAX,
+    CONFIG_NAME,
+    UnreadableCheckpoint,
+    read_checkpoint,
+)
 
 AT_ONCE = 2
 FILES_AT_ONCE = 4
 NOTE_EVERY_S = 1.0
 HELD_RETRY_S = 3.0
-MOST_CONFIG_BYTES = 1024**2
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -184,12 +187,12 @@ class ImportWork:
         self._finish(store, manifest)
 
     def _finish(self, store: ImportStore, manifest: Manifest) -> None:
-        found = ModelConfiguration()
-        if "config.json" in manifest.files:
+        found = dict[str, str | int]()
+        if CONFIG_NAME in manifest.files:
             try:
-                found = read_configuration(json.loads(store.read("config.json", MOST_CONFIG_BYTES)))
-            except (ValueError, RecursionError):
-                log.warning("%s: config.json cannot be read", self._row)
+                found = draft_numbers(read_checkpoint(store.read(CONFIG_NAME, CONFIG_BYTES_MAX), ()).shape)
+            except UnreadableCheckpoint as error:
+                log.warning("%s: %s", self._row, error)
         if not import_finish(self._row, uri=store.uri, digest=manifest.digest, found=found, now=self._now()):
             raise _Lost
 

@@ -16,7 +16,9 @@ from models_registry.imports.planner import ListedFile
 COMMIT = 5 * "12fd25f7"
 TOKEN = "hf_secret-of-the-test"
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 576,
+    "vocab_size": 49152,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "num_hidden_layers": 30,

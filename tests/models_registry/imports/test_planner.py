@@ -11,15 +11,13 @@ from models_registry.imports.planner import (
     CannotImport,
     ImportLimits,
     ListedFile,
-    ModelConfiguration,
     artifact_path,
     choose_files,
     parse_source,
-    read_configuration,
     retry_after_s,
     usual_engine,
 )
-from tests.models_registry.imports.hub import CONFIG, as_listed
+from tests.models_registry.imports.hub import as_listed
 
 LIMITS = ImportLimits(bytes=10**12)
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -142,23 +140,6 @@ def test_other_choices_of_files_are_other_artifacts() -> None:
     paths = {artifact_path(repository, "1" * 40, pattern) for pattern in ("", "*Q4.gguf", "*Q8.gguf")}
     assert len(paths) == 3
     assert f"hf/org/model/{'1' * 40}" in paths
-
-
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        (CONFIG, ModelConfiguration("LlamaForCausalLM", 9, 3, 30, 8192)),
-        ({"architectures": ["GPT2LMHeadModel"], "n_head": 12, "n_layer": 12, "n_positions": 1024},
-         ModelConfiguration("GPT2LMHeadModel", 12, 12, 12, 1024)),
-        ({"text_config": {"num_attention_heads": 8, "num_hidden_layers": 2}, "num_hidden_layers": 99},
-         ModelConfiguration("", 8, 8, 2)),
-        ({"num_attention_heads": True, "num_hidden_layers": "30", "architectures": [3], "text_config": 4,
-          "max_position_embeddings": -1, "num_key_value_heads": 2**63}, ModelConfiguration()),
-        ([], ModelConfiguration()), (None, ModelConfiguration()),
-    ],
-)  # fmt: skip
-def test_a_configuration_gives_what_a_draft_needs(config: object, found: ModelConfiguration) -> None:
-    assert read_configuration(config) == found
 
 
 def test_failures_are_retried_later_and_later_and_then_no_more() -> None:

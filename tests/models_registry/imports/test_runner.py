@@ -64,7 +64,7 @@ def test_a_model_arrives_verified_at_one_commit_and_is_drafted(server: LocalHub,
     assert (row.state, row.revision, row.license) == ("done", COMMIT, "apache-2.0")
     assert row.artifact_uri == f"file://{tmp_path}/models/hf/org/model/{COMMIT}"
     assert row.configuration == {
-        "architecture": "LlamaForCausalLM", "attention_heads": 9, "kv_heads": 3, "layers": 30, "context_length": 8192,
+        "model_type": "llama", "attention_heads": 9, "kv_heads": 3, "layers": 30, "context_length": 8192,
     }  # fmt: skip
     manifest = verify_folder(folder(row), row.artifact_digest)
     assert manifest.files.keys() == WANTED
@@ -80,6 +80,14 @@ def test_a_model_arrives_verified_at_one_commit_and_is_drafted(server: LocalHub,
     kinds = EventRow.objects.filter(kind__startswith="import.").order_by("id").values_list("kind", flat=True)
     assert list(kinds) == ["import.queued", "import.running", "import.done"]
     assert not any("modeling_custom" in path or "README" in path for path, _, _ in server.asked)
+
+
+@pytest.mark.parametrize("config", [b"{}", b"[]", b"{", b'{"num_hidden_layers": -1}', b"[" * 200_000])
+def test_a_configuration_that_cannot_be_read_leaves_the_draft_without_numbers(server: LocalHub, config: bytes) -> None:
+    server.files["config.json"] = config
+    row = run(start(draft="smol@1"))
+    assert (row.state, row.configuration) == ("done", {})
+    assert ModelVersion.objects.get().layers is None
 
 
 def test_modelscope_answers_by_the_same_seam(server: LocalHub, settings: Any) -> None:
