@@ -19,10 +19,10 @@ from engine_agent.engines.vllm.serve import vllm_argv
 from lab.checkpoints import CONFIGS
 from lab.versions import spec
 from lab.vllm_probe import ENVIRONMENT, MODULE, ROOT, read_answers, written_questions
+from models_registry.instance_types.planner import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.checkpoint import Checkpoint, computed_weights, read_shape
 from models_registry.versions.planning.engine_arguments import render_version
 from models_registry.versions.planning.lifecycle import evaluate_version
-from models_registry.versions.planning.machines import INSTANCE_TYPES, InstanceShape
 from models_registry.versions.planning.spec import HeadCounts, VersionSpec
 from tests.engine_agent.engines.vllm.forks import ForkServers
 from tests.engine_agent.engines.vllm.running_cell import CACHE
