@@ -151,6 +151,26 @@ def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
     return replace(error, message=message, code="unsupported_parameter", param=param)
 
 
+_UNREAD = re.compile(r"Failed to parse (messages|tools): |'([a-z_]{1,40})' is required|(vector::_M_range_check)")
+_OF_TEXT_MODELS = ("image input is not supported", "audio input is not supported")
+
+
+def _unread_by_llama_cpp(path: bytes, error: EngineError) -> EngineError | None:
+    """Bodies that llama.cpp cannot read, to which it answers 500: they must not count against the cell."""
+    if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+        return None
+    if error.message.startswith(_OF_TEXT_MODELS):
+        message = "This model takes text alone: no images, sounds, videos or files"
+        member = prompt_member_of(path)
+        return replace(error, status=400, message=message, code="unsupported_parameter", param=member, kind=None)
+    if (found := _UNREAD.match(error.message)) is None:
+        return None
+    member = found[1] or found[2]
+    text = error.message.partition("; tools = ")[0] if member else "A value of the request is out of its range"
+    code = "missing_required_parameter" if found[2] else "invalid_value"
+    return replace(error, status=400, message=text, code=code, param=member, kind=None)
+
+
 def _no_prompt(path: bytes, error: EngineError) -> EngineError | None:
     if not error.message.startswith(_NO_PROMPT):
         return None
@@ -297,6 +317,7 @@ def _value(path: bytes, error: EngineError) -> EngineError | None:
 
 
 _RULES: Final[tuple[Callable[[bytes, EngineError], EngineError | None], ...]] = (
+    _unread_by_llama_cpp,
     _too_long,
     _no_such_model,
     _not_served,

@@ -77,6 +77,35 @@ def test_llama_cpps_words_for_it_are_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        (
+            "image input is not supported - hint: you may need to provide the mmproj",
+            "unsupported_parameter",
+            "messages",
+        ),
+        (
+            "Failed to parse messages: [json.exception.out_of_range.403] key 'text' not found",
+            "invalid_value",
+            "messages",
+        ),
+        ("Failed to parse tools: Expected 'tools' to be an array, got {}; tools = {}", "invalid_value", "tools"),
+        ("'messages' is required", "missing_required_parameter", "messages"),
+        ("vector::_M_range_check: __n (which is 100000000) >= this->size() (which is 49152)", "invalid_value", None),
+    ],
+)
+def test_bodies_that_llama_cpp_cannot_read_do_not_count_against_its_cell(
+    message: str, code: str, param: str | None
+) -> None:
+    """Its answers, as recorded: status 500."""
+    error = read_error(CHAT, 500, {"error": {"code": 500, "message": message, "type": "server_error"}})
+    assert (error.status, error.code, error.param) == (400, code, param)
+    assert "; tools = " not in error.message
+    real = {"error": {"code": 500, "message": "Compute error.", "type": "server_error"}}
+    assert read_error(CHAT, 500, real).status == 500
+
+
+@pytest.mark.parametrize(
     ("path", "stated", "expected"),
     [
         (CHAT, vllm("n must be at least 1, got 0."), ("invalid_value", "n")),

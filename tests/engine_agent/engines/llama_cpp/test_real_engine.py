@@ -1,6 +1,7 @@
 """Real llama.cpp behind the real cell proxy, both by the agent's command lines, from a version to its death: one start
 for the file, one more for the engine that sleeps."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_engine_plan
 from models_registry.versions.planning.spec import VersionSpec
 from tests.asking import CLIENT
+from tests.engine_agent.engines.request_table import TABLE, outcome_of
 from tests.engine_agent.engines.vllm.running_cell import CACHE
 from tests.ports import free_ports
 
@@ -187,6 +189,7 @@ def test_it_serves_what_it_should_until_it_is_killed(cell: Cell, subtests: pytes
         what_it_lacks_has_the_error_of_its_api,
         what_would_not_be_counted_is_refused,
         a_prompt_that_is_too_long_is_named,
+        no_request_counts_against_the_cell,
         a_client_that_leaves_frees_its_slot,
         no_prompt_is_found_in_the_cache,
         a_name_of_a_conversation_reaches_no_other_request,
@@ -256,6 +259,19 @@ def what_would_not_be_counted_is_refused(cell: Cell) -> None:
 def a_prompt_that_is_too_long_is_named(cell: Cell) -> None:
     error = cell.ask(COMPLETIONS, 400, prompt="x " * 3000, max_tokens=2)["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+def no_request_counts_against_the_cell(cell: Cell) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/x.png"}}
+    for members in (
+        {"messages": [{"role": "user", "content": [image]}]},
+        {"messages": [{"role": "user", "content": [{}]}]},
+    ):
+        cell.ask(CHAT, 400, **members)
+    cell.ask(CHAT, 400, messages=WHY, tools=[{"type": "function"}])
+    load = cell.status()["load"]
+    assert load["errors_total"] == 0
+    assert cell.status()["health"]["ok"]
 
 
 def a_client_that_leaves_frees_its_slot(cell: Cell) -> None:
@@ -354,6 +370,16 @@ def test_an_idle_engine_sleeps_and_wakes_for_a_request(artifact: Artifact, tmp_p
 def memory_bytes(pid: int) -> int:
     """Memory of a process that no other shares."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.long
+def test_no_request_of_the_table_stops_it_or_counts_against_the_cell(artifact: Artifact, tmp_path: Path) -> None:
+    """Its outcomes differ from vLLM's: it takes or refuses other members."""
+    with running_cell(plan_of(artifact), tmp_path) as cell:
+        found = [asyncio.run(outcome_of(cell.node.port_base, row)) for row in TABLE]
+        assert [(row, got) for row, got in zip(TABLE, found, strict=True) if got[0] >= 500] == []
+        assert cell.engine.poll() is None
+        assert cell.status()["load"]["errors_total"] == 0
 
 
 @pytest.mark.long
