@@ -348,7 +348,7 @@ def uninstall(paths: HostPaths) -> str:
         return "; ".join(left)
     for folder in (paths.state, paths.code / "releases"):
         shutil.rmtree(folder, ignore_errors=True)
-    for path in (paths.code / "run_leave", *paths.of_releases):
+    for path in (paths.code / "run", *paths.of_releases):
         path.unlink(missing_ok=True)
     paths.current.unlink(missing_ok=True)
     try:

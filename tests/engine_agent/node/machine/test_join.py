@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.machine import join, service
 from engine_agent.node.machine.facts import Seen, failures
-from engine_agent.node.machine.join import JoinClient, ports_of
+from engine_agent.node.machine.join import JoinClient, ports_of, uninstall
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.protocol.machine_messages import MachineFacts
 from engine_agent.protocol.ports import hop_port, tls_port
@@ -181,3 +181,12 @@ def test_a_host_behind_address_translation() -> None:
     assert "sees this host as 203.0.113.9, which is not an address of the host" in found(
         GOOD, None, Seen("203.0.113.9", local=False, trouble="")
     )
+
+
+def test_an_uninstalled_host_keeps_nothing(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "stop", lambda _: None)
+    (paths.code / "run").write_text("#!/bin/sh\n")
+    for name in ("n-00000001", "n-00000002"):
+        (paths.runs / name).mkdir(parents=True)
+    assert uninstall(paths) == ""
+    assert not paths.code.exists()
