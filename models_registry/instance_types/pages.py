@@ -80,7 +80,7 @@ def _fields(kind: InstanceType | None) -> tuple[Field, ...]:
     return tuple(
         Field(
             name,
-            _label(name),
+            LABELS.get(name, name.replace("_", " ").capitalize()),
             "number" if name in NUMBERS else "text",
             "" if kind is None or getattr(kind, name) is None else str(getattr(kind, name)),
             required=kind is None and name == "accelerator",
@@ -91,13 +91,13 @@ def _fields(kind: InstanceType | None) -> tuple[Field, ...]:
     )
 
 
-def _label(name: str) -> str:
-    column = InstanceType._meta.get_field(name)
-    about = str(column.help_text).replace("`", "")  # type: ignore[union-attr] # no relation
-    label = {"vcpus": "vCPUs", "cpu_arch": "CPU architecture", "price_per_hour": "Price an hour"}.get(name)
-    label = label or name.replace("_gib", ", GiB").replace("_", " ").capitalize()
-    about = f"one of {', '.join(CPU_ARCHITECTURES)}; empty: any" if name == "cpu_arch" else about
-    return f"{label}: {about}" if about else label
+LABELS = {
+    "memory_gib": "Memory, GiB",
+    "host_memory_gib": "Memory of the host, GiB",
+    "vcpus": "vCPUs",
+    "price_per_hour": "US dollars an hour",
+    "cpu_arch": f"Processor, {' or '.join(CPU_ARCHITECTURES)}",
+}
 
 
 def _find_type(key: str) -> InstanceType:
