@@ -267,10 +267,11 @@ def _patch(arguments: Sequence[str], file: Path) -> None:
 
 def _compile(tree: Path) -> None:
     """Bytecode that is valid whatever the times of the files, by the packed interpreter in one process, so that it is
-    the same each time. Files of a package that do not compile, such as templates, are left as they are."""
-    options = ("-q", "-j", "1", "--invalidation-mode", "unchecked-hash", "-s", str(tree))
+    the same each time. Files of a package that do not compile, such as templates, are left as they are. `-B`: its own
+    imports leave no other bytecode. Not `-I`: that ignores PYTHONHASHSEED, which fixes the order of sets."""
+    options = ("-q", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash", "-s", str(tree))
     subprocess.run(
-        [tree / INTERPRETER, "-I", "-m", "compileall", *options, str(tree / "lib")],
+        [tree / INTERPRETER, "-B", "-P", "-s", "-m", "compileall", *options, str(tree / "lib")],
         env={"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"},
         capture_output=True,
         check=False,

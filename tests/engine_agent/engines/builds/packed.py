@@ -38,13 +38,13 @@ def facts(**changes: Any) -> BuildFacts:
     return parse_facts(json.dumps({**FACTS, **changes}), "test")
 
 
-def pack_tiny(to: Path, **options: Any) -> str:
+def pack_tiny(to: Path, *, compiled: bool = False) -> str:
     """Packs the small engine with this process's Python; returns the digest."""
     script = Path(mkdtemp()) / "serve"
     script.write_text(SERVE)
     script.chmod(0o755)
     source = PackSource("generic/llama-cpp", "1", "cpu", program="serve", files={"serve": script, "serve.py": ENGINE})
-    return pack_build(source, to, lambda _: None, compiled=False, part_bytes=16 * 1024**2, **options)
+    return pack_build(source, to, lambda _: None, compiled=compiled, part_bytes=16 * 1024**2)
 
 
 @cache
