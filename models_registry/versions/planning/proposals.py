@@ -14,7 +14,7 @@ from models_registry.versions.planning.memory import MemoryEstimate, estimate_me
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 
 NODES_TRIED = (1, 2, 4, 8)
-WITH_FP8 = ("b200", "b300", "gb200", "h100", "h200", "l4", "l40s", "rtx-pro-6000")
+WITH_FP8 = ("b200", "b300", "gb200", "h100", "h200", "l4", "l40s", "rtx-pro-4500", "rtx-pro-6000")
 """Accelerators with FP8 matrix units, for which vLLM quantizes linear layers while it loads."""
 NO_ENGINE = ("none",)
 
