@@ -35,7 +35,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def ask_vllm(python: Path, questions: Iterable[Mapping[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Answers in a process of its own. Raises RuntimeError with the end of its output if it died."""
+    """Answers in a separate process. Raises RuntimeError with the end of its output if it died."""
     command = [str(python), "-m", MODULE, *written_questions(questions, folder)]
     environment = {**os.environ, **ENVIRONMENT}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -155,7 +155,7 @@ class VersionMemory:
 
 
 def version_memory(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> VersionMemory:
-    """What the version needs on its instance types, and proposals for all existing ones. Two queries."""
+    """The memory that the version needs on its instance types, and proposals for all existing ones. Two queries."""
     spec = version.spec()
     checkpoints = checkpoints_of(spec)
     own = checkpoints.get(spec.artifact_uri)

@@ -124,7 +124,8 @@ class MemoryActions:
     @extend_schema(operation_id="model_versions_memory", responses={200: VersionMemorySerializer})
     @action(detail=True, methods=["get"], pagination_class=None, filterset_class=None)
     def memory(self, request: Request, id: str) -> Response:
-        """What the version needs per device on its instance types, line by line, and proposals for all instance types.
+        """The memory that the version needs per device on its instance types, line by line, and proposals for all
+        instance types.
         Validation must have read its artifact, even if it failed."""
         version: ModelVersion = self.get_object()  # type: ignore[attr-defined]
         return Response(VersionMemorySerializer(version_memory(version, instance_shapes())).data)

@@ -1,4 +1,4 @@
-"""What a version needs per device on an instance type, line by line, and what fits: weights, KV cache by kind of
+"""The memory of a version per device on an instance type, line by line, and what fits: weights, KV cache by kind of
 attention, overhead, tokens and requests. Pure. Every number has its source; a refusal rests only on tables and on the
 checkpoint's files, never on an estimate. Follows vLLM 0.32 (`v1/kv_cache_interface.py`, `v1/core/kv_cache_utils.py`),
 whose log `python -m bench memory_estimate` compares; NxDI allocates its KV cache for all requests at its start."""
