@@ -45,12 +45,12 @@ from engine_agent.protocol.messages import Order
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Maximum age of the view of a cell, while there are requests or problems."""
+"""Maximum age of the view of a cell."""
 READ_IDLE_EVERY_S = 1.0
 """HAProxy is read this often while it is idle: only its health checks can change. The first request after that is seen
 so much later."""
 READ_PARSERS_EVERY_S = 1.0
-"""Body parsers have no cells: only this agent changes them. A new table or their exit wakes their loop."""
+"""Body parsers have no cells: only this agent changes them. Whether they run is checked every `POLL_S`."""
 WRITE_AGAIN_S = 2.0
 """Retry of a table that could not be written. The control plane does not send it again, and a full disk must not delay
 it further."""
@@ -83,6 +83,7 @@ class IngressAgent:
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
+        self._wake = asyncio.Event()
         self._key_counting = KeyCounting()
         self._lost_hosts = LostHosts(settings.times.host_gone_s)
         self._desired: DesiredHaproxy | None = None
@@ -104,13 +105,13 @@ class IngressAgent:
     def receive(self, message: Order) -> None:
         if isinstance(message, ApplicationTls):
             self._applications.receive(message)
-            self.serving.wake.set()
+            self._wake.set()
         elif not isinstance(message, RoutingTable):
             log.error("ignored a message for another kind of agent: this is an ingress")
         elif message.revision >= self._newest_revision:
             self._newest_revision = message.revision
             self._pending_table, self._accept_at_s = message, 0.0
-            self.serving.wake.set()
+            self._wake.set()
 
     async def run(self, send: Callable[[IngressReport], None]) -> None:
         """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report."""
@@ -151,7 +152,7 @@ class IngressAgent:
     async def _supervise_serving(self, send: Callable[[IngressReport], None]) -> None:
         while True:
             if await self._applications.accept(self._desired or EMPTY_DESIRED) and self._desired is not None:
-                self._set_desired(replace(self._desired, applications=self._applications.in_force))
+                self._desired = replace(self._desired, applications=self._applications.in_force)
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
             self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
@@ -159,13 +160,10 @@ class IngressAgent:
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
-            await self.serving.wait(self._pause_s())
-
-    def _pause_s(self) -> float:
-        """Seconds until the next pass: `POLL_S`, or until something is due if there is nothing to poll for."""
-        is_waiting = self._pending_table is not None or any(self._problems())
-        due_s = max(0.0, self._report_due_s - asyncio.get_running_loop().time())
-        return min(POLL_S if is_waiting else due_s, self.serving.pass_due_in_s(POLL_S))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
+            self._wake.clear()
 
     async def _pass(self, desired: DesiredHaproxy | None) -> None:
         answers = self.serving.readings_total
@@ -185,16 +183,13 @@ class IngressAgent:
             if desired is None or whole is not self._desired:
                 whole = self._desired
                 desired = _for_parser(whole) if whole else None
-            before = parser.problem
             await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
-            if parser.problem != before:
-                self.serving.wake.set()  # it is reported
-            await parser.wait(parser.pass_due_in_s(POLL_S))
+            await asyncio.sleep(POLL_S)
 
     def _note_request_on_hold(self) -> None:
         """A request waits for a first cell: report it immediately."""
         self.serving.read_soon()
-        self.serving.wake.set()
+        self._wake.set()
 
     def _may_accept(self) -> bool:
         """A table waits for the certificates of the links to cells."""
@@ -263,26 +258,17 @@ class IngressAgent:
             self._refusal = f"revision {table.revision} refused: {error}"
             log.error("%s", self._refusal)
             return
-        self._refusal = ""
-        self._set_desired(desired)
-
-    def _set_desired(self, desired: DesiredHaproxy) -> None:
-        self._desired = desired
-        for parser in self.body_parsers:
-            parser.wake.set()
+        self._desired, self._refusal = desired, ""
 
     def _changes_parser(self, tier: BodyParserTier, before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
         current, wanted = (body_parser_structure_of(desired, self._settings, tier) for desired in (before, after))
         return current != wanted
 
-    def _problems(self) -> list[str]:
-        """Those that the next pass tries to solve."""
-        return [*(haproxy.problem for haproxy in self._haproxies), self._links_problem, self._applications.problem]
-
     def _report(self) -> IngressReport | None:
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
-        problems = [self._refusal, *self._problems(), _left_out(desired), self.access_log.problem]
+        problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
+        problems += [_left_out(desired), self._links_problem, self._applications.problem, self.access_log.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,

@@ -8,7 +8,6 @@ import contextlib
 import errno
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -64,7 +63,7 @@ def find_binary() -> Path:
 
 class HaproxyProcess:
     """At most one HAProxy, in master-worker mode, per state directory. `render` makes the configuration. `open_output`
-    opens the destination of the access log; None: no log. `on_exit` is called when the master exits."""
+    opens the destination of the access log; None: no log."""
 
     def __init__(
         self,
@@ -78,43 +77,22 @@ class HaproxyProcess:
         self._render = render
         self._open_output = open_output
         self._child: subprocess.Popen[bytes] | None = None
-        self._pidfd: int | None = None
         self.pid: int | None = None
-        self.on_exit: Callable[[], None] = lambda: None
         self.admin = CommandSocket(self._state_dir, ADMIN_SOCKET)
         self._master = CommandSocket(self._state_dir, MASTER_SOCKET)
 
     def is_alive(self) -> bool:
         """Whether the master runs. Forgets one that has exited."""
-        if self.pid is not None and (self._pidfd is None or _is_readable(self._pidfd)):
-            self._unwatch()
+        if self.pid is not None and procfs.stat(self.pid) is None:
             if self._child is not None:
                 self._child.wait()  # it has exited: this reaps it
             self._child, self.pid = None, None
         return self.pid is not None
 
-    def _watch(self, pid: int) -> None:
-        """Raises ProcessLookupError if it has exited and was reaped."""
-        self.pid, self._pidfd = pid, os.pidfd_open(pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._note_exit, self._pidfd)
-
-    def _note_exit(self, pidfd: int) -> None:
-        asyncio.get_running_loop().remove_reader(pidfd)
-        self.on_exit()
-
-    def _unwatch(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-
     def adopt(self) -> bool:
         """Adopts the HAProxy of this state directory that an earlier agent started. Returns whether there is one."""
-        found = find_master(self._state_dir / CONFIG_FILE)
-        if found is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._watch(found)
-        return self.is_alive()
+        self.pid = find_master(self._state_dir / CONFIG_FILE)
+        return self.pid is not None
 
     async def check(self, desired: DesiredHaproxy) -> None:
         """Has HAProxy check a configuration, without any change to the one in force. Raises ConfigRejected if it is not
@@ -157,7 +135,7 @@ class HaproxyProcess:
                 stderr=errors,
                 start_new_session=True,
             )
-        self._watch(self._child.pid)
+        self.pid = self._child.pid
         if not await self._wait_until_ready(START_TIMEOUT_S):
             await self.kill()
             raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")
@@ -254,12 +232,6 @@ class HaproxyProcess:
             (folder / name).write_text(map_file(entries), encoding="utf-8")
         write_application_certificates(folder, desired.applications.certificates)
         (folder / CONFIG_FILE).write_text(self._render(desired), encoding="utf-8")
-
-
-def _is_readable(descriptor: int) -> bool:
-    waiting = select.poll()
-    waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(0))
 
 
 def find_master(config: Path) -> int | None:

@@ -3,7 +3,6 @@ compares the running with the desired state, so failures are retried. A failure 
 is reported."""
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
@@ -69,8 +68,6 @@ class HaproxySupervisor:
     ) -> None:
         """`read_every_s`: how often its state is read once it is as desired; in between a pass only checks that it
         runs. `read_idle_every_s`: the same while it is idle."""
-        self.wake = asyncio.Event()
-        """Ends `wait`; also set when the process exits."""
         self._read_every_s = read_every_s
         self._read_idle_every_s = max(read_every_s, read_idle_every_s)
         self._is_idle = False
@@ -78,7 +75,6 @@ class HaproxySupervisor:
         self.readings_total = 0
         self._in_force: DesiredHaproxy | None = None
         self.process = process
-        process.on_exit = self.wake.set
         self.running: RunningHaproxy | None = None
         self.problem = ""
         self.applied_total = 0
@@ -122,19 +118,6 @@ class HaproxySupervisor:
     def read_soon(self) -> None:
         """Makes the next pass read its state, even if it is idle."""
         self._read_at_s = -math.inf
-
-    async def wait(self, at_most_s: float) -> None:
-        """Wait between two passes."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
-                await self.wake.wait()
-        self.wake.clear()
-
-    def pass_due_in_s(self, poll_s: float) -> float:
-        """Seconds until the next pass: `poll_s` while it is read in every pass, does not run or has a problem."""
-        if self.running is None or self.problem or not self._pause_s:
-            return poll_s
-        return max(0.0, self._read_at_s + self._pause_s - _now_s())
 
     def _is_due(self, desired: DesiredHaproxy | None) -> bool:
         is_known = self.running is not None and self._in_force is desired and not self.problem

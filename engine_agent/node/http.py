@@ -3,14 +3,11 @@ processes several times per second. It follows no redirects. A complete client w
 
 import asyncio
 import ssl
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from urllib.parse import SplitResult, urlsplit
 
 MAX_RESPONSE_BYTES = 256 * 1024
-KEPT_PER_ADDRESS = 2
 
 
 class NoResponse(Exception):
@@ -34,12 +31,12 @@ class _Connection:
 
 
 class HttpClient:
-    """Keeps two idle connections per address: one is in a long poll most of the time. Requests to one address may run
-    concurrently. `context`: for `https`, whose server must have a certificate for `server_name`."""
+    """Keeps one idle connection per address. Requests to one address may run concurrently. `context`: for `https`,
+    whose server must have a certificate for `server_name`."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "") -> None:
         self._context, self._server_name = context, server_name
-        self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
+        self._idle: dict[str, _Connection] = {}
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
         """Sends one request, with a JSON body if there is one, and returns the complete answer. It is sent again if a
@@ -56,14 +53,15 @@ class HttpClient:
             raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        for connection in chain(*self._idle.values()):
+        for connection in self._idle.values():
             connection.writer.close()
         self._idle.clear()
 
     async def _request(self, method: str, url: SplitResult, body: bytes) -> HttpResponse:
-        if kept := self._idle[url.netloc]:
+        kept = self._idle.pop(url.netloc, None)
+        if kept is not None:
             try:
-                return await self._exchange(kept.pop(), method, url, body)
+                return await self._exchange(kept, method, url, body)
             except _EmptyAnswer:
                 pass
         tls, name = (self._context(), self._server_name) if self._context else (None, None)
@@ -82,8 +80,8 @@ class HttpClient:
             response, is_reusable = await _read_response(connection.reader)
             return response
         finally:
-            if is_reusable and len(self._idle[url.netloc]) < KEPT_PER_ADDRESS:
-                self._idle[url.netloc].append(connection)
+            if is_reusable and url.netloc not in self._idle:
+                self._idle[url.netloc] = connection
             else:
                 connection.writer.close()
 

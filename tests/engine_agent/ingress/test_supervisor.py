@@ -1,7 +1,6 @@
 """A HAProxy that exits once is restarted immediately, one that keeps exiting more and more slowly, and a silent one is
 killed, but only after unanswered commands."""
 
-import asyncio
 from typing import cast
 
 import pytest
@@ -187,28 +186,3 @@ async def test_one_that_is_asked_seldom_and_does_not_answer_is_killed_as_soon(
     with pytest.raises(Hanging):
         await seldom.look_until(began_s + 60.0)
     assert seldom.now_s - began_s < Times().silent_after_s + 2 * (COMMAND_TIMEOUT_S + 0.25)
-
-
-@pytest.mark.asyncio
-async def test_an_exit_or_a_wake_up_ends_the_wait_for_the_next_pass(supervised: Supervised) -> None:
-    haproxy = supervised.haproxy
-    for wake in (haproxy.process.on_exit, haproxy.wake.set):
-        waiting = asyncio.create_task(haproxy.wait(3600.0))
-        await asyncio.sleep(0)
-        wake()
-        await waiting
-    await haproxy.wait(0.0)  # a wake-up that was used or lost: the pause ends the wait
-
-
-@pytest.mark.asyncio
-async def test_it_is_polled_unless_it_has_nothing_to_do_and_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    idle = Supervised(monkeypatch, read_idle_every_s=1.0)
-    assert idle.haproxy.pass_due_in_s(0.25) == 0.25  # never read
-    await idle.look_until(idle.now_s + 2.0)
-    await idle.asked_in(1.0)
-    assert 0.0 <= idle.haproxy.pass_due_in_s(0.25) <= 1.0
-    idle.haproxy.read_soon()
-    assert idle.haproxy.pass_due_in_s(0.25) == 0.0
-    idle.answers = False
-    await idle.look()
-    assert idle.haproxy.pass_due_in_s(0.25) == 0.25
