@@ -152,6 +152,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _REPORTED.append(report)
 
 
+@pytest.fixture(autouse=True)
+def _usual_umask() -> None:
+    """An agent's `main` in the process of tests narrows it; engines, which run as other accounts, could read no file of
+    later tests."""
+    os.umask(0o022)
+
+
 @pytest.fixture(scope="session")
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether this is the long run, in which a test may try all of what it otherwise tries a part of."""

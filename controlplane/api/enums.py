@@ -29,7 +29,6 @@ from fleet.webhooks.api import EVENTS
 from fleet.webhooks.planner import WebhookFormat
 from kernel.tones import Tone
 from models_registry.benchmarks.planning.workload import BenchmarkState
-from models_registry.imports.planner import ImportState
 from models_registry.versions.planning.diff import Change
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState
 from traffic.keys.planner import KeyState
@@ -71,8 +70,8 @@ KEY_STATES = choices(KeyState)
 BATCH_EVENTS = choices(BatchEvent)
 WEBHOOK_EVENTS = EVENTS
 VALIDATION_STATES = choices(ValidationState)
-BENCHMARK_STATES = choices(BenchmarkState)
-IMPORT_STATES = choices(ImportState)
+JOB_STATES = choices(BenchmarkState)
+"""Imports have the same."""
 CHANGES = choices(Change)
 RULE_MODES = choices(RuleMode)
 SHIFT_KINDS = choices(ShiftKind)

@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import httpx
 from django.conf import settings
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 from models_registry.imports.planner import (
     CannotImport,
     HubKind,
@@ -106,9 +106,9 @@ class _Api:
                 if monotonic() > until_s:
                     raise HubTrouble(f"{what}: the hub did not complete its answer in {LONGEST_JSON_S:g} s")
             try:
-                return strict_loads(bytes(text)), str(response.links.get("next", {}).get("url", ""))
+                return decode_json(bytes(text)), str(response.links.get("next", {}).get("url", ""))
             except ValueError:
-                raise HubTrouble(f"{what}: the hub's answer is not JSON") from None
+                raise HubTrouble(f"{what}: the hub's answer is not JSON, or has a text that cannot be stored") from None
 
     @contextmanager
     def get(self, url: str, what: str, start: int = 0) -> Iterator[httpx.Response]:

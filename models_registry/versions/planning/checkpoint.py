@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import prod
 from typing import Any, Self
 
-from engine_agent.protocol.strict_json import strict_loads
+from kernel.decoding import decode_json
 
 CONFIG_NAME = "config.json"
 CONFIG_BYTES_MAX = 1024**2
@@ -162,7 +162,7 @@ def read_checkpoint(config: bytes, headers: Iterable[bytes]) -> Checkpoint:
 
 def _object(text: bytes, name: str) -> Mapping[str, Any]:
     try:
-        value = strict_loads(text, any_text=True)
+        value = decode_json(text)
     except ValueError as error:
         raise UnreadableCheckpoint(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

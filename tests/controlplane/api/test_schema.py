@@ -56,7 +56,7 @@ def test_it_shows_every_resource() -> None:
         "machines", "machines/invitations", "agents/releases", "agents/rollouts",
         "autoscaling", "autoscaling/places", "autoscaling/decisions",
         "regions", "capacity-pools", "capacity-plan", "image-moves", "instance-types", "nodes", "cells", "deployments",
-        "models", "model-versions",
+        "models", "model-imports", "model-versions",
         "incidents", "engine-allowances", "engine-builds", "tenant-grants", "tenant-webhooks",
         "request-queues", "rollouts", "plan", "fault-rules",
         "webhooks",

@@ -18,7 +18,14 @@ def test_every_page_is_tried_here() -> None:
     assert pages - tried == {"login", "logout", "settings"}  # the last have separate tests
 
 
-WAYS = ("make up", "matches this filter", "Show closed ones", "switchyard batch submit")
+WAYS = (
+    "make up",
+    "matches this filter",
+    "Show closed ones",
+    "switchyard batch submit",
+    "switchyard model import",
+    "switchyard create instance-type",
+)
 """To an object in its content."""
 
 
