@@ -14,7 +14,7 @@ from controlplane.connection_door import ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpConnectionLimit, http_connections
 from tests.engine_agent.fake_control_plane import eventually
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 REQUEST = b"GET /whole HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -13,6 +13,8 @@ from kernel.loop_worker import SHORTEST_PAUSE_S, HangingPass, LoopSlot, LoopThre
 from kernel.tracing import bind_request_id
 from tests.controlplane.embedded.processes import eventually
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 60.0
 NEVER_S = 3600.0
 LOOP = "fleet.reconcile"

@@ -9,7 +9,7 @@ from controlplane.embedded.console import Console
 from controlplane.embedded.processes import OneshotResult, require_oneshot, run_oneshot
 from tests.controlplane.embedded.processes import eventually_async, prepared_home, python_program, silent_console
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 
 async def test_it_is_shown_and_logged_and_its_last_line_is_the_answer(tmp_path: Path) -> None:

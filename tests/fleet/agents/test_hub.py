@@ -26,7 +26,7 @@ from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.agents.agent_client import DEADLINE_S, eventually, hello, report_of
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 
 READY = Report(seq=1, observed=Observed(state=EngineState.READY, cell="c1", generation=1, rank=0))
 

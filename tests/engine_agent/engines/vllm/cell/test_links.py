@@ -19,6 +19,8 @@ from tests.engine_agent.engines.between import between, old_tls
 from tests.engine_agent.engines.vllm.cell.members import CERTIFICATE, LIMIT_S, SECRET, follower, leader
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 SOFTWARE = {"vllm": "0.32.0"}
 
 
