@@ -162,12 +162,13 @@ def test_workers_get_neighbouring_cores_if_there_is_one_for_each(
 
 def test_workers_do_not_outlive_a_killed_owner() -> None:
     script = (
-        "import sys, time; from multiprocessing import get_context\n"
+        "import signal, sys; from multiprocessing import get_context\n"
         "from engine_agent.engines.vllm.cell.local_workers import LocalWorkers\n"
-        "made = LocalWorkers(get_context('fork'), lambda *_: time.sleep(600), (1, 2), print)\n"
-        "print(*[each.process.pid for each in made._workers], flush=True); time.sleep(600)"
+        "made = LocalWorkers(get_context('fork'), lambda *_: signal.pause(), (1, 2), print)\n"
+        "print(*[each.process.pid for each in made._workers], flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as owner:
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
         assert len(pids) == 2
