@@ -38,11 +38,11 @@ def environment_of(version: str) -> Path:
         return CACHE
     cache = CACHE / "vllm-versions" / version
     if environment.installed_python(cache) is None:
-        folder = environment.environment_folder(cache)
+        folder = environment.ENVIRONMENT.folder(cache)
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True)
         _install(version, folder)
-        environment.mark_installed(folder)
+        environment.ENVIRONMENT.mark_installed(folder)
     return cache
 
 

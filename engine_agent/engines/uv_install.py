@@ -4,19 +4,27 @@ only the standard library, because it runs before requirements are installed (`c
 
 import argparse
 import ast
+import hashlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from urllib.parse import unquote, urlsplit
 
+from engine_agent.engines.artifacts import exclusively
+
 Say = Callable[[str], None]
+STAMP_NAME = "installed"
+QUERY_LIMIT_S = 120.0
 
 
 class CannotInstall(Exception):
@@ -64,6 +72,91 @@ def cpu_flags() -> frozenset[str]:
 def last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it gave no reason"
+
+
+@dataclass(frozen=True)
+class EngineEnvironment:
+    """A virtual environment at `<cache>/engines/NAME`. It counts as installed once its stamp, the digest of
+    `requirements`, is written, last of all; one without the right stamp is removed and installed again. `fill` installs
+    the packages into the new environment and checks them."""
+
+    name: str
+    title: str
+    requirements: tuple[Path, ...]
+    fill: Callable[["UvProgram", Path, Say], None]
+
+    def folder(self, cache: Path) -> Path:
+        return cache / "engines" / self.name
+
+    def installed_python(self, cache: Path) -> Path | None:
+        """Returns the interpreter, or None if nothing is installed for the current requirements."""
+        folder = self.folder(cache)
+        try:
+            stamp = (folder / STAMP_NAME).read_text()
+        except OSError:
+            return None
+        python = folder / "bin" / "python"
+        return python if stamp == self.digest() and python.exists() else None
+
+    def install(self, cache: Path, say: Say) -> Path:
+        """Installs the environment unless it is installed; returns its interpreter. Raises CannotInstall if this
+        machine cannot run it, or a package cannot be installed."""
+        python = self.installed_python(cache)
+        if python is not None:
+            return python
+        reason = self.unsuitable(platform.system(), platform.machine(), cpu_flags())
+        if reason is not None:
+            raise CannotInstall(reason)
+        folder = self.folder(cache)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with exclusively(
+            folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {self.title} …")
+        ):
+            return self.installed_python(cache) or self._install_anew(cache, say)
+
+    def unsuitable(self, system: str, machine: str, flags: frozenset[str]) -> str | None:
+        """Returns why a machine cannot run these packages; None if it can."""
+        if system != "Linux" or machine != "x86_64":
+            return f"{self.title} is built for Linux on x86-64, and this is {system} on {machine}"
+        if "avx2" not in flags:
+            return f"{self.title} needs a processor with AVX2, and this one has none"
+        return None
+
+    def mark_installed(self, folder: Path) -> None:
+        unfinished = folder / f"{STAMP_NAME}.new"
+        unfinished.write_text(self.digest())
+        os.replace(unfinished, folder / STAMP_NAME)
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(each.read_bytes() for each in self.requirements)).hexdigest()
+
+    def _install_anew(self, cache: Path, say: Say) -> Path:
+        started, folder = time.monotonic(), self.folder(cache)
+        if folder.exists():
+            say(f"removing an older or unfinished {folder}")
+            shutil.rmtree(folder)
+        with removed_on_failure(folder):
+            uv = UvProgram(say)
+            uv.run(("venv", "--python", sys.executable, str(folder)), limit_s=QUERY_LIMIT_S)
+            self.fill(uv, folder, say)
+            self.mark_installed(folder)
+        say(f"installed {self.title} in {time.monotonic() - started:.0f} s")
+        python = self.installed_python(cache)
+        if python is None:
+            raise CannotInstall(f"{folder} disappeared during the installation")
+        return python
+
+
+def check_import(python: Path, module: str) -> None:
+    """Imports a module in an environment, which fails if a shared library is missing or too old. Raises
+    CannotInstall."""
+    command = [str(python), "-c", f"import {module}"]
+    try:
+        checked = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CannotInstall(f"{module} did not load within {QUERY_LIMIT_S:.0f} s in {python.parents[1]}") from None
+    if checked.returncode != 0:
+        raise CannotInstall(f"{module} does not load in {python.parents[1]}: {last_line(checked.stderr)}")
 
 
 KEPT_LINES = 40

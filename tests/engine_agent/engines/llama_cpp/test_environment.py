@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.artifacts import verify_folder
-from engine_agent.engines.llama_cpp import environment, weights
+from engine_agent.engines.llama_cpp import weights
+from engine_agent.engines.llama_cpp.environment import ENVIRONMENT
 from engine_agent.engines.registry import engine_pythons
-from engine_agent.engines.uv_install import CannotInstall
+from engine_agent.engines.uv_install import STAMP_NAME, CannotInstall
 
 
 @pytest.mark.parametrize(
@@ -20,20 +21,20 @@ from engine_agent.engines.uv_install import CannotInstall
     ],
 )
 def test_a_machine_that_cannot_run_it_is_told_why(system: str, machine: str, flags: set[str], why: str | None) -> None:
-    found = environment.unsuitable(system, machine, frozenset(flags))
+    found = ENVIRONMENT.unsuitable(system, machine, frozenset(flags))
     assert found is None if why is None else why in str(found)
 
 
 def test_an_environment_counts_with_the_stamp_of_this_lock(tmp_path: Path) -> None:
-    python = environment.environment_folder(tmp_path) / "bin" / "python"
+    python = ENVIRONMENT.folder(tmp_path) / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    assert environment.installed_python(tmp_path) is None
-    stamp = python.parent.parent / environment.STAMP_NAME
+    assert ENVIRONMENT.installed_python(tmp_path) is None
+    stamp = python.parent.parent / STAMP_NAME
     stamp.write_text("of another lock")
-    assert environment.installed_python(tmp_path) is None
-    stamp.write_text(environment._requirements_digest())
-    assert environment.install(tmp_path, print) == python
+    assert ENVIRONMENT.installed_python(tmp_path) is None
+    stamp.write_text(ENVIRONMENT.digest())
+    assert ENVIRONMENT.install(tmp_path, print) == python
     assert engine_pythons(tmp_path) == {"llama-cpp": python}
 
 
