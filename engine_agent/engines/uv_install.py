@@ -20,8 +20,6 @@ from pathlib import Path
 from threading import Timer
 from urllib.parse import unquote, urlsplit
 
-from engine_agent.engines.artifacts import exclusively
-
 Say = Callable[[str], None]
 STAMP_NAME = "installed"
 QUERY_LIMIT_S = 120.0
@@ -101,6 +99,8 @@ class EngineEnvironment:
     def install(self, cache: Path, say: Say) -> Path:
         """Installs the environment unless it is installed; returns its interpreter. Raises CannotInstall if this
         machine cannot run it, or a package cannot be installed."""
+        from engine_agent.engines.artifacts import exclusively  # the bootstrap loads this file outside its package
+
         python = self.installed_python(cache)
         if python is not None:
             return python
