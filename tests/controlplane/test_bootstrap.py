@@ -10,6 +10,7 @@ from controlplane import bootstrap
 pytestmark = pytest.mark.processes
 
 HASH = f"--hash=sha256:{64 * '0'}"
+BOOTSTRAP = Path(bootstrap.__file__).resolve()
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +113,15 @@ def test_an_old_python_is_told_what_is_needed(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, str(old)], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("Switchyard needs Python 3.11 or newer and this is 3.")
+
+
+def test_before_anything_is_installed_the_file_alone_knows_the_environment_of_uv() -> None:
+    load = (
+        "import importlib.util, io; "
+        f"spec = importlib.util.spec_from_file_location('bootstrap', {str(BOOTSTRAP)!r}); "
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module); "
+        "print(module._uv_environment(io.StringIO())['PATH'])"
+    )
+    bare = [sys.executable, "-I", "-S", "-c", load]
+    done = subprocess.run(bare, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "/usr/bin:/bin\n"), done.stderr
