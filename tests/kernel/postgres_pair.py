@@ -4,9 +4,11 @@ import os
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 import psycopg
 
 from controlplane.embedded.postgres import OWNER, binaries
@@ -53,7 +55,13 @@ class PostgresPair:
 
     def kill(self, name: str) -> None:
         server = self._running.pop(name)
+        # Backends have their own sessions, and one could still serve a query after the kill.
+        backends = psutil.Process(server.pid).children(recursive=True)
         os.killpg(server.pid, signal.SIGKILL)
+        for backend in backends:
+            with suppress(psutil.NoSuchProcess):
+                backend.kill()
+        psutil.wait_procs(backends, timeout=_COMMAND_LIMIT_S)
         server.wait()
 
     def promote(self) -> None:

@@ -188,6 +188,7 @@ def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> Non
     assert watched.trouble() == []
 
 
+@pytest.mark.long
 def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str) -> None:
     page = Reader(chromium, url, poll_ms=500).page
     there(page, "Overview")

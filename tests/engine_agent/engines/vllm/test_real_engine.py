@@ -35,6 +35,7 @@ def engine(artifact: Artifact, tmp_path: Path) -> Iterator[RunningCell]:
         yield engine
 
 
+@pytest.mark.long
 def test_the_engine_serves_what_it_should_until_its_core_is_killed(
     engine: RunningCell, subtests: pytest.Subtests
 ) -> None:
