@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -59,14 +60,13 @@ class Pair:
         return msgspec.json.decode(answer.content, type=ProxyStatus)
 
     async def has_pairs(self, node: Node, *, other_than: str = "") -> str:
-        """The name of the pairs of a node's proxy, once it has others."""
+        """The name of the pairs of a node's proxy, once it has others and serves."""
         async with asyncio.timeout(60):
             while True:
-                try:
-                    if (name := (await self.status(node)).pairs) != other_than:
-                        return name
-                except httpx.TransportError:
-                    pass  # it starts
+                with suppress(httpx.TransportError):  # it starts
+                    status = await self.status(node)
+                    if status.pairs != other_than and status.health.ok:
+                        return status.pairs
                 await asyncio.sleep(0.05)
 
     async def handed_over(self) -> int:
