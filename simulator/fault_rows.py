@@ -64,16 +64,33 @@ def _why_not_replaced(
         return ""
     node = nodes[decision.node]
     pool = (node.region, node.instance_type)
+    counted = {n.machine for n in nodes.values() if (n.region, n.instance_type) == pool and n.state in COUNTED}
     underway = ReplacementBudget(
         pool=pool,
-        open=sum(
-            (one.region, one.instance_type) == pool and one.rule is not Rule.NOTICE for one in faults.replacements
+        open=len(
+            {
+                _machine(one.node, nodes)
+                for one in faults.replacements
+                if (one.region, one.instance_type) == pool and one.rule is not Rule.NOTICE
+            }
+            - {node.machine}
         ),
-        pool_size=sum((n.region, n.instance_type) == pool and n.state in COUNTED for n in nodes.values()),
+        pool_size=len(counted),
         cell=cell,
-        peer=next((one.node for one in faults.replacements if cell and one.cell == cell), ""),
+        peer=next(
+            (
+                one.node
+                for one in faults.replacements
+                if cell and one.cell == cell and _machine(one.node, nodes) != node.machine
+            ),
+            "",
+        ),
     )
     return over_budget(underway, FaultSettings())
+
+
+def _machine(node: str, nodes: Mapping[str, NodeView]) -> str:
+    return nodes[node].machine if node in nodes else node
 
 
 def with_lost(faults: FaultsView, node: NodeView, cell: str, reason: str, number: int) -> FaultsView:

@@ -20,6 +20,7 @@ from fleet.machines.pages import (
     machine_add_action,
     machine_layout_page,
     machine_remove_page,
+    machine_repaired_page,
 )
 from fleet.nodes.pages import NODE, NODES
 from fleet.regions.pages import REGION, image_back_action, image_move_action, pool_action, pool_add_action
@@ -91,6 +92,7 @@ urlpatterns = [
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
     path("nodes/invitations/<str:prefix>/withdraw/", invitation_withdraw_action, name="invitation-withdraw"),
     path("nodes/machines/<str:key>/layout/", machine_layout_page, name="machine-layout"),
+    path("nodes/machines/<str:key>/repaired/", machine_repaired_page, name="machine-repaired"),
     path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("instance-types/", _view(INSTANCE_TYPES_PAGE), name="instance-types"),

@@ -2,7 +2,9 @@
 Sources: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html (hardware errors),
 https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 
 class FaultSignature(StrEnum):
@@ -20,6 +22,7 @@ class FaultSignature(StrEnum):
     NVIDIA_XID_FATAL = "nvidia_xid_fatal"
     NVIDIA_XID = "nvidia_xid"
     NVIDIA_GPU_LOST = "nvidia_gpu_lost"
+    NVIDIA_DRIVER_SILENT = "nvidia_driver_silent"
     NVIDIA_ECC_UNCORRECTABLE = "nvidia_ecc_uncorrectable"
     NVIDIA_ECC_CONTAINED = "nvidia_ecc_contained"
     NVIDIA_RECOVERY_NEEDED = "nvidia_recovery_needed"
@@ -42,6 +45,7 @@ HARD_SIGNATURES = frozenset(
         FaultSignature.NEURON_COMPUTE_HANG,
         FaultSignature.NVIDIA_XID_FATAL,
         FaultSignature.NVIDIA_GPU_LOST,
+        FaultSignature.NVIDIA_DRIVER_SILENT,
         FaultSignature.NVIDIA_ECC_UNCORRECTABLE,
         FaultSignature.NVIDIA_RECOVERY_NEEDED,
         FaultSignature.NVIDIA_ROW_REMAP_FAILED,
@@ -61,6 +65,32 @@ UNATTRIBUTED_SIGNATURES = frozenset(
     }
 )
 """Every rank of a cell sees these when one of them is broken: they identify the cell, not the node."""
+
+
+class FaultScope(StrEnum):
+    """The part of a machine that a fault concerns: one device, which only its node uses, or the machine with all of its
+    nodes."""
+
+    DEVICE = "device"
+    MACHINE = "machine"
+
+
+MACHINE_SIGNATURES = frozenset({FaultSignature.EFA_PORT_DOWN, FaultSignature.NVIDIA_DRIVER_SILENT})
+"""Of the network card and of the driver, which all nodes of a machine use."""
+XID_SIGNATURES = frozenset({FaultSignature.NVIDIA_XID, FaultSignature.NVIDIA_XID_FATAL})
+HOST_CHECKS = frozenset({"memory", "disk", "matmul cpu"})
+"""Deep checks of what all nodes of a machine use (`engine_agent.node.checks`)."""
+
+
+def fault_scope(signature: str, evidence: Mapping[str, Any]) -> FaultScope:
+    """The part that a fault concerns. An XID without a device concerns the machine: its driver no longer knows which
+    GPU it was."""
+    is_of_machine = (
+        signature in MACHINE_SIGNATURES
+        or (signature == FaultSignature.DEEP_CHECK_FAILED and evidence.get("check") in HOST_CHECKS)
+        or (signature in XID_SIGNATURES and "device" in evidence and evidence["device"] is None)
+    )
+    return FaultScope.MACHINE if is_of_machine else FaultScope.DEVICE
 
 
 def is_hard(signature: str) -> bool:

@@ -120,7 +120,7 @@ def _assign(chosen: PooledMachine, node: str) -> bool:
 
 
 def _assign_machine(machine: str, node: str) -> bool:
-    rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="", layout="")
+    rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="", layout="", broken={})
     taken = rows.update(
         state=MachineState.TAKEN.value,
         runs=node,

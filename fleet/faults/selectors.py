@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models import F, Max, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
+from engine_agent.protocol.signatures import fault_scope
 from fleet.cells.models import Cell
 from fleet.faults.models import CellSighting, FaultRule, Incident, Repair, Replacement, Signal
 from fleet.faults.planning.drift import Guessing
@@ -83,6 +84,7 @@ def _signals(since: datetime) -> Iterable[SignalView]:
             count=row.count,
             cell=row.cell,
             settled=row.settled_at is not None,
+            scope=fault_scope(row.signature, row.evidence),
         )
 
 

@@ -27,6 +27,7 @@ from fleet.machines.services.machines import (
     machine_remove,
 )
 from fleet.machines.services.revocation import machine_revoke
+from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of, body_of
@@ -81,6 +82,9 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: unknown.")
     cloud_state = serializers.CharField(help_text="Its last state in the cloud.")
     network_nodes = serializers.SerializerMethodField(help_text="Widest first, starting with its zone; empty: unknown.")
+    broken = serializers.DictField(
+        child=serializers.CharField(), help_text="Its devices, or `machine`, that no node gets, with the reason."
+    )
     notices = serializers.SerializerMethodField(help_text="Notices for operators, one sentence each.")
 
     class Meta:
@@ -88,7 +92,7 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
             "node", "layout", "nodes", "connected", "agent_version", "what", "zone", "market", "reservation", "image",
-            "price_per_hour", "cloud_state", "network_nodes", "notices", "state_since", "created_at",
+            "price_per_hour", "cloud_state", "network_nodes", "broken", "notices", "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "m-7c1d9e02",
@@ -97,6 +101,7 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
             "layout": "4x2",
             "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
             "cloud_state": "",
+            "broken": {},
             "network_nodes": ["spine-2", "rack-7"],
         }
 
@@ -173,6 +178,13 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
         """Divide the devices of a joined host into nodes. Its spare nodes are retired and wiped first. 400 for a layout
         that the host cannot have. 409 for a machine of another provider, and for one with a node in a cell."""
         return self.act_on_object(request, machine_layout_set, "machine_id", LayoutSerializer)
+
+    @extend_schema(request=WhySerializer)
+    @action(detail=True, methods=["post"])
+    def repaired(self, request: Request, id: str) -> Response:
+        """State that a joined host is repaired: nodes get its devices again that a fault had put out of use. 409 if all
+        of them are in use."""
+        return self.act_on_object(request, machine_repaired, "machine_id")
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])

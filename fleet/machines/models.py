@@ -58,8 +58,9 @@ class Machine(models.Model):
     `layout_changes`, it gets `next_layout`, with nodes of `next_type`, when its nodes are wiped.
 
     `provider_id`: its name at the provider. `leaving`: an operator removed it; its node or ingress goes first. A
-    machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `instance_type`:
-    stated in the invitation (`type_stated`) or detected by its agent. `desired_version` grows with every order.
+    machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `broken`: its
+    devices, or `machine`, that no node gets until they are repaired, with the reason. `instance_type`: stated in the
+    invitation (`type_stated`) or detected by its agent. `desired_version` grows with every order.
     `release_trouble`: why its agents could not change to the release of `release_attempt`. `facts`: a `MachineFacts` of
     joined machines.
 
@@ -80,6 +81,7 @@ class Machine(models.Model):
     next_layout = models.CharField(max_length=200, blank=True)
     next_type = models.CharField(max_length=64, blank=True)
     leaving = models.BooleanField(default=False)
+    broken = models.JSONField(default=dict, blank=True)
     revoked_at = models.DateTimeField(null=True)
     address = models.CharField(max_length=64, blank=True)
     port_base = models.PositiveIntegerField(null=True)

@@ -34,6 +34,7 @@ from fleet.machines.planner import POOLED, describe
 from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
+from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from fleet.regions.models import Region
 from models_registry.instance_types.selectors import instance_type_names
@@ -246,6 +247,25 @@ def _removal_context(form: Submission, machine: Machine) -> Context:
 
 machine_remove_page = action_page_view(
     ActionPage(action=REMOVE, template="fleet/machines/machine_action.html", context=_removal_context)
+)
+
+
+def _repaired(form: Submission, machine: Machine) -> None:
+    machine_repaired(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+REPAIRED = Action(target=TARGET, name="repaired", label="Return to use", run=_repaired, fields=(WHY,))
+
+
+def _repaired_context(form: Submission, machine: Machine) -> Context:
+    url = reverse("machine-repaired", args=(machine.id,))
+    out = "; ".join(f"{what}: {why}" for what, why in sorted(machine.broken.items()))
+    effect = f"Nodes get again what is out of use: {out}." if out else "Nothing of it is out of use."
+    return {"machine": machine, "confirmation": REPAIRED.confirmation(machine, url, effect)}
+
+
+machine_repaired_page = action_page_view(
+    ActionPage(action=REPAIRED, template="fleet/machines/machine_action.html", context=_repaired_context)
 )
 
 

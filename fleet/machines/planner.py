@@ -203,6 +203,33 @@ def missing_devices(facts: MachineFacts, owns: NodeResources) -> tuple[str, ...]
     )
 
 
+WHOLE = "machine"
+"""Key of `Machine.broken` for the machine itself; the others are devices."""
+
+
+def device_keys(owns: NodeResources, evidence: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the node's devices that a fault is about: the one in its evidence, else all of the node. A device is
+    named by its UUID, because the driver's numbers change when one fails, or as `neuron 3` if it has none."""
+    keys = {index: uuid or f"{owns.kind} {index}" for index, uuid in _named(owns)}
+    if (uuid := evidence.get("uuid")) in owns.uuids and uuid:
+        return (str(uuid),)
+    index = evidence.get("device", evidence.get("nd_id"))
+    mine = [key for number, key in keys.items() if str(number) == str(index) and not any(owns.uuids)]
+    return tuple(mine or keys.values())
+
+
+def _named(owns: NodeResources) -> Iterable[tuple[int, str]]:
+    return zip(owns.devices, owns.uuids or ("",) * len(owns.devices), strict=True)
+
+
+def why_set_aside(owns: NodeResources, broken: Mapping[str, str]) -> str:
+    """Returns why a node cannot have its part of a machine, or ""."""
+    if not broken:
+        return ""
+    keys = (WHOLE, *(uuid or f"{owns.kind} {index}" for index, uuid in _named(owns)))
+    return next((broken[key] for key in keys if key in broken), "")
+
+
 def has_machine_agent(provider: str) -> bool:
     """Whether its machines have a machine agent, which starts their node or ingress and changes its release."""
     return provider in WITH_MACHINE_AGENT

@@ -12,7 +12,15 @@ from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, R
 from engine_agent.protocol.states import AgentKind
 from fleet.clouds.models import CloudNotice
 from fleet.machines.models import Invitation, Machine, MachineSlot
-from fleet.machines.planner import PooledMachine, facts_of_node, machine_notices, missing_devices, silent_for_s
+from fleet.machines.planner import (
+    WHOLE,
+    PooledMachine,
+    facts_of_node,
+    machine_notices,
+    missing_devices,
+    silent_for_s,
+    why_set_aside,
+)
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.releases.models import AgentMove, AgentRelease
@@ -59,6 +67,9 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
     notices = (*notices, *(announced(notice) for notice in machine.notices.all() if notice.settled_at is None))
     for slot in machine.slots.all():
         notices = (*notices, *_slot_notices(machine, slot))
+    for what, why in sorted(machine.broken.items()):
+        name = "It is" if what == WHOLE else f"{what} is"
+        notices = (*notices, f"{name} out of use until `switchyard machine repaired {machine.id}`: {why}.")
     if machine.release_trouble:
         notices = (*notices, f"Its agents keep their release: {machine.release_trouble}.")
     return (*notices, *([f"It has not carried out its order: {machine.agent_reason}."] if machine.agent_reason else []))
@@ -84,7 +95,7 @@ def invitations_described() -> QuerySet[Invitation]:
 
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
     """Free machines, and free nodes of machines with a layout whose devices are all there."""
-    rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout="")
+    rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout="", broken={})
     found = ((row, row.stated_facts()) for row in rows.filter(state=MachineState.POOL.value).order_by("id"))
     whole = [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
     return [*whole, *_free_slots(region)] if role is MachineRole.NODE else whole
@@ -97,7 +108,8 @@ def _free_slots(region: str) -> Iterator[PooledMachine]:
         in_use = sum(slot.state != MachineState.POOL for slot in slots)
         for slot in slots:
             owns = slot.resources()
-            if facts and slot.state == MachineState.POOL and not missing_devices(facts, owns):
+            is_free = slot.state == MachineState.POOL and not why_set_aside(owns, row.broken)
+            if facts and is_free and not missing_devices(facts, owns):
                 kind, own = slot.instance_type_id or "", facts_of_node(facts, owns)
                 yield PooledMachine(row.id, kind, row.connected, own, slot.number, in_use)
 
@@ -106,16 +118,18 @@ def free_machines() -> dict[str, dict[str, int]]:
     """Region to instance type to number of free connected places for nodes: machines, and slots of divided ones. Two
     queries."""
     there = Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False)
-    whole = there.filter(state=MachineState.POOL.value, layout="").exclude(instance_type=None)
+    whole = there.filter(state=MachineState.POOL.value, layout="", broken={}).exclude(instance_type=None)
     slots = MachineSlot.objects.filter(
         state=MachineState.POOL.value,
         machine__in=there.filter(state__in=SHARED, layout_changes=False).exclude(layout=""),
     ).exclude(instance_type=None)
+    usable = (
+        (slot.machine.region_id, slot.instance_type_id or "")
+        for slot in slots.select_related("machine")
+        if not slot.machine.broken or not why_set_aside(slot.resources(), slot.machine.broken)
+    )
     counts: dict[str, dict[str, int]] = {}
-    for region, kind in [
-        *whole.values_list("region_id", "instance_type_id"),
-        *slots.values_list("machine__region_id", "instance_type_id"),
-    ]:
+    for region, kind in [*whole.values_list("region_id", "instance_type_id"), *usable]:
         of_region = counts.setdefault(region, {})
         of_region[kind] = of_region.get(kind, 0) + 1
     return counts

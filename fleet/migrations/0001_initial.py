@@ -704,6 +704,7 @@ class Migration(migrations.Migration):
                 ('next_layout', models.CharField(blank=True, max_length=200)),
                 ('next_type', models.CharField(blank=True, max_length=64)),
                 ('leaving', models.BooleanField(default=False)),
+                ('broken', models.JSONField(blank=True, default=dict)),
                 ('revoked_at', models.DateTimeField(null=True)),
                 ('address', models.CharField(blank=True, max_length=64)),
                 ('port_base', models.PositiveIntegerField(null=True)),

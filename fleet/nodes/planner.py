@@ -14,6 +14,7 @@ from engine_agent.protocol.fingerprint import (
     engine_fingerprint,
     fingerprint_digest,
 )
+from engine_agent.protocol.machine_messages import is_machine_id
 
 RECONNECT_WITHIN = timedelta(seconds=20)
 """Time that agents of an ended web process need to reach another one that keeps up: 15 s until a ping times out
@@ -22,6 +23,12 @@ MAX_EXCUSED = timedelta(seconds=120)
 """Limit of the time for which trouble of the control plane excuses a node, so that web processes that never catch up or
 restart repeatedly cannot hide a dead node."""
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+def machine_of(node: str, topology: Sequence[str]) -> str:
+    """The machine that a node shares with others, which then is its lowest network node; else the node's own ID."""
+    lowest = topology[-1] if topology else ""
+    return lowest if is_machine_id(lowest) else node
 
 
 @dataclass(frozen=True, slots=True)

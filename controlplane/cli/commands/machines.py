@@ -91,6 +91,18 @@ def layout(
 
 
 @machine.command()
+def repaired(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MACHINE", autocompletion=names_of("machines"))],
+    why: Why = "",
+) -> None:
+    """Return to use what a fault put out of use on a joined host: devices, or the whole machine."""
+    run = session_of(context)
+    result = run.connection.post(f"{path_of('machines', name)}/repaired", {"why": why})
+    run.show(result, [f"machine {name} is in use again"])
+
+
+@machine.command()
 def withdraw(
     context: typer.Context,
     prefix: Annotated[str, typer.Argument(metavar="INVITATION", autocompletion=names_of("invitations"))],

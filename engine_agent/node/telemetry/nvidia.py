@@ -224,6 +224,9 @@ class NvidiaTimes:
     wait_ms: int = 1000
     first_read_s: float = 10.0
     silent_after_s: float = 30.0
+    fault_after_s: float = 120.0
+    """Silence that is a fault of the machine: no reset of a GPU takes longer, and a loaded driver answers within
+    seconds."""
     restarts: Restarts = field(default_factory=Restarts)
 
 
@@ -248,6 +251,7 @@ class NvidiaReader:
         self._lost: set[int] = set()
         self._energy: tuple[float, Mapping[str, Reading]] | None = None
         self._trouble = ""
+        self._silent_checks = 0
         self._last_response_s = monotonic()
         self._stop = threading.Event()
         self._first_read = asyncio.Event()
@@ -275,11 +279,23 @@ class NvidiaReader:
             await asyncio.wait_for(self._first_read.wait(), self._times.first_read_s)
 
     async def run(self) -> None:
-        """The thread reads until this is cancelled."""
+        """The thread reads until this is cancelled. A driver that does not answer blocks the thread, but not this."""
         try:
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(self._times.read_every_s)
+                self._check_silence(monotonic() - self._last_response_s)
         finally:
             self._stop.set()
+
+    def _check_silence(self, silent_s: float) -> None:
+        """Reports once per silence, and not before a second check: after a pause of the agent the thread answers
+        first."""
+        is_silent = not self._trouble and silent_s > self._times.fault_after_s
+        self._silent_checks = self._silent_checks + 1 if is_silent else 0
+        if self._silent_checks == 2:
+            summary = f"the NVIDIA driver has not answered for {silent_s:.0f} s"
+            evidence = {"silent_s": round(silent_s)}
+            self._on_fault(hardware_fault(FaultSignature.NVIDIA_DRIVER_SILENT, summary, evidence))
 
     # --- called in the loop, by the thread ---------------------------------------------------------------------------
 
@@ -312,7 +328,7 @@ class NvidiaReader:
             self._trouble = f"device {index}: {failed}"
         elif index not in self._lost:
             self._lost.add(index)
-            evidence = {"device": index, "nvml_error": failed.code}
+            evidence = {**self._named(index), "nvml_error": failed.code}
             self._on_fault(
                 hardware_fault(FaultSignature.NVIDIA_GPU_LOST, f"nvidia {index} is lost: {failed}", evidence)
             )
@@ -334,11 +350,11 @@ class NvidiaReader:
         ):
             if counter in more:
                 summary = f"{counter} of nvidia {device.index} grew by {more[counter]} to {device.errors[counter]}"
-                evidence = {"device": device.index, "counter": counter, "counters": device.errors}
+                evidence = {**self._named(device.index), "counter": counter, "counters": device.errors}
                 self._on_fault(hardware_fault(signature, summary, evidence))
         if action is not None and action in RECOVERY_OF_DEVICE and before.get(_RECOVERY) != action:
             summary = f"the driver of nvidia {device.index} requests {RECOVERY_OF_DEVICE[action]}"
-            evidence = {"device": device.index, _RECOVERY: action, "counters": device.errors}
+            evidence = {**self._named(device.index), _RECOVERY: action, "counters": device.errors}
             self._on_fault(hardware_fault(FaultSignature.NVIDIA_RECOVERY_NEEDED, summary, evidence))
 
     def _report_xid(self, xid: Xid) -> None:
@@ -347,7 +363,12 @@ class NvidiaReader:
         signature = FaultSignature.NVIDIA_XID if means is None else FaultSignature.NVIDIA_XID_FATAL
         where = "an unknown device" if xid.device is None else f"nvidia {xid.device}"
         summary = f"XID {xid.code} on {where}" + (f": {means}" if means is not None else "")
-        self._on_fault(hardware_fault(signature, summary, {"xid": xid.code, "device": xid.device}))
+        self._on_fault(hardware_fault(signature, summary, {"xid": xid.code, **self._named(xid.device)}))
+
+    def _named(self, index: int | None) -> dict[str, object]:
+        """A device in evidence: its number, which may change, and its UUID if it was read."""
+        known = self._devices.get(index) if index is not None else None
+        return {"device": index, "uuid": known.uuid} if known is not None and known.uuid else {"device": index}
 
 
 class _Session:

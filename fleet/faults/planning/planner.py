@@ -2,16 +2,18 @@
 blames a machine for a shared fault, replaces nothing where too many nodes are unhealthy, and does nothing while no
 agent reports."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from fleet.cells.planner import drain_ended
 from fleet.faults.planning.announced import Notices
 from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, losses_held_back, unreachable_nodes
-from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_slow, find_suspicions
+from fleet.faults.planning.slow import find_slow
+from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_suspicions
 from fleet.faults.planning.views import NEEDS_OPERATOR, IncidentKind, IncidentView, ReplacementView, Rule, RuleMode
 from fleet.reconcile.planning.decisions import (
     ChangeRollout,
@@ -85,10 +87,12 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
         evidence = {"unhealthy": list(freeze.unhealthy), "nodes": freeze.size}
         summary = f"Nothing is replaced: {freeze.reason}"
         _report_incident(work, IncidentKind.FROZEN, freeze.scope, summary, evidence, region=freeze.region)
-    for node, verdict, why_not in losses_held_back(fleet, settings, now):
-        _report_held_back(work, node, verdict, why_not)
-    for node, silence_s in unreachable_nodes(fleet, settings, now):
-        _report_unreachable(work, node, silence_s)
+    for nodes, (verdict, why_not) in _by_machine(
+        (node, (verdict, why_not)) for node, verdict, why_not in losses_held_back(fleet, settings, now)
+    ):
+        _report_held_back(work, nodes, verdict, why_not)
+    for nodes, silence_s in _by_machine(unreachable_nodes(fleet, settings, now)):
+        _report_unreachable(work, nodes, silence_s)
     _report_notices(work)
     for suspicion in find_suspicions(fleet, slow, settings.faults):
         _act_on_suspicion(work, suspicion, causes)
@@ -121,32 +125,63 @@ def _is_muted(work: _Pass, kind: IncidentKind, subject: str) -> bool:
     return (kind, subject) in work.fleet.faults.muted and kind not in SIGNALLED
 
 
-def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> None:
+T = TypeVar("T")
+
+
+def _by_machine(found: Iterable[tuple[NodeView, T]]) -> list[tuple[tuple[NodeView, ...], T]]:
+    """One entry per machine, with its nodes and the finding about the first of them: a machine with several nodes is
+    one incident."""
+    nodes: dict[str, list[NodeView]] = defaultdict(list)
+    first: dict[str, T] = {}
+    for node, finding in found:
+        nodes[node.machine].append(node)
+        first.setdefault(node.machine, finding)
+    return [(tuple(mine), first[machine]) for machine, mine in nodes.items()]
+
+
+def _machine_or_node(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
+    """The subject of an incident about these nodes of one machine, and its name in a sentence."""
+    if len(nodes) == 1:
+        return nodes[0].id, f"node {nodes[0].id}"
+    return nodes[0].machine, f"machine {nodes[0].machine} with {len(nodes)} nodes"
+
+
+def _machine_columns(work: _Pass, nodes: tuple[NodeView, ...]) -> dict[str, Any]:
+    return _node_columns(work, nodes[0]) if len(nodes) == 1 else {"region": nodes[0].region}
+
+
+def _report_held_back(work: _Pass, nodes: tuple[NodeView, ...], verdict: str, why_not: str) -> None:
     mode = work.fleet.faults.mode(Rule.SILENCE)
     if mode is RuleMode.OFF:
         return
     shadow = mode is RuleMode.SHADOW
+    subject, name = _machine_or_node(nodes)
     summary = (
-        f"Would have declared node {node.id} lost: {verdict}" if shadow else f"Node {node.id} {verdict}; {why_not}"
+        f"Would have declared {name} lost: {verdict}" if shadow else f"{name[0].upper()}{name[1:]} {verdict}; {why_not}"
     )
-    _report_incident(
-        work,
-        IncidentKind.WITNESSED,
-        node.id,
-        summary,
-        {"held_back": why_not},
-        **_node_columns(work, node),
-        shadow=shadow,
-    )
+    evidence = {"held_back": why_not, **_nodes_evidence(nodes)}
+    where = _machine_columns(work, nodes)
+    _report_incident(work, IncidentKind.WITNESSED, subject, summary, evidence, **where, shadow=shadow)
 
 
-def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
+def _nodes_evidence(nodes: tuple[NodeView, ...]) -> dict[str, Any]:
+    return {"nodes": [node.id for node in nodes]} if len(nodes) > 1 else {}
+
+
+def _report_unreachable(work: _Pass, nodes: tuple[NodeView, ...], silence_s: float) -> None:
+    subject, name = _machine_or_node(nodes)
     summary = (
-        f"Node {node.id}: no report for {age_text(silence_s)}, and no evidence that its machine is dead. Its agent "
-        "cannot reach the control plane, or has lost its credential: replace the node, or read its agent.log"
+        f"{name[0].upper()}{name[1:]}: no report for {age_text(silence_s)}, and no evidence that its machine is dead. "
+        "Its agent cannot reach the control plane, or has lost its credential: replace the node, or read its agent.log"
     )
-    evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
-    _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_node_columns(work, node))
+    first = nodes[0]
+    evidence = {
+        "provider": str(first.provider or ""),
+        "connected": first.report.connected,
+        **_nodes_evidence(nodes),
+    }
+    where = _machine_columns(work, nodes)
+    _report_incident(work, IncidentKind.UNREACHABLE, subject, summary, evidence, **where)
 
 
 def _report_notices(work: _Pass) -> None:
@@ -219,44 +254,49 @@ def _act_on_suspicion(work: _Pass, suspicion: Suspicion, causes: Iterable[Common
     mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
     if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
         return
-    node = suspicion.node
     is_shadow = mode is RuleMode.SHADOW
     barred = "" if is_shadow else _why_untouched(work, suspicion, causes)
-    refusal = "" if is_shadow or barred else _why_later(work, suspicion)
-    waits = {"waits": barred or refusal} if barred or refusal else {}
-    where = _node_columns(work, node) if node else _cell_columns(suspicion.cell)
+    acts = suspicion.rule is not None and not is_shadow and not barred
+    found = {node.id: _why_later(work, node) for node in suspicion.nodes} if acts else {}
+    why_waits = barred or next(filter(None, found.values()), "")
+    waits = {"waits": why_waits} if why_waits else {}
+    where = _node_columns(work, suspicion.node) if suspicion.node else _shared_columns(suspicion)
     summary = _summary(suspicion, is_shadow)
     evidence = {**suspicion.evidence, **waits}
     _report_incident(
         work, suspicion.kind, suspicion.subject, summary, evidence, **where, cohort=suspicion.cohort, shadow=is_shadow
     )
-    if node is None or suspicion.rule is None or is_shadow or barred or node.state in CONDEMNED:
+    for node in suspicion.nodes if acts else ():
+        _act_on_node(work, node, suspicion)
+
+
+def _act_on_node(work: _Pass, node: NodeView, suspicion: Suspicion) -> None:
+    if suspicion.rule is None or node.state in CONDEMNED:
         return
     if not node.cordoned and node.id not in work.handled:
         work.decisions.append(CordonNode(node.id, suspicion.reason))
-    if not refusal and not _is_replaced(work, node):
+    if not _why_later(work, node) and not _is_replaced(work, node):
         work.guards.take(node)
-        work.decisions.append(_first_step(node, suspicion.cell, suspicion.rule, suspicion))
+        work.decisions.append(_first_step(node, work.cell_of(node.id), suspicion.rule, suspicion))
     work.handled.add(node.id)
 
 
 def _why_untouched(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> str:
     """Why the machine is not touched at all, or ""."""
-    if suspicion.node is None or suspicion.rule is None:
+    if not suspicion.nodes or suspicion.rule is None:
         return ""
     for cause in causes:
-        if cause.fault in suspicion.faults and suspicion.node.id in cause.affected:
+        if cause.fault in suspicion.faults and any(node.id in cause.affected for node in suspicion.nodes):
             return f"common cause: {cause.subject}"
-    frozen = work.guards.frozen(suspicion.node)
+    frozen = work.guards.frozen(suspicion.nodes[0])
     return f"frozen: {frozen}" if frozen else ""
 
 
-def _why_later(work: _Pass, suspicion: Suspicion) -> str:
-    node = suspicion.node
-    if node is None or suspicion.rule is None or node.state in CONDEMNED:
+def _why_later(work: _Pass, node: NodeView) -> str:
+    if node.state in CONDEMNED:
         return ""
     if _is_replaced(work, node):
-        return _why_not_drained(work, suspicion.cell)
+        return _why_not_drained(work, work.cell_of(node.id))
     return work.guards.budget_refusal(node)
 
 
@@ -317,7 +357,7 @@ def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | No
 
 
 def _summary(suspicion: Suspicion, is_shadow: bool) -> str:
-    noun = "Node" if suspicion.node else "Cell"
+    noun = "Node" if suspicion.node else "Machine" if suspicion.nodes else "Cell"
     if is_shadow:
         return f"Would have replaced {noun.lower()} {suspicion.subject}: {suspicion.reason}"
     return f"{noun} {suspicion.subject}: {suspicion.reason}"
@@ -326,6 +366,11 @@ def _summary(suspicion: Suspicion, is_shadow: bool) -> str:
 def _node_columns(work: _Pass, node: NodeView) -> dict[str, Any]:
     cell = work.cell_of(node.id)
     return {**_cell_columns(cell), "region": node.region, "node": node.id}
+
+
+def _shared_columns(suspicion: Suspicion) -> dict[str, Any]:
+    """Of a machine with several nodes, or of a cell."""
+    return {"region": suspicion.nodes[0].region} if suspicion.nodes else _cell_columns(suspicion.cell)
 
 
 def _cell_columns(cell: CellView | None) -> dict[str, Any]:

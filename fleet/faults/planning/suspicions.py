@@ -1,166 +1,24 @@
-"""Decides which nodes and cells are suspected, of what and with which evidence: hard signatures, repeated repairs, slow
-nodes, and faults with a common cause. It never blames a single machine for a fault that more than a third of a cohort
-shares: then a version, a driver or a switch is at fault. `planner` decides what follows.
+"""Decides which nodes, machines and cells are suspected, of what and with which evidence: hard signatures, repeated
+repairs, slow nodes, and faults with a common cause. It never blames a single machine for a fault that more than a third
+of a cohort shares: then a version, a driver or a switch is at fault. `planner` decides what follows.
 
-A cell runs in lock-step, so one slow node slows all of its members. Only a rank's own computing time, without waiting,
-tells them apart. It is compared per batch size with its cohort: the same role in cells of the same version on the same
-machines. A node without a cohort is never slow."""
+Faults of a device concern only its node; the other nodes of its machine continue. Faults of a machine with several
+nodes (its memory, its network, a device that its driver cannot name, or the same fault on most of its nodes) are one
+suspicion of the machine and concern all of its nodes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from statistics import median
 from typing import Any
 
-from engine_agent.protocol.signatures import UNATTRIBUTED_SIGNATURES, is_hard
-from engine_agent.protocol.states import CellRole, MemberRole
-from fleet.faults.planning.views import IncidentKind, Rule, SignalView, StepWindow
+from engine_agent.protocol.signatures import UNATTRIBUTED_SIGNATURES, FaultScope, is_hard
+from fleet.faults.planning.slow import SlowNode
+from fleet.faults.planning.views import IncidentKind, Rule, SignalView
 from fleet.placement.planning.distance import common_prefix
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, NodeState
-
-MAD_TO_SIGMA = 1.4826
-"""The median absolute deviation of a normal distribution is its standard deviation divided by this."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Cohort:
-    """Nodes that may be compared with each other."""
-
-    version: str
-    instance_type: str
-    role: MemberRole
-    cell_role: CellRole = CellRole.MIXED
-
-    def __str__(self) -> str:
-        cells = "" if self.cell_role is CellRole.MIXED else f" {self.cell_role} cells"
-        return f"{self.role}s of {self.version}{cells} on {self.instance_type}"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One node in one window. `score`: its speed relative to the cohort's median; `z`: its robust z-score."""
-
-    index: int
-    score: float
-    z: float
-
-
-@dataclass(frozen=True, slots=True)
-class SlowNode:
-    """A node slower than its cohort, and the windows that show it."""
-
-    node: str
-    cohort: Cohort
-    cohort_nodes: tuple[str, ...]
-    slow: tuple[Measured, ...]
-    windows: int
-
-    @property
-    def reason(self) -> str:
-        worst = min(self.slow, key=lambda node: node.score)
-        return (
-            f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
-            f"robust z {worst.z:.1f}, {len(self.cohort_nodes) - 1} peers"
-        )
-
-
-Windows = dict[str, tuple[StepWindow, ...]]
-"""Node -> its windows, oldest first."""
-
-_compared: dict[Cohort, tuple[Windows, FaultSettings, tuple[SlowNode, ...]]] = {}
-"""Results per cohort, because windows end every 30 s and passes run every second."""
-
-
-def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
-    """Nodes that are slow in enough of the recent windows, sorted by ID."""
-    cohorts = _cohorts(fleet)
-    for gone in [cohort for cohort in _compared if cohort not in cohorts]:
-        _compared.pop(gone, None)
-    slow_nodes = [slow for cohort, nodes in sorted(cohorts.items()) for slow in _found_in(cohort, nodes, settings)]
-    return tuple(sorted(slow_nodes, key=lambda slow: slow.node))
-
-
-def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[SlowNode, ...]:
-    """Compares again only if the windows or settings changed."""
-    last = _compared.get(cohort)
-    if last is None or last[:2] != (nodes, settings):
-        by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
-        last = _compared[cohort] = (nodes, settings, tuple(_slow_in(cohort, by_index, settings)))
-    return last[2]
-
-
-def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
-    """Node -> its step time relative to the cohort's median at the same batch sizes, weighted by its own steps. A batch
-    size counts if the node and at least `slow_peers` others ran it `slow_steps` times."""
-    means: dict[int, dict[str, float]] = defaultdict(dict)
-    for node, window in windows.items():
-        for bucket, steps in window.steps.items():
-            if steps >= settings.slow_steps:
-                means[bucket][node] = window.compute_ms.get(bucket, 0.0) / steps
-    usual = {bucket: median(known.values()) for bucket, known in means.items() if len(known) > settings.slow_peers}
-    weighted: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for bucket, typical_ms in usual.items():
-        for node, mean_ms in means[bucket].items():
-            if typical_ms > 0:
-                weighted[node].append((windows[node].steps[bucket], mean_ms / typical_ms))
-    return {
-        node: sum(steps * time for steps, time in parts) / sum(steps for steps, _ in parts)
-        for node, parts in weighted.items()
-    }
-
-
-def measure(index: int, times: Mapping[str, float], settings: FaultSettings) -> dict[str, Measured]:
-    """Score and robust z of every node of a cohort in one window."""
-    usual = median(times.values())
-    spread = median(abs(time - usual) for time in times.values())
-    sigma = MAD_TO_SIGMA * max(spread, settings.slow_mad_share * usual)
-    return {
-        node: Measured(index, usual / time if time > 0 else 1.0, (time - usual) / sigma if sigma > 0 else 0.0)
-        for node, time in times.items()
-    }
-
-
-def _slow_in(
-    cohort: Cohort, nodes: Mapping[str, Mapping[int, StepWindow]], settings: FaultSettings
-) -> Iterable[SlowNode]:
-    newest = max(index for windows in nodes.values() for index in windows)
-    slow: dict[str, list[Measured]] = defaultdict(list)
-    for left in range(settings.step_windows, 0, -1):
-        if max((len(slow_windows) for slow_windows in slow.values()), default=0) + left < settings.step_windows_slow:
-            break  # no node can become slow enough: the usual case, and half the work
-        index = newest - left + 1
-        times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
-        if len(times) <= settings.slow_peers:
-            continue
-        for node, measured in measure(index, times, settings).items():
-            if measured.score < settings.slow_score and measured.z > settings.slow_z:
-                slow[node].append(measured)
-    names = tuple(sorted(nodes))
-    return (
-        SlowNode(node, cohort, names, tuple(slow_windows), settings.step_windows)
-        for node, slow_windows in slow.items()
-        if len(slow_windows) >= settings.step_windows_slow
-    )
-
-
-def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
-    cohorts: dict[Cohort, Windows] = defaultdict(dict)
-    if not fleet.faults.windows:
-        return cohorts
-    for cell in fleet.cells.values():
-        for member in cell.members:
-            known = fleet.faults.windows.get(member.node, ())
-            mine = tuple(w for w in known if (w.cell, w.generation) == (cell.id, cell.generation))
-            if mine:
-                role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
-                version = cell.version or fleet.deployments[cell.deployment].version
-                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role, cell.role)
-                cohorts[cohort][member.node] = mine
-    return cohorts
-
 
 NOT_IN_SERVICE = frozenset({NodeState.JOINING, NodeState.RETIRED})
 
@@ -267,14 +125,16 @@ ACCUSABLE = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.FAULTY})
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A reason for an incident about a node or cell. Nothing is replaced if `rule` is None. `is_urgent`: the cell must
-    stop serving now; otherwise it is drained first. `faults`, `cohort`: the common cause that it may be part of."""
+    """A reason for an incident about a node, a machine or a cell. Nothing is replaced if `rule` is None. `is_urgent`:
+    the cell must stop serving now; otherwise it is drained first. `faults`, `cohort`: the common cause that it may be
+    part of. `nodes`: all nodes that it concerns; `node` is None if it is about a machine with several."""
 
     kind: IncidentKind
     subject: str
     reason: str
     node: NodeView | None = None
     cell: CellView | None = None
+    nodes: tuple[NodeView, ...] = ()
     rule: Rule | None = None
     is_urgent: bool = False
     faults: frozenset[str] = frozenset()
@@ -302,8 +162,8 @@ def _has_evidence(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
 
 
 def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
-    """A hard signature accuses its node. A signature that every rank of a cell reports accuses the node only in a cell
-    of one. Otherwise a suspected member explains it, or it is held against the cell."""
+    """A hard signature accuses its node, or its machine. A signature that every rank of a cell reports accuses the node
+    only in a cell of one. Otherwise a suspected member explains it, or it is held against the cell."""
     by_node: dict[str, list[SignalView]] = defaultdict(list)
     for signal in fleet.faults.signals:
         node = fleet.nodes.get(signal.node)
@@ -312,7 +172,14 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Sus
     vague: dict[str, list[SignalView]] = defaultdict(list)
     suspected: set[str] = set()
     soft: list[Suspicion] = []
+    of_machines = _faults_of_machines(fleet, by_node)
+    for suspicion in of_machines:
+        suspected.update(node.id for node in suspicion.nodes if suspicion.rule is not None)
+        yield suspicion
+    told = {(name, signature) for one in of_machines for name in one.evidence["nodes"] for signature in one.faults}
     for name in sorted(by_node):
+        if name in suspected:
+            continue
         node, cell = fleet.nodes[name], cells.get(name)
         alone = cell is None or len(cell.members) < 2
         hard = [
@@ -325,7 +192,11 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Sus
         for signal in by_node[name]:
             if cell is not None and not alone and signal.signature in UNATTRIBUTED_SIGNATURES:
                 vague[cell.id].append(signal)
-        rest = [signal for signal in by_node[name] if alone or signal.signature not in UNATTRIBUTED_SIGNATURES]
+        rest = [
+            signal
+            for signal in by_node[name]
+            if (alone or signal.signature not in UNATTRIBUTED_SIGNATURES) and (name, signal.signature) not in told
+        ]
         if rest:
             soft.append(_node_suspicion(IncidentKind.SOFT, node, cell, rest, None))
     yield from soft
@@ -333,6 +204,44 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Sus
         cell = fleet.cells[cell_id]
         if not any(member.node in suspected for member in cell.members):
             yield _cell_suspicion(cell, vague[cell_id])
+
+
+def _faults_of_machines(fleet: FleetView, by_node: Mapping[str, list[SignalView]]) -> list[Suspicion]:
+    """At most one of each machine with several nodes. A fault that its evidence attributes to a device counts as one of
+    the machine if most of the nodes have it: they share a driver, a power supply and a switch."""
+    shared: dict[str, list[SignalView]] = defaultdict(list)
+    for name, signals in by_node.items():
+        if (machine := fleet.nodes[name].machine) != name:
+            shared[machine] += signals
+    found = []
+    for machine in sorted(shared):
+        nodes = tuple(n for n in fleet.nodes_of(machine) if n.state in ACCUSABLE)
+        seen_by = Counter(signal.signature for signal in shared[machine])
+        common = {name for name, count in seen_by.items() if len(nodes) > 1 and 2 * count > len(nodes)}
+        mine = [s for s in shared[machine] if s.scope is FaultScope.MACHINE or s.signature in common]
+        hard = [s for s in mine if is_hard(s.signature) and s.signature not in UNATTRIBUTED_SIGNATURES]
+        soft = [s for s in mine if s.scope is FaultScope.MACHINE and s.signature not in UNATTRIBUTED_SIGNATURES]
+        if hard or soft:
+            found.append(_machine_suspicion(machine, nodes, hard or soft, is_hard=bool(hard)))
+    return found
+
+
+def _machine_suspicion(
+    machine: str, nodes: tuple[NodeView, ...], signals: list[SignalView], *, is_hard: bool
+) -> Suspicion:
+    signals = sorted(signals, key=lambda signal: (signal.first_at, signal.signature, signal.node))
+    seen_by = sorted({signal.node for signal in signals})
+    return Suspicion(
+        kind=IncidentKind.MACHINE if is_hard else IncidentKind.SOFT,
+        subject=machine,
+        reason=f"{signals[0].signature}: {signals[0].summary}; seen by {len(seen_by)} of its {len(nodes)} nodes",
+        nodes=nodes,
+        rule=Rule.HARD_SIGNATURE if is_hard else None,
+        is_urgent=True,
+        faults=frozenset(signal.signature for signal in signals),
+        cohort=f"nodes of {nodes[0].instance_type}",
+        evidence={"nodes": [node.id for node in nodes], "signals": [_as_evidence(signal) for signal in signals]},
+    )
 
 
 def _node_suspicion(
@@ -345,6 +254,7 @@ def _node_suspicion(
         reason=f"{signals[0].signature}: {signals[0].summary}",
         node=node,
         cell=cell,
+        nodes=(node,),
         rule=rule,
         is_urgent=True,
         faults=frozenset(signal.signature for signal in signals),
@@ -378,6 +288,7 @@ def _by_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
                 reason=f"repaired {repairs} times in {days:.0f} days; an operator must inspect it",
                 node=node,
                 cell=cells.get(name),
+                nodes=(node,),
                 rule=Rule.REPEATED_REPAIRS,
                 evidence={"repairs": repairs},
             )
@@ -393,6 +304,7 @@ def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable
                 reason=slow_node.reason,
                 node=node,
                 cell=cells.get(slow_node.node),
+                nodes=(node,),
                 rule=Rule.SLOW,
                 faults=frozenset({"slow"}),
                 cohort=str(slow_node.cohort),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from engine_agent.protocol.signatures import FaultScope
 from fleet.reconcile.planning.states import NoticeKind
 
 
@@ -36,6 +37,7 @@ class IncidentKind(StrEnum):
     """Incidents that the planner of faults opens and closes."""
 
     HARDWARE = "hardware-fault"
+    MACHINE = "machine-fault"
     UNATTRIBUTED = "collectives-fault"
     SOFT = "hardware-warning"
     SLOW = "node-slow"
@@ -69,6 +71,7 @@ class SignalView:
     count: int = 1
     cell: str = ""
     settled: bool = False
+    scope: FaultScope = FaultScope.DEVICE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import CellMember
 from fleet.faults.models import CellSighting, Incident, Repair, Replacement, Signal, StepRecord
 from fleet.faults.planning.liveness import CONDEMNED, COUNTED, ReplacementBudget, over_budget
-from fleet.faults.planning.views import Rule
+from fleet.faults.planning.views import IncidentKind, Rule
 from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.planner import machine_of
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
 from fleet.reconcile.planning.decisions import (
     CloseIncident,
@@ -206,6 +207,8 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
         incident.muted_until = now + timedelta(seconds=FaultSettings().muted_s)
         if incident.node:
             hardware_faults_settle(node_id=incident.node, now=now)
+        elif incident.kind in (IncidentKind.MACHINE, IncidentKind.SOFT):
+            hardware_faults_settle(node_id__in=incident.evidence.get("nodes", []), now=now)
         elif incident.cell:
             members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
             hardware_faults_settle(node_id__in=list(members), now=now)
@@ -354,7 +357,8 @@ def is_replaced(node: str) -> bool:
 
 def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settings: FaultSettings) -> None:
     """Holds a lock until the commit, so that no other worker begins a replacement. Skips a scheduled replacement, which
-    was counted before, and a machine that its provider ends."""
+    was counted before, and a machine that its provider ends. Counts machines, because a fault of one hits all of its
+    nodes."""
     node_id, cell = decision.node, decision.cell
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
@@ -363,13 +367,16 @@ def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settin
     node = Node.objects.get(id=node_id)
     pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
     work = Replacement.objects.filter(closed_at__isnull=True)
-    other = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
+    mine = machine_of(node.id, node.topology)
+    others = dict(work.filter(cell=cell).values_list("node_id", "node__topology")) if cell else {}
+    under_way = work.filter(node__in=pool).exclude(rule=Rule.NOTICE).values_list("node_id", "node__topology")
+    counted = pool.filter(state__in=[state.value for state in COUNTED]).values_list("id", "topology")
     underway = ReplacementBudget(
         pool=(node.region_id, node.instance_type_id),
-        open=work.filter(node__in=pool).exclude(rule=Rule.NOTICE).count(),
-        pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
+        open=len({machine_of(*each) for each in under_way} - {mine}),
+        pool_size=len({machine_of(*each) for each in counted}),
         cell=cell,
-        peer=other or "",
+        peer=next((name for name, place in others.items() if machine_of(name, place) != mine), ""),
     )
     if refusal := over_budget(underway, settings):
         raise StaleDecision(f"node {node_id} stays: {refusal}")
@@ -378,7 +385,8 @@ def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settin
 def _create_replacement(
     node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any
 ) -> Replacement:
-    incident = Incident.objects.filter(node=node, state=IncidentState.OPEN.value, shadow=False).first()
+    about = Q(node=node) | Q(kind=IncidentKind.MACHINE.value, evidence__nodes__contains=node)
+    incident = Incident.objects.filter(about, state=IncidentState.OPEN.value, shadow=False).first()
     return Replacement.objects.create(
         node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns
     )

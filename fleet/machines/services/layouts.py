@@ -10,7 +10,7 @@ from django.db.models import F
 
 from engine_agent.protocol.machine_messages import MachineReport
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, plan_layout
+from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, plan_layout, why_set_aside
 from fleet.machines.services.machines import detected_type, machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire
@@ -109,8 +109,10 @@ def slot_assign(*, machine_id: str, number: int, node: str, now: datetime) -> bo
         machine = Machine.objects.select_for_update().get(id=machine_id)
         if machine.leaving or machine.layout_changes or machine.state not in {POOL, TAKEN}:
             return False
-        if not machine.slots.filter(number=number, state=POOL).update(state=TAKEN, runs=node):
+        slot = machine.slots.filter(number=number, state=POOL).first()
+        if slot is None or why_set_aside(slot.resources(), machine.broken):
             return False
+        machine.slots.filter(number=number).update(state=TAKEN, runs=node)
         if machine.state == POOL:
             machine_move(machine, MachineState.TAKEN, f"it has {node}", now=now)
         _order_changed(machine)

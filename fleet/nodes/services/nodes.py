@@ -31,6 +31,7 @@ from fleet.faults.services.incidents import (
 )
 from fleet.machines.models import MachineSlot
 from fleet.machines.services.orders import machines_forget, provider_order
+from fleet.machines.services.set_aside import hardware_set_aside
 from fleet.nodes.models import Node, NodeCheck, NodeReport
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
 from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
@@ -203,6 +204,8 @@ def _retire_node(decision: RetireNode, now: datetime) -> None:
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     NodeReport.objects.filter(node=node).delete()
     incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+    if decision.seen is NodeState.FAULTY:
+        hardware_set_aside(node, now=now)
     hardware_faults_settle(node_id=node.id, now=now)
 
 

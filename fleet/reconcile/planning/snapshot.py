@@ -1,5 +1,6 @@
 """The fleet as planners see it: frozen plain data, loaded by selectors or made by the simulator. Decides nothing."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -7,7 +8,6 @@ from enum import StrEnum
 from functools import cached_property
 
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.machine_messages import is_machine_id
 from engine_agent.protocol.states import CellRole, EngineState
 from fleet.autoscaling.planning.role_split import RoleSplit, split_within
 from fleet.capacity.planning.pools import ANY, Markets
@@ -15,7 +15,7 @@ from fleet.deployments.planner import UNSTATED, ClaimView, QuotaView, SharingPol
 from fleet.faults.planning.views import FaultsView, NoticeView
 from fleet.load.planner import CellCounters
 from fleet.machines.planner import ProviderLimits
-from fleet.nodes.planner import Listeners, stack_digest
+from fleet.nodes.planner import Listeners, machine_of, stack_digest
 from fleet.reconcile.planning.states import DEAD, CellState, DisruptionCause, NodeState, ProviderAction, RolloutState
 from models_registry.benchmarks.planning.workload import ComparedGoodput
 
@@ -86,8 +86,7 @@ class NodeView:
     @property
     def machine(self) -> str:
         """The machine that it shares with other nodes, which then is its lowest network node; else its own ID."""
-        lowest = self.topology[-1] if self.topology else ""
-        return lowest if is_machine_id(lowest) else self.id
+        return machine_of(self.id, self.topology)
 
     def stack(self, engine: str) -> str:
         """Digest of the software relevant for cells of this engine, which must be equal in a cell (I2), or "" before
@@ -347,12 +346,23 @@ class FleetView:
     def cell_of(self, node: str) -> CellView | None:
         return self._cell_by_member.get(node)
 
+    def nodes_of(self, machine: str) -> tuple[NodeView, ...]:
+        """All nodes of a machine, by ID."""
+        return self._nodes_by_machine.get(machine, ())
+
     def machines_lacking(self, cell: CellView) -> int:
         """Machines that a cell needs before it can start; 0 if it starts or runs."""
         if cell.state not in WITHOUT_MACHINES:
             return 0
         alive = sum(self.nodes[member.node].state not in DEAD for member in cell.members)
         return max(0, self.deployments[cell.deployment].of_cell(cell).nodes_per_cell - alive)
+
+    @cached_property
+    def _nodes_by_machine(self) -> dict[str, tuple[NodeView, ...]]:
+        found: dict[str, list[NodeView]] = defaultdict(list)
+        for name in sorted(self.nodes):
+            found[self.nodes[name].machine].append(self.nodes[name])
+        return {machine: tuple(nodes) for machine, nodes in found.items()}
 
     @cached_property
     def _cell_by_member(self) -> dict[str, CellView]:

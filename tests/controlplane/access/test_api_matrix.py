@@ -42,7 +42,7 @@ OPERATE = {
     "POST agents/rollouts", "POST agents/rollouts/{id}/cancel", "GET certificates", "GET certificates/{id}",
     "POST certificates", "POST certificates/{id}/remove",
     "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
-    "POST machines/{id}/layout",
+    "POST machines/{id}/layout", "POST machines/{id}/repaired",
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",

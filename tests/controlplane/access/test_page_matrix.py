@@ -26,7 +26,7 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "machine-add", "machine-layout", "machine-remove", "invitation-withdraw", "instance-type-new",
+    "machine-add", "machine-layout", "machine-remove", "machine-repaired", "invitation-withdraw", "instance-type-new",
     "instance-type-action",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",

@@ -165,4 +165,4 @@ def test_a_fault_of_every_node_of_one_machine_is_no_common_cause() -> None:
     shared = [node(f"a{number}", topology=("m-0000000a",)) for number in range(4)]
     view = fleet(*shared, *(node(name) for name in names(4)))
     found = incidents(with_faults(view, *(signal(one.id) for one in shared)))
-    assert {one.kind for one in found.values()} == {IncidentKind.HARDWARE}
+    assert [(one.kind, one.subject) for one in found.values()] == [(IncidentKind.MACHINE, "m-0000000a")]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fleet.deployments.planner import UpdatePolicy
 from fleet.faults.planning.planner import plan_faults
-from fleet.faults.planning.suspicions import find_slow, is_common, relative_times
+from fleet.faults.planning.slow import find_slow, relative_times
+from fleet.faults.planning.suspicions import is_common
 from fleet.faults.planning.views import IncidentKind, StepWindow
 from fleet.reconcile.planning.decisions import ChangeRollout, CordonNode, OpenIncident, RequestReplacement
 from fleet.reconcile.planning.snapshot import FleetView, RolloutView

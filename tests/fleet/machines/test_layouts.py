@@ -16,6 +16,7 @@ from fleet.agents.services.enrolment import EnrolmentRefused, agent_enrol, crede
 from fleet.clouds.base import LaunchSpec, ProviderError
 from fleet.clouds.machines import MachinesProvider
 from fleet.faults.models import Incident
+from fleet.faults.services.incidents import hardware_fault_record
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import InvalidLayout, missing_devices, parse_layout, plan_layout
 from fleet.machines.selectors import free_machines, machine_orders, notices_of, pool_of
@@ -24,8 +25,8 @@ from fleet.machines.services.machines import machine_remove
 from fleet.machines.services.reports import ReceivedMachineReport, machine_reports_store
 from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
-from fleet.nodes.services.nodes import node_move
-from fleet.reconcile.planning.decisions import MoveNode
+from fleet.nodes.services.nodes import node_move, node_retire
+from fleet.reconcile.planning.decisions import MoveNode, RetireNode
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from kernel.models import Event
@@ -356,3 +357,47 @@ def test_a_layout_over_http() -> None:
     assert (refused.status_code, "4x4 needs 16 devices" in refused.content.decode()) == (400, True)
     with pytest.raises(InvalidInput, match="layout '8y1' must be NODESxDEVICES"):
         machine_layout_set(machine_id="m-00000001", layout="8y1", actor="ada", now=NOW)
+
+
+def break_node(name: str, signature: str, evidence: dict[str, Any]) -> None:
+    """The node becomes faulty, is retired, and its slot is wiped."""
+    node = Node.objects.get(id=name)
+    hardware_fault_record(node=node, cell="", signature=signature, summary="it broke", evidence=evidence, now=NOW)
+    Node.objects.filter(id=name).update(state=NodeState.FAULTY.value)
+    node_retire(RetireNode(name, NodeState.FAULTY, "it is faulty and in no cell"), now=NOW)
+    MachinesProvider(lambda seconds: report()).terminate(name)
+
+
+@pytest.mark.django_db
+def test_a_broken_device_gets_no_other_node_until_it_is_repaired() -> None:
+    machine = divided("2x4", HOST)
+    first = launch(1)
+    break_node(first, "nvidia_xid_fatal", {"xid": 79, "device": 2, "uuid": "GPU-2"})
+    machine.refresh_from_db()
+    assert machine.broken == {"GPU-2": "nvidia_xid_fatal: it broke"}
+    assert (machine.state, free_machines()) == (MachineState.POOL, {"pool": {rows.KIND: 1}})
+    assert [one.slot for one in pool_of("pool", MachineRole.NODE)] == [1]
+    assert MachineSlot.objects.get(runs=launch(2)).number == 1
+    says = "GPU-2 is out of use until `switchyard machine repaired m-00000001`: nvidia_xid_fatal: it broke."
+    assert says in notices_of(machine, NOW)
+    path = f"/api/v1/machines/{machine.id}/repaired"
+    assert bearer().post(path, {"why": "new board"}, content_type="application/json").json()["broken"] == {}
+    assert bearer().post(path).status_code == 409
+    assert free_machines() == {"pool": {rows.KIND: 1}}
+    assert (
+        Event.objects.filter(kind="machine.repaired")
+        .get()
+        .message.endswith("returns GPU-2 of m-00000001 to use: new board")
+    )
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("layout", ["2x4", ""])
+def test_a_broken_machine_gets_no_node_at_all(layout: str) -> None:
+    machine = divided(layout, HOST) if layout else rows.machine("m-00000001", facts=msgspec.to_builtins(HOST))
+    break_node(launch(1), "deep_check_failed", {"check": "memory"})
+    machine.refresh_from_db()
+    assert machine.broken == {"machine": "deep_check_failed: it broke"}
+    assert (free_machines(), pool_of("pool", MachineRole.NODE)) == ({}, [])
+    with pytest.raises(ProviderError, match="no machine is free"):
+        launch(2)

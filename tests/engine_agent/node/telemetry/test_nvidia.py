@@ -14,7 +14,7 @@ from engine_agent.node.telemetry.energy import energy_here
 from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed, numa_node
 from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Fault
-from engine_agent.protocol.signatures import is_hard
+from engine_agent.protocol.signatures import fault_scope, is_hard
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.node.telemetry.nvml_library import NOT_SUPPORTED, UNKNOWN, Library
 
@@ -134,7 +134,10 @@ async def test_an_error_event_is_a_fault_and_a_fatal_one_is_hard(xid: int, signa
     async with machine.read():
         library.xids.append((1, xid))
         assert await machine.signature() == signature
-    assert machine.faults[0].evidence == {"xid": xid, "device": 1, "hard": hard}
+    assert machine.faults[0].evidence["xid"] == xid
+    assert machine.faults[0].evidence["device"] == 1
+    assert machine.faults[0].evidence["hard"] is hard
+    assert str(machine.faults[0].evidence["uuid"]).startswith("GPU-00000001")
     assert machine.faults[0].summary.startswith(f"XID {xid} on nvidia 1")
 
 
@@ -230,6 +233,18 @@ async def test_a_driver_that_hangs_holds_up_nobody_and_is_named() -> None:
     async with machine.read() as reader:
         assert reader.devices == ()
         assert reader.trouble.startswith("the driver has not answered for")
+
+
+@pytest.mark.asyncio
+async def test_a_driver_that_stays_silent_is_a_fault_of_the_machine() -> None:
+    times = NvidiaTimes(first_read_s=0.05, read_every_s=0.01, fault_after_s=0.01)
+    machine = Machine(Library(), times=times)
+    machine.library.blocked.clear()
+    async with machine.read():
+        await eventually(lambda: len(machine.faults) == 1)
+        (fault,) = machine.faults
+        assert (fault.signature, fault.evidence["hard"]) == ("nvidia_driver_silent", True)
+        assert fault_scope(fault.signature, fault.evidence) == "machine"
 
 
 @pytest.mark.asyncio

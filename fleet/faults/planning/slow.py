@@ -1,0 +1,153 @@
+"""Finds slow nodes. A cell runs in lock-step, so one slow node slows all of its members. Only a rank's own computing
+time, without waiting, tells them apart. It is compared per batch size with its cohort: the same role in cells of the
+same version on the same machines. A node without a cohort is never slow."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from engine_agent.protocol.states import CellRole, MemberRole
+from fleet.faults.planning.views import StepWindow
+from fleet.reconcile.planning.settings import FaultSettings
+from fleet.reconcile.planning.snapshot import FleetView
+
+MAD_TO_SIGMA = 1.4826
+"""The median absolute deviation of a normal distribution is its standard deviation divided by this."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cohort:
+    """Nodes that may be compared with each other."""
+
+    version: str
+    instance_type: str
+    role: MemberRole
+    cell_role: CellRole = CellRole.MIXED
+
+    def __str__(self) -> str:
+        cells = "" if self.cell_role is CellRole.MIXED else f" {self.cell_role} cells"
+        return f"{self.role}s of {self.version}{cells} on {self.instance_type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One node in one window. `score`: its speed relative to the cohort's median; `z`: its robust z-score."""
+
+    index: int
+    score: float
+    z: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNode:
+    """A node slower than its cohort, and the windows that show it."""
+
+    node: str
+    cohort: Cohort
+    cohort_nodes: tuple[str, ...]
+    slow: tuple[Measured, ...]
+    windows: int
+
+    @property
+    def reason(self) -> str:
+        worst = min(self.slow, key=lambda node: node.score)
+        return (
+            f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
+            f"robust z {worst.z:.1f}, {len(self.cohort_nodes) - 1} peers"
+        )
+
+
+Windows = dict[str, tuple[StepWindow, ...]]
+"""Node -> its windows, oldest first."""
+
+_compared: dict[Cohort, tuple[Windows, FaultSettings, tuple[SlowNode, ...]]] = {}
+"""Results per cohort, because windows end every 30 s and passes run every second."""
+
+
+def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
+    """Nodes that are slow in enough of the recent windows, sorted by ID."""
+    cohorts = _cohorts(fleet)
+    for gone in [cohort for cohort in _compared if cohort not in cohorts]:
+        _compared.pop(gone, None)
+    slow_nodes = [slow for cohort, nodes in sorted(cohorts.items()) for slow in _found_in(cohort, nodes, settings)]
+    return tuple(sorted(slow_nodes, key=lambda slow: slow.node))
+
+
+def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[SlowNode, ...]:
+    """Compares again only if the windows or settings changed."""
+    last = _compared.get(cohort)
+    if last is None or last[:2] != (nodes, settings):
+        by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
+        last = _compared[cohort] = (nodes, settings, tuple(_slow_in(cohort, by_index, settings)))
+    return last[2]
+
+
+def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
+    """Node -> its step time relative to the cohort's median at the same batch sizes, weighted by its own steps. A batch
+    size counts if the node and at least `slow_peers` others ran it `slow_steps` times."""
+    means: dict[int, dict[str, float]] = defaultdict(dict)
+    for node, window in windows.items():
+        for bucket, steps in window.steps.items():
+            if steps >= settings.slow_steps:
+                means[bucket][node] = window.compute_ms.get(bucket, 0.0) / steps
+    usual = {bucket: median(known.values()) for bucket, known in means.items() if len(known) > settings.slow_peers}
+    weighted: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for bucket, typical_ms in usual.items():
+        for node, mean_ms in means[bucket].items():
+            if typical_ms > 0:
+                weighted[node].append((windows[node].steps[bucket], mean_ms / typical_ms))
+    return {
+        node: sum(steps * time for steps, time in parts) / sum(steps for steps, _ in parts)
+        for node, parts in weighted.items()
+    }
+
+
+def measure(index: int, times: Mapping[str, float], settings: FaultSettings) -> dict[str, Measured]:
+    """Score and robust z of every node of a cohort in one window."""
+    usual = median(times.values())
+    spread = median(abs(time - usual) for time in times.values())
+    sigma = MAD_TO_SIGMA * max(spread, settings.slow_mad_share * usual)
+    return {
+        node: Measured(index, usual / time if time > 0 else 1.0, (time - usual) / sigma if sigma > 0 else 0.0)
+        for node, time in times.items()
+    }
+
+
+def _slow_in(
+    cohort: Cohort, nodes: Mapping[str, Mapping[int, StepWindow]], settings: FaultSettings
+) -> Iterable[SlowNode]:
+    newest = max(index for windows in nodes.values() for index in windows)
+    slow: dict[str, list[Measured]] = defaultdict(list)
+    for left in range(settings.step_windows, 0, -1):
+        if max((len(slow_windows) for slow_windows in slow.values()), default=0) + left < settings.step_windows_slow:
+            break  # no node can become slow enough: the usual case, and half the work
+        index = newest - left + 1
+        times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
+        if len(times) <= settings.slow_peers:
+            continue
+        for node, measured in measure(index, times, settings).items():
+            if measured.score < settings.slow_score and measured.z > settings.slow_z:
+                slow[node].append(measured)
+    names = tuple(sorted(nodes))
+    return (
+        SlowNode(node, cohort, names, tuple(slow_windows), settings.step_windows)
+        for node, slow_windows in slow.items()
+        if len(slow_windows) >= settings.step_windows_slow
+    )
+
+
+def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
+    cohorts: dict[Cohort, Windows] = defaultdict(dict)
+    if not fleet.faults.windows:
+        return cohorts
+    for cell in fleet.cells.values():
+        for member in cell.members:
+            known = fleet.faults.windows.get(member.node, ())
+            mine = tuple(w for w in known if (w.cell, w.generation) == (cell.id, cell.generation))
+            if mine:
+                role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
+                version = cell.version or fleet.deployments[cell.deployment].version
+                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role, cell.role)
+                cohorts[cohort][member.node] = mine
+    return cohorts
