@@ -97,7 +97,8 @@ def page_target(page: str, name: str = "the settings") -> Target[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An input of an action's form. `kind` is its HTML type; a hidden one has no label."""
+    """An input of an action's form. `kind` is its HTML type; a hidden one has no label, and a checkbox
+    sends its value if it is `checked`."""
 
     name: str
     label: str = ""
@@ -107,6 +108,7 @@ class Field:
     least: int | None = None
     most: int | None = None
     step: str = ""
+    checked: bool = False
 
 
 WHY = Field("why", "Reason")

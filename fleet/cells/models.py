@@ -69,10 +69,12 @@ class CellMember(models.Model):
 
 class Disruption(models.Model):
     """An entry of the disruption ledger: an available cell that was drained on purpose, until it is ready again or
-    gone. Written in the transaction that drains the cell (I10)."""
+    gone; or a machine whose layout changes, until it has the other layout. Written in the transaction that drains the
+    cell or retires the machine's nodes (I10)."""
 
-    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="disruptions")
-    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="disruptions")
+    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, null=True, related_name="disruptions")
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, null=True, related_name="disruptions")
+    machine = models.ForeignKey("Machine", on_delete=models.CASCADE, null=True, related_name="disruptions")
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="disruptions")
     cause = models.CharField(max_length=16, choices=choices(DisruptionCause))
     rollout = models.ForeignKey(Rollout, on_delete=models.SET_NULL, null=True, related_name="disruptions")
@@ -87,7 +89,10 @@ class Disruption(models.Model):
             models.UniqueConstraint(
                 fields=["cell"], condition=models.Q(closed_at__isnull=True), name="disruption_open_once"
             ),
+            models.UniqueConstraint(
+                fields=["machine"], condition=models.Q(closed_at__isnull=True), name="disruption_of_machine_once"
+            ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.cell_id} down for {self.cause}"
+        return f"{self.cell_id or self.machine_id} down for {self.cause}"

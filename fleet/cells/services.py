@@ -18,7 +18,7 @@ from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import desired_changed, pairs_changed
 from fleet.reconcile.planning.decisions import CreateCell, DrainCell, ExplainCell, MoveCell, StartCell, StopCell
-from fleet.reconcile.planning.settings import LedgerCounts, LedgerLimits, refusal
+from fleet.reconcile.planning.settings import BudgetCounts, LedgerCounts, LedgerLimits, budget_refusal, refusal
 from fleet.reconcile.planning.states import (
     CELL_ALLOWED,
     CELL_TONE,
@@ -54,11 +54,12 @@ def disruption_charge(
     """Opens an entry for a ready cell that is about to be drained, if the budget and its rollout still allow it.
     `forced`: overspends the budget, because the machine ends in any case. Raises StaleDecision if the budget or the
     rollout no longer allows it."""
-    _lock_ledger(cell.deployment_id)
+    Deployment.objects.select_for_update().get(name=cell.deployment_id)  # nothing else scales it meanwhile
+    _lock_ledger()
     if rollout is not None:
         _require_active_rollout(rollout, cell, cause)
     policy = policy_in_force(cell.deployment_id)
-    standing = _ledger_counts(cell, policy.min_healthy_s, now)
+    standing = _ledger_counts(cell, policy.min_healthy_s, now, limits)
     refused = refusal(standing, cause, policy.max_unavailable, limits)
     if refused and not forced:
         raise StaleDecision(f"cell {cell.id} stays: {refused}")
@@ -88,9 +89,29 @@ def disruption_close(*, cell_id: str, now: datetime) -> None:
     Disruption.objects.filter(cell_id=cell_id, closed_at__isnull=True).update(closed_at=now)
 
 
-def _lock_ledger(deployment: str) -> None:
-    """Until the commit, no other worker charges the ledger or scales this deployment."""
-    Deployment.objects.select_for_update().get(name=deployment)
+def layout_charge(*, machine: str, region: str, reason: str, now: datetime, limits: LedgerLimits) -> None:
+    """Opens an entry for a machine whose spare nodes are about to be retired, in the caller's transaction. Raises
+    StaleDecision if the budgets no longer allow it."""
+    _lock_ledger()
+    refused = budget_refusal(BudgetCounts(**_budget_counts(region, now, limits)), limits)
+    if refused:
+        raise StaleDecision(f"{machine} keeps its layout: {refused}")
+    layout_disruption_open(machine=machine, region=region, reason=reason, now=now)
+
+
+def layout_disruption_open(*, machine: str, region: str, reason: str, now: datetime) -> None:
+    """Opens an entry without checking the budget. For operators' decisions, which count in all later charges."""
+    values = {"region_id": region, "cause": DisruptionCause.LAYOUT.value, "reason": reason, "opened_at": now}
+    Disruption.objects.get_or_create(machine_id=machine, closed_at=None, defaults=values)
+
+
+def layout_disruption_close(*, machine: str, now: datetime) -> None:
+    """Closes the entry of a machine that has its layout or is gone."""
+    Disruption.objects.filter(machine_id=machine, closed_at__isnull=True).update(closed_at=now)
+
+
+def _lock_ledger() -> None:
+    """Until the commit, no other worker charges the ledger."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
 
@@ -103,30 +124,41 @@ def _require_active_rollout(rollout: int, cell: Cell, cause: DisruptionCause) ->
         raise StaleDecision(f"cell {cell.pk} stays: rollout {rollout} is {state}")
 
 
-def _ledger_counts(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
+def _ledger_counts(cell: Cell, min_healthy_s: float, now: datetime, limits: LedgerLimits) -> LedgerCounts:
     proven = now - timedelta(seconds=min_healthy_s)
     there = Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
     available = _by_region(there)
-    places = DeploymentRegion.objects.annotate(in_force=Least("cells", Coalesce("cells_granted", "cells")))
-    wanted = dict(places.filter(deployment_id=cell.deployment_id).values_list("region_id", "in_force"))
-    sums = places.order_by().values_list("region_id").annotate(in_region=Sum("in_force"))
-    wanted_of_all = {region: int(cells) for region, cells in sums}
-    entries = Disruption.objects.filter(closed_at__isnull=True)
-    budgeted = _by_region(entries.exclude(cause=DisruptionCause.SCALE.value))
+    wanted = dict(_places().filter(deployment_id=cell.deployment_id).values_list("region_id", "in_force"))
     return LedgerCounts(
         wanted=sum(wanted.values()),
         available=available.total(),
-        open=entries.filter(deployment_id=cell.deployment_id).count(),
+        open=Disruption.objects.filter(closed_at__isnull=True, deployment_id=cell.deployment_id).count(),
         wanted_here=wanted.get(cell.region_id, 0),
         available_here=available[cell.region_id],
-        region_wanted=wanted_of_all.get(cell.region_id, 0),
-        region_open=budgeted[cell.region_id],
-        fleet_wanted=sum(wanted_of_all.values()),
-        fleet_open=budgeted.total(),
+        **_budget_counts(cell.region_id, now, limits),
         is_available=cell.state == CellState.READY and cell.state_since <= proven,
         available_prefill=there.filter(role=CellRole.PREFILL.value).count(),
         is_prefill=cell.role == CellRole.PREFILL,
     )
+
+
+def _places() -> "QuerySet[Any]":
+    return DeploymentRegion.objects.annotate(in_force=Least("cells", Coalesce("cells_granted", "cells")))
+
+
+def _budget_counts(region: str, now: datetime, limits: LedgerLimits) -> dict[str, int]:
+    """The fields of `BudgetCounts`."""
+    sums = _places().order_by().values_list("region_id").annotate(in_region=Sum("in_force"))
+    wanted = {name: int(cells) for name, cells in sums}
+    too_old = now - timedelta(seconds=limits.layout_counts_s)
+    entries = Disruption.objects.filter(closed_at__isnull=True).exclude(cause=DisruptionCause.SCALE.value)
+    budgeted = _by_region(entries.exclude(cause=DisruptionCause.LAYOUT.value, opened_at__lt=too_old))
+    return {
+        "region_wanted": wanted.get(region, 0),
+        "region_open": budgeted[region],
+        "fleet_wanted": sum(wanted.values()),
+        "fleet_open": budgeted.total(),
+    }
 
 
 def _by_region(rows: "QuerySet[Any]") -> Counter[str]:

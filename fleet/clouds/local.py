@@ -36,7 +36,7 @@ from engine_agent.protocol.ports import (
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import trust_now
 from fleet.clouds.base import LaunchSpec, Machine, NoCapacity, ProviderError
-from fleet.machines.planner import InvalidLayout, plan_layout
+from fleet.machines.layouts import InvalidLayout, plan_layout
 from fleet.placement.planning.distance import free_position
 from fleet.reconcile.planning.snapshot import ProviderStatus
 

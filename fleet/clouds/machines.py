@@ -121,6 +121,7 @@ def _assign(chosen: PooledMachine, node: str) -> bool:
 
 def _assign_machine(machine: str, node: str) -> bool:
     rows = Machine.objects.filter(id=machine, state=MachineState.POOL, leaving=False, runs="", layout="", broken={})
+    rows = rows.filter(layout_changes=False)
     taken = rows.update(
         state=MachineState.TAKEN.value,
         runs=node,

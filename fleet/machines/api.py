@@ -66,6 +66,9 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     tone = serializers.ChoiceField(choices=choices(Tone))
     node = serializers.CharField(source="runs", help_text="The node or ingress on it; empty without one.")
     layout = serializers.CharField(help_text="How its devices are divided into nodes, as `4x2`; empty: one node.")
+    layout_pinned = serializers.BooleanField(
+        help_text="Whether only operators change its layout. Otherwise it also changes for cells that wait for nodes."
+    )
     nodes = SlotSerializer(source="slots", many=True, help_text="The nodes of its layout.")
     address = serializers.CharField(source="shown_address")
     agent_version = serializers.CharField(
@@ -91,8 +94,9 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
         model = Machine
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
-            "node", "layout", "nodes", "connected", "agent_version", "what", "zone", "market", "reservation", "image",
-            "price_per_hour", "cloud_state", "network_nodes", "broken", "notices", "state_since", "created_at",
+            "node", "layout", "layout_pinned", "nodes", "connected", "agent_version", "what", "zone", "market",
+            "reservation", "image", "price_per_hour", "cloud_state", "network_nodes", "broken", "notices",
+            "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "m-7c1d9e02",
@@ -142,6 +146,9 @@ class LayoutSerializer(WhySerializer):
     instance_type = serializers.CharField(
         max_length=64, required=False, allow_blank=True, default="", help_text="Of each node; detected if empty."
     )
+    pinned = serializers.BooleanField(
+        default=False, help_text="Keep this layout even if cells wait for nodes of another size."
+    )
 
     class Meta:
         examples = {"layout": "4x2"}
@@ -175,8 +182,9 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     @extend_schema(request=LayoutSerializer)
     @action(detail=True, methods=["post"])
     def layout(self, request: Request, id: str) -> Response:
-        """Divide the devices of a joined host into nodes. Its spare nodes are retired and wiped first. 400 for a layout
-        that the host cannot have. 409 for a machine of another provider, and for one with a node in a cell."""
+        """Divide the devices of a joined host into nodes. Its spare nodes are retired and wiped first; if only `pinned`
+        differs, its nodes stay. 400 for a layout that the host cannot have. 409 for a machine of another provider, and
+        for one with a node in a cell."""
         return self.act_on_object(request, machine_layout_set, "machine_id", LayoutSerializer)
 
     @extend_schema(request=WhySerializer)
@@ -200,13 +208,14 @@ class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     instance_type = serializers.CharField(
         source="instance_type_id", allow_null=True, help_text="Null: detected by each machine's agent."
     )
+    layout = serializers.CharField(help_text="How each machine is divided into nodes; empty: one node.")
     left = serializers.IntegerField(help_text="How many more machines may join.")
     state = serializers.SerializerMethodField()
 
     class Meta:
         model = Invitation
         fields = [
-            "prefix", "region", "role", "instance_type", "count", "left", "state", "created_by", "created_at",
+            "prefix", "region", "role", "instance_type", "layout", "count", "left", "state", "created_by", "created_at",
             "expires_at",
         ]  # fmt: skip
 
@@ -236,7 +245,18 @@ class InviteSerializer(StrictSerializer):
     )
     role = serializers.ChoiceField(choices=choices(MachineRole), default=MachineRole.NODE.value)
     instance_type = serializers.CharField(
-        max_length=64, required=False, allow_blank=True, default="", help_text="Detected by each agent if empty."
+        max_length=64,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Of each machine, or of each node of its layout. Detected if empty.",
+    )
+    layout = serializers.CharField(
+        max_length=200,
+        required=False,
+        allow_blank=True,
+        default="",
+        help_text="Divides each host when it joins: NODESxDEVICES, as `8x1` or `1x4+2x2`; empty: one node.",
     )
 
     class Meta:

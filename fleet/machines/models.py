@@ -18,7 +18,7 @@ from models_registry.instance_types.models import InstanceType
 
 class Invitation(models.Model):
     """Permission for `count` machines to join, of which `left` remain, until `expires_at` or until withdrawn.
-    `instance_type` null: as their agents detect.
+    `instance_type` null: as their agents detect. `layout`: how each is divided into nodes, which then have the type.
 
     The token's text is known only to its creator; `prefix` finds the row. `machine`: the attested cloud machine that it
     is for; `proof_digest`: of that proof."""
@@ -28,6 +28,7 @@ class Invitation(models.Model):
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="invitations")
     role = models.CharField(max_length=16, choices=choices(MachineRole))
     instance_type = models.ForeignKey(InstanceType, on_delete=models.CASCADE, null=True, related_name="invitations")
+    layout = models.CharField(max_length=200, blank=True)
     count = models.PositiveIntegerField()
     left = models.PositiveIntegerField()
     created_by = models.CharField(max_length=64)
@@ -55,7 +56,8 @@ class Invitation(models.Model):
 class Machine(models.Model):
     """One machine of any provider. `runs`: ID of its node or ingress, or "". `layout`: how its devices are divided into
     nodes, as `4x2`; the nodes are then in its `slots`. Empty: one node owns the whole machine. If
-    `layout_changes`, it gets `next_layout`, with nodes of `next_type`, when its nodes are wiped.
+    `layout_changes`, it gets `next_layout` when its nodes are wiped, with nodes of `next_types`, in order; empty:
+    detected. `layout_at`: when it got its layout. `layout_pinned`: only operators change it.
 
     `provider_id`: its name at the provider. `leaving`: an operator removed it; its node or ingress goes first. A
     machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `broken`: its
@@ -79,7 +81,9 @@ class Machine(models.Model):
     layout = models.CharField(max_length=200, blank=True)
     layout_changes = models.BooleanField(default=False)
     next_layout = models.CharField(max_length=200, blank=True)
-    next_type = models.CharField(max_length=64, blank=True)
+    next_types = models.JSONField(default=list, blank=True)
+    layout_at = models.DateTimeField(null=True)
+    layout_pinned = models.BooleanField(default=False)
     leaving = models.BooleanField(default=False)
     broken = models.JSONField(default=dict, blank=True)
     revoked_at = models.DateTimeField(null=True)

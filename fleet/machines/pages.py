@@ -197,13 +197,14 @@ MACHINES = Fragment("machines", "Machines", ("machines", "nodes"), "fleet/machin
 @action(page_target("nodes", "machines"))
 def machine_add_action(form: Submission, _: None) -> HttpResponse:
     expires_in = timedelta(hours=form.valid(_Hours, HOURS)[HOURS])
-    body = form.valid(InviteSerializer, "region", "count", "role", "instance_type")
+    body = form.valid(InviteSerializer, "region", "count", "role", "instance_type", "layout")
     new = invitation_create(
         region=body["region"],
         count=body["count"],
         expires_in=expires_in,
         role=MachineRole(body["role"]),
         instance_type=body["instance_type"],
+        layout=body["layout"],
         actor=form.actor,
         now=form.now,
     )
@@ -274,12 +275,14 @@ def _divide(form: Submission, machine: Machine) -> None:
         machine_id=machine.id,
         layout=form.text("layout"),
         instance_type=form.text("instance_type"),
+        pinned=form.text("pinned") == "yes",
         actor=form.actor,
         now=form.now,
         why=form.text("why"),
     )
 
 
+PINNED = "keep this layout, even if cells wait for nodes of another size"
 DIVIDE = Action(target=TARGET, name="layout", label="Divide", run=_divide)
 
 
@@ -292,6 +295,7 @@ def _layout_context(form: Submission, machine: Machine) -> Context:
             "layout", "Layout: nodes x devices, as 4x2; empty: one node", value=form.text("layout") or machine.layout
         ),
         Field("instance_type", "Instance type of each node; empty: detected", value=form.text("instance_type")),
+        Field("pinned", PINNED, "checkbox", "yes", checked=form.text("pinned") == "yes" or machine.layout_pinned),
         WHY,
     )
     url = reverse("machine-layout", args=(machine.id,))

@@ -1,31 +1,24 @@
-"""Decisions about machines. Pure. Layouts: which devices, CPUs, memory and ports each node of a machine owns.
-Warm spares of a region: how many to keep, and which of them are for repairs only.
+"""Decisions about machines. Pure. Warm spares of a region: how many to keep, and which of them are for repairs only.
 Instance types: detected from hardware, unless stated in the invitation. Launches of `machines`: the free host that fits
 best. Presence of cloud machines: gone only if seen to end, or absent from two complete lists while old enough; a wrong
 "gone" would stop a serving cell. Notices from several sources: the first statement counts immediately and the others
 confirm it; a machine's own statement never cancels the cloud's, because the machine may be compromised. Provider limits
 are here and not in the providers' classes, so that planners import no cloud code."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from engine_agent.protocol.machine_messages import Device, MachineFacts, NodeResources
-from engine_agent.protocol.ports import PORTS_PER_NODE, first_ports
-from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.machine_messages import MachineFacts, NodeResources
 from fleet.clouds.planning.call_budget import TOPOLOGY_CALL_EVERY_S
 from fleet.reconcile.planning.states import NoticeSource
 from kernel.ages import age_text
 from models_registry.instance_types.planner import (
     CPU,
     CPU_ARCHITECTURES,
-    NEURON,
     NO_ACCELERATOR,
     VENDORS,
     WITHOUT_CHIPS,
@@ -90,117 +83,6 @@ HARDWARE_DIFFERS = "hardware-differs"
 FOUND = "found by a machine's agent"
 FOUND_GIB_MOST, FOUND_CORES_MOST = 100_000, 10_000
 """No type is made of larger reports, which are mistakes or attacks."""
-
-
-MOST_NODES = 64
-"""Of one machine, and the most devices of one node."""
-_LAYOUT_PART = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})", re.ASCII)
-
-
-class InvalidLayout(ValueError):
-    """Not a layout, or not one for this machine; the text says why and what is possible."""
-
-
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one.
-    Raises InvalidLayout for another form, or more nodes than a machine can have."""
-    parts = [_LAYOUT_PART.fullmatch(part) for part in text[:200].split("+")]
-    if len(text) > 200 or not all(parts):
-        raise InvalidLayout(f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2 or 1x8+2x4")
-    counts = [(int(part[1]), int(part[2])) for part in parts if part is not None]
-    sizes = tuple(size for nodes, size in counts for _ in range(nodes))
-    if len(sizes) > MOST_NODES or max(sizes) > MOST_NODES:
-        raise InvalidLayout(f"layout {text!r} has too many nodes or devices; at most {MOST_NODES} of each are possible")
-    return sizes
-
-
-def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
-    """Returns what each node of a machine owns under a layout. Every device belongs to at most one node, and CPUs and
-    memory are divided in proportion to devices. On a machine without accelerators a device is an equal share of its
-    CPUs, and shares of a CPU overlap if there are more shares than CPUs. Raises InvalidLayout."""
-    sizes = parse_layout(text)
-    if not facts.cpus:
-        raise InvalidLayout("its agent is too old for layouts; upgrade it to a newer release")
-    last = facts.port_base + PORTS_PER_NODE * (len(sizes) - 1)
-    if last not in first_ports(AgentKind.NODE):
-        ports = f"{len(sizes) * PORTS_PER_NODE} ports from {facts.port_base}"
-        raise InvalidLayout(f"layout {text} needs {ports}, beyond the last port; join the host with a lower --port")
-    if not facts.devices:
-        every = [Device(CPU, "share", index=index) for index in range(sum(sizes))]
-    else:
-        every = sorted(facts.devices, key=lambda device: device.index or 0)
-        _check_devices(text, sizes, every)
-    ends = list(accumulate(sizes))
-    parts = [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    cpus = _divide_cpus(parts, facts.cpus)
-    return tuple(
-        NodeResources(
-            kind=part[0].kind,
-            devices=tuple(device.index or 0 for device in part),
-            uuids=tuple(device.uuid for device in part),
-            cores_per_device=(part[0].cores or 0) if part[0].kind == NEURON else 0,
-            cpus=own,
-            memory_bytes=facts.memory_bytes * len(part) // len(every),
-        )
-        for part, own in zip(parts, cpus, strict=True)
-    )
-
-
-def _check_devices(text: str, sizes: Sequence[int], devices: Sequence[Device]) -> None:
-    if len({device.kind for device in devices}) > 1 or any(device.index is None for device in devices):
-        raise InvalidLayout("its devices are of several makes or without numbers, so no layout can name them")
-    if sum(sizes) > len(devices):
-        largest = f"1x{len(devices)}"
-        raise InvalidLayout(
-            f"layout {text} needs {sum(sizes)} devices, and the machine has {len(devices)} of {devices[0].name}; "
-            f"{largest} or {len(devices)}x1 would fit"
-        )
-    if devices[0].kind == NEURON and not all(device.cores for device in devices):
-        raise InvalidLayout("its driver does not report the cores of its devices, so no layout can name them")
-
-
-def _divide_cpus(parts: Sequence[Sequence[Device]], cpus: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """By NUMA node if each part's devices are attached to one, else over all CPUs in order."""
-    places = [{device.numa for device in part} for part in parts]
-    numbers = [next(iter(place)) if len(place) == 1 else None for place in places]
-    if any(number is None or number >= len(cpus) or not cpus[number] for number in numbers):
-        return _cut([len(part) for part in parts], [cpu for group in cpus for cpu in group])
-    found: list[tuple[int, ...]] = [()] * len(parts)
-    for number in set(numbers):
-        own = [at for at, other in enumerate(numbers) if other == number]
-        for at, group in zip(own, _cut([len(parts[at]) for at in own], cpus[number or 0]), strict=True):
-            found[at] = group
-    return found
-
-
-def _cut(sizes: Sequence[int], cpus: Sequence[int]) -> list[tuple[int, ...]]:
-    """Cuts CPUs in proportion to sizes; every part has at least one."""
-    total = sum(sizes)
-    ends = [end * len(cpus) // total for end in accumulate(sizes)]
-    begins = [0, *ends[:-1]]
-    return [tuple(cpus[begin : max(end, begin + 1)]) for begin, end in zip(begins, ends, strict=True)]
-
-
-def facts_of_node(facts: MachineFacts, owns: NodeResources) -> MachineFacts:
-    """Returns the facts of a machine reduced to a node's part, for instance types."""
-    own = () if owns.kind == CPU else tuple(device for device in facts.devices if _owns(owns, device))
-    return replace(facts, cores=len(owns.cpus), memory_bytes=owns.memory_bytes, devices=own)
-
-
-def _owns(owns: NodeResources, device: Device) -> bool:
-    return device.uuid in owns.uuids if device.uuid else device.index in owns.devices
-
-
-def missing_devices(facts: MachineFacts, owns: NodeResources) -> tuple[str, ...]:
-    """Returns the devices of a node that its machine does not have any more."""
-    if owns.kind == CPU:
-        return ()
-    uuids = {device.uuid for device in facts.devices if device.uuid}
-    indices = {device.index for device in facts.devices}
-    named = zip(owns.devices, owns.uuids or [""] * len(owns.devices), strict=True)
-    return tuple(
-        uuid or f"{owns.kind} {index}" for index, uuid in named if (uuid not in uuids if uuid else index not in indices)
-    )
 
 
 WHOLE = "machine"

@@ -1,29 +1,32 @@
 """Reads machines for screens, for launches and for the orders of machine agents, each in a fixed number of queries.
 Never writes."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import CharField, OuterRef, Prefetch, QuerySet, Subquery, Value
+import msgspec
+from django.db.models import CharField, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, NullIf
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
 from fleet.clouds.models import CloudNotice
+from fleet.machines.layouts import device_count, facts_of_node, missing_devices, node_sizes
 from fleet.machines.models import Invitation, Machine, MachineSlot
 from fleet.machines.planner import (
+    POOLED,
     WHOLE,
     PooledMachine,
-    facts_of_node,
     machine_notices,
-    missing_devices,
     silent_for_s,
     why_set_aside,
 )
 from fleet.nodes.models import Node, NodeReport
+from fleet.reconcile.planning.snapshot import MachineView
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.releases.models import AgentMove, AgentRelease
+from models_registry.instance_types.planner import InstanceShape
 
 RUNS = frozenset({MachineState.TAKEN.value})
 SHARED = frozenset({MachineState.POOL.value, MachineState.TAKEN.value})
@@ -95,7 +98,8 @@ def invitations_described() -> QuerySet[Invitation]:
 
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
     """Free machines, and free nodes of machines with a layout whose devices are all there."""
-    rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout="", broken={})
+    rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout_changes=False, layout="")
+    rows = rows.filter(broken={})
     found = ((row, row.stated_facts()) for row in rows.filter(state=MachineState.POOL.value).order_by("id"))
     whole = [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
     return [*whole, *_free_slots(region)] if role is MachineRole.NODE else whole
@@ -118,7 +122,8 @@ def free_machines() -> dict[str, dict[str, int]]:
     """Region to instance type to number of free connected places for nodes: machines, and slots of divided ones. Two
     queries."""
     there = Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False)
-    whole = there.filter(state=MachineState.POOL.value, layout="", broken={}).exclude(instance_type=None)
+    whole = there.filter(state=MachineState.POOL.value, layout="", layout_changes=False, broken={})
+    whole = whole.exclude(instance_type=None)
     slots = MachineSlot.objects.filter(
         state=MachineState.POOL.value,
         machine__in=there.filter(state__in=SHARED, layout_changes=False).exclude(layout=""),
@@ -133,6 +138,38 @@ def free_machines() -> dict[str, dict[str, int]]:
         of_region = counts.setdefault(region, {})
         of_region[kind] = of_region.get(kind, 0) + 1
     return counts
+
+
+def machine_views(kinds: Collection[str], shapes: Mapping[str, InstanceShape]) -> tuple[MachineView, ...]:
+    """Connected joined hosts without broken devices that the planner may divide into nodes of these instance types, and
+    those whose layout changes. Three queries."""
+    rows = Machine.objects.filter(provider=POOLED, role=MachineRole.NODE.value, connected=True, leaving=False)
+    rows = rows.filter(Q(layout_changes=True) | Q(state__in=SHARED, layout_pinned=False, broken={}))
+    wanted = [shapes[kind] for kind in sorted(kinds) if kind in shapes]
+    found = (_machine_view(row, wanted) for row in rows.order_by("id").prefetch_related("slots"))
+    return tuple(view for view in found if view is not None)
+
+
+def _machine_view(row: Machine, wanted: Collection[InstanceShape]) -> MachineView | None:
+    facts, slots = row.stated_facts(), list(row.slots.all())
+    if facts is None or row.port_base is None:
+        return None
+    facts = msgspec.structs.replace(facts, port_base=row.port_base)
+    names = [row.runs, *(slot.runs for slot in slots)]
+    kinds = [slot.instance_type_id for slot in slots] if row.layout else [row.instance_type_id]
+    return MachineView(
+        id=row.id,
+        region=row.region_id,
+        layout=row.layout,
+        devices=device_count(row.layout, facts),
+        are_shares=not facts.devices,
+        sizes=node_sizes(row.layout, facts, wanted),
+        nodes=tuple(sorted(name for name in names if name)),
+        types=frozenset(kind for kind in kinds if kind),
+        free_places=sum(not slot.runs for slot in slots) if row.layout else int(not row.runs),
+        layout_since=row.layout_at or row.created_at,
+        coming=tuple(row.next_types) if row.layout_changes else None,
+    )
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:

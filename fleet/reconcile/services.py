@@ -13,9 +13,11 @@ from django.db import IntegrityError
 from fleet.cells import services as cells
 from fleet.faults.services import incidents
 from fleet.faults.services import incidents as replacements
+from fleet.machines.services import layouts
 from fleet.nodes.services import nodes
 from fleet.quotas import services as shares
 from fleet.reconcile.planning.decisions import (
+    ChangeLayout,
     ChangeRollout,
     CloseIncident,
     CloseReplacement,
@@ -187,6 +189,7 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     RestartAgent: nodes.agent_restart,
     RetireNode: nodes.node_retire,
     LaunchNodes: nodes.nodes_launch,
+    ChangeLayout: layouts.layout_change,
     GrantCells: shares.cells_grant,
     CreateCell: cells.cell_create,
     StartCell: cells.cell_start,

@@ -28,8 +28,12 @@ def add(
     role: Annotated[Role, typer.Option(help="Role of the hosts.")] = Role.NODE,
     instance_type: Annotated[
         str,
-        typer.Option(help="Instance type. Default: detected by each agent.", autocompletion=names_of("instance-types")),
+        typer.Option(
+            help="Of each host, or of each node of its layout. Default: detected.",
+            autocompletion=names_of("instance-types"),
+        ),
     ] = "",
+    layout: Annotated[str, typer.Option(help="Divide each host into nodes, as 8x1 or 1x4+2x2.")] = "",
 ) -> None:
     """Print the command that joins hosts. Run it on each of them, as root or as a user with a home.
 
@@ -41,6 +45,7 @@ def add(
         "expires_in_s": seconds(expires),
         "role": role.value,
         "instance_type": instance_type,
+        "layout": layout,
     }
     invitation = run.connection.post("machines/invitations", body)
     run.show(invitation, [invitation["line"]])
@@ -73,14 +78,16 @@ def layout(
     instance_type: Annotated[
         str, typer.Option(help="Of each node. Default: detected.", autocompletion=names_of("instance-types"))
     ] = "",
+    pin: Annotated[bool, typer.Option("--pin", help="Keep it, even if cells wait for nodes of another size.")] = False,
     why: Why = "",
 ) -> None:
     """Divide the devices of a joined host into nodes, each with its own CPUs, memory share and ports. Its spare nodes
-    are retired and wiped first.
+    are retired and wiped first. Without --pin, the layout changes when cells wait for nodes of another size and all of
+    the host's nodes are spare.
 
     switchyard machine layout m-7c1d9e02 4x2"""
     run = session_of(context)
-    body = {"layout": layout, "instance_type": instance_type, "why": why}
+    body = {"layout": layout, "instance_type": instance_type, "pinned": pin, "why": why}
     result = run.connection.post(f"{path_of('machines', name)}/layout", body)
     nodes = [
         f"node {one['number']}: {one['kind']} {','.join(map(str, one['devices']))}, {one['instance_type'] or 'no type'}"

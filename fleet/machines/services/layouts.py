@@ -2,6 +2,7 @@
 slots. A machine with a layout is `taken` while a node is on it, then `wiping`, and `pool` again when its agent has
 wiped every node."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -9,12 +10,15 @@ from django.db import transaction
 from django.db.models import F
 
 from engine_agent.protocol.machine_messages import MachineReport
+from fleet.cells.services import layout_charge, layout_disruption_close, layout_disruption_open
+from fleet.machines.layouts import InvalidLayout, facts_of_node, plan_layout
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.planner import POOLED, InvalidLayout, facts_of_node, plan_layout, why_set_aside
+from fleet.machines.planner import POOLED, why_set_aside
 from fleet.machines.services.machines import detected_type, machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire
-from fleet.reconcile.planning.decisions import RetireNode
+from fleet.reconcile.planning.decisions import ChangeLayout, RetireNode
+from fleet.reconcile.planning.settings import LedgerLimits
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from kernel import clock, live, wake_ups
 from kernel.events import event_record
@@ -27,34 +31,89 @@ POOL, TAKEN, WIPING = MachineState.POOL.value, MachineState.TAKEN.value, Machine
 
 
 def machine_layout_set(
-    *, machine_id: str, layout: str, actor: str, now: datetime, instance_type: str = "", why: str = ""
+    *,
+    machine_id: str,
+    layout: str,
+    actor: str,
+    now: datetime,
+    instance_type: str = "",
+    pinned: bool = False,
+    why: str = "",
 ) -> None:
     """Divides a joined host's devices into nodes; an empty layout makes it one node again. `instance_type`: of every
-    node; empty: detected. A host with spare nodes gets the layout when they are retired and wiped. Raises InvalidInput
-    for a layout that the host cannot have, and Conflict for a machine of another provider or role, one that joins or
-    leaves, and one with a node in a cell."""
+    node; empty: detected. `pinned`: only operators change the layout from now on; without another change only that is
+    stored. A host with spare nodes gets the layout when they are retired and wiped. Raises InvalidInput for a layout
+    that the host cannot have, and Conflict for a machine of another provider or role, one that joins or leaves, and one
+    with a node in a cell."""
     if instance_type:
         instance_type_named(instance_type)
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
         _require_divisible(machine)
-        _plan_slots(machine, layout, instance_type)
-        reason = f"{actor} divides {machine.id} into {layout or 'one node'}" + (f": {why}" if why else "")
-        Machine.objects.filter(id=machine.id).update(layout_changes=True, next_layout=layout, next_type=instance_type)
-        event_record(
-            kind="machine.layout",
-            message=reason,
-            tone=Tone.IDLE,
-            now=now,
-            actor=actor,
-            region=machine.region_id,
-        )
-        for node in Node.objects.filter(id__in=nodes_on(machine)).exclude(state=NodeState.RETIRED).order_by("id"):
-            try:
-                node_retire(RetireNode(node.id, NodeState(node.state), reason), now=now)
-            except StaleDecision as error:
-                raise Conflict(f"{machine.id} has nodes in use: {error}; drain its cell first") from None
-        layout_follow(machine, now=now)
+        is_pin_alone = not instance_type and layout == machine.layout and pinned is not machine.layout_pinned
+        Machine.objects.filter(id=machine.id).update(layout_pinned=pinned)
+        if is_pin_alone and not machine.layout_changes:
+            verb = "pins" if pinned else "unpins"
+            _layout_event(machine, f"{actor} {verb} the layout of {machine.id}", now, actor, why)
+            return
+        types = [instance_type] * len(_plan_slots(machine, layout, [], detect=False))
+        if nodes_on(machine):
+            reason = f"{actor} divides it into {layout or 'one node'}"
+            layout_disruption_open(machine=machine.id, region=machine.region_id, reason=reason, now=now)
+        reason = f"{actor} divides {machine.id} into {layout or 'one node'}"
+        try:
+            _begin_change(machine, layout, types if instance_type else [], reason, now, actor, why)
+        except StaleDecision as error:
+            raise Conflict(f"{machine.id} has nodes in use: {error}; drain its cell first") from None
+
+
+def layout_change(decision: ChangeLayout, *, now: datetime, limits: LedgerLimits | None = None) -> None:
+    """Divides a machine for waiting cells, and charges the disruption ledger. Raises StaleDecision if the machine or
+    one of its nodes has changed since the decision, or the ledger has no budget left."""
+    with transaction.atomic():
+        region = Machine.objects.values_list("region_id", flat=True).get(id=decision.machine)
+        reason = f"{decision.machine} is divided into {decision.layout}: {decision.reason}"
+        layout_charge(machine=decision.machine, region=region, reason=reason, now=now, limits=limits or LedgerLimits())
+        machine = Machine.objects.select_for_update().get(id=decision.machine)
+        is_same = machine.layout == decision.seen and sorted(nodes_on(machine)) == sorted(decision.nodes)
+        is_usable = machine.connected and not machine.broken
+        if machine.layout_pinned or machine.layout_changes or not is_usable or not is_same:
+            raise StaleDecision(f"machine {machine.id} has another layout, other nodes, or is pinned, broken or away")
+        try:
+            _require_divisible(machine)
+            _plan_slots(machine, decision.layout, decision.types, detect=False)
+        except (Conflict, InvalidInput) as error:
+            raise StaleDecision(str(error)) from None
+        _begin_change(machine, decision.layout, decision.types, reason, now)
+
+
+def _begin_change(
+    machine: Machine,
+    layout: str,
+    types: Sequence[str],
+    reason: str,
+    now: datetime,
+    actor: str = "",
+    why: str = "",
+) -> None:
+    """Retires the machine's nodes; it gets the layout when they are wiped."""
+    Machine.objects.filter(id=machine.id).update(layout_changes=True, next_layout=layout, next_types=list(types))
+    _layout_event(machine, reason, now, actor, why)
+    for node in Node.objects.filter(id__in=nodes_on(machine)).exclude(state=NodeState.RETIRED).order_by("id"):
+        node_retire(RetireNode(node.id, NodeState(node.state), reason), now=now)
+    layout_follow(machine, now=now)
+
+
+def _layout_event(machine: Machine, message: str, now: datetime, actor: str = "", why: str = "") -> None:
+    event_record(
+        kind="machine.layout",
+        message=message + (f": {why}" if why else ""),
+        tone=Tone.IDLE,
+        now=now,
+        actor=actor,
+        region=machine.region_id,
+    )
+    live.push("machines", machine.id)
 
 
 def _require_divisible(machine: Machine) -> None:
@@ -64,7 +123,8 @@ def _require_divisible(machine: Machine) -> None:
         raise Conflict(f"{machine.id} is {'leaving' if machine.leaving else machine.state}; it gets no other layout")
 
 
-def _plan_slots(machine: Machine, layout: str, instance_type: str) -> list[MachineSlot]:
+def _plan_slots(machine: Machine, layout: str, types: Sequence[str], *, detect: bool = True) -> list[MachineSlot]:
+    """`types`: of each node, in order; empty: detected, if `detect`, which may create types."""
     facts = machine.stated_facts()
     if facts is None or machine.port_base is None:
         raise Conflict(f"the hardware of {machine.id} is not known yet")
@@ -72,26 +132,25 @@ def _plan_slots(machine: Machine, layout: str, instance_type: str) -> list[Machi
         parts = plan_layout(layout, msgspec.structs.replace(facts, port_base=machine.port_base)) if layout else ()
     except InvalidLayout as error:
         raise InvalidInput(field="layout", rule="layout", message=f"{machine.id}: {error}") from None
-    return [
-        MachineSlot(
-            machine=machine,
-            number=number,
-            owns=msgspec.to_builtins(owns),
-            instance_type_id=instance_type or detected_type(facts_of_node(facts, owns), machine.id, now=clock.now()),
-        )
-        for number, owns in enumerate(parts)
-    ]
+    slots = [MachineSlot(machine=machine, number=at, owns=msgspec.to_builtins(owns)) for at, owns in enumerate(parts)]
+    for at, (slot, owns) in enumerate(zip(slots, parts, strict=True)):
+        if types:
+            slot.instance_type_id = types[at]
+        elif detect:
+            slot.instance_type_id = detected_type(facts_of_node(facts, owns), machine.id, now=clock.now())
+    return slots
 
 
 def layout_follow(machine: Machine, *, now: datetime) -> None:
     """Gives a free machine the layout that it waits for, in the caller's transaction, which has locked the machine."""
-    machine.refresh_from_db(fields=["state", "layout", "layout_changes", "next_layout", "next_type"])
+    machine.refresh_from_db(fields=["state", "layout", "layout_changes", "next_layout", "next_types"])
     if not machine.layout_changes or machine.state != POOL:
         return
     wanted = machine.next_layout
-    Machine.objects.filter(id=machine.id).update(layout_changes=False)
+    Machine.objects.filter(id=machine.id).update(layout_changes=False, layout_at=now)
+    layout_disruption_close(machine=machine.id, now=now)
     try:
-        slots = _plan_slots(machine, wanted, machine.next_type)
+        slots = _plan_slots(machine, wanted, machine.next_types)
     except (Conflict, InvalidInput) as error:  # its hardware changed since the layout was ordered
         text = f"{machine.id} keeps layout {machine.layout or 'one node'}: {error}"
         event_record(kind="machine.layout", message=text, tone=Tone.WARN, now=now, region=machine.region_id)

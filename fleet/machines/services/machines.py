@@ -16,7 +16,9 @@ from engine_agent.protocol.states import AgentKind
 from fleet.agents.services.authority import agent_trust_end
 from fleet.agents.services.enrolment import credential_issue
 from fleet.cells.models import CellMember
+from fleet.cells.services import layout_disruption_close
 from fleet.faults.services.incidents import incidents_close
+from fleet.machines.layouts import InvalidLayout, parse_layout
 from fleet.machines.models import Invitation, Machine
 from fleet.machines.planner import HARDWARE_DIFFERS, POOLED, SILENT_AFTER_S, instance_type_of, shape_found, silent_for_s
 from fleet.nodes.models import Node
@@ -63,9 +65,11 @@ def invitation_create(
     now: datetime,
     role: MachineRole = MachineRole.NODE,
     instance_type: str = "",
+    layout: str = "",
 ) -> NewInvitation:
-    """Lets `count` hosts join a region within `expires_in`. Raises InvalidInput for an unknown region or instance type,
-    a region of another provider, or a number out of bounds."""
+    """Lets `count` hosts join a region within `expires_in`. With a `layout` each is divided into nodes when it joins,
+    which then have the instance type. Raises InvalidInput for an unknown region or instance type, a region of another
+    provider, an invalid layout, or a number out of bounds."""
     place = Region.objects.filter(name=region).first()
     if place is None:
         there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
@@ -79,6 +83,7 @@ def invitation_create(
         message = f"it expires in {expires_in.total_seconds():.0f} s; it must be 60 s to {LONGEST.days} days"
         raise InvalidInput(field="expires_in_s", rule="range", message=message)
     kind = instance_type_named(instance_type) if instance_type else None
+    _check_layout(layout, role)
     issued = secret_issue()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -87,6 +92,7 @@ def invitation_create(
             region=place,
             role=role.value,
             instance_type=kind,
+            layout=layout,
             count=count,
             left=count,
             created_by=actor,
@@ -103,6 +109,15 @@ def invitation_create(
         )
         live.push("machines")
     return NewInvitation(invitation, issued.text)
+
+
+def _check_layout(layout: str, role: MachineRole) -> None:
+    if layout and role is not MachineRole.NODE:
+        raise InvalidInput(field="layout", rule="role", message="an ingress has no nodes, so it has no layout")
+    try:
+        parse_layout(layout or "1x1")
+    except InvalidLayout as error:
+        raise InvalidInput(field="layout", rule="layout", message=str(error)) from None
 
 
 def is_ticket(token: str) -> bool:
@@ -212,6 +227,10 @@ def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:
 
 
 def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datetime) -> None:
+    """With a layout, it is divided when its hardware is known, and the stated type is that of its nodes."""
+    kind = invitation.instance_type_id
+    of_nodes = [kind] * len(parse_layout(invitation.layout)) if kind and invitation.layout else []
+    of_machine = None if invitation.layout else kind
     Invitation.objects.filter(pk=invitation.pk).update(left=invitation.left - 1)
     Machine.objects.create(
         id=subject,
@@ -221,8 +240,11 @@ def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datet
         role=invitation.role,
         state=MachineState.JOINING.value,
         reason=f"invited by {invitation.created_by}",
-        instance_type_id=invitation.instance_type_id,
-        type_stated=invitation.instance_type_id is not None,
+        instance_type_id=of_machine,
+        type_stated=of_machine is not None,
+        layout_changes=bool(invitation.layout),
+        next_layout=invitation.layout,
+        next_types=of_nodes,
         invitation=invitation,
         nonce_digest=_nonce_digest(nonce),
         created_at=now,
@@ -273,6 +295,7 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
             return False
         if to is MachineState.GONE:
             hardware_incidents_close([machine.id], now=now)
+            layout_disruption_close(machine=machine.id, now=now)
         event_record(
             kind=f"machine.{to}",
             message=f"{machine.id} is {to}: {reason}",

@@ -142,6 +142,10 @@ class Spares:
         """Spares that are neither taken nor held and that these markets allow."""
         return tuple(node for node in self._free.get(pool, {}).values() if may_use(markets, node.markets))
 
+    def is_free(self, node: NodeView) -> bool:
+        """Whether it is a spare that is neither taken nor held."""
+        return node.id in self._free.get((node.region, node.instance_type), ())
+
     def count(self, pool: PoolKey, markets: Markets = ANY) -> int:
         return len(self.free(pool, markets)) if markets else len(self._free.get(pool, ()))
 

@@ -187,7 +187,7 @@ def plan_supply(
     for node in fleet.nodes.values():
         stock[node.region, node.instance_type].nodes += node.state is not NodeState.RETIRED and node.id not in ended
     for node in outside:
-        if _is_coming(node, settings, now):
+        if is_coming(node, settings, now):
             stock[node.region, node.instance_type].coming.append(node)
     # A suspect spare may report again, so it is not replaced. Needs of cells are bought anyway.
     suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
@@ -351,7 +351,7 @@ def _dearer(node: NodeView, kept: float | None) -> str:
     return f", at {node.price_per_hour:.2f} $/h more expensive than those that stay"
 
 
-def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
+def is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
     """A node in no cell that will be a spare soon: joining, or still stopping an engine."""
     if node.cordoned or is_idle(node):
         return False

@@ -144,6 +144,19 @@ class LaunchNodes:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeLayout:
+    """Divides a machine whose nodes are all spare into other nodes, of these `types`, in order. It is charged to the
+    disruption ledger, which counts again. `seen` and `nodes`: its layout and its nodes at the decision."""
+
+    machine: str
+    seen: str
+    nodes: tuple[str, ...]
+    layout: str
+    types: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GrantCells:
     """Limits the cells of a place, or with None lifts the limit. `asked` and `seen`: target and grant at the decision.
     `taker`: the deployment that gets the machines."""
@@ -251,6 +264,7 @@ Decision = (
     | RestartAgent
     | RetireNode
     | LaunchNodes
+    | ChangeLayout
     | GrantCells
     | CreateCell
     | StartCell

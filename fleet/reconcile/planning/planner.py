@@ -18,6 +18,7 @@ from fleet.faults.planning.planner import plan_faults
 from fleet.placement.planning.instance_types import TypePlan
 from fleet.placement.planning.planner import Placed, Placement, PlacementRequest
 from fleet.placement.planning.reasons import waiting
+from fleet.placement.planning.reslicing import plan_layouts, waiting_cells
 from fleet.placement.planning.supply import needs, plan_supply
 from fleet.quotas.planning.planner import plan_shares
 from fleet.quotas.planning.turns import cells_in_turn
@@ -330,7 +331,7 @@ def _placement_request(
 
 
 def _place_cells(work: _Pass) -> None:
-    """Starts the cells that get nodes, explains the others, and plans the supply of machines."""
+    """Starts the cells that get nodes, explains the others, and plans the supply of machines and their layouts."""
     placement = Placement(work.fleet)
     turns = cells_in_turn(work.fleet, {order.cell for order in work.orders})
     work.orders.sort(key=lambda order: turns[order.cell])
@@ -347,6 +348,8 @@ def _place_cells(work: _Pass) -> None:
     ]
     wanted = needs([*work.orders, *ahead], answers | placement.place(ahead))
     work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
+    waits = waiting_cells(work.fleet, work.orders, answers, work.now)
+    work.decisions += plan_layouts(work.fleet, work.settings, work.now, placement.spares, waits, work.ledger)
 
 
 def _cells_losing_machines(work: _Pass) -> Iterator[CellView]:

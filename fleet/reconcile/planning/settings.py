@@ -1,6 +1,7 @@
 """Times and limits of the reconciler with their sources, and the disruption ledger: whether one more cell may be
-drained on purpose, by the same rule for every cause. Planners evaluate the rule on a snapshot; services evaluate it
-again on locked rows. A cell is available once it was ready for its policy's `min_healthy_s`."""
+drained on purpose, or one more machine divided differently, by the same rule for every cause. Planners evaluate the
+rule on a snapshot; services evaluate it again on locked rows. A cell is available once it was ready for its policy's
+`min_healthy_s`."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ class LedgerLimits:
     region_floor: int = 2
     fleet_share: float = 0.10
     fleet_floor: int = 4
+    layout_counts_s: float = 600.0
+    """A layout change that takes longer no longer counts: its machine is away, and it must not stop rollouts."""
 
     def region(self, wanted: int) -> int:
         return max(self.region_floor, int(self.region_share * wanted))
@@ -30,21 +33,27 @@ class LedgerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerCounts:
+class BudgetCounts:
+    """Cells of all deployments in a region and in the fleet: wanted, and down on purpose without those for scaling.
+    Machines whose layout changes count as one cell each, because the spares for repairs are fewer meanwhile."""
+
+    region_wanted: int
+    region_open: int
+    fleet_wanted: int
+    fleet_open: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts(BudgetCounts):
     """Counts for one more disruption, in cells. `open`: down on purpose. The first three cover the deployment, `…_here`
-    its cells in the cell's region, `region_…` and `fleet_…` all deployments without disruptions for scaling.
-    `is_available`: the cell is available itself. `available_prefill`: available prefill cells, which answer no
-    requests; `is_prefill`: the cell is one."""
+    its cells in the cell's region. `is_available`: the cell is available itself. `available_prefill`: available prefill
+    cells, which answer no requests; `is_prefill`: the cell is one."""
 
     wanted: int
     available: int
     open: int
     wanted_here: int
     available_here: int
-    region_wanted: int
-    region_open: int
-    fleet_wanted: int
-    fleet_open: int
     is_available: bool
     available_prefill: int = 0
     is_prefill: bool = False
@@ -67,9 +76,14 @@ def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, 
     if short_here > (0 if makes_room or cause is DisruptionCause.SCALE else max_unavailable):
         return f"{counts.available_here} of {counts.wanted_here} cells in the region are available"
     is_budgeted = short_here > 0 or makes_room
-    if is_budgeted and counts.region_open >= limits.region(counts.region_wanted):
+    return budget_refusal(counts, limits) if is_budgeted else None
+
+
+def budget_refusal(counts: BudgetCounts, limits: LedgerLimits) -> str | None:
+    """Why the budgets of region and fleet allow no further cell or machine, or None."""
+    if counts.region_open >= limits.region(counts.region_wanted):
         return f"{counts.region_open} cells of the region are down on purpose, which is its budget"
-    if is_budgeted and counts.fleet_open >= limits.fleet(counts.fleet_wanted):
+    if counts.fleet_open >= limits.fleet(counts.fleet_wanted):
         return f"{counts.fleet_open} cells of the fleet are down on purpose, which is its budget"
     return None
 
@@ -85,7 +99,7 @@ class Ledger:
         self._ready: Counter[str] = Counter()
         self._ready_prefill: Counter[str] = Counter()
         self._open: Counter[str] = Counter()
-        self._region_open: Counter[str] = Counter()
+        self._region_open: Counter[str] = Counter(fleet.layouts_changing)
         for cell in fleet.cells.values():
             self._add_available(cell, int(cell.id in self._available))
             if cell.disruption is not None:
@@ -103,15 +117,20 @@ class Ledger:
             open=self._open[cell.deployment],
             wanted_here=deployment.cells_wanted.get(cell.region, 0),
             available_here=self._ready_here[cell.deployment, cell.region],
-            region_wanted=self._region_wanted[cell.region],
-            region_open=self._region_open[cell.region],
-            fleet_wanted=self._region_wanted.total(),
-            fleet_open=self._region_open.total(),
+            **self._budget(cell.region),
             is_available=cell.id in self._available,
             available_prefill=self._ready_prefill[cell.deployment],
             is_prefill=not answers(cell.role),
         )
         return refusal(counts, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
+
+    def layout_refusal(self, region: str) -> str | None:
+        """Why no machine of the region may get another layout now, or None."""
+        return budget_refusal(BudgetCounts(**self._budget(region)), self._limits)
+
+    def charge_layout(self, region: str) -> None:
+        """Records that this pass changes the layout of one of the region's machines."""
+        self._region_open[region] += 1
 
     def charge(self, cell: CellView, cause: DisruptionCause) -> None:
         """Records that this pass drains the cell."""
@@ -121,6 +140,15 @@ class Ledger:
 
     def is_available(self, cell: CellView) -> bool:
         return cell.id in self._available
+
+    def _budget(self, region: str) -> dict[str, int]:
+        """The fields of `BudgetCounts`."""
+        return {
+            "region_wanted": self._region_wanted[region],
+            "region_open": self._region_open[region],
+            "fleet_wanted": self._region_wanted.total(),
+            "fleet_open": self._region_open.total(),
+        }
 
     def _is_available_now(self, cell: CellView, now: datetime) -> bool:
         settle_s = self._fleet.policy_of(cell.deployment).min_healthy_s
@@ -247,6 +275,12 @@ class FleetSettings:
     launches_per_pass: int = 8
     """Limit of machines ordered per pass, so that a wrong number cannot buy a thousand. The machines of one cell are
     always ordered together."""
+    layout_after_s: float = 15.0
+    """How long a cell must wait for nodes, and the nodes of a machine be spare, before its layout changes for the cell.
+    Machines that are being returned, wiped or launched take that long to become spares."""
+    layout_kept_s: float = 60.0
+    """How long a machine keeps a layout, so that two deployments do not divide it in turns. Wiping its nodes and
+    starting others takes about 10 s."""
     unneeded_order_kept_s: float = 10.0
     """How long an unneeded order is kept, because needs return and calls take seconds."""
     faults: FaultSettings = field(default_factory=FaultSettings)

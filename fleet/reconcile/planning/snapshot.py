@@ -294,6 +294,27 @@ class RegionView:
     limits: ProviderLimits = field(default_factory=ProviderLimits)
 
 
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """A joined host whose layout the planner may change, or whose layout changes. `devices`: those that a layout
+    divides; `are_shares`: they are shares of its CPUs, all of which a layout must use; `sizes`: instance type ->
+    devices of a node of it; `nodes`: those on it, including ended ones that are not wiped; `types`: of the nodes of its
+    layout; `free_places`: places for further nodes; `layout_since`: when it got its layout; `coming`: types of its next
+    nodes while its layout changes, else None."""
+
+    id: str
+    region: str
+    layout: str
+    devices: int
+    are_shares: bool
+    sizes: Mapping[str, int]
+    nodes: tuple[str, ...]
+    types: frozenset[str]
+    free_places: int
+    layout_since: datetime
+    coming: tuple[str, ...] | None = None
+
+
 def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> UpdatePolicy:
     return active.policy if active else deployment.policy
 
@@ -302,7 +323,9 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
 class FleetView:
     """Everything that a pass reads. `listening_since`: since when agents can connect without a gap, or None if not now.
     `rollouts`: active ones by deployment. `notices`: of existing machines, in any order, possibly repeated. `planned`:
-    cells of the day plan, if any. `listeners`: web processes that agents connect to."""
+    cells of the day plan, if any. `listeners`: web processes that agents connect to. `machines`: those that may get
+    another layout, loaded while a cell waits for nodes; `layouts_changing`: region -> machines that the ledger counts.
+    """
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
@@ -315,6 +338,8 @@ class FleetView:
     quotas: tuple[QuotaView, ...] = ()
     planned: tuple[PlannedPlaceCells, ...] = ()
     listeners: Listeners = field(default_factory=Listeners)
+    machines: tuple[MachineView, ...] = ()
+    layouts_changing: Mapping[str, int] = field(default_factory=dict)
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """The active rollout's copy of the update policy, or the deployment's own."""

@@ -126,7 +126,7 @@ class AgentRolloutState(StrEnum):
 
 
 class DisruptionCause(StrEnum):
-    """Why an available cell was drained on purpose."""
+    """Why an available cell was drained on purpose, or a machine with spare nodes emptied."""
 
     ROLLOUT = "rollout"
     SCALE = "scale"
@@ -134,6 +134,7 @@ class DisruptionCause(StrEnum):
     OPERATOR = "operator"
     PREEMPTION = "preemption"
     ROLE = "role"
+    LAYOUT = "layout"
 
 
 CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {

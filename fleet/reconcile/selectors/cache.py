@@ -63,7 +63,8 @@ _SILENT = ReportView(connected=False, last_seen_at=None)
 
 
 def _open_disruptions() -> dict[str, str]:
-    return dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
+    entries = Disruption.objects.filter(closed_at__isnull=True, machine=None)
+    return dict(entries.values_list("cell_id", "cause"))
 
 
 class FleetCache:

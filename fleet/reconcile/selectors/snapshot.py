@@ -2,27 +2,36 @@
 writes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fleet.autoscaling.selectors import PLANNED_CELLS_OF, planned_place_cells
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
 from fleet.capacity.planning.view import LEAVING, PlannedSpares, planned_spares
 from fleet.capacity.selectors import machine_prices
-from fleet.cells.models import Cell
+from fleet.cells.models import Cell, Disruption
 from fleet.clouds.models import CloudNotice
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import ClaimView, GrantRule, InvalidPolicy, QuotaView
 from fleet.faults.planning.views import NoticeView
 from fleet.faults.selectors import faults_view
 from fleet.machines.planner import POOLED, provider_limits
-from fleet.machines.selectors import free_machines
+from fleet.machines.selectors import free_machines, machine_views
 from fleet.nodes.models import AgentListener
 from fleet.nodes.planner import Listeners, ListenerView
 from fleet.quotas.models import Quota
 from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.snapshot import DeploymentView, FleetView, RegionView, RolloutView, VersionView
+from fleet.reconcile.planning.snapshot import (
+    WITHOUT_MACHINES,
+    CellView,
+    DeploymentView,
+    FleetView,
+    MachineView,
+    RegionView,
+    RolloutView,
+    VersionView,
+)
 from fleet.reconcile.planning.states import MachineRole, NoticeKind
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.regions.models import Region
@@ -57,6 +66,9 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     cells |= {cell.id: cell for cell in known.with_counters(judged)}
     deployments = {view.name: view for view in _deployments(written, known.versions, active, unreadable)}
     regions = _regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all())))
+    since = now - timedelta(seconds=(settings or FleetSettings()).ledger.layout_counts_s)
+    has_pools = any(region.free is not None for region in regions.values())
+    changing = written.get("layouts", ["fleet_disruption"], _layouts_changing) if has_pools else []
     return FleetView(
         regions=_with_prices(regions, deployments.values(), written, now),
         nodes=known.nodes,
@@ -69,7 +81,26 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         quotas=written.get("quotas", ["fleet_quota"], quota_views),
         planned=written.get("planned", PLANNED_CELLS_OF, planned_place_cells),
         listeners=Listeners({row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}),
+        machines=_machines(cells.values(), regions, written),
+        layouts_changing=Counter(region for region, opened_at in changing if opened_at >= since),
     )
+
+
+def _layouts_changing() -> list[tuple[str, datetime]]:
+    """Region and begin of each layout change in the disruption ledger."""
+    entries = Disruption.objects.filter(closed_at__isnull=True).exclude(machine=None)
+    return list(entries.values_list("region_id", "opened_at"))
+
+
+def _machines(
+    cells: Collection[CellView], regions: Mapping[str, RegionView], written: WrittenTables
+) -> tuple[MachineView, ...]:
+    """Machines that may be divided for cells without nodes. Nothing is loaded without such a cell."""
+    pools = {name for name, region in regions.items() if region.free is not None}
+    kinds = {cell.instance_type for cell in cells if cell.state in WITHOUT_MACHINES and cell.region in pools}
+    if not kinds:
+        return ()
+    return machine_views(kinds, written.get("shapes", ["models_registry_instancetype"], instance_shapes))
 
 
 def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:

@@ -9,16 +9,15 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
-REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(BODY),
-    BODY,
-)
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
 
 
 class SteadyTraffic:
     """Requests without retries. `served` counts answers by server."""
 
-    def __init__(self, url: str, per_s: float) -> None:
+    def __init__(self, url: str, per_s: float, model: str = "demo") -> None:
+        body = BODY.replace(b"demo", model.encode())
+        self._request = REQUEST % (len(body), body)
         self._port = urlsplit(url).port
         self._interval_s = 1.0 / per_s
         self.served: Counter[str] = Counter()
@@ -53,7 +52,7 @@ class SteadyTraffic:
         try:
             # Sent before other tasks run: one that blocks longer than HAProxy waits would be refused with 408.
             connection = socket.create_connection(("127.0.0.1", self._port))
-            connection.sendall(REQUEST)
+            connection.sendall(self._request)
             reader, writer = await asyncio.open_connection(sock=connection)
             answer = (await reader.read()).decode()
             writer.close()

@@ -17,8 +17,8 @@ from fleet.clouds.base import LaunchSpec, ProviderError
 from fleet.clouds.machines import MachinesProvider
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import hardware_fault_record
+from fleet.machines.layouts import InvalidLayout, missing_devices, parse_layout, plan_layout
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.planner import InvalidLayout, missing_devices, parse_layout, plan_layout
 from fleet.machines.selectors import free_machines, machine_orders, notices_of, pool_of
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import machine_remove

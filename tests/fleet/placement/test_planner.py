@@ -292,3 +292,42 @@ def test_cells_of_a_deployment_are_on_different_machines_while_another_is_free()
 def test_the_members_of_a_cell_share_a_machine_if_one_has_room() -> None:
     view = fleet(at("a0", "m-a"), at("b0", "m-b"), at("b1", "m-b"))
     assert chosen(view, order(2)) == [["b0", "b1"]]
+
+
+@given(
+    room=st.lists(st.integers(0, 4), min_size=1, max_size=6),
+    running=st.lists(st.tuples(st.sampled_from(["llama", "qwen"]), st.integers(0, 5)), max_size=6),
+    wanted=st.lists(st.sampled_from(["llama", "qwen"]), min_size=1, max_size=12),
+)
+def test_no_cell_of_a_deployment_shares_a_machine_while_another_is_free(
+    room: list[int], running: list[tuple[str, int]], wanted: list[str]
+) -> None:
+    """`room`: spares of each machine; `running`: cells that exist; `wanted`: deployments of new cells."""
+    spares: Parts = [
+        at(f"{number}-{place}", f"m-{number}") for number, free in enumerate(room) for place in range(free)
+    ]
+    there: Parts = []
+    for number, (name, where) in enumerate(running):
+        there += [
+            member(f"r{number}", f"c{number}", topology=(f"m-{where}",)),
+            cell(f"c{number}", f"r{number}", deployment=name),
+        ]
+    view = fleet(*spares, *there)
+    view = replace(view, deployments=dict.fromkeys(("llama", "qwen"), view.deployments["llama"]))
+    orders = [order(1, f"n{number}", deployment=name) for number, name in enumerate(wanted)]
+    answers = Placement(view).place(orders)
+    load = Counter((name, f"m-{where}") for name, where in running)
+    left = {f"m-{number}": free for number, free in enumerate(room)}
+    placed = [
+        (one.deployment, answer.nodes[0].topology[0])
+        for one in orders
+        if isinstance(answer := answers[one.cell], Placed)
+    ]
+    for _, where in placed:
+        left[where] -= 1
+    assert len(placed) == min(len(wanted), sum(room))
+    assert min(left.values()) >= 0
+    load.update(placed)
+    for name, where in placed:
+        free = {machine for machine, count in left.items() if count and not load[name, machine]}
+        assert load[name, where] == 1 or not free, f"{name} is on {where} again while {sorted(free)} had room"

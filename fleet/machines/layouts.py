@@ -1,0 +1,167 @@
+"""Layouts of machines: which devices, CPUs and memory each node owns, and how many devices a node of an instance type
+needs. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+
+from msgspec.structs import replace
+
+from engine_agent.protocol.machine_messages import Device, MachineFacts, NodeResources
+from engine_agent.protocol.ports import PORTS_PER_NODE, first_ports
+from engine_agent.protocol.states import AgentKind
+from fleet.machines.planner import why_unfit
+from models_registry.instance_types.planner import CPU, NEURON, NO_ACCELERATOR, InstanceShape
+
+MOST_NODES = 64
+"""Of one machine, and the most devices of one node."""
+_LAYOUT_PART = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})", re.ASCII)
+
+
+class InvalidLayout(ValueError):
+    """Not a layout, or not one for this machine; the text says why and what is possible."""
+
+
+def parse_layout(text: str) -> tuple[int, ...]:
+    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one.
+    Raises InvalidLayout for another form, or more nodes than a machine can have."""
+    parts = [_LAYOUT_PART.fullmatch(part) for part in text[:200].split("+")]
+    if len(text) > 200 or not all(parts):
+        raise InvalidLayout(f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2 or 1x8+2x4")
+    counts = [(int(part[1]), int(part[2])) for part in parts if part is not None]
+    sizes = tuple(size for nodes, size in counts for _ in range(nodes))
+    if len(sizes) > MOST_NODES or max(sizes) > MOST_NODES:
+        raise InvalidLayout(f"layout {text!r} has too many nodes or devices; at most {MOST_NODES} of each are possible")
+    return sizes
+
+
+def layout_text(sizes: Iterable[int]) -> str:
+    """`1x4+4x1` for a node of four devices and four of one."""
+    return "+".join(f"{len(list(alike))}x{size}" for size, alike in groupby(sizes))
+
+
+def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
+    """Returns what each node of a machine owns under a layout. Every device belongs to at most one node, and CPUs and
+    memory are divided in proportion to devices. On a machine without accelerators a device is an equal share of its
+    CPUs, and shares of a CPU overlap if there are more shares than CPUs. Raises InvalidLayout."""
+    sizes = parse_layout(text)
+    if not facts.cpus:
+        raise InvalidLayout("its agent is too old for layouts; upgrade it to a newer release")
+    last = facts.port_base + PORTS_PER_NODE * (len(sizes) - 1)
+    if last not in first_ports(AgentKind.NODE):
+        ports = f"{len(sizes) * PORTS_PER_NODE} ports from {facts.port_base}"
+        raise InvalidLayout(f"layout {text} needs {ports}, beyond the last port; join the host with a lower --port")
+    if not facts.devices:
+        every = [Device(CPU, "share", index=index) for index in range(sum(sizes))]
+    else:
+        every = sorted(facts.devices, key=lambda device: device.index or 0)
+        _check_devices(text, sizes, every)
+    ends = list(accumulate(sizes))
+    parts = [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    cpus = _divide_cpus(parts, facts.cpus)
+    return tuple(
+        NodeResources(
+            kind=part[0].kind,
+            devices=tuple(device.index or 0 for device in part),
+            uuids=tuple(device.uuid for device in part),
+            cores_per_device=(part[0].cores or 0) if part[0].kind == NEURON else 0,
+            cpus=own,
+            memory_bytes=facts.memory_bytes * len(part) // len(every),
+        )
+        for part, own in zip(parts, cpus, strict=True)
+    )
+
+
+def _check_devices(text: str, sizes: Sequence[int], devices: Sequence[Device]) -> None:
+    if len({device.kind for device in devices}) > 1 or any(device.index is None for device in devices):
+        raise InvalidLayout("its devices are of several makes or without numbers, so no layout can name them")
+    if sum(sizes) > len(devices):
+        largest = f"1x{len(devices)}"
+        raise InvalidLayout(
+            f"layout {text} needs {sum(sizes)} devices, and the machine has {len(devices)} of {devices[0].name}; "
+            f"{largest} or {len(devices)}x1 would fit"
+        )
+    if devices[0].kind == NEURON and not all(device.cores for device in devices):
+        raise InvalidLayout("its driver does not report the cores of its devices, so no layout can name them")
+
+
+def _divide_cpus(parts: Sequence[Sequence[Device]], cpus: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """By NUMA node if each part's devices are attached to one, else over all CPUs in order."""
+    places = [{device.numa for device in part} for part in parts]
+    numbers = [next(iter(place)) if len(place) == 1 else None for place in places]
+    if any(number is None or number >= len(cpus) or not cpus[number] for number in numbers):
+        return _cut([len(part) for part in parts], [cpu for group in cpus for cpu in group])
+    found: list[tuple[int, ...]] = [()] * len(parts)
+    for number in set(numbers):
+        own = [at for at, other in enumerate(numbers) if other == number]
+        for at, group in zip(own, _cut([len(parts[at]) for at in own], cpus[number or 0]), strict=True):
+            found[at] = group
+    return found
+
+
+def _cut(sizes: Sequence[int], cpus: Sequence[int]) -> list[tuple[int, ...]]:
+    """Cuts CPUs in proportion to sizes; every part has at least one."""
+    total = sum(sizes)
+    ends = [end * len(cpus) // total for end in accumulate(sizes)]
+    begins = [0, *ends[:-1]]
+    return [tuple(cpus[begin : max(end, begin + 1)]) for begin, end in zip(begins, ends, strict=True)]
+
+
+def facts_of_node(facts: MachineFacts, owns: NodeResources) -> MachineFacts:
+    """Returns the facts of a machine reduced to a node's part, for instance types."""
+    own = () if owns.kind == CPU else tuple(device for device in facts.devices if _owns(owns, device))
+    return replace(facts, cores=len(owns.cpus), memory_bytes=owns.memory_bytes, devices=own)
+
+
+def _owns(owns: NodeResources, device: Device) -> bool:
+    return device.uuid in owns.uuids if device.uuid else device.index in owns.devices
+
+
+def missing_devices(facts: MachineFacts, owns: NodeResources) -> tuple[str, ...]:
+    """Returns the devices of a node that its machine does not have any more."""
+    if owns.kind == CPU:
+        return ()
+    uuids = {device.uuid for device in facts.devices if device.uuid}
+    indices = {device.index for device in facts.devices}
+    named = zip(owns.devices, owns.uuids or [""] * len(owns.devices), strict=True)
+    return tuple(
+        uuid or f"{owns.kind} {index}" for index, uuid in named if (uuid not in uuids if uuid else index not in indices)
+    )
+
+
+def device_count(layout: str, facts: MachineFacts) -> int:
+    """Number of devices that layouts of a machine divide; 0 if unknown. A machine without accelerators has as many
+    shares as its layout, which an operator chose."""
+    if facts.devices:
+        return len(facts.devices)
+    return sum(parse_layout(layout)) if layout else 0
+
+
+def even_sizes(devices: int, size: int, *, are_shares: bool) -> list[int]:
+    """Sizes of the nodes if each has `size` devices. The rest stays unused; of shares, the last node gets it, because
+    the number of shares must stay the same."""
+    sizes = [size] * (devices // size)
+    if are_shares and sizes:
+        sizes[-1] += devices % size
+    return sizes
+
+
+def node_sizes(layout: str, facts: MachineFacts, shapes: Iterable[InstanceShape]) -> dict[str, int]:
+    """Instance type -> fewest devices of a node of this type, for the types of which this machine can have nodes."""
+    devices = device_count(layout, facts)
+    found: dict[str, int] = {}
+    for shape in shapes:
+        for size in [shape.chips] if facts.devices else range(1, devices + 1):
+            if 1 <= size <= devices and shape.accelerator != NO_ACCELERATOR and _fits(size, devices, facts, shape):
+                found[shape.name] = size
+                break
+    return found
+
+
+def _fits(size: int, devices: int, facts: MachineFacts, shape: InstanceShape) -> bool:
+    sizes = even_sizes(devices, size, are_shares=not facts.devices)
+    try:
+        first, *_ = plan_layout(layout_text(sizes), facts)
+    except InvalidLayout:
+        return False
+    return not why_unfit(facts_of_node(facts, first), shape)
